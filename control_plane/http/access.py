@@ -5,6 +5,7 @@ import hmac
 
 import structlog
 from aiohttp import web
+from aiohttp.hdrs import METH_ANY
 from aiohttp.typedefs import Handler, Middleware
 from sqlalchemy.exc import DBAPIError
 
@@ -43,7 +44,8 @@ def guard(
             return await handler(request)
         request[ACTOR] = actor = await _identify(database, bootstrap_sha256, request)
         if route is None:
-            if request.match_info.http_exception is None:
+            match = request.match_info
+            if match.http_exception is None and match.route.method != METH_ANY:
                 raise PlatformError(ErrorCode.NOT_FOUND, "nobody may use this: it has no action")
             return await handler(request)
         request[ROUTE] = route

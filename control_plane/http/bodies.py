@@ -1,14 +1,16 @@
 """Reading requests: bodies of JSON and queries, with the first mistake named; ids and moments."""
 
 import asyncio
-from collections.abc import Callable, Collection
+import json
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from aiohttp import web
 from pydantic import ValidationError
 
 from control_plane.fields import Body, checked_id
+from control_plane.http.routes import REPEATED, ROUTE
 from sluice.errors import BadRequestError, ErrorCode
 
 BODY_BYTES_MAX = 256 * 1024
@@ -24,6 +26,9 @@ Parsed = TypeVar("Parsed", bound=Body)
 async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:
     """Return the validated body; an empty one is an empty object.
 
+    Fields that the route's answer shows and its body cannot set are kept as `REPEATED`: the write
+    checks that they are what they were.
+
     Raises:
         BadRequestError: With the first mistake, and the field that has it.
     """
@@ -33,6 +38,8 @@ async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:
     except TimeoutError:
         message = f"the body did not arrive within {_BODY_TIMEOUT_S:g} s"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message) from None
+    read_only = request[ROUTE].read_only if ROUTE in request else frozenset[str]()
+    payload, request[REPEATED] = _without(payload, read_only)
     try:
         return kind.model_validate_json(payload)
     except ValidationError as error:
@@ -41,6 +48,37 @@ async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:
         text = _MISTAKES.get(first["type"], first["msg"]).removeprefix("Value error, ")
         message = f"{field}: {text}" if field else text
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=field or None) from None
+
+
+def check_repeated(request: web.Request, shown: Mapping[str, Any] | None) -> None:
+    """Check the read-only fields that a body repeats.
+
+    Args:
+        request: Whose body was read.
+        shown: The object as a GET shows it; None when there is none: then only what the path says
+            may be repeated.
+
+    Raises:
+        BadRequestError: One of them is another one than now.
+    """
+    known = request.match_info if shown is None else shown
+    for name, value in request.get(REPEATED, {}).items():
+        if name not in known or known[name] != value:
+            message = f"{name}: only we set it; leave it out, or send it as GET shows it"
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=name)
+
+
+def _without(payload: bytes, names: Collection[str]) -> tuple[bytes, dict[str, Any]]:
+    """Return a body without some fields, and these."""
+    try:
+        found = json.loads(payload) if names else None
+    except ValueError:
+        found = None  # the validation says what is wrong with it
+    if not isinstance(found, dict):
+        return payload, {}
+    fields = cast("dict[str, Any]", found)
+    taken = {name: fields.pop(name) for name in sorted(fields.keys() & set(names))}
+    return (json.dumps(fields).encode() if taken else payload), taken
 
 
 def refuse_unknown_query(request: web.Request, known: Collection[str]) -> None:

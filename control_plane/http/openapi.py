@@ -111,7 +111,7 @@ def _operation(route: Route) -> Json:
     found = route.operation | {
         "operationId": operation_id(route),
         "tags": [route.kind],
-        "description": f"Roles: {roles}.",
+        "description": f"Roles: {roles}.{_repeatable(route)}",
         "x-sluice-action": str(route.action),
     }
     failures = _FAILURES | (_WRITE_FAILURES if route.is_write else {})
@@ -130,6 +130,11 @@ def _operation(route: Route) -> Json:
         *(_header(name, text) for name, text in _request_headers(route).items()),
     ]
     return found
+
+
+def _repeatable(route: Route) -> str:
+    names = ", ".join(sorted(route.read_only))
+    return f" The body may repeat {names} as GET shows it." if names else ""
 
 
 def _request_headers(route: Route) -> dict[str, str]:

@@ -17,6 +17,7 @@ from control_plane.access.roles import Action, Actor
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _PATTERN = re.compile(r"\{(\w+):[^{}]+\}")
+_PARAMETER = re.compile(r"\{[^{}]+\}")
 
 ACTOR = web.RequestKey("actor", Actor)
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -67,5 +68,22 @@ class Route:
         """The path as OpenAPI writes it: without patterns."""
         return _PATTERN.sub(r"{\1}", self.path)
 
+    @property
+    def words(self) -> str:
+        """The path without its parameters."""
+        return _PARAMETER.sub("", self.path)
+
+    @property
+    def read_only(self) -> frozenset[str]:
+        """Fields of the answer that a replacement or change does not set."""
+        if self.method not in {"PUT", "PATCH"} or "requestBody" not in self.operation:
+            return frozenset()
+        answers = [answer.get("content") for answer in self.operation["responses"].values()]
+        bodies = [self.operation["requestBody"]["content"], *filter(None, answers)]
+        taken, *shown = (set(body["application/json"]["schema"]["properties"]) for body in bodies)
+        return frozenset(set[str]().union(*shown) - taken)
+
 
 ROUTE = web.RequestKey("route", Route)
+# Read-only fields that a body repeats: GET, edit, PUT works with the whole object.
+REPEATED = web.RequestKey("repeated", dict[str, Any])

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterable
+from itertools import groupby
 
 from aiohttp import web
+from aiohttp.hdrs import METH_ANY
 from aiohttp.typedefs import Handler
 
 from control_plane.database import Database
@@ -47,15 +49,30 @@ def make_application(
         middlewares=[named, problems, guard(database, bootstrap_sha256, declared)],
         client_max_size=BODY_BYTES_MAX,
     )
-    for route in routes:
-        is_rest = route.path.startswith("/v1/")
-        assert is_rest == (route.action is not None), f"{route.path}: what does it take?"
-        (made,) = application.add_routes([web.route(route.method, route.path, route.handler)])
-        declared[made] = route
-        if route.method == "GET" and made.resource is not None:
-            # aiohttp answers HEAD wherever it answers GET.
-            declared |= {other: route for other in made.resource if other.method == "HEAD"}
+    # More literal text first: the name of a model may hold slashes, and matches the rest.
+    ordered = sorted(routes, key=lambda route: (-len(route.words), route.path))
+    for path, group in groupby(ordered, key=lambda route: route.path):
+        allowed: set[str] = set()
+        for route in group:
+            is_rest = route.path.startswith("/v1/")
+            assert is_rest == (route.action is not None), f"{route.path}: what does it take?"
+            (made,) = application.add_routes([web.route(route.method, path, route.handler)])
+            declared[made] = route
+            allowed.add(route.method)
+            if route.method == "GET" and made.resource is not None:
+                # aiohttp answers HEAD wherever it answers GET.
+                declared |= {other: route for other in made.resource if other.method == "HEAD"}
+                allowed.add("HEAD")
+        # Other methods end here: a shorter path would take the rest for an id.
+        application.router.add_route(METH_ANY, path, _refusal(allowed))
     return application
+
+
+def _refusal(allowed: Iterable[str]) -> Handler:
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPMethodNotAllowed(request.method, sorted(allowed))
+
+    return refuse
 
 
 def make_runner(application: web.Application) -> web.AppRunner:

@@ -34,8 +34,9 @@ from control_plane.audit.model import (
 )
 from control_plane.audit.repository import AuditRow
 from control_plane.database import Database
+from control_plane.http.bodies import check_repeated
 from control_plane.http.etags import check, etag
-from control_plane.http.routes import ACTOR, REQUEST_ID, ROUTE, Route
+from control_plane.http.routes import ACTOR, REPEATED, REQUEST_ID, ROUTE, Route
 from sluice.errors import ErrorCode, PlatformError
 from sluice.ids import new_id
 
@@ -94,6 +95,7 @@ class Write:
         id: Of its first audit row.
         key: Its idempotency key; empty without.
         rows: What is recorded of it so far.
+        is_checked: The request's conditions were checked.
     """
 
     connection: AsyncConnection
@@ -101,6 +103,7 @@ class Write:
     id: str
     key: str
     rows: list[AuditRow] = field(default_factory=_no_rows)
+    is_checked: bool = False
 
     @property
     def actor(self) -> Actor:
@@ -117,8 +120,11 @@ class Write:
 
         Raises:
             PlatformError: 412.
+            BadRequestError: A read-only field was changed.
         """
         check(self.request.headers, shown)
+        check_repeated(self.request, shown)
+        self.is_checked = True
 
     def require(self, *owners: str | None) -> None:
         """Make sure that the caller may do this to objects of these tenants (None: nobody's).
@@ -199,6 +205,7 @@ class Writes:
                     return kept, True
             write = Write(connection, request, write_id, key)
             answer = await work(write)
+            assert write.is_checked or not request.get(REPEATED), "read-only fields were ignored"
             assert write.rows, f"{write.route.public_path} wrote something and recorded nothing"
             await repository.record(connection, write.rows)
             if key:

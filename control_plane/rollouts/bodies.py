@@ -1,12 +1,30 @@
 """Bodies of the rollouts' REST."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from control_plane.fields import Body, Id
 from control_plane.models.model import ReleaseName
 from control_plane.rollouts.plan import Plan
+
+
+class PlanChange(Plan):
+    """A plan, or under `plan` what GET shows as one."""
+
+    plan: Plan | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if self.plan is not None and len(self.model_fields_set) > 1:
+            others = ", ".join(sorted(self.model_fields_set - {"plan"}))
+            raise ValueError(f"the plan is given twice: leave out plan, or {others}")
+        return self
+
+    @property
+    def wanted(self) -> Plan:
+        """The plan that is given."""
+        return self.plan or Plan.model_validate(self.model_dump(exclude={"plan"}))
 
 
 class RolloutBody(Body):

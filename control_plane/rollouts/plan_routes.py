@@ -16,6 +16,7 @@ from control_plane.http.routes import ACTOR, Route
 from control_plane.http.writes import Answer, Write, Writes
 from control_plane.rollouts import repository
 from control_plane.rollouts.beginning import locked_model
+from control_plane.rollouts.bodies import PlanChange
 from control_plane.rollouts.plan import Plan
 from control_plane.rollouts.tables import rollout_plans
 from control_plane.tables import models
@@ -38,7 +39,7 @@ class PlanRoutes:
         row = describe.shown(("model_id", "plan", "is_default"))
         row["properties"] |= {"plan": {"type": "object"}, "is_default": {"type": "boolean"}}
         get = describe.operation("Show the plan of a model's rollouts", answer=row)
-        put = describe.operation("Give a model's rollouts a plan", answer=row, body=Plan)
+        put = describe.operation("Give a model's rollouts a plan", answer=row, body=PlanChange)
         remove = describe.operation("Let the default plan hold for a model again")
         return [
             Route("GET", path, self.get, Action.READ_TENANT, _KIND, get),
@@ -63,7 +64,7 @@ class PlanRoutes:
     async def put(self, request: web.Request) -> web.Response:
         """Set the plan of rollouts that begin from now on."""
         model_id = path_id(request, "model_id")
-        plan = await read_body(request, Plan)
+        plan = (await read_body(request, PlanChange)).wanted
 
         async def work(write: Write) -> Answer:
             model = await locked_model(write, model_id)

@@ -415,3 +415,76 @@ async def test_a_write_that_leaves_no_row_is_a_bug(plane) -> None:
         assert (await client.post("/v1/silent", headers=headers)).status == 500
         assert (await client.post("/v1/piece", headers=headers)).status == 200
     await database.close()
+
+
+MODEL = {"base_digest": "e" * 64, "pool_id": "writes"}
+
+
+async def put_base(plane) -> None:
+    await plane.put("bases/" + "e" * 64, context_tokens_max=64)
+    await plane.put("pools/writes", base_digest="e" * 64, engine="sim")
+
+
+async def edited(admin, path: str, method: str = "PUT", **changes: object) -> httpx.Response:
+    """GET, change, and send all of it back."""
+    found = await admin.get(path)
+    assert found.status_code == 200, found.text
+    headers = {"If-Match": found.headers["ETag"]}
+    return await admin.request(method, path, json=found.json() | changes, headers=headers)
+
+
+async def test_what_get_shows_can_be_edited_and_sent_back(plane) -> None:
+    admin = plane.admin
+    await put_base(plane)
+    await plane.put("models/writes-edited", **MODEL)
+    await plane.put("aliases/writes-alias", target="writes-edited")
+    await plane.put("tenants/writes/budgets/edited", unit="tokens", amount=10, period="day")
+    key = (await admin.post("/v1/tenants/writes/keys", json={})).json()["id"]
+    for path, changes in (
+        ("tiers/writes", {"rpm": 77}),
+        ("tenants/writes", {"name": "Edited"}),
+        ("bases/" + "e" * 64, {"name": "edited"}),
+        ("models/writes-edited", {}),
+        ("models/writes-edited/rollout-plan", {}),
+        ("aliases/writes-alias", {}),
+        ("tenants/writes/budgets/edited", {"amount": 20}),
+        ("text-policies/writes", {"share": 5}),
+    ):
+        if path.startswith("text-policies"):
+            await plane.put(path)
+        answer = await edited(admin, f"/v1/{path}", **changes)
+        assert answer.status_code == 200, (path, answer.text)
+        assert changes.items() <= answer.json().items()
+    answer = await edited(admin, f"/v1/tenants/writes/keys/{key}", "PATCH", rpm=3)
+    assert (answer.status_code, answer.json()["rpm"]) == (200, 3)
+
+
+async def test_a_read_only_field_that_was_changed_is_refused_by_name(plane) -> None:
+    admin = plane.admin
+    await put_base(plane)
+    answer = await edited(admin, "/v1/tiers/writes", id="another")
+    assert (answer.status_code, answer.json()["param"]) == (400, "id")
+    assert "as GET shows it" in answer.json()["detail"]
+    answer = await admin.put("/v1/tiers/writes-new", json={"id": "writes-new", "rpm": 1})
+    assert answer.status_code == 201, "what the path says may be repeated"
+    answer = await admin.put("/v1/models/writes-new", json=MODEL | {"created_at_unix_s": 1})
+    assert (answer.status_code, answer.json()["param"]) == (400, "created_at_unix_s")
+    answer = await admin.put("/v1/tiers/writes", json={"no_such_field": 1})
+    assert (answer.status_code, answer.json()["param"]) == (400, "no_such_field")
+
+
+async def test_a_collection_is_never_taken_for_an_id(plane) -> None:
+    admin = plane.admin
+    for method, path, allowed in (
+        ("DELETE", "artifacts/uploads", "GET,HEAD,POST"),
+        ("GET", "artifacts/imports", "POST"),
+        ("DELETE", "artifacts/garbage", "GET,HEAD"),
+        ("PUT", "models/some/name/golden-prompts", "GET,HEAD,POST"),
+        ("DELETE", "models/some/name/golden-prompts", "GET,HEAD,POST"),
+        ("GET", "models/some/name/versions/1", "PUT"),
+        ("POST", "tiers", "GET,HEAD"),
+    ):
+        answer = await admin.request(method, f"/v1/{path}", json={})
+        assert (answer.status_code, answer.headers.get("Allow")) == (405, allowed), (method, path)
+        assert answer.json()["code"] == "method_not_allowed"
+    assert (await admin.get("/v1/models/some/name/golden-prompts/x/y")).status_code == 404
