@@ -21,6 +21,7 @@ from pathlib import Path
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from sluice.event_proof import proof
 from sluice.kafka import security
 from sluice.spool import Spool
 
@@ -292,7 +293,7 @@ class EventProducer:
 
     def _produce(self, payload: bytes) -> bool:
         try:
-            self._producer.produce(self._topic, payload)
+            self._producer.produce(self._topic, payload, headers=proof(self._topic, payload))
         except (BufferError, KafkaException):
             return False
         self._produced += 1

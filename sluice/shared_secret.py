@@ -19,6 +19,7 @@ from sluice.settings import ServiceSettings
 
 CHARACTERS_MIN = 32
 VARIABLE = "INSTALLATION__SECRET"
+_MAC_BYTES = 32
 _PURPOSES_MAX = 64  # the services' names
 
 
@@ -65,6 +66,7 @@ class SharedSecret:
         self.is_required = is_required
         self._keys = tuple(one.encode() for one in secrets)
         self.tokens = lru_cache(_PURPOSES_MAX)(self._tokens)
+        self._macs = lru_cache(_PURPOSES_MAX)(self._empty_macs)
 
     def _tokens(self, purpose: str) -> tuple[str, ...]:
         """Return the token of each secret for one purpose, 64 hex digits."""
@@ -82,13 +84,25 @@ class SharedSecret:
 
     def mac(self, purpose: str, data: bytes) -> bytes:
         """Return the proof that one of ours made these bytes, 32 bytes."""
-        return _digest(self._keys[0], purpose.encode(), data)
+        return _mac(self._macs(purpose)[0], data)
 
     def is_mac(self, purpose: str, data: bytes, given: bytes) -> bool:
         """Return whether one of ours made these bytes; in constant time."""
-        name = purpose.encode()
-        matches = [hmac.compare_digest(_digest(key, name, data), given) for key in self._keys]
+        macs = self._macs(purpose)
+        matches = [hmac.compare_digest(_mac(empty, data), given) for empty in macs]
         return any(matches)
+
+    def _empty_macs(self, purpose: str) -> tuple[hashlib.blake2b, ...]:
+        """Return a keyed BLAKE2b of each secret, begun for one purpose."""
+        name = purpose.encode()
+        keys = (_digest(key, b"mac", name) for key in self._keys)
+        return tuple(hashlib.blake2b(key=key, digest_size=_MAC_BYTES) for key in keys)
+
+
+def _mac(empty: hashlib.blake2b, data: bytes) -> bytes:
+    made = empty.copy()  # a keyed one that is begun costs half of an HMAC
+    made.update(data)
+    return made.digest()
 
 
 def _digest(key: bytes, kind: bytes, data: bytes) -> bytes:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from sluice.event_proof import is_genuine
 from sluice.kafka import security
 from telemetry.offsets import OffsetTracker
 from telemetry.rows import Source
@@ -171,7 +172,9 @@ class EventConsumer:
         partition, offset, payload = message.partition(), message.offset(), message.value()
         assert partition is not None
         assert offset is not None
-        return Source(self._topic, partition, offset, payload if type(payload) is bytes else b"")
+        payload = payload if type(payload) is bytes else b""
+        genuine = is_genuine(self._topic, payload, message.headers() or ())
+        return Source(self._topic, partition, offset, payload, genuine)
 
     def _store(self, ends: Mapping[int, int]) -> None:
         assert self._consumer is not None

@@ -12,6 +12,7 @@ from telemetry.rows import PoisonReason
 _OF_EVENTS = {
     "duplicates": "telemetry_events_duplicate",
     "poisoned": "telemetry_messages_poisoned",
+    "forged": "telemetry_messages_forged",
     "missing": "telemetry_messages_missing",
     "write_failures": "telemetry_write_failures",
     "session_failures": "telemetry_session_failures",
@@ -22,6 +23,7 @@ _OF_EVENTS = {
 _OF_TEXTS = {
     "duplicates": "telemetry_texts_duplicate",
     "poisoned": "telemetry_text_messages_poisoned",
+    "forged": "telemetry_text_messages_forged",
     "missing": "telemetry_text_messages_missing",
     "write_failures": "telemetry_text_write_failures",
     "session_failures": "telemetry_text_session_failures",
@@ -51,6 +53,10 @@ class SinkMetrics:
         )
         for reason in PoisonReason:
             self.poisoned.labels(reason=reason)
+        self.forged = counter(
+            names["forged"],
+            f"{of}Messages dropped because no process of this installation made them.",
+        )
         self.missing = counter(
             names["missing"], f"{of}Messages that the broker deleted before they were read."
         )

@@ -105,12 +105,17 @@ class PoisonReason(StrEnum):
 
 
 class Source(NamedTuple):
-    """One message of the broker."""
+    """One message of the broker.
+
+    Attributes:
+        is_genuine: Whether one of this installation's processes made it.
+    """
 
     topic: str
     partition: int
     offset: int
     payload: bytes
+    is_genuine: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,7 @@ class Batch:
         texts: What requests said, on a topic of its own.
         poisons: Everything else.
         duplicates: Messages left out because their event id came before in this batch.
+        forged: Messages left out because none of our processes made them.
     """
 
     events: list[RequestEvent] = field(default_factory=list[RequestEvent])
@@ -141,6 +147,7 @@ class Batch:
     texts: list[TextEvent] = field(default_factory=list[TextEvent])
     poisons: list[Poison] = field(default_factory=list[Poison])
     duplicates: int = 0
+    forged: int = 0
 
 
 def decode(messages: Iterable[Source]) -> Batch:
@@ -148,6 +155,9 @@ def decode(messages: Iterable[Source]) -> Batch:
     batch = Batch()
     seen: set[str] = set()
     for message in messages:
+        if not message.is_genuine:
+            batch.forged += 1
+            continue
         found = _decode_one(message)
         if isinstance(found, Poison):
             batch.poisons.append(found)

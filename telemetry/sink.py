@@ -231,6 +231,9 @@ class Sink:
         self._metrics.closings.inc(len(batch.closings))
         self._metrics.texts.inc(len(batch.texts))
         self._own.duplicates.inc(batch.duplicates)
+        self._own.forged.inc(batch.forged)
+        if batch.forged:
+            log.error("messages_forged", count=batch.forged)
         for poison in batch.poisons:
             self._own.poisoned.labels(reason=poison.reason).inc()
             log.warning(

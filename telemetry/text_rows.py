@@ -38,6 +38,9 @@ def decode(messages: Iterable[Source]) -> Batch:
     batch = Batch()
     seen: set[str] = set()
     for message in messages:
+        if not message.is_genuine:
+            batch.forged += 1
+            continue
         found = _decode_one(message)
         if isinstance(found, Poison):
             batch.poisons.append(found)

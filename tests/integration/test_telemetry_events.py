@@ -155,10 +155,12 @@ async def test_what_a_stopped_process_spooled_the_next_one_sends(
 _EMITTER = """
 import sys, time
 from pathlib import Path
+from sluice import shared_secret
 from sluice.events import EventProducer
 from sluice.logs import configure_logs
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
+shared_secret.use()
 configure_logs("emitter")  # to stderr
 producer = EventProducer(sys.argv[1], "sluice.requests.v1", spool_directory=Path(sys.argv[2]),
                          spool_segment_bytes=4096, broker_wait_s=0.2)

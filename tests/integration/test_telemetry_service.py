@@ -17,7 +17,8 @@ from confluent_kafka import Producer
 from control_plane.rollouts.feed import open_feed
 from control_plane.telemetry_client import FeedDownError
 from sluice.buckets import bucket_of
-from sluice.events import REQUESTS_TOPIC, EventProducer
+from sluice.event_proof import proof
+from sluice.events import REQUESTS_TOPIC, TEXTS_TOPIC, EventProducer
 from sluice.process import free_port
 from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, ARM_CONTROL, RequestEvent
 from tests.integration.telemetry_process import ADMIN_KEY, WAIT_S, Telemetry, running, until
@@ -119,13 +120,14 @@ async def test_duplicates_are_one_row(telemetry: Telemetry, producer: EventProdu
     assert [row["event_id"] for row in rows] == ["000002", "000001"]
 
 
-async def test_poison_is_parked_and_stops_nothing(
+async def test_poison_is_parked_forged_events_are_dropped_and_nothing_stops(
     telemetry: Telemetry, producer: EventProducer, broker: Any
 ) -> None:
     raw = Producer({"bootstrap.servers": broker.address})
-    raw.produce(REQUESTS_TOPIC, b"\xff\xffno event")
-    raw.produce(REQUESTS_TOPIC, event(9, schema_version=99))
-    raw.produce(REQUESTS_TOPIC, None)
+    for payload in (b"\xff\xffno event", event(9, schema_version=99), b""):
+        raw.produce(REQUESTS_TOPIC, payload, headers=proof(REQUESTS_TOPIC, payload))
+    raw.produce(REQUESTS_TOPIC, event(10))  # of a stranger
+    raw.produce(REQUESTS_TOPIC, event(11), headers=proof(TEXTS_TOPIC, event(11)))
     assert await asyncio.to_thread(raw.flush, WAIT_S) == 0
     producer.emit(event(1))
     await flush(producer)
@@ -135,7 +137,8 @@ async def test_poison_is_parked_and_stops_nothing(
         name = "telemetry_messages_poisoned_total"
         parked = [await telemetry.metric(f'{name}{{reason="{reason}"}}') for reason in reasons]
         written = await telemetry.metric("telemetry_events_written_total")
-        return parked == [1, 2] and written >= 1
+        forged = await telemetry.metric("telemetry_messages_forged_total")
+        return parked == [1, 2] and written >= 1 and forged == 2
 
     await until(both)
     assert await telemetry.ids() == ["000001"]
@@ -290,7 +293,8 @@ async def test_messages_that_the_broker_dropped_are_counted(
     def send(*payloads: bytes) -> None:
         raw = Producer({"bootstrap.servers": broker.address, "linger.ms": 0})
         for payload in payloads:
-            raw.produce(REQUESTS_TOPIC, payload, partition=0)
+            made = proof(REQUESTS_TOPIC, payload)
+            raw.produce(REQUESTS_TOPIC, payload, partition=0, headers=made)
             assert raw.flush(WAIT_S) == 0
 
     await asyncio.to_thread(send, event(1))

@@ -12,6 +12,7 @@ import pytest_asyncio
 from clickhouse_connect.driver.exceptions import DatabaseError
 from confluent_kafka import Producer
 
+from sluice.event_proof import proof
 from sluice.events import TEXTS_TOPIC
 from sluice.wire.telemetry.v1.text_pb2 import TextEvent
 from telemetry.texts import SKEW_S
@@ -44,6 +45,11 @@ def text(number: int, tenant: str = "acme", **fields: Any) -> TextEvent:
     return TextEvent(tenant_id=tenant, **usual | fields)
 
 
+def made(raw: Producer, payload: bytes) -> None:
+    """Send it as a gateway does."""
+    raw.produce(TEXTS_TOPIC, payload, headers=proof(TEXTS_TOPIC, payload))
+
+
 async def test_texts_are_found_by_their_tenant_alone_and_erased(
     telemetry: Telemetry, broker: Any
 ) -> None:
@@ -58,7 +64,7 @@ async def test_texts_are_found_by_their_tenant_alone_and_erased(
         text(4, schema_version=9, prompt="poison"),
     ]
     for one in sent:
-        raw.produce(TEXTS_TOPIC, one.SerializeToString())
+        made(raw, one.SerializeToString())
     raw.flush(30)
 
     async def written() -> float:
@@ -94,10 +100,10 @@ async def test_texts_are_found_by_their_tenant_alone_and_erased(
     erased = await telemetry.http.delete("/v1/texts", params={"tenant": "acme"})
     assert erased.status_code == 200, erased.text
     assert await found(1, "acme") == []
-    raw.produce(TEXTS_TOPIC, text(5, received_at_unix_ms=gone_ms).SerializeToString())  # late
+    made(raw, text(5, received_at_unix_ms=gone_ms).SerializeToString())  # late
     after_ms = round(time.time() * 1000) + SKEW_S * 1000 + 5000
     later = text(6, received_at_unix_ms=after_ms, expires_at_unix_ms=after_ms + 86_400_000)
-    raw.produce(TEXTS_TOPIC, later.SerializeToString())
+    made(raw, later.SerializeToString())
     raw.flush(30)
     await until_is(written, before + 2)
     assert (len(await found(5, "acme")), len(await found(6, "acme"))) == (0, 1)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
-from telemetry import attempts, rows
+from telemetry import attempts, rows, text_rows
 from telemetry.migrations import load, migrations_folder
 from telemetry.rows import PoisonReason, Source
 
@@ -95,6 +95,13 @@ def test_each_kind_of_poison_is_parked_with_its_reason() -> None:
         PoisonReason.INVALID,
     ]
     assert [poison.source.offset for poison in batch.poisons] == list(range(7))
+
+
+def test_a_message_that_no_process_of_ours_made_is_dropped_and_counted() -> None:
+    forged = source(event().SerializeToString())._replace(is_genuine=False)
+    batch = rows.decode([forged])
+    assert batch == rows.Batch(forged=1)
+    assert text_rows.decode([forged]) == rows.Batch(forged=1)
 
 
 def test_a_huge_poison_is_cut() -> None:
