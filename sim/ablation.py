@@ -1,10 +1,11 @@
 """Switches single rules of the router's policy off, to see what each is worth.
 
-`sluice-RULE` is the policy `sluice` without RULE. A switch replaces a constant or a method of the
-real core while one run lasts, so the core itself knows nothing of ablations.
+`sluice-RULE` is the policy `sluice` without RULE, `sluice-RULE+RULE` without both. A switch
+replaces a constant or a method of the real core while one run lasts, so the core itself knows
+nothing of ablations.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from router.core import cell, dispatch
 from router.core.decide import placement
 from router.core.fleet.engine_model import EngineModel
 from router.core.fleet.prefix_index import PrefixIndex
-from router.core.queue import repricing, tenant_queue, tier
+from router.core.queue import tenant_queue, tier
 from router.core.types.request import Request
 
 PREFIX = "sluice-"
@@ -111,12 +112,6 @@ RULES: dict[str, Rule] = {
         "dispatched",
         _forget,
     ),
-    "repricing": Rule(
-        "cached tokens of waiting requests are looked up again, four per pass",
-        repricing,
-        "_PER_PASS",
-        0,
-    ),
     "look-ahead": Rule(
         "up to 8 requests behind one that fits nowhere are tried", dispatch, "_LOOK_AHEAD", 1
     ),
@@ -145,30 +140,35 @@ class UnknownRuleError(ValueError):
     """No rule has this name; the message lists those that do."""
 
 
-def rule_of(policy: str) -> str:
-    """Return the rule that a policy's name leaves out; empty: the name is not of that form.
+def policies() -> list[str]:
+    """Return the names of the whole policy, and of it without each single rule."""
+    return [PREFIX.removesuffix("-"), *(PREFIX + rule for rule in RULES)]
+
+
+def rules_of(policy: str) -> tuple[str, ...]:
+    """Return the rules that a policy's name leaves out; none: the name is not of that form.
 
     Raises:
-        UnknownRuleError: The name is of that form, and there is no such rule.
+        UnknownRuleError: The name is of that form, and one of the rules is unknown.
     """
     if not policy.startswith(PREFIX):
-        return ""
-    name = policy.removeprefix(PREFIX)
-    if name not in RULES:
-        raise UnknownRuleError(f"no rule {name!r}; rules: {', '.join(RULES)}")
-    return name
+        return ()
+    names = tuple(policy.removeprefix(PREFIX).split("+"))
+    for name in names:
+        if name not in RULES:
+            raise UnknownRuleError(f"no rule {name!r}; rules: {', '.join(RULES)}")
+    return names
 
 
 @contextmanager
-def without(name: str) -> Generator[None]:
-    """Switch one rule off in this process for a while; an empty name switches none."""
-    if not name:
-        yield
-        return
-    rule = RULES[name]
-    before = rule.owner.__dict__[rule.name]
-    setattr(rule.owner, rule.name, rule.instead)
+def without(names: Sequence[str]) -> Generator[None]:
+    """Switch rules off in this process for a while."""
+    rules = [RULES[name] for name in names]
+    before = [rule.owner.__dict__[rule.name] for rule in rules]
+    for rule in rules:
+        setattr(rule.owner, rule.name, rule.instead)
     try:
         yield
     finally:
-        setattr(rule.owner, rule.name, before)
+        for rule, value in zip(rules, before, strict=True):
+            setattr(rule.owner, rule.name, value)

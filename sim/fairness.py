@@ -18,6 +18,7 @@ from typing import Any
 
 from replica.drivers.sim_costs import EngineSize, M8Cost
 from router.core.types.request import Request
+from sim import ablation
 from sim.engines import Job
 from sim.fair_schedulers import OUTPUT_SERVICE, SCHEDULERS, PerEngine
 from sim.metrics import percentile, ttft_s
@@ -196,14 +197,16 @@ def play(
     trace = scenario(name, seed=seed, replicas=replicas, arena=arena)
     loads = SCENARIOS.get(name, ())
     policy: TieredSluice | PerEngine
-    if scheduler == ROUTER:
+    rules = ablation.rules_of(scheduler)
+    if scheduler == ROUTER or rules:
         policy = TieredSluice(RouterSettings(report_age_s=report_age_s), loads)
     else:
         mean = sum(request.output_tokens for request in trace.requests) / len(trace.requests)
         policy = PerEngine(scheduler, mean)
     plan = PoolPlan(replicas, seed=seed, kv_tokens=KV_TOKENS)
     pool = Pool(policy, SmallM8(), plan, block_tokens=BLOCK)
-    end_s = pool.run(trace)
+    with ablation.without(rules):
+        end_s = pool.run(trace)
     return measure(pool.jobs, loads, end_s, per_window=name == ARENA)
 
 
@@ -415,6 +418,7 @@ def _parser() -> argparse.ArgumentParser:
     schedulers = (ROUTER, *SCHEDULERS)
     add("--scenario", type=_words(scenarios), default=("overload2",), help=", ".join(scenarios))
     add("--scheduler", type=_words(schedulers), default=(ROUTER,), help=", ".join(schedulers))
+    add("--ablate", action="store_true", help="sluice, and sluice without each single rule")
     add("--replicas", type=int, default=1, help="the load grows with them; default %(default)s")
     add("--seeds", type=_seeds, default=(0,), help="by comma, default 0")
     add("--trace", type=Path, metavar="CSV", help=f"of the scenario {ARENA}")
@@ -431,7 +435,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"the scenario {ARENA} needs --trace")
     results: list[Result] = []
     for name in arguments.scenario:
-        for scheduler in arguments.scheduler:
+        for scheduler in ablation.policies() if arguments.ablate else arguments.scheduler:
             figures = [
                 play(
                     *(name, scheduler),

@@ -287,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     policies = [name.strip() for name in arguments.policy.split(",")]
     if arguments.ablate:
-        policies = [registry.ROUTER, *(ablation.PREFIX + rule for rule in ablation.RULES)]
+        policies = ablation.policies()
     if arguments.cells > arguments.replicas:
         parser.error(f"{arguments.cells} cells need at least as many replicas")
     if arguments.lose_replica_at_s is not None and arguments.replicas == 1:
@@ -295,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     base = _base(arguments)
     try:
         for policy in policies:
-            is_router = policy == registry.ROUTER or ablation.rule_of(policy)
+            is_router = policy == registry.ROUTER or ablation.rules_of(policy)
             if policy not in registry.GROUPS and not is_router:
                 registry.entry(policy)
         trace = trace_of(base.source, arguments.seeds[0])

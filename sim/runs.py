@@ -118,7 +118,7 @@ def play(run: Run, requests_per_s: float) -> Pool:
         is_shared=is_shared,
     )
     pool = Pool(policy, MODELS_BY_NAME[run.cost], plan, block_tokens=trace.block_tokens)
-    with ablation.without(ablation.rule_of(run.policy)):
+    with ablation.without(ablation.rules_of(run.policy)):
         pool.run(trace, trace.time_factor(requests_per_s * run.load))
     return pool
 
@@ -129,7 +129,7 @@ def metrics_of(run: Run, requests_per_s: float) -> Metrics:
 
 
 def _policy(run: Run) -> tuple[Policy, bool]:
-    if run.policy == ROUTER or ablation.rule_of(run.policy):
+    if run.policy == ROUTER or ablation.rules_of(run.policy):
         settings = RouterSettings(
             report_age_s=run.report_age_s, index_delay_s=run.index_delay_s, cells=run.cells
         )

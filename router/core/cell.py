@@ -24,7 +24,6 @@ from router.core.fleet.health import HealthState
 from router.core.fleet.replica import ReplicaBook
 from router.core.queue.adapter_waiters import AdapterWaiters
 from router.core.queue.fair_queue import FairQueue
-from router.core.queue.repricing import Repricing
 from router.core.types.config import CoreConfig
 from router.core.types.plan import Role
 from router.core.types.request import Dispatch, Request
@@ -61,7 +60,7 @@ class CellBook:
     __slots__ = (
         *("cell_id", "config", "is_owned", "queue", "fleet", "forecast", "answers"),
         *("adapter_waiters", "uncached_mean", "told", "is_dirty"),
-        *("_claims", "_preempt_at", "_repricing", "_priced", "_supply", "_supply_until"),
+        *("_claims", "_preempt_at", "_priced", "_supply", "_supply_until"),
         *("_runs_below", "_runs_below_of", "_runs_below_until"),
     )
 
@@ -79,7 +78,6 @@ class CellBook:
         self.is_dirty = True
         self._claims = RoomClaims()
         self._preempt_at = float("-inf")
-        self._repricing = Repricing()
         self._priced = 0
         self._supply = NO_SUPPLY
         self._supply_until = float("-inf")
@@ -130,13 +128,6 @@ class CellBook:
         self.is_dirty = True
         self.queue.push(request, now)
         self.adapter_waiters.add(request, self.queue.requests)
-        self._repricing.add(request, self.queue.requests)
-
-    def reprice_some(self) -> None:
-        """Look again, in turn, at the cached tokens of waiting requests."""
-        for request in self._repricing.due():
-            if self.queue.requests > 1:  # one alone is next, and looked at anyway
-                self.look_up(request)
 
     def look_up(self, request: Request) -> Mapping[str, int]:
         """Return a waiting request's cached blocks by replica, and price it anew by them."""

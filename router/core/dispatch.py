@@ -40,7 +40,6 @@ class Dispatcher:
         """Dispatch in the queue's order while a replica's next step is not full."""
         queue = cell.queue
         cell.renew_mean_speed(now)
-        cell.reprice_some()
         while queue.requests and _opens_at(cell, now) <= now:
             found = self._next(cell, now)
             if found is None:
