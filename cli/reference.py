@@ -1,4 +1,4 @@
-"""The reference pages docs/config.md and docs/metrics.md, made from the code: `make docs`.
+"""Reference pages made from the code, `make docs`: settings, metrics, the table of errors.
 
 What a setting means stands once, under `Attributes:` in its class; what a metric means, at its
 declaration. A test compares the pages with what is made here.
@@ -20,6 +20,7 @@ import replica.host.metrics
 import router.metrics
 import telemetry.metrics
 from cli.settings_table import SETTINGS, accepted, descriptions
+from sluice.errors import POLICIES, Evidence
 
 _UNITS = {
     "s": "seconds",
@@ -62,6 +63,16 @@ At `/engines/REPLICA/metrics` of the agent, besides Triton's own, with the label
 Those that begin with `nv_` bear TensorRT-LLM's names.
 
 """
+_ERRORS_BEGIN, _ERRORS_END = "<!-- errors: made by `make docs` -->", "<!-- end of errors -->"
+_ERROR_COLUMNS = {
+    "moves": "moves",
+    "is_asked_again": "asked again",
+    "lets_stand_in": "stand-in",
+    "is_passed_over": "passed over",
+    "goes_to_control": "control",
+    "is_charged": "charged",
+    "is_of_health": "health",
+}
 _GENERATED = "\nMade from the code by `make docs`; do not edit.\n"
 
 
@@ -186,10 +197,34 @@ def _unit(name: str) -> str:
     return next((_UNITS[word] for word in reversed(name.split("_")) if word in _UNITS), "")
 
 
+def overload_page(text: str) -> str:
+    """Return docs/overload.md with its table of errors made anew.
+
+    Args:
+        text: The page, with a table between the two marks.
+    """
+    head, _, rest = text.partition(_ERRORS_BEGIN)
+    _, _, tail = rest.partition(_ERRORS_END)
+    columns = ("code", "status", "type", *_ERROR_COLUMNS.values(), "release")
+    rows = (
+        (
+            f"`{code}`",
+            str(policy.status),
+            f"`{policy.kind}`",
+            *("yes" if getattr(policy, name) else "" for name in _ERROR_COLUMNS),
+            "" if policy.release is Evidence.NONE else policy.release,
+        )
+        for code, policy in POLICIES.items()
+    )
+    return f"{head}{_ERRORS_BEGIN}\n{_table(columns, rows)}{_ERRORS_END}{tail}"
+
+
 def main() -> None:
-    """Write both pages into docs/ of the current directory."""
+    """Write the pages into docs/ of the current directory."""
     Path("docs/config.md").write_text(settings_page())
     Path("docs/metrics.md").write_text(metrics_page())
+    overload = Path("docs/overload.md")
+    overload.write_text(overload_page(overload.read_text()))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from gateway.objectives import OBJECTIVES, Objectives, Result, mean_tpot_s
 from gateway.tenant_series import TenantSeries, Without
 from sluice.certificate_metric import CertificateExpiry
-from sluice.errors import STATUS, ErrorCode
+from sluice.errors import ErrorCode
 
 # Edges at the objectives: TTFT 0.3 s and 1.5 s.
 _TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0)
@@ -250,7 +250,7 @@ class GatewayMetrics:
         """
         if code:
             self.aborts.labels(code).inc()
-            result = Result.FAILED if STATUS[ErrorCode(code)] >= 500 else None
+            result = Result.FAILED if ErrorCode(code).policy.status >= 500 else None
         else:
             tpot_s = mean_tpot_s(decode_s, output_tokens, answers)
             if tpot_s:

@@ -35,8 +35,6 @@ _LOOKS = 8  # how often, within the longest silence, it is asked whether there w
 _GAP_FACTOR = 4.0
 _GAP_DECAY = 0.98  # per frame
 _LIMIT_FACTOR = 5.0
-# Says nothing about the health of an engine, which has taken on more than it can answer.
-_NO_VERDICT = (ErrorCode.ENGINE_BUSY, ErrorCode.DRAINING)
 
 
 class Stream(Protocol):
@@ -298,7 +296,7 @@ class Attachment:
             try:
                 tokens = await self._run_probe(PROBE_TIMEOUT_S)
             except FailedError as error:
-                if error.code not in _NO_VERDICT:
+                if error.code.policy.is_of_health:
                     log.info("probe_failed", replica_id=self.replica_id, reason=str(error))
                     self._hub.probe_failed(self.replica_id)
             else:

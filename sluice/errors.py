@@ -4,6 +4,7 @@ A code says what happened; the class says which family it belongs to, which deci
 retried. Backpressure (`rejected`, `evicted`) is never counted as a failure of anybody.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -44,44 +45,126 @@ class ErrorCode(StrEnum):
     UNAVAILABLE = "unavailable"
     INTERNAL = "internal"
 
+    @property
+    def policy(self) -> "ErrorPolicy":
+        """What follows from it."""
+        return POLICIES[self]
 
-# HTTP status of each code. 429: the caller is over its own limit; 503: the platform is over its
-# own.
-STATUS: dict[ErrorCode, int] = {
-    ErrorCode.INVALID_REQUEST: 400,
-    ErrorCode.UNSUPPORTED_PARAMETER: 400,
-    ErrorCode.REQUEST_TOO_LARGE: 413,
-    ErrorCode.INVALID_API_KEY: 401,
-    ErrorCode.PERMISSION_DENIED: 403,
-    ErrorCode.MODEL_NOT_FOUND: 404,
-    ErrorCode.ADAPTER_NOT_FOUND: 404,
-    ErrorCode.ADAPTER_INVALID: 400,
-    ErrorCode.NOT_FOUND: 404,
-    ErrorCode.METHOD_NOT_ALLOWED: 405,
-    ErrorCode.CONFLICT: 409,
-    ErrorCode.PRECONDITION_FAILED: 412,
-    ErrorCode.IDEMPOTENCY_KEY_REUSED: 422,
-    ErrorCode.ROLLOUT_UNSUPPORTED: 422,
-    ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
-    ErrorCode.RATE_LIMIT_REQUESTS: 429,
-    ErrorCode.RATE_LIMIT_TOKENS: 429,
-    ErrorCode.RATE_LIMIT_CONCURRENCY: 429,
-    ErrorCode.INSUFFICIENT_QUOTA: 429,
-    ErrorCode.TENANT_QUEUE_FULL: 429,
-    ErrorCode.QUEUE_FULL: 503,
-    ErrorCode.OVERLOADED: 503,
-    ErrorCode.DEADLINE_EXCEEDED: 503,
-    ErrorCode.NO_CAPACITY: 503,
-    ErrorCode.DRAINING: 503,
-    ErrorCode.REPLICA_LOST: 503,
-    ErrorCode.ENGINE_BUSY: 503,
-    ErrorCode.ENGINE_FAILED: 502,
-    ErrorCode.ENGINE_REFUSED: 400,
-    ErrorCode.SLOW_READER: 499,
-    ErrorCode.CLIENT_CLOSED: 499,
-    ErrorCode.UNAVAILABLE: 503,
-    ErrorCode.INTERNAL: 500,
+
+class Evidence(StrEnum):
+    """What an error says of the release that met it."""
+
+    NONE = "none"
+    FAULT = "fault"  # a release can cause it: its weights, its configuration, its engine
+    LATE = "late"  # no first token in time: as slow as can be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorPolicy:
+    """What follows from an error, wherever it is met.
+
+    Attributes:
+        status: HTTP status. 429: the caller is over its own limit; 503: the platform is over its.
+        moves: A request without a token goes to the next owner of its cell.
+        is_asked_again: An answer that has begun asks again until its patience ends.
+        lets_stand_in: A model that stands in may answer: the wanted one is saturated or down.
+        is_passed_over: From a model that stands in it is no answer, like all that lets one stand
+            in: the client gets the refusal of the model that it asked for.
+        goes_to_control: No engine can load canary's adapter: control answers.
+        is_charged: The request counts, though nothing was served: it can be work.
+        is_failure: It failed, for traces and alerts; no client did by hanging up.
+        is_of_engine: An engine may refuse a request for it; another code is `engine_refused`.
+        is_of_health: A probe that ends so speaks against the engine.
+        release: Evidence in a rollout.
+        own_kind: OpenAI's `type` where it does not follow from the status.
+    """
+
+    status: int
+    moves: bool = False
+    is_asked_again: bool = False
+    lets_stand_in: bool = False
+    is_passed_over: bool = False
+    goes_to_control: bool = False
+    is_charged: bool = False
+    is_failure: bool = True
+    is_of_engine: bool = False
+    is_of_health: bool = True
+    release: Evidence = Evidence.NONE
+    own_kind: str = ""
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's `type` of such errors."""
+        of_status = {401: "authentication_error", 429: "rate_limit_error"}
+        rest = "server_error" if self.status >= 500 else "invalid_request_error"
+        return self.own_kind or of_status.get(self.status, rest)
+
+
+_Policy = ErrorPolicy
+# A new code, or another rule for one, is one line here.
+POLICIES: dict[ErrorCode, ErrorPolicy] = {
+    ErrorCode.INVALID_REQUEST: _Policy(status=400, is_charged=True, is_of_engine=True),
+    ErrorCode.UNSUPPORTED_PARAMETER: _Policy(status=400),
+    ErrorCode.REQUEST_TOO_LARGE: _Policy(status=413),
+    ErrorCode.INVALID_API_KEY: _Policy(status=401),
+    ErrorCode.PERMISSION_DENIED: _Policy(status=403),
+    ErrorCode.MODEL_NOT_FOUND: _Policy(status=404),
+    ErrorCode.ADAPTER_NOT_FOUND: _Policy(
+        status=404,
+        is_passed_over=True,
+        goes_to_control=True,
+        is_of_engine=True,
+        release=Evidence.FAULT,
+    ),
+    ErrorCode.ADAPTER_INVALID: _Policy(
+        status=400,
+        is_passed_over=True,
+        goes_to_control=True,
+        is_of_engine=True,
+        release=Evidence.FAULT,
+    ),
+    ErrorCode.NOT_FOUND: _Policy(status=404),
+    ErrorCode.METHOD_NOT_ALLOWED: _Policy(status=405),
+    ErrorCode.CONFLICT: _Policy(status=409),
+    ErrorCode.PRECONDITION_FAILED: _Policy(status=412),
+    ErrorCode.IDEMPOTENCY_KEY_REUSED: _Policy(status=422),
+    ErrorCode.ROLLOUT_UNSUPPORTED: _Policy(status=422),
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: _Policy(status=400, is_passed_over=True, is_of_engine=True),
+    ErrorCode.RATE_LIMIT_REQUESTS: _Policy(status=429),
+    ErrorCode.RATE_LIMIT_TOKENS: _Policy(status=429),
+    ErrorCode.RATE_LIMIT_CONCURRENCY: _Policy(status=429),
+    ErrorCode.INSUFFICIENT_QUOTA: _Policy(status=429, own_kind="insufficient_quota"),
+    ErrorCode.TENANT_QUEUE_FULL: _Policy(status=429, is_passed_over=True),
+    ErrorCode.QUEUE_FULL: _Policy(status=503, is_asked_again=True, lets_stand_in=True),
+    ErrorCode.OVERLOADED: _Policy(status=503, is_asked_again=True, lets_stand_in=True),
+    ErrorCode.DEADLINE_EXCEEDED: _Policy(status=503, lets_stand_in=True, release=Evidence.LATE),
+    ErrorCode.NO_CAPACITY: _Policy(status=503, is_asked_again=True, lets_stand_in=True),
+    ErrorCode.DRAINING: _Policy(
+        status=503, moves=True, is_asked_again=True, is_passed_over=True, is_of_health=False
+    ),
+    ErrorCode.REPLICA_LOST: _Policy(
+        status=503, is_asked_again=True, lets_stand_in=True, release=Evidence.FAULT
+    ),
+    ErrorCode.ENGINE_BUSY: _Policy(
+        status=503, is_asked_again=True, lets_stand_in=True, is_of_health=False
+    ),
+    ErrorCode.ENGINE_FAILED: _Policy(status=502, release=Evidence.FAULT),
+    ErrorCode.ENGINE_REFUSED: _Policy(
+        status=400, is_charged=True, is_passed_over=True, release=Evidence.FAULT
+    ),
+    ErrorCode.SLOW_READER: _Policy(status=499),
+    ErrorCode.CLIENT_CLOSED: _Policy(status=499, is_charged=True, is_failure=False),
+    ErrorCode.UNAVAILABLE: _Policy(status=503, moves=True, is_asked_again=True, lets_stand_in=True),
+    ErrorCode.INTERNAL: _Policy(status=500, release=Evidence.FAULT),
 }
+
+
+def policy_of(outcome: str) -> ErrorPolicy | None:
+    """Return what follows from an outcome as events name it; None: it was no error."""
+    return _OF_OUTCOME.get(outcome)
+
+
+_OF_OUTCOME = {str(code): policy for code, policy in POLICIES.items()}
 
 
 class PlatformError(Exception):
@@ -111,7 +194,7 @@ class PlatformError(Exception):
     @property
     def status(self) -> int:
         """HTTP status of the code."""
-        return STATUS[self.code]
+        return self.code.policy.status
 
 
 class BadRequestError(PlatformError):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from sluice import tracecontext
-from sluice.errors import STATUS, ErrorCode
+from sluice.errors import policy_of
 from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
 
 Value = str | int | bool | Sequence[str]
@@ -17,8 +17,6 @@ Value = str | int | bool | Sequence[str]
 _HTTP_ERROR = 400
 _SERVER_ERROR = 500
 _GATEWAY_NUMBER = 1  # attempts begin at 1 << 16
-_FAILURES = frozenset(ErrorCode) - {ErrorCode.CLIENT_CLOSED}
-_CODE_STATUS: dict[str, int] = {code.value: status for code, status in STATUS.items()}
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
 _HEX = frozenset("0123456789abcdef")
 # By the last part of an endpoint's path, as the conventions name operations.
@@ -76,7 +74,7 @@ def is_notable(event: RequestEvent, slow_us: int) -> bool:
         slow_us: From this time to the first token on (of the whole where none is known), and from
             this pause between tokens on, it is slow; 0: never.
     """
-    if event.status >= _HTTP_ERROR or event.outcome in _FAILURES or event.resumes:
+    if event.status >= _HTTP_ERROR or _is_failure(event.outcome) or event.resumes:
         return True
     waited_us = max(event.ttft_us or event.total_us, event.itl_max_us)
     return 0 < slow_us <= waited_us
@@ -84,7 +82,15 @@ def is_notable(event: RequestEvent, slow_us: int) -> bool:
 
 def _final_status(event: RequestEvent) -> int:
     """Return the HTTP status that its end deserved: a stream has sent 200 before it fails."""
-    return event.status if event.status >= _HTTP_ERROR else _CODE_STATUS.get(event.outcome, 0)
+    policy = policy_of(event.outcome)
+    if event.status >= _HTTP_ERROR or policy is None:
+        return event.status if event.status >= _HTTP_ERROR else 0
+    return policy.status
+
+
+def _is_failure(outcome: str) -> bool:
+    policy = policy_of(outcome)
+    return policy is not None and policy.is_failure
 
 
 def spans_of(event: RequestEvent) -> list[Span]:
@@ -190,7 +196,7 @@ def _attempt_spans(root: Span, attempt: Attempt) -> Iterator[Span]:
             "sluice.attempt.output_tokens": attempt.output_tokens,
         }
     )
-    if attempt.outcome in _FAILURES:
+    if _is_failure(attempt.outcome):
         span.attributes["error.type"] = attempt.outcome
         span = replace(span, error=attempt.reason or attempt.outcome)
     yield span

@@ -5,7 +5,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from control_plane.http.routes import REQUEST_ID
-from sluice.errors import STATUS, ErrorCode, PlatformError
+from sluice.errors import ErrorCode, PlatformError
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +31,7 @@ def problem(error: PlatformError, request_id: str) -> web.Response:
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
-    if error.status == STATUS[ErrorCode.INVALID_API_KEY]:
+    if error.code is ErrorCode.INVALID_API_KEY:
         headers["WWW-Authenticate"] = "Bearer"
     return web.json_response(
         body, status=error.status, headers=headers, content_type="application/problem+json"

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from control_plane.rollouts.sequential import Count
 from sluice.buckets import BUCKETS
-from sluice.errors import ErrorCode
+from sluice.errors import ErrorCode, Evidence
 
 _TAIL = 0.05  # share of control beyond a threshold, at most
 # A quantile of fewer control requests than this is too rough; more than the second number are
@@ -35,21 +35,6 @@ class Metric(StrEnum):
     REPETITIVE_ANSWERS = "repetitive_answers"
     CUT_ANSWERS = "cut_answers"
     GOLDEN = "golden"
-
-
-# Failures that a release can cause: its weights, its configuration, its engine.
-FAULTS = frozenset(
-    {
-        ErrorCode.ADAPTER_INVALID,
-        ErrorCode.ADAPTER_NOT_FOUND,
-        ErrorCode.ENGINE_FAILED,
-        ErrorCode.ENGINE_REFUSED,
-        ErrorCode.INTERNAL,
-        ErrorCode.REPLICA_LOST,
-    }
-)
-# No first token in time: as slow as can be. Left out, the slowest would look better for it.
-TOO_LATE = frozenset({ErrorCode.DEADLINE_EXCEEDED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +116,12 @@ class Arm:
         overload, drain) is neither good nor bad and left out: it tells about callers and capacity,
         comes in bursts, and would let one misbehaving client roll a release back.
         """
-        bad = sum(count for code, count in self.errors.items() if code in FAULTS)
+        bad = sum(count for code, count in self.errors.items() if _says(code, Evidence.FAULT))
         return Count(bad, self.answers + bad)
 
     def slow_first_tokens(self, bucket: int) -> Count:
         """Return the first tokens in higher buckets, and those that missed the deadline."""
-        late = sum(count for code, count in self.errors.items() if code in TOO_LATE)
+        late = sum(count for code, count in self.errors.items() if _says(code, Evidence.LATE))
         return self.ttft_ms.above(bucket) + Count(late, late)
 
 
@@ -322,3 +307,7 @@ def _low(histogram: Histogram) -> int:
     """Return the highest bucket with at most `_TAIL` of the values below it."""
     allowed = _TAIL * histogram.total
     return next(b for b in reversed(range(BUCKETS)) if histogram.below(b).bad <= allowed)
+
+
+def _says(code: ErrorCode, evidence: Evidence) -> bool:
+    return code.policy.release is evidence

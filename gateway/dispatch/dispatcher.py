@@ -36,21 +36,6 @@ _RETRY_PAUSE_S = 0.1
 _RETRY_PAUSE_MAX_S = 1.0  # after refusals, twice as long each time: it may be asked for long
 _HOME_WAIT_S = 0.5  # for the next owner of a cell whose router is lost
 
-# The router gives the cell away: whoever owns it next is asked, whatever was emitted. The wait of a
-# request that was in the queue is not the client's business.
-_MOVED = frozenset({ErrorCode.DRAINING, ErrorCode.UNAVAILABLE})
-# Refusals that mean "not here, not now": a begun answer tries again.
-_TRANSIENT = frozenset(
-    {
-        ErrorCode.NO_CAPACITY,
-        ErrorCode.QUEUE_FULL,
-        ErrorCode.OVERLOADED,
-        ErrorCode.DRAINING,
-        ErrorCode.ENGINE_BUSY,
-        ErrorCode.UNAVAILABLE,
-        ErrorCode.REPLICA_LOST,
-    }
-)
 _SUCCESS = (EndKind.STOP, EndKind.LENGTH)
 _STOPPING = Ending(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT)
 _DRAINING = Ending(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT, STOPPING_RETRY_S)
@@ -337,7 +322,8 @@ class _Patience:
                 return _refused(ending, ErrorCode.REPLICA_LOST)
             until_s = self.give_up_at_s
         elif not self._is_kept(ending):
-            if ending.code not in (_TRANSIENT if self._is_begun else _MOVED):
+            policy = ending.code.policy
+            if not (policy.is_asked_again if self._is_begun else policy.moves):
                 return ending
             if not self._is_begun:
                 until_s = self._sent_on_until_s(now_s)

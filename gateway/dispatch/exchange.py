@@ -13,14 +13,13 @@ from gateway.dispatch.generation import Generation
 from gateway.limits.limiter import Reservation
 from gateway.rollouts.decision import Decision
 from gateway.rollouts.flaws import Flaws
-from sluice.errors import ErrorCode, PlatformError
+from sluice.errors import ErrorCode, PlatformError, policy_of
 from sluice.tracecontext import NONE, Upstream
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _U32_MAX = 0xFFFFFFFF
 _FLAWLESS = Flaws()
-_CODES = frozenset(ErrorCode)
 
 
 @dataclass(slots=True)
@@ -151,7 +150,13 @@ class Exchange:
     @property
     def has_failed(self) -> bool:
         """Whether an error is the outcome."""
-        return self.outcome in _CODES
+        return policy_of(self.outcome) is not None
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether an error is the outcome that counts as a request all the same."""
+        policy = policy_of(self.outcome)
+        return policy is not None and policy.is_charged
 
     def end_by(self, error: BaseException | None) -> None:
         """Note the failure that ended the request; None: outcome and status stand already."""

@@ -23,37 +23,9 @@ from gateway.server.identity import Identity, identity_of
 from gateway.server.middleware import note_outcome
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 
-# Refusals after which a model that stands in may answer: the wanted one is saturated or down.
-_STAND_IN = frozenset(
-    {
-        ErrorCode.NO_CAPACITY,
-        ErrorCode.QUEUE_FULL,
-        ErrorCode.OVERLOADED,
-        ErrorCode.DEADLINE_EXCEEDED,
-        ErrorCode.ENGINE_BUSY,
-        ErrorCode.UNAVAILABLE,
-        ErrorCode.REPLICA_LOST,
-    }
-)
-# Refusals of the model that stands in that are no answer: it has no room, or is not made for it.
-_NOT_THERE = _STAND_IN | {
-    ErrorCode.ADAPTER_INVALID,
-    ErrorCode.ADAPTER_NOT_FOUND,
-    ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-    ErrorCode.DRAINING,
-    ErrorCode.ENGINE_REFUSED,
-    ErrorCode.TENANT_QUEUE_FULL,
-}
-# Refusals that are canary's own fault: no engine can load its adapter. Control answers then.
-_NOT_LOADED = frozenset({ErrorCode.ADAPTER_INVALID, ErrorCode.ADAPTER_NOT_FOUND})
 # How long a request waits for replicas of a pool that has none, where another model may answer. An
 # engine that starts again at once, or a router that attaches its own, takes a second or two.
 _ABSENCE_MS = 3000
-# Who asks for what an engine refuses, or hangs up, has used a request: both can be work, and nobody
-# could be held to a limit who got it back for hanging up.
-_CHARGED = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.ENGINE_REFUSED, ErrorCode.CLIENT_CLOSED})
-
-
 # Above this a body takes work before its tokens are known: it is counted as a request first.
 _COUNTED_LATER_BYTES_MAX = 16 << 10
 
@@ -157,7 +129,8 @@ class Completer:
         try:
             return await run.answer(self._means, self._keep_alives)
         except PlatformError as other:
-            if other.code not in _NOT_THERE:
+            policy = other.code.policy
+            if not (policy.lets_stand_in or policy.is_passed_over):
                 raise
             raise wanted from other  # nobody asked for the other model
         finally:
@@ -169,7 +142,7 @@ class Completer:
             return await run.answer(self._means, self._keep_alives)
         except PlatformError as refusal:
             control = run.plan.resolved.instead
-            if control is None or refusal.code not in _NOT_LOADED or run.has_begun:
+            if control is None or not refusal.code.policy.goes_to_control or run.has_begun:
                 raise
             self._copies.tell_fault(run.exchange, identity_of(run.request), run.tally, refusal)
         exchange, task = run.exchange, run.task
@@ -237,7 +210,9 @@ class Completer:
     async def _stands_in(self, run: Run, refusal: PlatformError) -> bool:
         """Prepare `run` for the model that stands in; False when the refusal is the answer."""
         exchange, task = run.exchange, run.task
-        if refusal.code not in _STAND_IN or run.has_begun or self._means.dispatcher.is_draining:
+        if not refusal.code.policy.lets_stand_in or run.has_begun:
+            return False
+        if self._means.dispatcher.is_draining:
             return False
         principal = exchange.principal
         name = self._directory.fallback(principal, task.fields.model)
@@ -273,7 +248,7 @@ class Completer:
             reservation,
             prompt_tokens=prompt_tokens,
             output_tokens=tally.output_tokens,
-            was_served=was_served or exchange.outcome in _CHARGED,
+            was_served=was_served or exchange.is_charged,
         )
         self._metrics.prompt_tokens.inc(prompt_tokens)
         self._metrics.cached_tokens.inc(tally.cached_tokens)

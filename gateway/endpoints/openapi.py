@@ -16,7 +16,7 @@ from gateway.bodies.completions import CompletionRequest
 from gateway.bodies.embeddings import EmbeddingRequest
 from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.endpoints import answers
-from sluice.errors import STATUS
+from sluice.errors import POLICIES
 
 Json = dict[str, Any]
 
@@ -193,7 +193,7 @@ def _post(post: _Endpoint) -> Json:
         },
         "responses": {
             "200": {"description": "the answer", "headers": headers, "content": content},
-            **_errors(frozenset(STATUS.values()) - _UNTOLD),
+            **_errors(frozenset(it.status for it in POLICIES.values()) - _UNTOLD),
             **{status: _error(text, {}) for status, text in _HTTP_STATUSES.items()},
         },
     }
@@ -212,9 +212,9 @@ def _open(operation: Json) -> Json:
 
 def _errors(statuses: frozenset[int]) -> Json:
     codes: dict[int, list[str]] = {}
-    for code, status in STATUS.items():
-        if status in statuses:
-            codes.setdefault(status, []).append(f"`{code}`")
+    for code, policy in POLICIES.items():
+        if policy.status in statuses:
+            codes.setdefault(policy.status, []).append(f"`{code}`")
     return {
         str(status): _error(", ".join(codes[status]), _RETRY_AFTER if status in (429, 503) else {})
         for status in sorted(codes)

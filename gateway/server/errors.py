@@ -8,8 +8,6 @@ import orjson
 
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
-_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-
 # Overload without a better idea: long enough to matter, short enough not to idle.
 _RETRY_AFTER_S = 1.0
 
@@ -60,19 +58,15 @@ class HttpError(BadRequestError):
         return self._status
 
 
-def error_body(code: ErrorCode, message: str, *, status: int, param: str | None = None) -> bytes:
-    """Return the envelope; `type` follows from the status, but for a used-up budget."""
-    is_ours = status >= 500 and code is not ErrorCode.INVALID_REQUEST  # 505 is the caller's
-    kind = _TYPES.get(status, "server_error" if is_ours else "invalid_request_error")
-    if code is ErrorCode.INSUFFICIENT_QUOTA:  # OpenAI's own type for it
-        kind = str(code)
-    error = {"message": message, "type": kind, "param": param, "code": code}
+def error_body(code: ErrorCode, message: str, *, param: str | None = None) -> bytes:
+    """Return the envelope of an error."""
+    error = {"message": message, "type": code.policy.kind, "param": param, "code": code}
     return orjson.dumps({"error": error})
 
 
 def body_of(error: PlatformError) -> bytes:
     """Return the envelope of an error."""
-    return error_body(error.code, error.message, status=error.status, param=error.param)
+    return error_body(error.code, error.message, param=error.param)
 
 
 def headers_of(error: PlatformError) -> dict[str, str]:

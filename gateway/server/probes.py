@@ -37,7 +37,7 @@ class Probes:
         reason = self._not_ready_because()
         if not reason:
             return _json({"status": "ready"})
-        body = error_body(ErrorCode.UNAVAILABLE, f"Not ready: {reason}.", status=503)
+        body = error_body(ErrorCode.UNAVAILABLE, f"Not ready: {reason}.")
         return web.Response(body=body, status=503, content_type=_JSON, headers={"Retry-After": "1"})
 
     async def version(self, _: web.Request) -> web.Response:

@@ -26,7 +26,7 @@ from router.core.types.config import CoreConfig
 from router.core.types.ending import FINISHED, Ending, count
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Dispatch, Gateway, Request
-from sluice.errors import ErrorCode
+from sluice.errors import ErrorCode, policy_of
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -333,7 +333,9 @@ class RouterCore:
         message = entry.message or entry.code
         what = f": {message}"
         if entry.reason == engine.FINISH_REASON_REFUSED:  # the request's fault, wherever it ran
-            code = _REFUSALS.get(entry.code, ErrorCode.ENGINE_REFUSED)
+            policy = policy_of(entry.code)
+            is_known = policy is not None and policy.is_of_engine
+            code = ErrorCode(entry.code) if is_known else ErrorCode.ENGINE_REFUSED
             kind, tokens = wire.OUTCOME_KIND_FAILED, dispatch.emitted
             ending = Ending(kind, code, message, param=entry.param, output_tokens=tokens)
             self.lifecycle.end(dispatch.request, ending)
@@ -477,15 +479,3 @@ class RouterCore:
                     retry_after_s=admission.DRAINING_RETRY_S,
                 )
                 self.lifecycle.withdraw(request, ending)
-
-
-# What an engine may refuse a request for; anything else is told as engine_refused.
-_REFUSALS = {
-    str(code): code
-    for code in (
-        ErrorCode.ADAPTER_NOT_FOUND,
-        ErrorCode.ADAPTER_INVALID,
-        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-        ErrorCode.INVALID_REQUEST,
-    )
-}

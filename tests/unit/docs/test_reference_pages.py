@@ -1,9 +1,9 @@
-"""docs/config.md and docs/metrics.md say what the code says."""
+"""Pages made from the code say what the code says."""
 
 import re
 from pathlib import Path
 
-from cli.reference import SETTINGS, descriptions, metrics_page, settings_page
+from cli.reference import SETTINGS, descriptions, metrics_page, overload_page, settings_page
 
 ROOT = Path(__file__).parents[3]
 STALE = "stale: run `make docs`"
@@ -15,6 +15,12 @@ def test_settings_page_is_fresh():
 
 def test_metrics_page_is_fresh():
     assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page(), STALE
+
+
+def test_the_table_of_errors_is_fresh():
+    text = (ROOT / "docs" / "overload.md").read_text()
+    assert text == overload_page(text), STALE
+    assert "| `queue_full` | 503 |" in text
 
 
 def test_every_service_with_settings_is_on_the_page():

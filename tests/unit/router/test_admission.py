@@ -8,7 +8,7 @@ from router.core.router import RouterCore
 from router.core.types.config import CoreConfig
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Request
-from sluice.errors import STATUS, ErrorCode
+from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -109,7 +109,7 @@ def test_a_tenant_has_its_own_limits_in_requests_and_in_tokens():
     world.submit(tenant_id="b", prompt=900)
     assert world.code(world.submit(tenant_id="b", prompt=200)) == "tenant_queue_full"
     assert world.code(world.submit(tenant_id="c", prompt=2000)) == ""  # one alone is no flood
-    assert STATUS[ErrorCode.TENANT_QUEUE_FULL] == 429
+    assert ErrorCode.TENANT_QUEUE_FULL.policy.status == 429
     refusals = [o for o in world.outcomes.values() if o.code == "tenant_queue_full"]
     assert all(outcome.retry_after_ms >= 100 for outcome in refusals)
 
@@ -248,7 +248,7 @@ def test_a_first_token_after_the_deadline_is_refused_at_once():
     assert 100 <= told[0] <= 2000
     assert told[-1] <= 30_000
     assert world.code(world.submit(prompt=1000, deadline_s=60.0)) == ""
-    assert STATUS[ErrorCode.OVERLOADED] == 503
+    assert ErrorCode.OVERLOADED.policy.status == 503
 
 
 def serve(world: Cell, seconds: float) -> None:

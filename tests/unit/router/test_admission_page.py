@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from router.core.decide import admission, forecast, preemption
-from sluice.errors import STATUS, ErrorCode
+from sluice.errors import ErrorCode
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "overload.md").read_text()
@@ -16,7 +16,7 @@ def test_the_table_has_the_codes_of_admission_with_their_statuses():
     assert {ErrorCode(code) for _, code in rows} == {
         ErrorCode[name] for name in re.findall(r"ErrorCode\.([A-Z_]+)", source)
     }
-    assert all(STATUS[ErrorCode(code)] == int(status) for status, code in rows)
+    assert all(ErrorCode(code).policy.status == int(status) for status, code in rows)
 
 
 def test_the_numbers_are_those_of_the_code():

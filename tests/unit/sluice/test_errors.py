@@ -1,19 +1,31 @@
-from sluice.errors import STATUS, ErrorCode, PlatformError
+from sluice.errors import POLICIES, ErrorCode, Evidence, PlatformError, policy_of
 
 
-def test_every_code_has_a_status() -> None:
-    assert STATUS.keys() == set(ErrorCode)
+def test_every_code_has_a_policy() -> None:
+    assert POLICIES.keys() == set(ErrorCode)
+    assert all(policy_of(str(code)) is code.policy for code in ErrorCode)
+    assert policy_of("stop") is None
+
+
+def test_what_is_asked_again_is_no_fault_of_the_caller() -> None:
+    for code in ErrorCode:
+        policy = code.policy
+        assert not policy.moves or policy.is_asked_again
+        assert not policy.is_asked_again or policy.status == 503
+        assert not (policy.lets_stand_in and policy.is_passed_over), "one says both"
+        assert not policy.goes_to_control or policy.release is Evidence.FAULT
+        assert not policy.is_of_engine or 400 <= policy.status < 500
 
 
 def test_only_limits_of_the_caller_are_429_and_only_ours_are_503() -> None:
-    assert {code for code in ErrorCode if STATUS[code] == 429} == {
+    assert {code for code in ErrorCode if code.policy.status == 429} == {
         ErrorCode.RATE_LIMIT_REQUESTS,
         ErrorCode.RATE_LIMIT_TOKENS,
         ErrorCode.RATE_LIMIT_CONCURRENCY,
         ErrorCode.INSUFFICIENT_QUOTA,
         ErrorCode.TENANT_QUEUE_FULL,
     }
-    assert STATUS[ErrorCode.QUEUE_FULL] == STATUS[ErrorCode.NO_CAPACITY] == 503
+    assert ErrorCode.QUEUE_FULL.policy.status == ErrorCode.NO_CAPACITY.policy.status == 503
 
 
 def test_an_error_knows_its_status() -> None:

@@ -7,8 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.rollouts.evidence import (
-    FAULTS,
-    TOO_LATE,
     Arm,
     Baseline,
     Histogram,
@@ -22,7 +20,7 @@ from control_plane.rollouts.evidence import (
 )
 from control_plane.rollouts.sequential import Count
 from sluice.buckets import BUCKETS, bucket_of
-from sluice.errors import STATUS, ErrorCode
+from sluice.errors import ErrorCode, Evidence
 
 
 def of(values: Sequence[float]) -> Histogram:
@@ -34,13 +32,13 @@ def of(values: Sequence[float]) -> Histogram:
 
 def test_only_the_clients_errors_and_refusals_by_policy_are_left_out():
     """Whoever adds a code of another status decides where it belongs."""
-    left_out = set(ErrorCode) - FAULTS - TOO_LATE
-    assert {code for code in left_out if not 400 <= STATUS[code] < 500} == {
-        code for code in left_out if STATUS[code] == 503
+    left_out = {code for code in ErrorCode if code.policy.release is Evidence.NONE}
+    faults = {code for code in ErrorCode if code.policy.release is Evidence.FAULT}
+    assert {code for code in left_out if not 400 <= code.policy.status < 500} == {
+        code for code in left_out if code.policy.status == 503
     }
     assert ErrorCode.CLIENT_CLOSED in left_out
-    assert not FAULTS & TOO_LATE
-    assert all(STATUS[code] != 429 for code in FAULTS)
+    assert all(code.policy.status != 429 for code in faults)
 
 
 def test_errors_of_clients_and_overload_are_neither_good_nor_bad():
