@@ -9,6 +9,7 @@ import typer
 from cli.admin import AsJson, Digest, ask, given, show_one
 from cli.api import Api, Json
 from cli.bars import byte_bar
+from cli.plan_files import read_plan
 from cli.render import show_json, show_objects
 from cli.stack_commands import fail
 from cli.store_commands import register
@@ -140,9 +141,17 @@ def publish(
     staged: Annotated[
         bool, typer.Option("--staged", help="Roll it out; see: sluice rollouts watch.")
     ] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="Of --staged: JSON; default: the model's plan."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make an adapter, or a base, a version of a model; the first one needs --promote."""
+    if plan is not None and not staged:
+        raise typer.BadParameter("belongs to --staged", param_hint="--plan")
     if promote and staged:
         raise typer.BadParameter("is one or the other", param_hint="--promote, --staged")
     if bool(adapter) != bool(base_model) or bool(adapter) == bool(pool):
@@ -159,9 +168,10 @@ def publish(
                 ready = await upload(api, directory, manifest, body, on_sent=on_sent)
             uri = f"sha256:{ready['digest']}"
         promote_to = "100%" if promote else "staged" if staged else ""
-        body = {"artifact_uri": uri, "base_model": base_model, "promote_to": promote_to}
+        body: Json = {"artifact_uri": uri, "base_model": base_model, "promote_to": promote_to}
         if pool:
             body = {"pool_id": pool, "adapter_type": "none", "promote_to": promote_to}
+        body |= given(plan=None if plan is None else read_plan(plan))
         while True:
             made = await api.call("PUT", f"/v1/models/{model}/versions/{version}", body)
             if "state" not in made:

@@ -73,6 +73,10 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "artifacts": CommandEntry("artifact_commands:artifacts", "Bases and adapters, by digest."),
     "rollouts": CommandEntry("rollout_commands:rollouts", "Releases on their way to all requests."),
+    "rollback": CommandEntry(
+        "rollout_commands:roll_back",
+        "Take a model back: end its rollout, else let it stand for the release before, at once.",
+    ),
     "fleet": CommandEntry("fleet_commands:fleet", "Pools, cells, replicas, nodes and routers."),
     "golden": CommandEntry(
         "golden_commands:golden", "Prompts that find replicas which answer wrong."

@@ -12,7 +12,7 @@ import typer
 from cli import cost_chart
 from cli.admin import AsJson, ask, given
 from cli.audit_commands import since_moment
-from cli.render import console, show_json, table
+from cli.render import console, show_json, show_table
 from cli.stack_commands import fail
 from telemetry.costs.prices import Prices, PricesError, read_prices
 from telemetry.costs.report import CostQuery, Measured, answer
@@ -179,7 +179,7 @@ def _show(found: Mapping[str, Any]) -> None:
     cells.append(("total", "", "", "", "", texts[-1], "", "", ""))
     columns = (found["by"], *_COUNTS, currency, "", "per_1M", "per_1M_output")
     right = " ".join((*_COUNTS, currency, "per_1M", "per_1M_output"))
-    console().print(table(columns, cells, right=right))
+    show_table(columns, cells, right=right)
     if "pools" in found:
         _show_pools(found)
     for even in found.get("break_even", ()):
@@ -208,7 +208,7 @@ def _show_pools(found: Mapping[str, Any]) -> None:
         *("pool", "paid_hours", "busy_hours", "busy", "of_bound", "batch", "idle"),
         "per_1M_with_idle",
     )
-    console().print(table(columns, cells, right=" ".join(columns[1:])))
+    show_table(columns, cells, right=" ".join(columns[1:]))
     for paid_by, words in _PAID_BY.items():
         named = [pool["pool_id"] for pool in found["pools"] if pool["paid_by"] == paid_by]
         if named:

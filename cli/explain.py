@@ -11,7 +11,7 @@ import typer
 
 from cli.admin import AsJson, ask, take_secret
 from cli.api import Api, ApiError
-from cli.render import console, show_json, table
+from cli.render import console, show_json, show_table, table
 from cli.stack_commands import fail
 from sluice.hashing import HASH_BYTES, chained_hashes, session_hash
 from sluice.priority import queue_priority
@@ -180,7 +180,7 @@ async def _submit(api: Api, question: Question, model: Mapping[str, Any]) -> wir
         submit.tier_priority = queue_priority(tier["priority"])
         submit.deadline_ms = tier["ttft_deadline_ms"]
         submit.is_preemptible = tier["is_preemptible"]
-        submit.tier_reserved_permille = tier["reserved_permille"]
+        submit.tier_reserved_permille = round(10 * tier["reserved_percent"])
     return submit
 
 
@@ -302,7 +302,7 @@ def _show_others(answers: list[wire.Explanation]) -> None:
         for answer in answers
     ]
     columns = ("other cell", "router", "state", "first token", "reason")
-    console().print(table(columns, rows))
+    show_table(columns, rows)
 
 
 def _seconds(millis: int) -> str:

@@ -9,13 +9,14 @@ import typer
 
 from cli.admin import AsJson, ask, delete_one, setting, show_one
 from cli.api import Api, Json
+from cli.golden_texts import decode, readable_quarantine, readable_result, token_ids_of
 from cli.render import show_fields, show_json, show_objects
 from cli.stack_commands import fail
 
 golden = typer.Typer(help="Prompts that find replicas which answer wrong.", no_args_is_help=True)
 
 _SHOWN = ("id", "model_id", "prompt_text", "expected_text", "every_s", "output_tokens_max")
-_RESULTS = ("pool_id", "asking_id", "replica_id", "differs_in", "deviations", "token_ids", "right")
+_RESULTS = ("pool_id", "asking_id", "replica_id", "differs_in", "deviations", "answer", "right")
 _QUARANTINES = (
     *("id", "replica_id", "pool_id", "node_id", "prompt_id", "reason", "created_at"),
     "released_at",
@@ -101,10 +102,21 @@ def list_results(
     pool: Annotated[str | None, typer.Option(help="Only this pool's.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what replicas answered last, and what of it is not what it should be."""
+    """Show what replicas answered last, and what of it is not what it should be.
+
+    Token ids become text through the gateway: OPENAI_BASE_URL and OPENAI_API_KEY.
+    """
     only = {} if pool is None else {"pool_id": pool}
-    found = ask(lambda api: api.list("/v1/golden-results", **only))
-    show_objects(found, _RESULTS, as_json=as_json)
+
+    async def work(api: Api) -> list[Json]:
+        found = await api.list("/v1/golden-results", **only)
+        if as_json:
+            return found
+        ids = [(one["pool_id"], one[name]) for one in found for name in ("token_ids", "right")]
+        texts = await decode(api, ids)
+        return [readable_result(one, texts) for one in found]
+
+    show_objects(ask(work), _RESULTS, as_json=as_json)
 
 
 @golden.command("forget")
@@ -125,7 +137,18 @@ def quarantines(*, as_json: AsJson = False) -> None:
 
 def show_quarantine(quarantine: Quarantine, *, as_json: AsJson = False) -> None:
     """Show a quarantine, and the answers that led to it."""
-    show_one(f"/v1/quarantines/{quarantine}", as_json=as_json)
+
+    async def work(api: Api) -> Json:
+        found = await api.call("GET", f"/v1/quarantines/{quarantine}")
+        if as_json:
+            return found
+        return readable_quarantine(found, await decode(api, token_ids_of(found)))
+
+    found = ask(work)
+    if as_json:
+        show_json(found)
+    else:
+        show_fields(found)
 
 
 def release_replica(

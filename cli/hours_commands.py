@@ -8,7 +8,7 @@ import typer
 
 from cli.admin import AsJson, ask, given
 from cli.audit_commands import since_moment
-from cli.render import console, show_json, table
+from cli.render import show_json, show_table
 
 _HOURS = (
     *("replica_hours", "running_hours", "reserved_hours", "accelerator_hours"),
@@ -53,4 +53,4 @@ def hours(
     totals = (f"{sum(row[name] for row in rows):,.2f}" for name in _HOURS)
     cells.append(("total", *("" for _ in names[1:]), *totals))
     shown = ("start", "pool") if by is By.HOUR else (by.value,)
-    console().print(table((*shown, *_HOURS), cells, right=" ".join(_HOURS)))
+    show_table((*shown, *_HOURS), cells, right=" ".join(_HOURS))

@@ -16,6 +16,7 @@ models.add_typer(alias, name="alias")
 models.add_typer(base, name="base")
 
 _SHOWN = ("id", "pool_id", "release", "owner_tenant_id", "base_digest")
+_READ_ONLY = ("id", "previous_release", "created_at_unix_s")
 _BASE = ("digest", "name", "context_tokens_max")
 
 Model = Annotated[str, typer.Argument(help="Public name of a model.")]
@@ -187,7 +188,7 @@ def _put(
     changes = changes | given(adapter_digest=adapter)
 
     def change(known: Json) -> Json:
-        kept = {name: known[name] for name in known if name not in ("id", "created_at_unix_s")}
+        kept = {name: known[name] for name in known if name not in _READ_ONLY}
         changed = kept | changes
         # A release keeps its digests, so with others the model stands for another one.
         is_same = all(

@@ -1,6 +1,7 @@
 """How the command line shows things: tables for people, JSON for programs."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -15,25 +16,49 @@ if TYPE_CHECKING:  # it brings psutil, which only the local stack has
     from cli.stack.health import Row
 
 _PLAIN_WIDTH = 240  # pipes and files have no width; rich would take 80 and fold
+_FOLDED_WIDTH = 12  # of a column of text at least
+_GAP = 2  # columns between two
+_IDS = ("id", "name", "tenant", "model", "key", "pool", "cell", "replica", "node")
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console; wide where there is no terminal."""
+    """Return a console as wide as the terminal, or COLUMNS; wide where there is neither."""
     file = sys.stderr if stderr else sys.stdout
-    return Console(file=file, width=None if file.isatty() else _PLAIN_WIDTH, highlight=False)
+    is_sized = file.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(file=file, width=None if is_sized else _PLAIN_WIDTH, highlight=False)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> Table:
-    """Return a table without frames; the columns named in `right` are right-aligned."""
-    numbers = right.split()
+    """Return a table without frames; the columns named in `right` are right-aligned.
+
+    Text is folded where the table is too wide; a column of ids keeps them whole.
+    """
+    numbers, cells = right.split(), list(rows)
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for column in columns:
+    for number, column in enumerate(columns):
+        widest = max((len(row[number]) for row in cells), default=0)
+        least = widest if _is_id(column) else min(widest, _FOLDED_WIDTH)
         made.add_column(
-            column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=False
+            column,
+            justify="right" if column in numbers else "left",
+            overflow="fold",
+            min_width=max(len(column), least),
         )
-    for row in rows:
+    for row in cells:
         made.add_row(*(Text(cell) for cell in row))
     return made
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> None:
+    """Print a table; where its ids do not fit, it is wider than the console."""
+    made, out = table(columns, rows, right=right), console()
+    least = sum((column.min_width or 0) + _GAP for column in made.columns)
+    console_of = Console(file=out.file, width=max(out.width, least), highlight=False)
+    console_of.print(made)
+
+
+def _is_id(column: str) -> bool:
+    return column in _IDS or column.endswith(("_id", "digest"))
 
 
 def show_json(value: Any) -> None:
@@ -49,12 +74,12 @@ def show_objects(
         show_json(list(objects))
         return
     rows = [[_cell(item.get(column)) for column in columns] for item in objects]
-    console().print(table(columns, rows))
+    show_table(columns, rows)
 
 
 def show_fields(item: Mapping[str, Any]) -> None:
     """Print one object, a field per line."""
-    console().print(table(("field", "value"), [(name, _cell(item[name])) for name in item]))
+    show_table(("field", "value"), [(name, _cell(item[name])) for name in item])
 
 
 def _cell(value: object) -> str:

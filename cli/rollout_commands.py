@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -12,20 +13,24 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from cli.admin import AsJson, ask, given
 from cli.api import Api, ApiError, Json
-from cli.render import console, show_fields, show_json, show_objects, table
-from cli.stack_commands import fail
+from cli.plan_files import read_plan
+from cli.render import console, duration, show_fields, show_json, show_objects, show_table
 
 rollouts = typer.Typer(help="Releases on their way to all requests.", no_args_is_help=True)
 
-_STANDS = ("phase", "reason", "stage", "explanation", "waiting_for", "problem")
-_SHOWN = ("id", "model_id", "canary", "phase", "reason", "stage", "share", "explanation")
-_EVENTS = ("at", "event", "actor_id", "phase", "reason", "stage", "share", "detail")
-_STAGES = ("share", "duration_min_s", "sample_min", "duration_max_s", "is_shadow")
+_STANDS = ("phase", "reason", "stage", "explanation", "problem")
+_SHOWN = ("id", "model_id", "canary", "phase", "reason", "stage", "share_percent", "explanation")
+_EVENTS = ("at", "event", "actor_id", "phase", "reason", "stage", "share_percent", "detail")
+_STAGES = ("share_percent", "duration_min_s", "sample_min", "duration_max_s", "is_shadow")
 _POLL_S = 0.5
 _LOST_S_MAX = 60.0  # without an answer: a control plane is replaced within seconds
+_ROLLOUT = re.compile(r"rollout_[0-9a-z]{26}")
 _UNKNOWN_STATUS = 3  # 2 is for wrong words on the command line
 
-Id = Annotated[str, typer.Argument(metavar="ROLLOUT", help="Its id; see: sluice rollouts list.")]
+Id = Annotated[
+    str,
+    typer.Argument(metavar="ROLLOUT|MODEL", help="Id of a rollout, or a model: its latest one."),
+]
 Model = Annotated[str, typer.Argument(help="Public name of a model.")]
 File = Annotated[
     Path | None,
@@ -44,7 +49,7 @@ def start_rollout(
 ) -> None:
     """Roll a release of a model out, in stages."""
     body = {"model_id": model, "release": release, "is_started": not later}
-    body |= given(plan=None if plan is None else _read(plan))
+    body |= given(plan=None if plan is None else read_plan(plan))
     _show(ask(lambda api: api.call("POST", "/v1/rollouts", body)), as_json=as_json)
 
 
@@ -65,13 +70,21 @@ def list_rollouts(
 @rollouts.command("show")
 def show_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
     """Show a rollout: where it is, and what each gate has counted in its stage."""
-    _show(ask(lambda api: api.call("GET", f"/v1/rollouts/{rollout}")), as_json=as_json)
+
+    async def work(api: Api) -> Json:
+        return await api.call("GET", await _path(api, rollout))
+
+    _show(ask(work), as_json=as_json)
 
 
 @rollouts.command("events")
 def list_events(rollout: Id, *, as_json: AsJson = False) -> None:
     """List what happened to a rollout."""
-    found = ask(lambda api: api.list(f"/v1/rollouts/{rollout}/events"))
+
+    async def work(api: Api) -> list[Json]:
+        return await api.list(f"{await _path(api, rollout)}/events")
+
+    found = ask(work)
     show_objects(found, _EVENTS, as_json=as_json)
 
 
@@ -122,7 +135,7 @@ def promote_rollout(
     """End the stage of a rollout early; no stage is left out."""
 
     async def work(api: Api) -> Json:
-        path = f"/v1/rollouts/{rollout}"
+        path = await _path(api, rollout)
         seen = stage if stage is not None else max(0, (await api.call("GET", path))["stage"])
         return await api.call("POST", f"{path}/promote", {"stage": seen})
 
@@ -144,7 +157,7 @@ def plan_rollouts(
     path = f"/v1/models/{model}/rollout-plan"
     if file is not None and default:
         raise typer.BadParameter("is one or the other", param_hint="--set, --default")
-    body = None if file is None else _read(file)
+    body = None if file is None else read_plan(file)
 
     async def work(api: Api) -> Json:
         if body is not None:
@@ -159,7 +172,7 @@ def plan_rollouts(
         return
     plan = found["plan"]
     show_objects([_whole(stage) for stage in plan["stages"]], _STAGES, as_json=False)
-    show_objects(plan["gates"], ("metric", "tolerated", "sample_min"), as_json=False)
+    show_objects(plan["gates"], ("metric", "tolerated_percent", "sample_min"), as_json=False)
     rest = {name: plan[name] for name in plan if name not in ("stages", "gates")}
     show_fields({"model_id": model, "is_default": found["is_default"]} | _whole(rest))
 
@@ -172,16 +185,46 @@ def _whole(found: Json) -> Json:
     }
 
 
-def _read(path: Path) -> Json:
-    """Return a plan of a file; the control plane says what is wrong with it."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise fail(f"{path}: {error}") from None
+def roll_back(
+    model: Model,
+    *,
+    to: Annotated[
+        str | None, typer.Option(help="A release of the model; default: the one before.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a model back: end its rollout, else let it stand for the release before, at once."""
+    body = given(release=to)
+    found = ask(lambda api: api.call("POST", f"/v1/models/{model}/rollback", body))
+    if as_json:
+        show_json(found)
+    elif found["aborted_rollout_id"]:
+        typer.echo(
+            f"{model} stays {found['release']}: rollout {found['aborted_rollout_id']} is aborted"
+        )
+    else:
+        typer.echo(f"{model} stands for {found['release']}; before: {found['previous_release']}")
 
 
 def _command(rollout: str, command: str, *, as_json: bool) -> None:
-    _show(ask(lambda api: api.call("POST", f"/v1/rollouts/{rollout}/{command}")), as_json=as_json)
+    async def work(api: Api) -> Json:
+        return await api.call("POST", f"{await _path(api, rollout)}/{command}")
+
+    _show(ask(work), as_json=as_json)
+
+
+async def _path(api: Api, name: str) -> str:
+    """Return the path of a rollout that is named by its id, or by its model.
+
+    Raises:
+        ApiError: The model has none.
+    """
+    if _ROLLOUT.fullmatch(name):
+        return f"/v1/rollouts/{name}"
+    latest = await api.list("/v1/rollouts", model_id=name, limit=1)
+    if not latest:
+        raise ApiError(f"model {name} has no rollout; see: sluice rollouts list", 404)
+    return f"/v1/rollouts/{latest[0]['id']}"
 
 
 def _show(found: Json, *, as_json: bool) -> None:
@@ -194,7 +237,8 @@ def _show(found: Json, *, as_json: bool) -> None:
     if trials := found.get("trials"):
         told_by = (f"{it['node_id']}: {it['message'] or it['code'] or 'loaded'}" for it in trials)
         fields["trials"] = "; ".join(told_by)
-    show_fields(fields | {"stage": _stage(found), "share": _percent(found), "seen": _seen(found)})
+    fields |= {"stage": _stage(found), "share": _percent(found), "seen": _seen(found)}
+    show_fields(fields | given(left_of_stage=_left(found)))
     for past in found.get("past_stages", ()):
         counts = f"{past['sample']:,} and {past['control_sample']:,} requests"
         seen = f"{past['watched_s']:.0f} s, {counts}"
@@ -212,16 +256,16 @@ def _show_gates(gates: list[Json], title: str) -> None:
                 f"{gate[side]['bad']:,} of {gate[side]['total']:,}"
                 for side in ("canary", "control")
             ),
-            f"{gate['tolerated']:.2%}",
+            f"{gate['tolerated_percent']:g} %",
             f"10^{gate['e_value_log10']:.1f} of 10^{gate['e_value_needed_log10']:.1f}",
-            "-" if (rate := gate.get("detectable_rate")) is None else f"{rate:.1%}",
+            "-" if (rate := gate.get("detectable_percent")) is None else f"{rate:g} %",
         )
         for gate in gates
     ]
     if rows:
         console().print(title, highlight=False)
         columns = ("gate", "canary", "control", "tolerated", "evidence", "finds")
-        console().print(table(columns, rows, right="canary control tolerated finds"))
+        show_table(columns, rows, right="canary control tolerated finds")
 
 
 def _stage(found: Json) -> str:
@@ -231,8 +275,14 @@ def _stage(found: Json) -> str:
 
 
 def _percent(found: Json) -> str:
-    copies = f", copies of {found['mirrored'] / 100:g} %" if found["mirrored"] else ""
-    return f"{found['share'] / 100:g} %{copies}"
+    copied = found["mirrored_percent"]
+    return f"{found['share_percent']:g} %" + (f", copies of {copied:g} %" if copied else "")
+
+
+def _left(found: Json) -> str | None:
+    """Return how long the stage takes at this pace; None: it does not go on."""
+    left_s = found.get("stage_left_s")
+    return None if left_s is None else f"about {duration(left_s)}"
 
 
 def _seen(found: Json) -> str:
@@ -248,17 +298,18 @@ async def _follow(api: Api, rollout: str, *, as_json: bool) -> Json:
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[seen]}"))
     err = console(stderr=True)
     told: tuple[object, ...] = ()
+    path = await _path(api, rollout)
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         bar = progress.add_task("", seen="")
         while True:
-            found = await _polled(api, f"/v1/rollouts/{rollout}")
+            found = await _polled(api, path)
             total = found["watched_needed_s"] or 1
             progress.update(
                 bar,
                 description=f"stage {_stage(found)}",
                 total=total,
                 completed=min(found["watched_s"], total),
-                seen=_seen(found),
+                seen=_seen(found) + (f", left: {left}" if (left := _left(found)) else ""),
             )
             stands = tuple(found.get(name, "") for name in _STANDS)
             if stands != told:

@@ -11,9 +11,8 @@ from cli.stack_commands import fail
 
 texts = typer.Typer(help="Keep what requests say, redacted; off by default.", no_args_is_help=True)
 
-_SETTINGS = ("is_on", "share", "retention_days", "redacted", "words")
+_SETTINGS = ("is_on", "share_percent", "retention_days", "redacted", "words")
 _SHOWN = ("id", *_SETTINGS)
-_PERCENT = 100  # basis points
 
 
 @texts.command("set")
@@ -50,7 +49,7 @@ def set_policy(
         raise fail("say what is to be taken out, or that nothing is; not both")
     changes = given(
         is_on=is_on,
-        share=None if percent is None else round(percent * _PERCENT),
+        share_percent=percent,
         retention_days=days,
         redacted=[] if no_redact else redact or None,
         words=[] if no_words else word or None,

@@ -12,7 +12,7 @@ tiers = typer.Typer(help="Priority classes and their limits.", no_args_is_help=T
 
 _SHOWN = (
     *("id", "priority", "rpm", "tpm", "requests_max", "context_tokens_max", "model_limits"),
-    *("ttft_deadline_ms", "reserved_permille", "is_preemptible"),
+    *("ttft_deadline_ms", "reserved_percent", "is_preemptible"),
 )
 _LIMITS = ("rpm", "tpm", "requests_max", "context_tokens_max")
 
@@ -30,7 +30,7 @@ Deadline = Annotated[
     int | None, typer.Option(min=0, help="For the first token, in milliseconds; 0: none.")
 ]
 Reserved = Annotated[
-    int | None, typer.Option(min=0, max=1000, help="Permille of every cell that it gets at least.")
+    float | None, typer.Option(min=0, max=100, help="Of every cell, that it gets at least.")
 ]
 Preemptible = Annotated[
     bool | None, typer.Option("--batch/--no-batch", help="Shed first, and interrupted for others.")
@@ -60,7 +60,7 @@ def create_tier(
     context_tokens_max: Limit = None,
     model_limit: ModelLimit = None,
     ttft_deadline_ms: Deadline = None,
-    reserved_permille: Reserved = None,
+    reserved_percent: Reserved = None,
     is_preemptible: Preemptible = None,
     as_json: AsJson = False,
 ) -> None:
@@ -72,7 +72,7 @@ def create_tier(
         requests_max=requests_max,
         context_tokens_max=context_tokens_max,
         ttft_deadline_ms=ttft_deadline_ms,
-        reserved_permille=reserved_permille,
+        reserved_percent=reserved_percent,
         is_preemptible=is_preemptible,
     )
     _put(tier, changes, model_limits(model_limit or []), as_json=as_json, new={})
@@ -89,7 +89,7 @@ def update_tier(
     context_tokens_max: Limit = None,
     model_limit: ModelLimit = None,
     ttft_deadline_ms: Deadline = None,
-    reserved_permille: Reserved = None,
+    reserved_percent: Reserved = None,
     is_preemptible: Preemptible = None,
     as_json: AsJson = False,
 ) -> None:
@@ -101,7 +101,7 @@ def update_tier(
         requests_max=requests_max,
         context_tokens_max=context_tokens_max,
         ttft_deadline_ms=ttft_deadline_ms,
-        reserved_permille=reserved_permille,
+        reserved_percent=reserved_percent,
         is_preemptible=is_preemptible,
     )
     _put(tier, changes, model_limits(model_limit or []), as_json=as_json)

@@ -11,7 +11,7 @@ import typer
 
 from cli.admin import AsJson, ask, given
 from cli.audit_commands import since_moment
-from cli.render import console, show_json, table
+from cli.render import console, show_json, show_table
 from cli.stack_commands import fail
 
 _IDS = ("start", "tenant_id", "key_id", "model")
@@ -96,7 +96,7 @@ def _reconcile(query: dict[str, Any], *, as_json: bool) -> None:
         for row in found["data"]
     ]
     names = [name.replace("_tokens", "") for name in _COMPARED]
-    console().print(table(("start", "model", *names, "state"), cells, right=" ".join(names)))
+    show_table(("start", "model", *names, "state"), cells, right=" ".join(names))
     console().print(f"closed hours differ by {found['mismatch_tokens']} tokens")
 
 
@@ -108,4 +108,4 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     totals = (str(sum(row[name] for row in rows)) for name in _COUNTS)
     cells.append(("total", "", "", "", *totals))
     columns = (*_IDS, *_COUNTS)
-    console().print(table(columns, cells, right=" ".join(_COUNTS)))
+    show_table(columns, cells, right=" ".join(_COUNTS))

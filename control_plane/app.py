@@ -49,6 +49,7 @@ from control_plane.rollouts import trials
 from control_plane.rollouts.confirmations import Confirmations
 from control_plane.rollouts.feed import open_feed
 from control_plane.rollouts.plan_routes import PlanRoutes
+from control_plane.rollouts.rollback_routes import RollbackRoutes
 from control_plane.rollouts.routes import RolloutRoutes
 from control_plane.rollouts.service import Rollouts
 from control_plane.settings import Settings
@@ -163,6 +164,7 @@ def admin_routes(
     return [
         *RolloutRoutes(database, wake_rollouts, unread_rollouts).routes(),
         *PlanRoutes(database).routes(),
+        *RollbackRoutes(database).routes(),
         *QualityRoutes(database).routes(),
         *AdapterRoutes(database).routes(),
         *BudgetRoutes(database, budget_interval_s).routes(),

@@ -24,7 +24,7 @@ from telemetry.costs.recorded import RecordedHours
 from telemetry.costs.report import answer
 from telemetry.metrics import Metrics
 from telemetry.progress import Progress
-from telemetry.queries import LIMIT_MAX, recent_requests
+from telemetry.queries import LIMIT_MAX, RequestFilter, recent_requests
 from telemetry.reconciliation import mismatch_tokens, reconciled
 from telemetry.sink import Sink
 from telemetry.store import STORE_ERRORS, Store
@@ -84,12 +84,16 @@ class Api:
     async def _requests(self, request: web.Request) -> web.Response:
         self._check_key(request)
         limit = params.number(request.query, "limit", 1, LIMIT_MAX, default=20)
-        tenant_id = params.ident(request.query, "tenant")
         copies = params.choice(request.query, "copies", ("false", "true"), default="false")
-        query = recent_requests(
-            self._store, limit=limit, tenant_id=tenant_id, are_copies=copies == "true"
+        wanted = RequestFilter(
+            tenant_id=params.ident(request.query, "tenant"),
+            key_id=params.ident(request.query, "key"),
+            model=params.ident(request.query, "model"),
+            statuses=params.statuses(request.query, "status"),
+            since_ms=params.moment_ms(request.query, "since", default_ms=0),
+            are_copies=copies == "true",
         )
-        rows = await _asked(query)
+        rows = await _asked(recent_requests(self._store, wanted, limit=limit))
         return web.json_response({"data": rows})
 
     async def _trace(self, request: web.Request) -> web.Response:

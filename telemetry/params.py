@@ -43,6 +43,19 @@ def moment_ms(query: Query, name: str, *, default_ms: int) -> int:
     return round(found * 1000)
 
 
+def statuses(query: Query, name: str) -> tuple[int, int]:
+    """Return the least and the largest HTTP status of `404` or `5xx`; all by default."""
+    text = query.get(name)
+    if text is None:
+        return 0, 65535
+    found = re.fullmatch(r"([1-5])(xx|[0-9]{2})", text)
+    if found is None:
+        raise _wrong(name, f"{name} must be an HTTP status such as 429, or a class such as 5xx")
+    if found[2] == "xx":
+        return int(found[1]) * 100, int(found[1]) * 100 + 99
+    return int(text), int(text)
+
+
 def ident(query: Query, name: str) -> str:
     """Return an id, empty when none is given."""
     text = query.get(name, "")

@@ -49,7 +49,11 @@ _RECENT = """
 SELECT * EXCEPT (ingested_at)
 FROM requests
 WHERE received_at >= now64(3) - toIntervalHour({hours:UInt32})
+  AND received_at >= fromUnixTimestamp64Milli({since_ms:Int64})
   AND (__scope__)
+  AND ({key:String} = '' OR key_id = {key:String})
+  AND ({model:String} = '' OR model = {model:String})
+  AND status BETWEEN {status_least:UInt16} AND {status_most:UInt16}
   AND is_copy = {copies:Bool}
 ORDER BY received_at DESC, event_id
 LIMIT 1 BY event_id
@@ -61,22 +65,49 @@ LIMIT_MAX = 1000
 _ARMS = {wire.ARM_CONTROL: "control", wire.ARM_CANARY: "canary"}
 
 
-async def recent_requests(
-    store: Store, *, limit: int, tenant_id: str = "", are_copies: bool = False
-) -> list[dict[str, Any]]:
-    """Return the newest requests first, of one tenant or (empty id) of all; times in ISO 8601.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFilter:
+    """Which requests are listed; an empty text is no condition.
 
-    Copies for shadow stages of rollouts are no requests of clients: they come alone or not at all.
+    Attributes:
+        tenant_id: Their tenant.
+        key_id: Their API key.
+        model: The name that the client asked for.
+        statuses: The least and the largest HTTP status.
+        since_ms: Unix milliseconds of the earliest arrival.
+        are_copies: Copies for shadow stages of rollouts, in place of clients' requests.
+    """
+
+    tenant_id: str = ""
+    key_id: str = ""
+    model: str = ""
+    statuses: tuple[int, int] = (0, 65535)
+    since_ms: int = 0
+    are_copies: bool = False
+
+
+async def recent_requests(
+    store: Store, wanted: RequestFilter, *, limit: int
+) -> list[dict[str, Any]]:
+    """Return the newest requests first, at most `limit`; times in ISO 8601.
 
     Raises:
         STORE_ERRORS: ClickHouse is away.
     """
-    scope = Scope.asked(tenant_id)
+    scope = Scope.asked(wanted.tenant_id)
     sql = _RECENT.replace("__scope__", scope.sql)
+    parameters = scope.parameters | {
+        "limit": limit,
+        "copies": wanted.are_copies,
+        "key": wanted.key_id,
+        "model": wanted.model,
+        "status_least": wanted.statuses[0],
+        "status_most": wanted.statuses[1],
+        "since_ms": wanted.since_ms,
+    }
     rows: list[dict[str, Any]] = []
     for hours in _WINDOWS_HOURS:
-        parameters = {"hours": hours, "limit": limit, "copies": are_copies}
-        rows = await store.query(sql, parameters | scope.parameters)
+        rows = await store.query(sql, parameters | {"hours": hours})
         if len(rows) >= limit:
             break
     return [readable(row) for row in rows]

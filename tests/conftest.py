@@ -12,6 +12,8 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 # All processes of a test are of one installation.
 os.environ.setdefault("INSTALLATION__SECRET", "of-the-tests-" + "0123456789abcdef" * 2)
+# Tables are as wide as COLUMNS says, which pytest sets for its own lines.
+os.environ.pop("COLUMNS", None)
 
 import httpx
 import pytest

@@ -22,8 +22,8 @@ _POOL_PREFIX = "tiny-"
 # Tiers below the first one are sure of a share, so that a flood above them does not stop them.
 _TIERS = {
     "standard": {"priority": 10, "rpm": 0, "tpm": 0},
-    "free": {"priority": 1, "rpm": 60, "tpm": 20000, "reserved_permille": 50},
-    "batch": {"priority": 0, "rpm": 0, "tpm": 0, "reserved_permille": 50, "is_preemptible": True},
+    "free": {"priority": 1, "rpm": 60, "tpm": 20000, "reserved_percent": 5},
+    "batch": {"priority": 0, "rpm": 0, "tpm": 0, "reserved_percent": 5, "is_preemptible": True},
 }
 _CANARY = {
     "model": MODEL,

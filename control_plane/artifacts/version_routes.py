@@ -32,6 +32,7 @@ from control_plane.http.writes import RECORDED, Answer, Write, Writes
 from control_plane.models.model import release_id
 from control_plane.models.routes import MODELS, check_model
 from control_plane.rollouts.beginning import begin
+from control_plane.rollouts.plan import Plan
 from control_plane.tables import models, pools, releases
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.manifests import parse_manifest
@@ -53,15 +54,17 @@ class VersionBody(Body):
     An adapter (`lora`): `artifact_uri` is `sha256:` and the digest of an artifact, or what imports
     take; `base_model` is a model without an adapter, whose base and pool serve this one. A base
     alone (`none`): `pool_id` is the pool that serves it. Without `promote_to` the version can be
-    asked for as `model@version`, and the model stays what it is; `staged` begins a rollout, whose
-    id is in the answer.
+    asked for as `model@version`, and the model stays what it is; `100%`, `production` and `stable`
+    are words for at once; `staged` begins a rollout by `plan`, or the model's own, whose id is in
+    the answer.
     """
 
     artifact_uri: Annotated[str, Field(max_length=2048)] = ""
     base_model: OptionalId = ""
     pool_id: OptionalId = ""
     adapter_type: Literal["lora", "none"] = "lora"
-    promote_to: Literal["", "100%", "production", "staged"] = ""
+    promote_to: Literal["", "100%", "production", "stable", "staged"] = ""
+    plan: Plan | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -70,6 +73,8 @@ class VersionBody(Body):
                 raise ValueError("a base alone needs pool_id, and no artifact_uri or base_model")
         elif not (self.artifact_uri and self.base_model) or self.pool_id:
             raise ValueError("an adapter needs artifact_uri and base_model, and no pool_id")
+        if self.plan is not None and self.promote_to != _STAGED:
+            raise ValueError("a plan is of a rollout: give promote_to staged, or no plan")
         return self
 
 
@@ -105,7 +110,7 @@ class VersionRoutes:
             base_digest = await self._base_of_pool(body.pool_id)
             values = _values(base_digest, body.pool_id, "", version)
             return await self._writes.run(
-                request, lambda write: _publish(write, model_id, values, body.promote_to)
+                request, lambda write: _publish(write, model_id, values, body)
             )
         base = await self._base(body.base_model, tenant_id)
         if body.artifact_uri.startswith(_DIGEST):
@@ -124,7 +129,7 @@ class VersionRoutes:
         async def work(write: Write) -> Answer:
             await check_rank(write.connection, base["pool_id"], rank)
             values = _values(base["base_digest"], base["pool_id"], digest, version)
-            return await _publish(write, model_id, values, body.promote_to)
+            return await _publish(write, model_id, values, body)
 
         return await self._writes.run(request, work)
 
@@ -175,10 +180,10 @@ def _without_key(request: web.Request) -> web.Request:
     return request.clone(headers=headers)
 
 
-async def _publish(write: Write, model_id: str, values: Values, promote_to: str) -> Answer:
+async def _publish(write: Write, model_id: str, values: Values, body: VersionBody) -> Answer:
     """Make a release of a model, which is made too if it is not there."""
     connection, tenant_id = write.connection, write.actor.tenant_id
-    is_promoted = promote_to not in {"", _STAGED}
+    is_promoted = body.promote_to not in {"", _STAGED}
     await connection.execute(lock_id(MODELS.path, model_id))
     query = select(models).where(models.c.id == model_id).with_for_update(key_share=True)
     before = await first(connection, query)
@@ -203,8 +208,8 @@ async def _publish(write: Write, model_id: str, values: Values, promote_to: str)
         await connection.execute(made.on_conflict_do_update(index_elements=["id"], set_=values))
     await MODELS.after_write(connection, model_id, values)
     rollout_id = ""
-    if promote_to == _STAGED:
-        rollout_id = (await begin(write, model_id, values["release"], None)).id
+    if body.promote_to == _STAGED:
+        rollout_id = (await begin(write, model_id, values["release"], body.plan)).id
     after = {
         "id": name,
         "model_id": model_id,

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from control_plane.fields import Body, checked_id
 from control_plane.http.routes import REPEATED, ROUTE
+from control_plane.percent import OF_CLIENT
 from sluice.errors import BadRequestError, ErrorCode
 
 BODY_BYTES_MAX = 256 * 1024
@@ -41,7 +42,7 @@ async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:
     read_only = request[ROUTE].read_only if ROUTE in request else frozenset[str]()
     payload, request[REPEATED] = _without(payload, read_only)
     try:
-        return kind.model_validate_json(payload)
+        return kind.model_validate_json(payload, context=OF_CLIENT)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])

@@ -25,6 +25,7 @@ from control_plane.http.columns import columns
 from control_plane.http.etags import etag, is_known
 from control_plane.http.routes import ACTOR, ROUTE, Route
 from control_plane.http.writes import Answer, Write, Writes
+from control_plane.percent import ShareField
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 _LOCKS = 731053  # one for each id, held while it is written: what is not there has no row to lock
@@ -64,6 +65,7 @@ class Resource:
         filters: Columns that a list may be narrowed by, as `?column=value`.
         id_pattern: Of the path; only public model names may hold slashes.
         id_check: Returns an id that may be one; ValueError says what is expected.
+        shares: Columns that bodies and answers have in percent.
         hidden: Columns with lists, of which the audit log has the lengths only: it is open to roles
             that may not read these.
     """
@@ -84,6 +86,7 @@ class Resource:
     id_pattern: str = "[^/]+"
     id_check: Callable[[str], str] = checked_id
     hidden: tuple[str, ...] = ()
+    shares: tuple[ShareField, ...] = ()
 
     @property
     def key(self) -> Column[str]:
@@ -93,6 +96,9 @@ class Resource:
     def stored(self, values: Values) -> Values:
         """Return what a row holds of a body: NULL for the empty string where it stands for that."""
         columns = self.table.columns
+        for share in self.shares:
+            values = {**values, share.stored: share.read(values[share.shown])}
+            del values[share.shown]
         return {
             name: None if value == "" and columns[name].nullable else value
             for name, value in values.items()
@@ -100,6 +106,7 @@ class Resource:
 
     def show(self, row: Mapping[str, Any]) -> Values:
         """Return the JSON of a row; NULL is shown as the empty string that stands for it."""
+        row = {**row, **{share.shown: share.show(row[share.stored]) for share in self.shares}}
         return {name: "" if row[name] is None else row[name] for name in self.shown}
 
     def noted(self, shown: Values) -> Values:

@@ -56,6 +56,13 @@ async def _check_replaced_model(connection: AsyncConnection, key: str, values: V
     """Refuse what `check_model` does, and any change while the model is in rollout."""
     await _check_is_steady(connection, key)
     await check_model(connection, key, values)
+    query = select(models.c.release, models.c.previous_release).where(models.c.id == key)
+    known = (await connection.execute(query)).first()
+    if known is None:
+        values["previous_release"] = ""
+    else:
+        is_same = known.release == values["release"]
+        values["previous_release"] = known.previous_release if is_same else known.release
 
 
 async def _check_is_steady(connection: AsyncConnection, key: str) -> None:
@@ -193,7 +200,7 @@ BASES = Resource(
 MODELS = Resource(
     path="models",
     table=models,
-    shown=("id", *ModelBody.model_fields, "created_at_unix_s"),
+    shown=("id", *ModelBody.model_fields, "previous_release", "created_at_unix_s"),
     read=Action.READ_TENANT,
     write=Action.WRITE_MODELS,
     owner=models.c.owner_tenant_id,

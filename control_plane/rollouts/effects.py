@@ -151,6 +151,7 @@ async def _finish(connection: AsyncConnection, kept: Kept) -> None:
         "adapter_digest": canary.adapter_digest,
         "pool_id": canary.pool_id,
         "release": canary.name,
+        "previous_release": kept.control,
     }
     await connection.execute(update(models).where(models.c.id == kept.model_id).values(**values))
     await MODELS.after_write(connection, kept.model_id, values)

@@ -1,15 +1,21 @@
 """What a rollout shall do, as data: stages, gates, and what happens when it cannot go on; pure."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, model_validator
 
+from control_plane import percent
 from control_plane.fields import Body
+from control_plane.percent import ShareField
 from control_plane.rollouts.evidence import Metric
 from sluice.split import SHARE_MAX
 
 _Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
 _Sample = Annotated[int, Field(ge=0, le=10_000_000)]
+SHARE = ShareField("share", least=0.01)
+MIRRORED = ShareField("mirrored")
+TOLERATED = ShareField("tolerated", of_percent=0.01, is_whole=False, most=99.99)
 
 
 class Stage(Body):
@@ -22,12 +28,19 @@ class Stage(Body):
     A shadow stage sends canary copies of so many requests, whose answers nobody gets.
     """
 
+    model_config = ConfigDict(json_schema_extra=SHARE.describe)
+
     share: Annotated[int, Field(ge=1, le=SHARE_MAX)]  # basis points
     duration_min_s: _Seconds = 600.0
     sample_min: _Sample = 0
     sample_light: _Sample | None = None
     duration_max_s: _Seconds = 86_400.0
     is_shadow: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_percent(cls, data: object, info: ValidationInfo) -> object:
+        return SHARE.parsed(data, info)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -51,9 +64,16 @@ class Gate(Body):
     of the gate; for golden prompts, say, which are few.
     """
 
+    model_config = ConfigDict(json_schema_extra=TOLERATED.describe)
+
     metric: Metric
     tolerated: Annotated[float, Field(ge=0, lt=1)]
     sample_min: _Sample = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_percent(cls, data: object, info: ValidationInfo) -> object:
+        return TOLERATED.parsed(data, info)
 
 
 # 1,000 requests: an error rate of 5 % instead of 1 % is found within 660 in 19 of 20 cases at the
@@ -111,10 +131,11 @@ class Plan(Body):
             if after.is_shadow:
                 raise ValueError("only the first stage can be a shadow stage")
             if not before.is_shadow and after.share <= before.share:
-                raise ValueError(f"shares must grow: {after.share} follows {before.share}")
+                shares = f"{SHARE.show(after.share):g} % follows {SHARE.show(before.share):g} %"
+                raise ValueError(f"shares must grow: {shares}")
         last = self.stages[-1]
         if last.is_shadow or last.share != SHARE_MAX:
-            raise ValueError(f"the last stage must have all of the traffic: share {SHARE_MAX}")
+            raise ValueError("the last stage must have all of the traffic: share_percent 100")
         metrics = [gate.metric for gate in self.gates]
         if twice := {metric.value for metric in metrics if metrics.count(metric) > 1}:
             raise ValueError(f"more than one gate for {', '.join(sorted(twice))}")
@@ -125,3 +146,12 @@ class Plan(Body):
         """False-alarm rate of one gate in one stage."""
         compared = sum(stage.is_compared for stage in self.stages)
         return self.alpha / (len(self.gates) * max(compared, 1))
+
+
+def shown(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored plan with its shares in percent."""
+    return {
+        **document,
+        "stages": [percent.shown(stage, SHARE) for stage in document["stages"]],
+        "gates": [percent.shown(gate, TOLERATED) for gate in document["gates"]],
+    }

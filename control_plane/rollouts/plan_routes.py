@@ -14,6 +14,7 @@ from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import first, shown
 from control_plane.http.routes import ACTOR, Route
 from control_plane.http.writes import Answer, Write, Writes
+from control_plane.rollouts import plan as plans
 from control_plane.rollouts import repository
 from control_plane.rollouts.beginning import locked_model
 from control_plane.rollouts.bodies import PlanChange
@@ -102,5 +103,5 @@ class PlanRoutes:
 
 async def _shown(connection: AsyncConnection, model_id: str) -> Values:
     own = await repository.stored_plan(connection, model_id)
-    plan = Plan().model_dump(mode="json") if own is None else own
+    plan = plans.shown(Plan().model_dump(mode="json") if own is None else own)
     return {"model_id": model_id, "plan": plan, "is_default": own is None}

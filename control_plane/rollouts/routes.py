@@ -8,6 +8,7 @@ from aiohttp import web
 from sqlalchemy import RowMapping, Select, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from control_plane import percent
 from control_plane.access.roles import Action
 from control_plane.database import Database
 from control_plane.http import describe
@@ -18,6 +19,7 @@ from control_plane.http.writes import Answer, Write, Writes
 from control_plane.rollouts import effects, listing, repository
 from control_plane.rollouts.beginning import begin
 from control_plane.rollouts.bodies import PromoteBody, RolloutBody
+from control_plane.rollouts.plan import MIRRORED, SHARE
 from control_plane.rollouts.repository import UnreadableError, kept_of
 from control_plane.rollouts.shown import DETAILS, EVENT, SUMMARY, details, unknown_details
 from control_plane.rollouts.state import Abort, Event, Pause, Promote, Resume, Start
@@ -211,7 +213,7 @@ def _short(found: Values) -> Values:
 
 
 def _event(row: Values) -> Values:
-    found = row | {"at": row["at"].isoformat()}
+    found = percent.shown(row, SHARE, MIRRORED) | {"at": row["at"].isoformat()}
     return {name: found[name] for name in EVENT}
 
 
@@ -221,11 +223,11 @@ def _no_rollout(rollout_id: str) -> PlatformError:
 
 _TYPES: dict[str, tuple[str, ...]] = {
     "integer": (
-        *("stage", "stages", "share", "mirrored", "wanted_stage", "wanted", "sample"),
+        *("stage", "stages", "wanted_stage", "wanted", "sample"),
         *("control_sample", "sample_needed", "evidence_until_unix_ms", "version"),
     ),
     "boolean": ("is_live", "is_ready"),
-    "number": ("watched_s", "watched_needed_s"),
+    "number": ("watched_s", "watched_needed_s", SHARE.shown, MIRRORED.shown),
     "object": ("plan",),
 }
 _SCHEMAS: Values = {
@@ -235,6 +237,7 @@ _SCHEMAS: Values = {
         for name in ("gates", "past_stages", "trials")
     },
     "verdict": {"type": ["object", "null"]},
+    "stage_left_s": {"type": ["number", "null"]},
 }
 
 

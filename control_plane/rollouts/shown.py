@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from math import log, log10
 from typing import Any, Self
 
+from control_plane.rollouts import plan as plans
 from control_plane.rollouts.evidence import Metric
-from control_plane.rollouts.plan import Plan
+from control_plane.rollouts.plan import MIRRORED, SHARE, TOLERATED, Plan
 from control_plane.rollouts.state import (
     NO_STAGE,
     GateEvidence,
@@ -23,17 +24,18 @@ _DIGITS = 12  # of a digest, for people
 
 SUMMARY = (
     *("id", "model_id", "control", "canary", "owner_tenant_id", "phase", "reason", "stage"),
-    *("stages", "share", "mirrored", "is_live", "explanation", "problem"),
+    *("stages", SHARE.shown, MIRRORED.shown, "is_live", "explanation", "problem"),
     *("created_at", "started_at", "ended_at"),
 )
 DETAILS = (
-    *("wanted_stage", "is_ready", "waiting_for", "watched_s", "watched_needed_s", "sample"),
+    *("wanted_stage", "is_ready", "waiting_for", "stage_left_s", "watched_s", "watched_needed_s"),
+    "sample",
     *("control_sample", "sample_needed", "gates", "past_stages", "verdict"),
     *("evidence_until_unix_ms", "plan", "trials", "version"),
 )
 EVENT = (
     *("id", "rollout_id", "at", "event", "actor_id", "phase", "reason", "stage", "wanted"),
-    *("share", "mirrored", "detail", "verdict"),
+    *(SHARE.shown, MIRRORED.shown, "detail", "verdict"),
 )
 
 _WHY = {
@@ -100,8 +102,8 @@ def progress(standing: Standing) -> Json:
         "reason": standing.reason.value if standing.reason is not None else "",
         "stage": standing.stage,
         "stages": standing.stages,
-        "share": standing.share,
-        "mirrored": standing.mirrored,
+        SHARE.shown: SHARE.show(standing.share),
+        MIRRORED.shown: MIRRORED.show(standing.mirrored),
         "explanation": explanation(standing),
         "problem": "",
     }
@@ -121,8 +123,8 @@ def unknown_progress(phase: str, share: int, mirrored: int, problem: str) -> Jso
         "reason": "",
         "stage": NO_STAGE,
         "stages": 0,
-        "share": share,
-        "mirrored": mirrored,
+        SHARE.shown: SHARE.show(share),
+        MIRRORED.shown: MIRRORED.show(mirrored),
         "explanation": "",
         "problem": problem,
     }
@@ -135,6 +137,7 @@ def unknown_details() -> Json:
         "wanted_stage": NO_STAGE,
         "is_ready": False,
         "waiting_for": "",
+        "stage_left_s": None,
         **dict.fromkeys(counts, 0),
         "gates": [],
         "past_stages": [],
@@ -144,7 +147,7 @@ def unknown_details() -> Json:
 
 
 def waiting_for(state: Rollout, base_digest: str | None, lacking: Sequence[str]) -> str:
-    """Return what holds a rollout that waits, in one line; empty when it does not wait.
+    """Return what a rollout waits for before its next stage, in one line; empty: for nothing.
 
     Args:
         state: Of the rollout.
@@ -152,7 +155,7 @@ def waiting_for(state: Rollout, base_digest: str | None, lacking: Sequence[str])
         lacking: Ids of the gateways that cannot serve it yet.
     """
     if not state.is_held:
-        return ""
+        return _evidence_wanted(state)
     if not lacking:
         tried = ", one of which has tried its adapter" if state.stage == NO_STAGE else ""
         stage = max(state.wanted, state.stage)
@@ -166,6 +169,49 @@ def waiting_for(state: Rollout, base_digest: str | None, lacking: Sequence[str])
     )
 
 
+def stage_left_s(state: Rollout) -> float | None:
+    """Return the seconds until a stage can end, if requests keep coming as in this stage.
+
+    None: the stage does not go on, or has seen too little to tell.
+    """
+    if not _is_watching(state):
+        return None
+    stage, watched_s = state.current, state.watched_ms / 1000
+    left_s = max(0.0, stage.duration_min_s - watched_s)
+    counted, missing = _sampled(state)
+    if not missing:
+        return left_s
+    latest_s = stage.duration_max_s - (state.watched_ms - state.short_ms) / 1000
+    if counted and watched_s:
+        return max(left_s, min(missing * watched_s / counted, max(0.0, latest_s)))
+    return None
+
+
+def _is_watching(state: Rollout) -> bool:
+    is_going = state.phase in {Phase.SHADOW, Phase.RUNNING} and state.stage != NO_STAGE
+    return is_going and not state.is_short_of_fleet
+
+
+def _sampled(state: Rollout) -> tuple[int, int]:
+    """Return the requests that count towards the stage's least sample, and those that lack."""
+    is_compared = state.current.is_compared
+    counted = min(state.sample, state.control_sample) if is_compared else state.sample
+    return counted, max(0, state.current.sample_min - counted)
+
+
+def _evidence_wanted(state: Rollout) -> str:
+    """Return which evidence a stage still waits for; empty: none, or it does not go on."""
+    if not _is_watching(state):
+        return ""
+    left_s = state.current.duration_min_s - state.watched_ms / 1000
+    _, missing = _sampled(state)
+    wanted = [f"{left_s:.0f} s"] if left_s > 0 else []
+    if missing:
+        of = "each release" if state.current.is_compared else "canary"
+        wanted.append(f"{missing:,} requests of {of}")
+    return " and ".join(wanted)
+
+
 def details(state: Rollout, base_digest: str | None = None, lacking: Sequence[str] = ()) -> Json:
     """Return what is known of the stage, and what it takes to end it; see `waiting_for`."""
     stage = None if state.stage == NO_STAGE else state.current
@@ -173,6 +219,7 @@ def details(state: Rollout, base_digest: str | None = None, lacking: Sequence[st
         "wanted_stage": state.wanted,
         "is_ready": state.is_ready,
         "waiting_for": waiting_for(state, base_digest, lacking),
+        "stage_left_s": stage_left_s(state),
         "watched_s": state.watched_ms / 1000,
         "watched_needed_s": 0.0 if stage is None else stage.duration_min_s,
         "sample": state.sample,
@@ -181,7 +228,7 @@ def details(state: Rollout, base_digest: str | None = None, lacking: Sequence[st
         "gates": _gates(state.plan, state.evidence),
         "past_stages": [_past_stage(state.plan, past) for past in state.past],
         "evidence_until_unix_ms": state.window_end_ms,
-        "plan": state.plan.model_dump(mode="json"),
+        "plan": plans.shown(state.plan.model_dump(mode="json")),
     }
 
 
@@ -189,8 +236,8 @@ def _past_stage(plan: Plan, past: StageEvidence) -> Json:
     """Return what was seen in a stage that has ended."""
     return {
         "stage": past.stage,
-        "share": past.share,
-        "mirrored": past.mirrored,
+        SHARE.shown: SHARE.show(past.share),
+        MIRRORED.shown: MIRRORED.show(past.mirrored),
         "watched_s": past.watched_ms / 1000,
         "sample": past.sample,
         "control_sample": past.control_sample,
@@ -213,12 +260,13 @@ def _gate(one: GateEvidence, tolerated: float, alpha: float) -> Json:
     if one.metric is Metric.FEWER_REFUSALS:  # there the suspect is control
         sides.reverse()
     canary, control = ({"bad": side.bad, "total": side.total} for side in sides)
+    rate = one.detectable_rate
     return {
         "metric": one.metric.value,
-        "tolerated": tolerated,
+        TOLERATED.shown: TOLERATED.show(tolerated),
         "canary": canary,
         "control": control,
         "e_value_log10": round(one.log_e / log(10), 3),
         "e_value_needed_log10": round(-log10(alpha), 3),
-        "detectable_rate": one.detectable_rate,
+        "detectable_percent": None if rate is None else round(100 * rate, 2),
     }

@@ -6,9 +6,11 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_serializer
 
 from control_plane.fields import Body, Count, Id, Text, is_id
+from control_plane.percent import PercentInTenths, ShareField
 from sluice.scopes import Scope
 
 SALT_BYTES = 16
+RESERVED = ShareField("reserved", of_percent=10, unit="permille")
 RESERVED_PERMILLE_MAX = 1000  # of all tiers together
 ANY_MODEL = "*"
 _PATTERN = re.compile(r"[A-Za-z0-9._:/@+-]{0,128}\*?")
@@ -85,8 +87,8 @@ class TierBody(Body):
     """A priority class and its limits; 0 is no limit.
 
     `requests_max` bounds what a tenant has running or waiting at once; `model_limits` are what a
-    tenant may use of one model, within its other limits. `reserved_permille` is the share of every
-    cell that the tier gets at least while it has work; all tiers together can have 1000. Work of a
+    tenant may use of one model, within its other limits. `reserved_percent` is the share of every
+    cell that the tier gets at least while it has work; all tiers together can have 100. Work of a
     tier that `is_preemptible` (batch) is shed first, and interrupted when a higher tier would miss
     its deadline.
     """
@@ -98,7 +100,7 @@ class TierBody(Body):
     context_tokens_max: Count = 0
     model_limits: ModelLimits
     ttft_deadline_ms: Count = 0
-    reserved_permille: Annotated[int, Field(ge=0, le=RESERVED_PERMILLE_MAX)] = 0
+    reserved_percent: PercentInTenths = 0.0
     is_preemptible: bool = False
 
 

@@ -15,6 +15,7 @@ from control_plane.tables import models, tenants, tiers
 from control_plane.tenants.keys import KEYS
 from control_plane.tenants.model import (
     ANY_MODEL,
+    RESERVED,
     RESERVED_PERMILLE_MAX,
     SALT_BYTES,
     TenantBody,
@@ -39,10 +40,11 @@ async def _check_reserves(connection: AsyncConnection, key: str, wanted: int) ->
     others = int(await connection.scalar(query) or 0)
     if others + wanted > RESERVED_PERMILLE_MAX:
         message = (
-            f"reserved_permille: the other tiers have {others} of {RESERVED_PERMILLE_MAX}, so tier"
-            f" {key} can have {RESERVED_PERMILLE_MAX - others}, not {wanted}; lower theirs first"
+            f"{RESERVED.shown}: the other tiers have {RESERVED.show(others):g} of 100, so tier"
+            f" {key} can have {RESERVED.show(RESERVED_PERMILLE_MAX - others):g}, not"
+            f" {RESERVED.show(wanted):g}; lower theirs first"
         )
-        raise PlatformError(ErrorCode.CONFLICT, message, param="reserved_permille")
+        raise PlatformError(ErrorCode.CONFLICT, message, param=RESERVED.shown)
 
 
 async def _check_limited(connection: AsyncConnection, wanted: set[str]) -> None:
@@ -86,6 +88,7 @@ TIERS = Resource(
     read=Action.READ_PLATFORM,
     write=Action.WRITE_TENANTS,
     body=TierBody,
+    shares=(RESERVED,),
     before_write=_check_tier,
 )
 TENANTS = Resource(

@@ -6,8 +6,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from control_plane.fields import Body
+from control_plane.percent import Percent
 
-SHARE_MAX = 10_000
 RETENTION_DAYS_MAX = 365
 WORDS_MAX = 100
 
@@ -51,14 +51,14 @@ def _checked_word(value: str) -> str:
 class TextPolicyBody(Body):
     """Whether prompts and answers of a tenant are kept.
 
-    `share` is how many of 10,000 of its requests are, by their ids. They are deleted after
+    `share_percent` of its requests are, by their ids. They are deleted after
     `retention_days`. `redacted` says what is taken out before anything leaves a gateway; secrets
     and numbers of payment cards always are. `words` are taken out wherever they stand, whatever
     their case.
     """
 
     is_on: bool = False
-    share: Annotated[int, Field(ge=0, le=SHARE_MAX)] = SHARE_MAX
+    share_percent: Percent = 100.0
     retention_days: Annotated[int, Field(ge=1, le=RETENTION_DAYS_MAX)] = 30
     redacted: Annotated[
         list[Annotated[Redacted, Field(strict=False)]],

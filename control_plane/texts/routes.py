@@ -9,6 +9,7 @@ from control_plane.http.bodies import path_id
 from control_plane.http.resources import Resource, ResourceRoutes
 from control_plane.http.routes import Route
 from control_plane.http.writes import Answer, Write, Writes, require
+from control_plane.percent import ShareField
 from control_plane.tables import text_policies
 from control_plane.telemetry_client import FeedDownError
 from control_plane.texts.model import TextPolicyBody
@@ -24,6 +25,7 @@ POLICIES = Resource(
     write=Action.WRITE_TENANTS,
     owner=text_policies.c.id,
     body=TextPolicyBody,
+    shares=(ShareField("share"),),
     hidden=("words",),
 )
 _ROW = {

@@ -141,7 +141,7 @@ async def control_plane(monkeypatch):
             "priority": 5,
             "ttft_deadline_ms": 7000,
             "is_preemptible": False,
-            "reserved_permille": 100,
+            "reserved_percent": 10.0,
         },
     }
     cells: list[dict] = []

@@ -37,8 +37,8 @@ SHARE = int(os.environ.get("SLUICE_E2E_SHARE", "4000"))  # of 10,000
 # Only a gate ends the first stage: nobody waits for an hour.
 PLAN = {
     "stages": [
-        {"share": SHARE, "duration_min_s": 3600, "duration_max_s": 7200},
-        {"share": 10_000, "duration_min_s": 2},
+        {"share_percent": SHARE / 100, "duration_min_s": 3600, "duration_max_s": 7200},
+        {"share_percent": 100, "duration_min_s": 2},
     ],
 }
 QUESTIONS = ("Who are you?", "What is 3 + 4?", "Spell the word river", "Say hello")

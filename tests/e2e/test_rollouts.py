@@ -29,14 +29,19 @@ QUESTIONS = ("Who are you?", "What is 3 + 4?", "Spell the word river", "Say hell
 SHARE = int(os.environ.get("SLUICE_E2E_SHARE", "3000"))  # of 10,000
 PLAN = {
     "stages": [
-        {"share": SHARE, "duration_min_s": 5, "sample_min": 20, "duration_max_s": 3600},
-        {"share": 10_000, "duration_min_s": 2},
+        {
+            "share_percent": SHARE / 100,
+            "duration_min_s": 5,
+            "sample_min": 20,
+            "duration_max_s": 3600,
+        },
+        {"share_percent": 100, "duration_min_s": 2},
     ],
 }
 # Evidence counts from the 50th answer of control on; the stage waits until there is more of it.
 GOLDEN = [
-    {"metric": "errors", "tolerated": 0.005},
-    {"metric": "golden", "tolerated": 0.05, "sample_min": 100},
+    {"metric": "errors", "tolerated_percent": 0.5},
+    {"metric": "golden", "tolerated_percent": 5, "sample_min": 100},
 ]
 GOLDEN_QUESTIONS = tuple(f"What is {number} + 2?" for number in range(8))
 CLIENTS = 3 if SHARE >= 3000 else 12  # of each model, one request at a time

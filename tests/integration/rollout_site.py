@@ -25,11 +25,11 @@ NEW, OLD = "d2" * 32, "d3" * 32  # adapters
 KEY = "sk-sluice-admin-for-telemetry"
 SHORT = {
     "stages": [
-        {"share": 1000, "duration_min_s": 1, "sample_min": 100},
-        {"share": 10000, "duration_min_s": 1, "sample_min": 0},
+        {"share_percent": 10, "duration_min_s": 1, "sample_min": 100},
+        {"share_percent": 100, "duration_min_s": 1, "sample_min": 0},
     ]
 }
-LONG = {"stages": [{"share": 1000, "duration_min_s": 600}, {"share": 10000}]}
+LONG = {"stages": [{"share_percent": 10, "duration_min_s": 600}, {"share_percent": 100}]}
 _REQUESTS = 200  # of each arm in a window
 _CONFIRM_S = 0.2
 

@@ -149,7 +149,7 @@ async def test_an_admin_key_is_created_used_rotated_and_revoked(sluice, monkeypa
 async def test_the_audit_log(sluice) -> None:
     await sluice("tiers", "create", "cli-audited", "--rpm", "1")
     await sluice("tiers", "update", "cli-audited", "--rpm", "2")
-    await sluice("tiers", "update", "cli-audited", "--reserved-permille", "1000", "--rpm", "1")
+    await sluice("tiers", "update", "cli-audited", "--reserved-percent", "0.1", "--rpm", "1")
     await sluice("tiers", "delete", "cli-audited")
     words = ("--kind", "tiers", "--object", "cli-audited", "--since", "1h")
     rows = await as_json(sluice, "audit", *words, "-n", "3", "--actor", "bootstrap")

@@ -33,7 +33,7 @@ async def test_what_is_put_is_what_is_got(plane) -> None:
     await _demo(plane)
     for path, body in {
         "tiers/gold": {"priority": 9, "rpm": 1, "tpm": 2, "context_tokens_max": 3},
-        "tiers/batch": {"reserved_permille": 50, "is_preemptible": True},
+        "tiers/batch": {"reserved_percent": 5, "is_preemptible": True},
         "tenants/zoe": {"name": "Zoë", "tier_id": "gold", "is_disabled": True, "weight": 7},
         f"bases/{OTHER}": {"name": "b", "context_tokens_max": 4096},
         "pools/second": {
@@ -86,7 +86,7 @@ BAD_REQUESTS = [  # method, path, body, status, code, param
     ("PUT", "tiers/t", b'{"rpm": -1}', 400, "invalid_request", "rpm"),
     ("PUT", "tiers/t", b'{"rpm": NaN}', 400, "invalid_request", "rpm"),
     ("PUT", "tiers/t", b'{"typo": 1}', 400, "invalid_request", "typo"),
-    ("PUT", "tiers/t", b'{"reserved_permille": 1001}', 400, "invalid_request", "reserved_permille"),
+    ("PUT", "tiers/t", b'{"reserved_percent": 101}', 400, "invalid_request", "reserved_percent"),
     ("PUT", "tiers/t", b'{"rpm": 1' + b" " * 300_000 + b"}", 413, "request_too_large", None),
     ("PUT", "tiers/a%20b", b"{}", 400, "invalid_request", "id"),
     ("PUT", "tiers/a%00b", b"{}", 400, "invalid_request", "id"),
@@ -189,17 +189,15 @@ async def test_a_key_is_shown_once_and_only_its_hash_is_kept(plane) -> None:
 
 async def test_tiers_cannot_be_promised_more_than_there_is(plane) -> None:
     admin = plane.admin
-    await plane.put("tiers/res0", reserved_permille=700)
-    refused = await admin.put("/v1/tiers/res1", json={"reserved_permille": 301})
+    await plane.put("tiers/res0", reserved_percent=70)
+    refused = await admin.put("/v1/tiers/res1", json={"reserved_percent": 30.1})
     assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
-    assert refused.json()["param"] == "reserved_permille"
-    assert "can have 300, not 301" in refused.json()["detail"]
-    await plane.put("tiers/res1", reserved_permille=300)
-    await plane.put(
-        "tiers/res0", reserved_permille=700, rpm=5
-    )  # its own share is not counted twice
-    await plane.put("tiers/res0", reserved_permille=0)
-    racing = (admin.put(f"/v1/tiers/res{n}", json={"reserved_permille": 400}) for n in (2, 3, 4))
+    assert refused.json()["param"] == "reserved_percent"
+    assert "can have 30, not 30.1" in refused.json()["detail"]
+    await plane.put("tiers/res1", reserved_percent=30)
+    await plane.put("tiers/res0", reserved_percent=70, rpm=5)  # its own share is not counted twice
+    await plane.put("tiers/res0", reserved_percent=0)
+    racing = (admin.put(f"/v1/tiers/res{n}", json={"reserved_percent": 40}) for n in (2, 3, 4))
     statuses = sorted(answer.status_code for answer in await asyncio.gather(*racing))
     assert statuses == [201, 409, 409]
     for number in range(5):

@@ -81,6 +81,9 @@ async def test_a_publisher_publishes_promotes_and_goes_back(site) -> None:
     staged = await acme.put(f"{path}/2", json=body | {"promote_to": "staged"})
     assert (staged.status_code, staged.json()["is_promoted"]) == (200, False)
     rollout = (await acme.get(f"/v1/rollouts/{staged.json()['rollout_id']}")).json()
+    plan = {"stages": [{"share_percent": 5}, {"share_percent": 100}]}
+    refused = await acme.put(f"{path}/3", json=body | {"promote_to": "stable", "plan": plan})
+    assert "a plan is of a rollout" in refused.json()["detail"]
     assert (rollout["control"], rollout["canary"], rollout["phase"]) == ("1", "2", "running")
     assert rollout["owner_tenant_id"] == "acme"
     refused = await acme.put(f"{path}/2", json=body | {"promote_to": "100%"})
@@ -167,7 +170,8 @@ async def test_a_base_alone_becomes_a_version_that_the_model_does_not_stand_for(
     assert made.status_code == 201, made.text
     assert (made.json()["base_digest"], made.json()["adapter_digest"]) == (digest, "")
     assert (await admin.get("/v1/models/tiny")).json() == old
-    staged = await admin.put(path, json=body | {"promote_to": "staged"})
+    plan = {"stages": [{"share_percent": 0.5}, {"share_percent": 100}]}
+    staged = await admin.put(path, json=body | {"promote_to": "staged", "plan": plan})
     assert staged.status_code == 200, staged.text
     told = await admin.get(f"/v1/rollouts/{staged.json()['rollout_id']}")
     assert told.status_code == 200, told.text

@@ -84,6 +84,16 @@ async def test_a_good_release_takes_over(
         stages = [event["stage"] for event in events if event["phase"] == "running"]
         assert sorted(set(stages)) == [-1, 0, 1], "none is left out"
         assert (events[-1]["event"], events[-1]["phase"]) == ("settled", "done")
+        back = await plane.admin.post("/v1/models/m/rollback", json={"release": "never"})
+        assert back.status_code == 404, back.text
+        back = await plane.admin.post("/v1/models/m/rollback")
+        told = {"id": "m", "release": "old", "previous_release": "new", "aborted_rollout_id": ""}
+        assert (back.status_code, back.json()) == (200, told)
+        found = (await plane.admin.get("/v1/models/m")).json()
+        assert (found["adapter_digest"], found["previous_release"]) == ("d3" * 32, "new")
+        await eventually(
+            lambda: gateway.watcher.state.models["m"].release == "old", "gateways follow"
+        )
         assert (await plane.admin.put("/v1/models/m", json=old)).status_code == 200
 
 
@@ -121,7 +131,7 @@ async def test_a_release_that_a_node_cannot_load_never_gets_a_share(
         await call.write(report)
         await eventually(reaches(plane, bad, phase="aborted", is_live=False), "one is aborted")
         found = await shown(plane, bad)
-        assert (found["reason"], found["stage"], found["share"]) == ("not_loaded", -1, 0)
+        assert (found["reason"], found["stage"], found["share_percent"]) == ("not_loaded", -1, 0)
         told = {"node_id": "node", "code": "adapter_invalid", "message": "r is 32"}
         assert found["trials"] == [told]
         assert gateway.watcher.state.models["bad"].release == "old"
@@ -142,7 +152,7 @@ async def test_it_goes_on_where_another_was_killed_and_is_sent_back(
     ):
         await make_model(plane, "m")
         rollout = await begin(plane, "m", plan=LONG)
-        await eventually(reaches(other, rollout, share=1000), "the first stage opens")
+        await eventually(reaches(other, rollout, share_percent=10), "the first stage opens")
         before = await shown(other, rollout)
         os.kill(plane.child.pid, signal.SIGKILL)
 
@@ -152,7 +162,7 @@ async def test_it_goes_on_where_another_was_killed_and_is_sent_back(
 
         await eventually(is_watched, "the other one goes on", timeout_s=DEADLINE_S)
         found = await shown(other, rollout)
-        assert (found["phase"], found["stage"], found["share"]) == ("running", 0, 1000)
+        assert (found["phase"], found["stage"], found["share_percent"]) == ("running", 0, 10)
         assert found["sample"] > 0
         telemetry.is_bad = True
         back = reaches(other, rollout, phase="rolled_back", is_live=False)
@@ -192,7 +202,7 @@ async def test_people_hold_it_and_end_it(
         rollout = json.loads(await sluice(*words))["id"]
         assert "planned" in await sluice("show", rollout)
         await sluice("launch", rollout)
-        await eventually(reaches(plane, rollout, share=1000), "the first stage opens")
+        await eventually(reaches(plane, rollout, share_percent=10), "the first stage opens")
         operator = await plane.admin.post("/v1/admin-keys", json={"role": "operator"})
         as_operator = {"Authorization": f"Bearer {operator.json()['key']}"}
         path = f"/v1/rollouts/{rollout}"
@@ -207,11 +217,13 @@ async def test_people_hold_it_and_end_it(
         assert "cannot do this: resume" in await sluice("resume", rollout, status=1)
         assert "is not the one" in await sluice("promote", rollout, "--stage", "1", status=1)
         await sluice("promote", rollout)
-        await eventually(reaches(plane, rollout, share=10000), "the last stage opens")
+        await eventually(reaches(plane, rollout, share_percent=100), "the last stage opens")
         assert rollout in await sluice("list", "--model", "m", "--phase", "running")
-        assert "aborted" in await sluice("abort", rollout)
-        assert "aborted" in await sluice("watch", rollout, status=1)
-        over = reaches(plane, rollout, is_live=False, share=0)
+        assert rollout in await sluice("show", "m")
+        assert "aborted" in await sluice("abort", "m")
+        assert "aborted" in await sluice("watch", "m", status=1)
+        assert "has no rollout" in await sluice("show", "other", status=1)
+        over = reaches(plane, rollout, is_live=False, share_percent=0)
         await eventually(over, "nothing is left of it")
         assert (await plane.admin.get("/v1/models/m")).json()["release"] == "old"
         assert "bootstrap" in await sluice("events", rollout)
@@ -219,7 +231,11 @@ async def test_people_hold_it_and_end_it(
         assert {"create", "start", "pause", "resume", "promote", "abort"} <= {
             row["action"] for row in audit if row["outcome"] == "done"
         }
-        assert "10000" in await sluice("plan", "m")
-        (tmp_path / "plan.json").write_text('{"stages": [{"share": 5}]}')
+        again = json.loads(await sluice("start", "m", "new", "--json"))["id"]
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["rollback", "m"])
+        assert (done.exit_code, f"rollout {again} is aborted" in done.output) == (0, True)
+        assert (await shown(plane, again))["phase"] == "aborted"
+        assert "100" in await sluice("plan", "m")
+        (tmp_path / "plan.json").write_text('{"stages": [{"share_percent": 0.05}]}')
         words = ("plan", "m", "--set", str(tmp_path / "plan.json"))
         assert "must have all of the traffic" in await sluice(*words, status=1)

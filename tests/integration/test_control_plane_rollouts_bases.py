@@ -66,14 +66,14 @@ async def test_replicas_of_the_new_base_come_first_and_the_surplus_goes(
             gateway = await stack.enter_async_context(running_gateway(last.grpc_address))
             os.kill(first.child.pid, signal.SIGKILL)
             await _is_stepped(database, rollout, eventually)
-            assert (await shown(last, rollout))["share"] == 0, "nothing serves it yet"
+            assert (await shown(last, rollout))["share_percent"] == 0, "nothing serves it yet"
             await _goes_on_beside_a_locked_pool(database, last, eventually)
             gateway.missing = [NEXT_BASE]
             await eventually(_shows(database, _LACKING, 1), "the gateway has said so")
             await database.execute(_GET_READY, 1)
             await _is_held(last, rollout, eventually)
             gateway.missing = []
-            opens = reaches(last, rollout, share=1000)
+            opens = reaches(last, rollout, share_percent=10)
             await eventually(opens, "what it needs is there", DEADLINE_S)
 
             await eventually(
@@ -89,7 +89,7 @@ async def test_replicas_of_the_new_base_come_first_and_the_surplus_goes(
             os.kill(last.child.pid, signal.SIGKILL)
             await _is_stepped(database, rollout, eventually)
             found = await shown(second, rollout)
-            assert (found["stage"], found["share"], found["wanted_stage"]) == (0, 1000, 1)
+            assert (found["stage"], found["share_percent"], found["wanted_stage"]) == (0, 10, 1)
             assert max(gateway.shares) == 1000, "gateways have not heard of more"
             await database.execute(_GET_READY, SERVING)
             over = reaches(second, rollout, phase="done", is_live=False)
@@ -114,7 +114,7 @@ async def _is_held(plane, rollout: str, eventually) -> None:
 
     async def check() -> bool:
         found = await shown(plane, rollout)
-        assert (found["share"], found["stage"]) == (0, -1)
+        assert (found["share_percent"], found["stage"]) == (0, -1)
         return found["version"] > before and found["waiting_for"] != ""
 
     await eventually(check, "it is stepped all the same", DEADLINE_S)

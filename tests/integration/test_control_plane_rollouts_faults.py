@@ -42,7 +42,9 @@ async def test_others_are_stepped_beside_one_that_is_held_or_unreadable(
             await holding.start()
             await database.execute("SELECT FROM rollouts WHERE id = $1 FOR UPDATE", stuck)
             other = await _begin(plane, "other")
-            await eventually(reaches(plane, other, share=1000), "another one goes on beside it")
+            await eventually(
+                reaches(plane, other, share_percent=10), "another one goes on beside it"
+            )
 
             # Its state is of a version to come; and the model has taken over, but not settled.
             await database.execute("UPDATE rollouts SET state = '{}' WHERE id = $1", stuck)
@@ -59,14 +61,16 @@ async def test_others_are_stepped_beside_one_that_is_held_or_unreadable(
             await database.execute("DELETE FROM releases WHERE id = 'other@new'")
             aborted = await plane.admin.post(f"/v1/rollouts/{other}/abort")
             assert aborted.status_code == 200, aborted.text
-            over = reaches(plane, other, is_live=False, share=0)
+            over = reaches(plane, other, is_live=False, share_percent=0)
             await eventually(over, "what is not there any more is not waited for")
 
             for command in ("pause", "resume", "abort"):
                 told = await plane.admin.post(f"/v1/rollouts/{stuck}/{command}")
                 assert told.status_code == (200 if command == "abort" else 409), told.text
             assert told.json()["problem"] == "", "its state is one again"
-            over = reaches(plane, stuck, phase="aborted", is_live=False, share=0, problem="")
+            over = reaches(
+                plane, stuck, phase="aborted", is_live=False, share_percent=0, problem=""
+            )
             await eventually(over, "people can end what nobody can read")
 
             await database.execute("INSERT INTO rollout_plans (id, plan) VALUES ('stuck', '{}')")
@@ -88,8 +92,8 @@ async def _is_shown(plane, stuck: str, other: str) -> None:
     found = {row["id"]: row for row in listed}
     assert list(found) == [other, stuck]
     assert "state cannot be read" in found[stuck]["problem"]
-    assert (found[stuck]["phase"], found[stuck]["share"]) == ("running", 0)
-    assert (found[other]["problem"], found[other]["share"]) == ("", 1000)
+    assert (found[stuck]["phase"], found[stuck]["share_percent"]) == ("running", 0)
+    assert (found[other]["problem"], found[other]["share_percent"]) == ("", 10)
     shown = (await plane.admin.get(f"/v1/rollouts/{stuck}")).json()
     assert {name: shown[name] for name in found[stuck]} == found[stuck]
     assert (shown["plan"], shown["gates"], shown["verdict"]) == ({}, [], None)
@@ -116,7 +120,7 @@ async def test_telemetry_that_hangs_holds_its_rollouts_and_nothing_else(
         more = _has_sample(plane, free, before[free]["sample"] + 1000)
         await eventually(more, "the other one goes on")
         found = await shown(plane, held)
-        for name in ("phase", "stage", "share", "sample", "watched_s", "is_live"):
+        for name in ("phase", "stage", "share_percent", "sample", "watched_s", "is_live"):
             assert found[name] == before[held][name], name
         # Nobody answers for any of them: people still get answers, and are obeyed.
         telemetry.hang(free)
@@ -129,7 +133,7 @@ async def test_telemetry_that_hangs_holds_its_rollouts_and_nothing_else(
             sample = (await shown(plane, rollout))["sample"]
             await eventually(_has_sample(plane, rollout, sample + 1), "it goes on by itself")
             found = await shown(plane, rollout)
-            assert (found["phase"], found["share"]) == ("running", 1000)
+            assert (found["phase"], found["share_percent"]) == ("running", 10)
 
 
 def _has_sample(plane, rollout: str, least: int):
@@ -152,7 +156,7 @@ async def test_a_frozen_stepper_is_replaced(
         ):
             await make_fleet(frozen)
             rollout = await _begin(frozen, "m")
-            await eventually(reaches(frozen, rollout, share=1000), "the first stage opens")
+            await eventually(reaches(frozen, rollout, share_percent=10), "the first stage opens")
             session = await _freeze_in_a_step(database, frozen.child.pid, rollout, eventually)
             environment = telemetry.environment
             async with (
@@ -169,7 +173,7 @@ async def test_a_frozen_stepper_is_replaced(
                 await eventually(
                     _has_sample(other, rollout, sample + 1000), "the other one goes on", 90
                 )
-                assert (await shown(other, rollout))["share"] == 1000
+                assert (await shown(other, rollout))["share_percent"] == 10
                 os.kill(frozen.child.pid, signal.SIGCONT)
                 await eventually(frozen.is_ready, "it wakes up")
                 aborted = await frozen.admin.post(f"/v1/rollouts/{rollout}/abort")

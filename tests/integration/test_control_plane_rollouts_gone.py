@@ -74,14 +74,16 @@ async def test_it_is_aborted_at_any_stage(
             begun[model] = (rollout, stage)
         for rollout, stage in begun.values():
             if stage != "planned":
-                await eventually(reaches(plane, rollout, share=1000), "the first stage opens")
+                await eventually(reaches(plane, rollout, share_percent=10), "the first stage opens")
             if stage == "paused":
                 assert (await plane.admin.post(f"/v1/rollouts/{rollout}/pause")).status_code == 200
         for model in begun:
             await database.execute(_GOES[model.partition("-")[0]][0], model)
         for model, (rollout, _) in begun.items():
             reason = _GOES[model.partition("-")[0]][1]
-            over = reaches(plane, rollout, phase="aborted", reason=reason, share=0, is_live=False)
+            over = reaches(
+                plane, rollout, phase="aborted", reason=reason, share_percent=0, is_live=False
+            )
             await eventually(over, "it is aborted, and settles")
             assert (await shown(plane, rollout))["explanation"]
         await eventually(lambda: not gateway.splits, "the splits go")
@@ -131,7 +133,7 @@ async def test_a_model_that_is_deleted_takes_all_of_its_rollout_along(
         await make_model(plane, "m")
         await make_model(plane, "other")
         rollout = await begin(plane, "m", plan=LONG)
-        await eventually(reaches(plane, rollout, share=1000), "the first stage opens")
+        await eventually(reaches(plane, rollout, share_percent=10), "the first stage opens")
         refused = await plane.admin.delete("/v1/models/m")
         assert refused.status_code == 409, refused.text
         await database.execute(
@@ -148,7 +150,7 @@ async def test_a_model_that_is_deleted_takes_all_of_its_rollout_along(
 
         await eventually(is_given_back, "what it had asked for is given back")
         other = await begin(plane, "other", plan=LONG)
-        await eventually(reaches(plane, other, share=1000), "others go on")
+        await eventually(reaches(plane, other, share_percent=10), "others go on")
 
 
 async def test_nobody_is_pinned_to_what_is_deleted(shared_control_plane) -> None:

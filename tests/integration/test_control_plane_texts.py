@@ -31,10 +31,10 @@ async def test_a_policy_is_written_shown_and_removed(plane) -> None:
     made = await plane.admin.put(POLICY, json={"is_on": True, "redacted": ["email"]})
     assert made.status_code == 201, made.text
     body = made.json()
-    assert (body["share"], body["retention_days"]) == (10_000, 30)
+    assert (body["share_percent"], body["retention_days"]) == (100, 30)
     assert body["redacted"] == ["card", "email", "secret"]  # two of them always are
     tag = {"If-Match": made.headers["ETag"]}
-    less = await plane.admin.put(POLICY, json={"is_on": True, "share": 5}, headers=tag)
+    less = await plane.admin.put(POLICY, json={"is_on": True, "share_percent": 0.05}, headers=tag)
     assert less.status_code == 200
     assert len(less.json()["redacted"]) == 6
     assert (await plane.admin.put(POLICY, json={}, headers=tag)).status_code == 412
@@ -48,7 +48,7 @@ async def test_a_policy_is_written_shown_and_removed(plane) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"share": 10_001},
+        {"share_percent": 100.01},
         {"retention_days": 0},
         {"retention_days": 366},
         {"redacted": ["hair"]},

@@ -448,7 +448,7 @@ async def test_what_get_shows_can_be_edited_and_sent_back(plane) -> None:
         ("models/writes-edited/rollout-plan", {}),
         ("aliases/writes-alias", {}),
         ("tenants/writes/budgets/edited", {"amount": 20}),
-        ("text-policies/writes", {"share": 5}),
+        ("text-policies/writes", {"share_percent": 5}),
     ):
         if path.startswith("text-policies"):
             await plane.put(path)

@@ -21,7 +21,7 @@ async def sluice(*words: str):
 
 
 async def test_the_routers_are_found_and_asked(control_plane, eventually, tmp_path, monkeypatch):
-    await control_plane.put("tiers/gold", priority=7, ttft_deadline_ms=5000, reserved_permille=100)
+    await control_plane.put("tiers/gold", priority=7, ttft_deadline_ms=5000, reserved_percent=10)
     await control_plane.put("tenants/acme", name="Acme", tier_id="gold", weight=2)
     await control_plane.put(f"bases/{BASE}", name="tiny", context_tokens_max=2048)
     await control_plane.put("pools/main", base_digest=BASE, engine="sim", replicas_wanted=0)

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from control_plane.rollouts.evidence import FAULTS
 from sluice.buckets import bucket_of
-from sluice.errors import ErrorCode
+from sluice.errors import ErrorCode, Evidence
 from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, ARM_CONTROL, RequestEvent
 from telemetry.evidence import ArmCounts, WindowCounts, complete_windows, rollout_windows
-from telemetry.queries import recent_requests
+from telemetry.queries import RequestFilter, recent_requests
 from telemetry.rows import Batch
 from telemetry.store import Store
 from tests.integration.trace_site import empty_store
@@ -33,7 +32,8 @@ async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
 
 def random_event(random: Random, number: int) -> RequestEvent:
     """Return an event with whatever may happen to a request; most belong to rollout `r`."""
-    outcomes = ["stop", "length", "tool_calls", *FAULTS, ErrorCode.CLIENT_CLOSED, "unheard_of"]
+    faults = [code for code in ErrorCode if code.policy.release is Evidence.FAULT]
+    outcomes = ["stop", "length", "tool_calls", *faults, ErrorCode.CLIENT_CLOSED, "unheard_of"]
     outcome = random.choice(outcomes)
     status = 200 if outcome in outcomes[:3] else random.choice([200, 400, 503])
     is_stream = random.random() < 0.7
@@ -145,9 +145,9 @@ async def test_windows_are_those_of_the_reference(store: Store, seed: int) -> No
     assert [window.canary.requests + window.control.requests for window in nothing] == [0] * WINDOWS
     # Whatever counts clients' requests does not count copies.
     originals = {event.event_id for event in events if not event.is_copy}
-    rows = await recent_requests(store, limit=1_000)
+    rows = await recent_requests(store, RequestFilter(), limit=1_000)
     assert len(rows) == 1_000
     assert {row["event_id"] for row in rows} <= originals
-    copies = await recent_requests(store, limit=1_000, are_copies=True)
+    copies = await recent_requests(store, RequestFilter(are_copies=True), limit=1_000)
     assert {row["event_id"] for row in copies} == {e.event_id for e in events if e.is_copy}
     assert {row["arm"] for row in copies} == {"canary"}

@@ -89,6 +89,37 @@ async def test_an_event_becomes_a_row_and_an_answer(
     assert (rows[0]["prompt_tokens"], rows[0]["outcome"], rows[0]["status"]) == (12, "stop", 200)
 
 
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"key": "key_b"}, ["req_2"]),
+        ({"model": "m-1"}, ["req_1"]),
+        ({"status": "429"}, ["req_2"]),
+        ({"status": "4xx"}, ["req_2"]),
+        ({"status": "5xx"}, []),
+        ({"since": "2026-09-21T14:13:20.002Z"}, ["req_3", "req_2"]),
+        ({"tenant": "ten_a", "status": "200"}, ["req_3", "req_1"]),
+    ],
+)
+async def test_requests_are_found_by_what_they_were(
+    telemetry: Telemetry, producer: EventProducer, query: dict[str, str], found: list[str]
+) -> None:
+    await until(telemetry.is_ready)
+    producer.emit(event(1, model="m-1", status=200))
+    producer.emit(event(2, tenant_id="ten_b", key_id="key_b", status=429))
+    producer.emit(event(3, status=200))
+    await flush(producer)
+
+    async def written() -> bool:
+        return await telemetry.metric("telemetry_events_written_total") >= 3
+
+    await until(written)
+    rows = (await telemetry.http.get("/v1/requests", params=query)).json()["data"]
+    assert [row["request_id"] for row in rows] == found
+    for wrong in ({"status": "6xx"}, {"status": "20"}, {"since": "yesterday"}):
+        assert (await telemetry.http.get("/v1/requests", params=wrong)).status_code == 400
+
+
 async def test_only_the_admin_key_opens_and_mistakes_are_named(telemetry: Telemetry) -> None:
     await until(telemetry.is_ready)
     for header in ("", "Bearer wrong", f"Basic {ADMIN_KEY}", "Bearer é"):

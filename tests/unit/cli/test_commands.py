@@ -42,4 +42,4 @@ def test_a_shell_completes_commands() -> None:
     runner = CliRunner()
     asked = {"_SLUICE_COMPLETE": "complete_bash", "COMP_WORDS": "sluice rol", "COMP_CWORD": "1"}
     said = runner.invoke(app, [], prog_name="sluice", env=asked)
-    assert said.stdout.split() == ["rollouts"]
+    assert said.stdout.split() == ["rollouts", "rollback"]

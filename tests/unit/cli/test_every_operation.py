@@ -110,6 +110,9 @@ rollouts pause r
 rollouts resume r
 rollouts abort r
 rollouts promote r
+rollouts show m
+rollback m
+rollback m --to 1
 rollouts plan m
 rollouts plan m --default
 rollouts plan m --set {plan}
@@ -150,8 +153,8 @@ audit --actor a --kind k --object o --since 1h
 """
 # What fields are where the document says no more than that there are some.
 _NUMBERS = {
-    0: "expires_at_unix_ms stage mirrored share sample control_sample chunks replicas file_count",
-    1: "size_bytes watched_s watched_needed_s sample_needed stages used age_s stop_delay_s",
+    0: "expires_at_unix_ms stage mirrored_percent share_percent sample control_sample chunks replicas file_count",
+    1: "size_bytes watched_s watched_needed_s stage_left_s sample_needed stages used age_s stop_delay_s",
 }
 _LISTS = "gates missing accelerator_facts needed_by noticed needed retired removed tenant_ids"
 _OBJECTS = "limits fallbacks roles needs engine_options model_limits before after"

@@ -160,3 +160,14 @@ def test_nobody_reads_the_pipe_any_more() -> None:
     pipe = PipeRenderer(writing)
     pipe.show(Line("gateway"))
     pipe.end()
+
+
+def test_a_table_is_as_wide_as_columns_says_and_keeps_ids_whole(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    digest, words = "ab" * 32, "some words that take more room than there is"
+    show_objects([{"digest": digest, "text": words}], ("digest", "text"), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(digest in line for line in lines)
+    assert len(max(lines, key=len)) < len(digest) + 20, "all else is folded"
+    show_objects([{"id": "a", "text": words}], ("id", "text"), as_json=False)
+    assert len(max(capsys.readouterr().out.splitlines(), key=len)) <= 40

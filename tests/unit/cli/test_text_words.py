@@ -9,7 +9,13 @@ from typer.testing import CliRunner
 
 from cli import text_commands
 
-KNOWN = {"is_on": True, "share": 9, "retention_days": 3, "redacted": ["ip"], "words": ["falcon"]}
+KNOWN = {
+    "is_on": True,
+    "share_percent": 9,
+    "retention_days": 3,
+    "redacted": ["ip"],
+    "words": ["falcon"],
+}
 
 
 @pytest.fixture

@@ -9,16 +9,17 @@ from cli import admin, rollout_commands, usage_commands
 from cli.api import Api, ApiError
 from cli.app import app
 
+ROLLOUT = "rollout_" + "0" * 26
 DONE = {
-    "id": "r1",
+    "id": ROLLOUT,
     "phase": "done",
     "reason": "",
     "explanation": "",
     "ended_at": "now",
     "stage": 1,
     "stages": 2,
-    "share": 10000,
-    "mirrored": 0,
+    "share_percent": 100,
+    "mirrored_percent": 0,
     "watched_s": 1.0,
     "watched_needed_s": 1.0,
     "sample": 1,
@@ -48,7 +49,7 @@ def watch(monkeypatch):
         monkeypatch.setattr(rollout_commands, "_LOST_S_MAX", patience_s)
         monkeypatch.setenv("SLUICE_ADMIN_URL", "http://127.0.0.1:1")
         monkeypatch.setenv("SLUICE_ADMIN_KEY", "key")
-        return CliRunner().invoke(app, ["rollouts", "watch", "r1"])
+        return CliRunner().invoke(app, ["rollouts", "watch", ROLLOUT])
 
     return watch
 

@@ -100,7 +100,7 @@ def test_routes_are_described_once() -> None:
     assert headers == {"Idempotency-Key", "If-Match", "If-None-Match"}
     assert {"401", "403", "409", "412", "422"} <= put["responses"].keys()
     assert "ETag" in put["responses"]["200"]["headers"]
-    repeated = "The body may repeat created_at_unix_s, id as GET shows it."
+    repeated = "The body may repeat created_at_unix_s, id, previous_release as GET shows it."
     assert put["description"] == f"Roles: publisher, admin. {repeated}"
 
 

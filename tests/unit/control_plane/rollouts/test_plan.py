@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from control_plane.percent import OF_CLIENT
 from control_plane.rollouts.evidence import Metric
-from control_plane.rollouts.plan import Gate, Plan, Stage
+from control_plane.rollouts.plan import Gate, Plan, Stage, shown
 
 
 def test_the_default_is_one_ten_fifty_hundred_with_every_gate():
@@ -37,38 +38,55 @@ def test_it_survives_json():
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
-FULL = {"share": 10_000}
+FULL = {"share_percent": 100}
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
         ({"stages": []}, "at least 1 item"),
-        ({"stages": [{"share": 0}, FULL]}, "greater than or equal to 1"),
-        ({"stages": [{"share": 10_001}]}, "less than or equal to 10000"),
-        ({"stages": [{"share": 100}]}, "the last stage must have all of the traffic: share 10000"),
-        ({"stages": [{"share": 10_000, "is_shadow": True}]}, "the last stage must have all"),
-        ({"stages": [{"share": 500}, {"share": 100}, FULL]}, "shares must grow: 100 follows 500"),
-        ({"stages": [{"share": 500}, {"share": 500}, FULL]}, "shares must grow: 500 follows 500"),
+        ({"stages": [{"share_percent": 0}, FULL]}, "share_percent: 0.01 to 100 is expected"),
+        ({"stages": [{"share_percent": 100.01}]}, "share_percent: 0.01 to 100 is expected"),
+        ({"stages": [{"share_percent": 1}]}, "the last stage must have all of the traffic"),
+        ({"stages": [{"share_percent": 100, "is_shadow": True}]}, "the last stage must have all"),
         (
-            {"stages": [{"share": 1}, {"share": 2, "is_shadow": True}, FULL]},
+            {"stages": [{"share_percent": 5}, {"share_percent": 1}, FULL]},
+            "shares must grow: 1 % follows 5 %",
+        ),
+        (
+            {"stages": [{"share_percent": 5}, {"share_percent": 5}, FULL]},
+            "shares must grow: 5 % follows 5 %",
+        ),
+        (
+            {"stages": [{"share_percent": 0.01}, {"share_percent": 0.02, "is_shadow": True}, FULL]},
             "only the first stage can be a shadow stage",
         ),
         (
-            {"stages": [{"share": 10_000, "duration_min_s": 100.0, "duration_max_s": 99.0}]},
+            {"stages": [{"share_percent": 100, "duration_min_s": 100.0, "duration_max_s": 99.0}]},
             "duration_max_s must not be below duration_min_s",
         ),
         (
-            {"stages": [{"share": 10_000, "sample_min": 9, "sample_light": 10}]},
+            {"stages": [{"share_percent": 100, "sample_min": 9, "sample_light": 10}]},
             "sample_light must not be above sample_min",
         ),
         ({"gates": []}, "at least 1 item"),
-        ({"gates": [{"metric": "luck", "tolerated": 0}]}, "'errors', 'slow_first_token'"),
-        ({"gates": [{"metric": "errors", "tolerated": 1}]}, "less than 1"),
+        ({"gates": [{"metric": "luck", "tolerated_percent": 0}]}, "'errors', 'slow_first_token'"),
         (
-            {"gates": [{"metric": "errors", "tolerated": 0}, {"metric": "errors", "tolerated": 0}]},
+            {"gates": [{"metric": "errors", "tolerated_percent": 100}]},
+            "tolerated_percent: 0 to 99.99",
+        ),
+        (
+            {
+                "gates": [
+                    {"metric": "errors", "tolerated_percent": 0},
+                    {"metric": "errors", "tolerated_percent": 0},
+                ]
+            },
             "more than one gate for errors",
         ),
+        ({"stages": [{"share": 100}, FULL]}, "share: shares are in percent: give share_percent"),
+        ({"stages": [{"share_percent": 0.015}, FULL]}, "steps of 0.01 percent"),
+        ({"stages": [{"share_percent": "5"}, FULL]}, "a number of percent is expected"),
         ({"alpha": 0}, "greater than 0"),
         ({"alpha": 0.51}, "less than or equal to 0.5"),
         ({"when_short": "hope"}, "'pause', 'go_on' or 'roll_back'"),
@@ -77,5 +95,15 @@ FULL = {"share": 10_000}
 )
 def test_what_is_wrong_is_said(body: dict[str, Any], message: str):
     with pytest.raises(ValidationError) as refused:
-        Plan.model_validate_json(json.dumps(body))
+        Plan.model_validate_json(json.dumps(body), context=OF_CLIENT)
     assert message in str(refused.value)
+
+
+def test_what_is_shown_of_a_plan_can_be_sent_again():
+    plan = Plan(stages=(Stage(share=25), Stage(share=10_000)))
+    document = shown(plan.model_dump(mode="json"))
+    assert document["stages"][0]["share_percent"] == 0.25
+    assert Plan.model_validate_json(json.dumps(document), context=OF_CLIENT) == plan
+    properties = Plan.model_json_schema()["$defs"]
+    assert properties["Stage"]["properties"].keys() == document["stages"][0].keys()
+    assert properties["Gate"]["properties"].keys() == document["gates"][0].keys()

@@ -43,7 +43,7 @@ def test_what_a_gate_has_counted_is_told_by_release() -> None:
     assert fewer["canary"] == {"bad": 2, "total": 200}, "there control is the suspect"
     assert errors["e_value_log10"] == 0.0
     assert errors["e_value_needed_log10"] == 2.82  # 660
-    assert errors["detectable_rate"] is None, "ten requests show no rate reliably"
+    assert errors["detectable_percent"] is None, "ten requests show no rate reliably"
 
 
 def test_what_was_seen_in_stages_that_have_ended_is_kept() -> None:
@@ -51,7 +51,7 @@ def test_what_was_seen_in_stages_that_have_ended_is_kept() -> None:
     ended = replace(RUNNING, phase=Phase.DONE, stage=3, tests={}, past=(past,))
     found = details(ended)
     (stage,) = found["past_stages"]
-    assert (stage["stage"], stage["share"], stage["watched_s"]) == (0, 100, 1.5)
+    assert (stage["stage"], stage["share_percent"], stage["watched_s"]) == (0, 1, 1.5)
     assert (stage["sample"], stage["control_sample"]) == (10, 200)
     assert stage["gates"] == details(RUNNING)["gates"]
 
@@ -69,4 +69,4 @@ def test_it_says_why_it_is_where_it_is() -> None:
 def test_one_that_cannot_be_read_shows_the_same_fields() -> None:
     shown = unknown_progress("of-tomorrow", 100, 0, "why") | unknown_details()
     assert shown.keys() == (progress(Standing.of(RUNNING)) | details(RUNNING)).keys()
-    assert (shown["phase"], shown["share"], shown["problem"]) == ("of-tomorrow", 100, "why")
+    assert (shown["phase"], shown["share_percent"], shown["problem"]) == ("of-tomorrow", 1, "why")

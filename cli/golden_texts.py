@@ -1,0 +1,92 @@
+"""Token ids of golden prompts and answers as text, by the gateway's /detokenize."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from cli.admin import setting
+from cli.api import Api, ApiError, Json
+
+_ASKED_AT_ONCE = 8
+_TEXT_MAX = 120  # characters of a text in a table
+
+Tokens = tuple[int, ...]
+
+
+class PoolTexts:
+    """Texts of token ids by pool; a pool whose gateway or model cannot tell has none."""
+
+    def __init__(self, texts: dict[tuple[str, Tokens], str]) -> None:
+        """Take what was decoded."""
+        self._texts = texts
+
+    def of(self, pool_id: str, tokens: Sequence[int] | None) -> str:
+        """Return the text of token ids, quoted; the ids where the text is not known."""
+        if tokens is None:
+            return "-"
+        text = self._texts.get((pool_id, tuple(tokens)))
+        if text is None:
+            return " ".join(map(str, tokens))
+        return repr(text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}...")
+
+
+async def decode(admin: Api, wanted: Iterable[tuple[str, Sequence[int] | None]]) -> PoolTexts:
+    """Return the texts of token ids of pools, as far as the gateway can tell them.
+
+    Args:
+        admin: The admin REST, which says which model a pool serves.
+        wanted: Pools and token ids.
+    """
+    asked = {(pool, tuple(ids)) for pool, ids in wanted if ids}
+    model_of: dict[str, str] = {}
+    for model in await admin.list("/v1/models"):
+        if not model["owner_tenant_id"]:
+            model_of.setdefault(model["pool_id"], model["id"])
+    places = asyncio.Semaphore(_ASKED_AT_ONCE)
+    found: dict[tuple[str, Tokens], str] = {}
+
+    async def one(gateway: Api, pool: str, ids: Tokens) -> None:
+        async with places:
+            try:
+                body = {"model": model_of[pool], "tokens": list(ids)}
+                found[pool, ids] = (await gateway.call("POST", "/detokenize", body))["prompt"]
+            except (ApiError, KeyError):
+                return  # the ids are shown in its place
+
+    async with Api(setting("OPENAI_BASE_URL"), setting("OPENAI_API_KEY")) as gateway:
+        await asyncio.gather(*(one(gateway, *name) for name in asked))
+    return PoolTexts(found)
+
+
+def readable_result(result: Json, texts: PoolTexts) -> Json:
+    """Return a result of a golden prompt with texts in place of token ids."""
+    pool = result["pool_id"]
+    right = texts.of(pool, result["right"])
+    return result | {
+        "answer": result["error"] or texts.of(pool, result["token_ids"]),
+        "right": "same" if result["right"] == result["token_ids"] else right,
+    }
+
+
+def readable_quarantine(found: Json, texts: PoolTexts) -> Json:
+    """Return a quarantine, a field per line, with texts in place of token ids."""
+    pool, evidence = found["pool_id"], found["evidence"]
+    lines = {name: value for name, value in found.items() if name != "evidence"}
+    if not evidence:
+        return lines
+    lines |= {
+        "prompt": texts.of(pool, evidence["prompt"]),
+        "right": texts.of(pool, evidence["right"]["token_ids"]),
+    }
+    for number, answer in enumerate(evidence["answers"], start=1):
+        differs = answer["differs_in"] or "right"
+        lines[f"answer {number}"] = f"{differs}: {texts.of(pool, answer['token_ids'])}"
+    return lines
+
+
+def token_ids_of(found: Json) -> list[tuple[str, Sequence[int] | None]]:
+    """Return the pool and all token ids of a quarantine."""
+    pool, evidence = found["pool_id"], found["evidence"]
+    if not evidence:
+        return []
+    answers = [answer["token_ids"] for answer in evidence["answers"]]
+    return [(pool, ids) for ids in (evidence["prompt"], evidence["right"]["token_ids"], *answers)]

@@ -1,0 +1,15 @@
+"""Plans of rollouts as files that people write."""
+
+import json
+from pathlib import Path
+
+from cli.api import Json
+from cli.stack_commands import fail
+
+
+def read_plan(path: Path) -> Json:
+    """Return the plan of a file; the control plane says what is wrong with it."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise fail(f"{path}: {error}") from None
