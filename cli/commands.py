@@ -81,6 +81,14 @@ COMMANDS: dict[str, CommandEntry] = {
     "golden": CommandEntry(
         "golden_commands:golden", "Prompts that find replicas which answer wrong."
     ),
+    "backup": _local(
+        "backup_commands:backup",
+        "Write tenants, keys, models, rollouts, audit and all artifacts into a directory.",
+    ),
+    "restore": _local(
+        "backup_commands:restore",
+        "Bring a backup back while the platform serves; what was written since is set aside.",
+    ),
     "admin-keys": CommandEntry("admin_key_commands:admin_keys", "Who may use the admin REST."),
     "compose": _local("compose_commands:compose", "What docker-compose.yml needs besides Docker."),
     "config": _local("config_commands:config", "Check the settings of services."),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # it brings psutil, which only the local stack has
 
 _PLAIN_WIDTH = 240  # pipes and files have no width; rich would take 80 and fold
 _FOLDED_WIDTH = 12  # of a column of text at least
-_GAP = 2  # columns between two
+_GAP = 3  # columns between two
 _IDS = ("id", "name", "tenant", "model", "key", "pool", "cell", "replica", "node")
 
 

@@ -160,6 +160,12 @@ def database_url(home: Path, port: int, database: str = DATABASE) -> str:
     return f"postgresql+asyncpg://postgres@/{database}?host={sockets}&port={port}"
 
 
+def client_url(home: Path, port: int, database: str = DATABASE) -> str:
+    """Return the URL of a database for PostgreSQL's own programs; a shell reads it as it is."""
+    sockets = quote(str(locate(home).sockets), safe="")
+    return f"postgresql://postgres@{sockets}:{port}/{database}"
+
+
 def locate(home: Path) -> Place:
     """Return where the server of `home` lives; the first call for a home decides and records it."""
     home = home.resolve()

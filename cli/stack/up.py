@@ -16,12 +16,14 @@ from cli.stack.base import import_base, push_base
 from cli.stack.errors import StackError
 from cli.stack.home import Home, Secrets, load_secrets, render_env, save_secrets, write_atomic
 from cli.stack.ports import load_ports
+from cli.stack.postgres import client_url
 from cli.stack.progress import Progress
 from cli.stack.seed import ShippedBase, first_token, seed, wait_answering
 from cli.stack.services import (
     CONTROL,
     HOST,
     INTERNAL_PORTS,
+    POSTGRES,
     ServicePlan,
     StackOptions,
     prepare_certificates,
@@ -167,6 +169,8 @@ class Stack:
             "SLUICE_TELEMETRY_URL": (
                 f"{self._options.scheme}://{HOST}:{self._ports['telemetry_http']}"
             ),
+            "SLUICE_DATABASE_URL": client_url(self._home.root, self._ports[POSTGRES]),
+            "SLUICE_ARTIFACT_STORE_URL": self._home.artifact_store.absolute().as_uri(),
         }
         if self._options.has_tls:
             values |= settings_of(self._home.certificates, Role.OPERATOR)

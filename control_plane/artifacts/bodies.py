@@ -2,12 +2,43 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from control_plane.artifacts.model import Kind
 from control_plane.fields import Body, Id, OptionalDigest, OptionalId
+from sluice.manifests import CHUNK_BYTES, FILES_MAX, FORMAT
 
 Signature = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{86}==$")]
+
+
+_SHA256: dict[str, Any] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+_SIZE: dict[str, Any] = {"type": "integer", "minimum": 0}
+_FILE: dict[str, Any] = {
+    "type": "object",
+    "required": ["name", "size_bytes", "sha256", "chunks"],
+    "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "description": "Relative to the artifact, with slashes"},
+        "size_bytes": _SIZE,
+        "sha256": _SHA256 | {"description": "Of the whole file"},
+        "chunks": {
+            "type": "array",
+            "items": _SHA256,
+            "description": f"Of each {CHUNK_BYTES} bytes; the last chunk may be shorter",
+        },
+    },
+}
+# What `sluice.manifests` reads.
+MANIFEST: dict[str, Any] = {
+    "type": "object",
+    "required": ["format", "chunk_bytes", "files"],
+    "additionalProperties": False,
+    "properties": {
+        "format": {"const": FORMAT},
+        "chunk_bytes": {"const": CHUNK_BYTES},
+        "files": {"type": "array", "minItems": 1, "maxItems": FILES_MAX, "items": _FILE},
+    },
+}
 
 
 class _Subject(Body):
@@ -43,4 +74,4 @@ class ImportBody(_Subject):
 class UploadBody(_Subject):
     """Begins an upload, or goes on with it."""
 
-    manifest: dict[str, Any]
+    manifest: Annotated[dict[str, Any], WithJsonSchema(MANIFEST)]

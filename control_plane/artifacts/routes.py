@@ -6,7 +6,7 @@ from aiohttp import web
 
 from control_plane.access.roles import Action
 from control_plane.artifacts import catalogue
-from control_plane.artifacts.bodies import PinBody
+from control_plane.artifacts.bodies import MANIFEST, PinBody
 from control_plane.artifacts.garbage_routes import GarbageRoutes
 from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.signing_keys import SIGNING_KEYS
@@ -47,7 +47,7 @@ class ArtifactRoutes:
             query=("tenant_id",),
         )
         pin = describe.operation("Keep an artifact, needed or not", answer=row, body=PinBody)
-        manifest = describe.operation("Show an artifact's manifest", answer={"type": "object"})
+        manifest = describe.operation("Show an artifact's manifest", answer=MANIFEST)
         chunk = describe.operation("Read a chunk of an artifact", answer={"type": "string"})
         uploads = UploadRoutes(self._database, self._service)
         return [

@@ -29,7 +29,7 @@ D = "ab" * 32
 # What these commands ask is not the admin REST, or nothing.
 ELSEWHERE = {
     *("certificates", "compose", "config"),
-    *("up", "down", "status", "logs", "version"),
+    *("up", "down", "status", "logs", "version", "backup", "restore"),
     *("requests", "usage", "cost", "explain", "trace", "top"),
 }
 # By command, what it is given; several lines where it takes different ways.

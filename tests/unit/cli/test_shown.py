@@ -171,3 +171,13 @@ def test_a_table_is_as_wide_as_columns_says_and_keeps_ids_whole(capsys, monkeypa
     assert len(max(lines, key=len)) < len(digest) + 20, "all else is folded"
     show_objects([{"id": "a", "text": words}], ("id", "text"), as_json=False)
     assert len(max(capsys.readouterr().out.splitlines(), key=len)) <= 40
+
+
+@pytest.mark.parametrize("columns", [20, 60, 100])
+def test_no_column_is_lost_where_there_is_no_room(capsys, monkeypatch, columns) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    names = [f"column_{number}" for number in range(12)]
+    show_objects([dict.fromkeys(names, "some words")], names, as_json=False)
+    said = capsys.readouterr().out
+    assert all(name in said for name in names)
+    assert said.count("words") == len(names)

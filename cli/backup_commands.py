@@ -1,0 +1,84 @@
+"""`sluice backup` and `sluice restore`: the control plane's database, and bytes of artifacts."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.admin import setting
+from cli.backups import BackupError, back_up, read_backup
+from cli.backups import restore as bring_back
+from cli.bars import byte_bar
+from cli.render import size_text
+from cli.stack_commands import fail
+from sluice.errors import PlatformError
+
+Database = Annotated[
+    str | None,
+    typer.Option(help="URL of PostgreSQL; default: SLUICE_DATABASE_URL, else the running stack's."),
+]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        help="file:///directory or s3://bucket/prefix; default: SLUICE_ARTIFACT_STORE_URL, else"
+        " the running stack's."
+    ),
+]
+
+
+def backup(
+    directory: Annotated[Path, typer.Argument(file_okay=False, help="Made if it is not there.")],
+    *,
+    database: Database = None,
+    store: Store = None,
+) -> None:
+    """Write tenants, keys, models, rollouts, audit and all artifacts into a directory.
+
+    Again into the same directory: only what is new is copied. Usage and traces are the trace
+    store's, and not in it. Keep it like a secret: it holds the fleet's.
+    """
+    urls = _urls(database, store)
+    try:
+        with byte_bar("artifacts") as on_done:
+            made = asyncio.run(back_up(*urls, directory, on_done))
+    except (BackupError, PlatformError) as error:
+        raise fail(str(error)) from None
+    typer.echo(f"{directory}: database, {made.chunks} chunks ({size_text(made.size_bytes)})")
+    if made.lost:
+        raise fail(
+            f"the store has lost {len(made.lost)} chunks ({made.lost[0]}, ...): upload their"
+            " artifacts again, then back up again"
+        )
+
+
+def restore(
+    directory: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="That `sluice backup` wrote.")
+    ],
+    *,
+    database: Database = None,
+    store: Store = None,
+    is_sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Bring a backup back while the platform serves; what was written since is set aside.
+
+    The database before stays on the server under another name.
+    """
+    urls = _urls(database, store)
+    try:
+        known = read_backup(directory)
+        if not is_sure:
+            typer.confirm(f"Go back to {known.made_at}? Later writes are set aside", abort=True)
+        with byte_bar("artifacts") as on_done:
+            kept = asyncio.run(bring_back(directory, *urls, on_done))
+    except (BackupError, PlatformError) as error:
+        raise fail(str(error)) from None
+    typer.echo(f"back at {known.made_at}; the database before is {kept}: drop it when all is well")
+
+
+def _urls(database: str | None, store: str | None) -> tuple[str, str]:
+    return (
+        database or setting("SLUICE_DATABASE_URL"),
+        store or setting("SLUICE_ARTIFACT_STORE_URL"),
+    )
