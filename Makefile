@@ -88,7 +88,7 @@ lock: setup ## Resolve requirements/dev.lock anew from pyproject.toml, and from 
 	@$(IMAGE_LOCK) pyproject.toml --extra replica -o requirements/replica-cpu.lock
 	@echo 'hatchling>=1.27' | $(IMAGE_LOCK) - -o requirements/build.lock
 
-docs: setup ## Write docs/config.md, docs/metrics.md and the errors of docs/overload.md anew from the code
+docs: setup ## Write docs/config.md, docs/metrics.md and the tables of docs/overload.md and docs/security.md anew
 	@$(BIN)/python -m cli.reference
 
 train-default: ## Train the default model and its adapters anew into build/ (about two hours of one core)

@@ -20,6 +20,7 @@ import replica.host.metrics
 import router.metrics
 import telemetry.metrics
 from cli.settings_table import SETTINGS, accepted, descriptions
+from cli.stack.listeners import LISTENERS
 from sluice.errors import POLICIES, Evidence
 
 _UNITS = {
@@ -64,6 +65,8 @@ Those that begin with `nv_` bear TensorRT-LLM's names.
 
 """
 _ERRORS_BEGIN, _ERRORS_END = "<!-- errors: made by `make docs` -->", "<!-- end of errors -->"
+_SOCKETS_BEGIN = "<!-- sockets: made by `make docs` -->"
+_SOCKETS_END = "<!-- end of sockets -->"
 _ERROR_COLUMNS = {
     "moves": "moves",
     "is_asked_again": "asked again",
@@ -219,12 +222,30 @@ def overload_page(text: str) -> str:
     return f"{head}{_ERRORS_BEGIN}\n{_table(columns, rows)}{_ERRORS_END}{tail}"
 
 
+def security_page(text: str) -> str:
+    """Return docs/security.md with its table of sockets made anew.
+
+    Args:
+        text: The page, with a table between the two marks.
+    """
+    head, _, rest = text.partition(_SOCKETS_BEGIN)
+    _, _, tail = rest.partition(_SOCKETS_END)
+    columns = ("process", "socket", "protocol", "for", "known by", "a stranger gets")
+    rows = (
+        (it.process, it.name, it.protocol, it.callers, str(it.secret), it.stranger)
+        for it in LISTENERS
+    )
+    return f"{head}{_SOCKETS_BEGIN}\n{_table(columns, rows)}{_SOCKETS_END}{tail}"
+
+
 def main() -> None:
     """Write the pages into docs/ of the current directory."""
     Path("docs/config.md").write_text(settings_page())
     Path("docs/metrics.md").write_text(metrics_page())
     overload = Path("docs/overload.md")
     overload.write_text(overload_page(overload.read_text()))
+    security = Path("docs/security.md")
+    security.write_text(security_page(security.read_text()))
 
 
 if __name__ == "__main__":

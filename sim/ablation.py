@@ -113,7 +113,10 @@ RULES: dict[str, Rule] = {
         _forget,
     ),
     "look-ahead": Rule(
-        "up to 8 requests behind one that fits nowhere are tried", dispatch, "_LOOK_AHEAD", 1
+        "behind a request that fits nowhere, those of other tenants are tried",
+        dispatch,
+        "_LOOK_AHEAD",
+        1,
     ),
     "kept-memory": Rule(
         "memory of one replica is kept for a request that fits nowhere",

@@ -87,7 +87,12 @@ class Dispatcher:
         request = queue.peek(now)
         looked = repriced = 0
         held: ReplicaBook | None = None
+        full: set[str] = set()  # tenants whose next request finds no memory
         while request is not None and looked < _LOOK_AHEAD:
+            if request.tenant_id in full:  # behind it wait longer ones, or later ones
+                looked += 1
+                request = queue.skip(request)
+                continue
             before = request.uncached_tokens
             matches = cell.look_up(request)
             if request.uncached_tokens > before and repriced < _LOOK_AHEAD:
@@ -98,27 +103,36 @@ class Dispatcher:
             if readiness is Readiness.PACED:
                 return None
             if readiness is Readiness.READY:
-                choice = cell.choose(request, matches, now, held=held)
-                if choice is not None:
-                    choice = self._handovers.refine(cell, request, choice, now)
+                choice = self._chosen(cell, request, matches, held, now)
                 if choice is not None:
                     return request, choice
             longest = cell.fleet.prompt_tokens_max
             if longest is not None and request.prompt_tokens > longest:
                 following = queue.skip(request)
-                text = f"the prompt has {request.prompt_tokens} tokens, {longest} fit; shorten it"
-                code = ErrorCode.CONTEXT_LENGTH_EXCEEDED
-                ending = Ending(wire.OUTCOME_KIND_EVICTED, code, text)
-                self._lifecycle.withdraw(request, ending)
+                self._lifecycle.withdraw(request, _too_long(request, longest))
                 request = following
                 continue
             if cell.is_gathered(request, now):
                 return None
-            if held is None:
-                held = cell.held_for(request)
+            kept = cell.held_for(request)
+            if kept is not None:
+                full.add(request.tenant_id)
+            held = kept if held is None else held
             looked += 1
             request = queue.skip(request)
         return None
+
+    def _chosen(
+        self,
+        cell: CellBook,
+        request: Request,
+        matches: Mapping[str, int],
+        held: "ReplicaBook | None",
+        now: float,
+    ) -> Choice | None:
+        """Return where a request goes now; None: no replica but `held` has room for it."""
+        choice = cell.choose(request, matches, now, held=held)
+        return None if choice is None else self._handovers.refine(cell, request, choice, now)
 
     def _book(
         self,
@@ -149,6 +163,11 @@ class Dispatcher:
         if request.prefilled_on and self._handovers.begin(cell, dispatch, cached, now):
             return None
         return dispatch
+
+
+def _too_long(request: Request, longest: int) -> Ending:
+    text = f"the prompt has {request.prompt_tokens} tokens, {longest} fit; shorten it"
+    return Ending(wire.OUTCOME_KIND_EVICTED, ErrorCode.CONTEXT_LENGTH_EXCEEDED, text)
 
 
 def _opens_at(cell: CellBook, now: float) -> float:

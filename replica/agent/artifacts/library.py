@@ -230,6 +230,8 @@ class Library:
         except ManifestError as error:
             seen, found = {}, str(error)
         except OSError as error:  # a disk that cannot be read says nothing of what is on it
+            if not path.is_dir():  # evicted meanwhile
+                return ""
             return f"artifact {digest} cannot be read: {error}; look at the disk of this node"
         if found == digest:
             self._fingerprints.keep(digest, seen)
@@ -238,7 +240,10 @@ class Library:
             return ""
         aside = self._directory / f"{_SPOILED}{digest}"
         await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
-        path.rename(aside)
+        try:
+            path.rename(aside)
+        except FileNotFoundError:  # evicted meanwhile
+            return ""
         self._entries.pop(digest, None)
         self._heat.pop(digest, None)
         self.spoiled += 1

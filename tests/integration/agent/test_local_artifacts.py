@@ -24,8 +24,8 @@ WAIT_S = 60.0
 class Folder:
     """Fetches what the test puts there."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, library: Library, root: Path) -> None:
+        self.library, self.root = library, root
         self.asked: list[str] = []
         self.may_go_on = asyncio.Event()
         self.is_known = True
@@ -36,7 +36,7 @@ class Folder:
         await self.may_go_on.wait()
         if not self.is_known:
             raise PlatformError(ErrorCode.ADAPTER_NOT_FOUND, "nobody knows it")
-        (self.root / digest).mkdir()
+        admit(self.library, self.root, digest)
 
 
 def admit(library: Library, root: Path, digest: str) -> None:
@@ -78,8 +78,8 @@ async def library(tmp_path: Path) -> Library:
 
 
 @pytest.fixture
-def fetcher(tmp_path: Path) -> Folder:
-    return Folder(tmp_path / "artifacts")
+def fetcher(library: Library, tmp_path: Path) -> Folder:
+    return Folder(library, tmp_path / "artifacts")
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Faults on command, in a real Triton: the file is written while the engine runs."""
 
+import time
+
 import pytest
 
 from replica.agent.golden import Target, ask_engine
@@ -25,11 +27,12 @@ async def test_a_file_stalls_fails_and_corrupts_a_running_engine(
     async with running_triton(tmp_path, spec) as triton, router_of(triton) as router:
         await router.finish(make_sequence(1, [5, 6], 20))
 
+        begun_s = time.monotonic()
         faults.write_text(f'[{{"kind": "stall", "amount": {STALL_S}}}]')
         await router.finish(make_sequence(2, [5, 6], 20))
-        # Steps begin when the one before was to end; where its end was seen late, this one is
-        # measured shorter by so much.
-        assert max(step.state.step_us for step in router.steps) >= 0.9 * STALL_S * 1e6
+        # The step that stands still may be the last one of the sequence before, of which no frame
+        # tells.
+        assert time.monotonic() - begun_s >= 0.9 * STALL_S
         assert router.tokens[2] == router.tokens[1]
 
         faults.write_text('[{"kind": "corrupt", "at_step": 5}]')

@@ -3,7 +3,14 @@
 import re
 from pathlib import Path
 
-from cli.reference import SETTINGS, descriptions, metrics_page, overload_page, settings_page
+from cli.reference import (
+    SETTINGS,
+    descriptions,
+    metrics_page,
+    overload_page,
+    security_page,
+    settings_page,
+)
 
 ROOT = Path(__file__).parents[3]
 STALE = "stale: run `make docs`"
@@ -21,6 +28,12 @@ def test_the_table_of_errors_is_fresh():
     text = (ROOT / "docs" / "overload.md").read_text()
     assert text == overload_page(text), STALE
     assert "| `queue_full` | 503 |" in text
+
+
+def test_the_table_of_sockets_is_as_the_code():
+    text = (ROOT / "docs" / "security.md").read_text()
+    assert text == security_page(text), STALE
+    assert "| gateway | public |" in text
 
 
 def test_every_service_with_settings_is_on_the_page():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from replica.agent.artifacts.library import PARTIAL, Library
-from sluice.manifests import manifest_of_directory
+from sluice.manifests import Manifest, manifest_of_directory
 
 A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
 GIB = 1 << 30
@@ -243,3 +243,21 @@ async def test_what_was_fetched_is_not_read_once_more(make, tmp_path: Path) -> N
     library.admit(A, put(tmp_path / "artifacts" / PARTIAL, "x", 25))
     assert library.looks_sound(A)
     assert await make().problem_of(A) == "", "nor by the next agent"
+
+
+async def test_what_is_evicted_while_it_is_read_is_not_there(
+    make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = make()
+    root = tmp_path / "artifacts"
+    await library.scan()
+    put(root, C, 10)
+
+    def evicted(path: Path) -> Manifest:
+        manifest = manifest_of_directory(path)
+        shutil.rmtree(path)
+        return manifest
+
+    monkeypatch.setattr("replica.agent.artifacts.library.manifest_of_directory", evicted)
+    assert await library.problem_of(C) == ""
+    assert (library.has(C), library.spoiled) == (False, 0)

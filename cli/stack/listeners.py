@@ -1,0 +1,98 @@
+"""Each socket that a local stack listens on: for whom it is, and by which secret they are known.
+
+`docs/security.md` shows the list. An end-to-end test compares it with what listens, and comes to
+each socket without the secret.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Secret(StrEnum):
+    """By what a caller is known."""
+
+    TOKEN = "digest of the installation's secret"  # noqa: S105 - the name of a class
+    TENANT_KEY = "API key of a tenant"
+    ADMIN_KEY = "admin key"
+    PASSWORD = "password of the stack"  # noqa: S105 - likewise
+    TICKET = "ticket of the control plane"
+    ACCOUNT = "the kernel's word for the user"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A socket that a process listens on.
+
+    Attributes:
+        process: Name, as `sluice status` shows it.
+        name: Of its port in ports.json; else what it is for.
+        protocol: That it speaks.
+        callers: Processes and people that it is for.
+        secret: By which they are known.
+        stranger: Answer that anybody else gets.
+    """
+
+    process: str
+    name: str
+    protocol: str
+    callers: str
+    secret: Secret
+    stranger: str
+
+
+_PROBES = "probes, Prometheus"
+_OPEN = "metrics and health, no key and no text of a request"
+_UNAUTHENTICATED = "UNAUTHENTICATED"
+_UNAUTHORIZED = "401"
+
+LISTENERS = (
+    Listener("gateway", "public", "HTTP", "clients", Secret.TENANT_KEY, _UNAUTHORIZED),
+    Listener("gateway", "gateway_ops", "HTTP", _PROBES, Secret.NONE, _OPEN),
+    Listener(
+        "router",
+        "router_grpc",
+        "gRPC",
+        "gateways, routers, control plane, operators",
+        Secret.TOKEN,
+        _UNAUTHENTICATED,
+    ),
+    Listener("router", "router_http", "HTTP", _PROBES, Secret.NONE, _OPEN),
+    Listener(
+        "control-plane",
+        "control_grpc",
+        "gRPC",
+        "gateways, routers, agents, telemetry",
+        Secret.TOKEN,
+        _UNAUTHENTICATED,
+    ),
+    Listener(
+        "control-plane", "admin", "HTTP", "operators, publishers", Secret.ADMIN_KEY, _UNAUTHORIZED
+    ),
+    Listener(
+        "telemetry",
+        "telemetry_http",
+        "HTTP",
+        "operators, control plane",
+        Secret.ADMIN_KEY,
+        _UNAUTHORIZED,
+    ),
+    Listener("agent", "agent_http", "HTTP", _PROBES, Secret.NONE, _OPEN),
+    Listener("agent", "chunks", "HTTP", "agents of other nodes", Secret.TICKET, "403"),
+    Listener(
+        "triton", "inference", "gRPC", "routers, gateways, the agent", Secret.TOKEN, "UNAVAILABLE"
+    ),
+    Listener("triton", "metrics", "HTTP", "the agent, which passes them on", Secret.NONE, _OPEN),
+    Listener("valkey", "valkey", "RESP", "gateways", Secret.PASSWORD, "NOAUTH"),
+    Listener("tracestore", "tracestore", "HTTP", "telemetry", Secret.PASSWORD, "403"),
+    Listener(
+        "broker",
+        "broker",
+        "Kafka",
+        "gateways, routers, telemetry",
+        Secret.NONE,
+        "any message; telemetry drops events without our digest",
+    ),
+    Listener("broker", "behind it", "Kafka", "its relay", Secret.NONE, "the same"),
+    Listener("postgres", "postgres", "Unix socket", "control plane", Secret.ACCOUNT, "refused"),
+)

@@ -1,0 +1,110 @@
+"""What a stranger on the machine gets at each socket of a stack without TLS."""
+
+import socket
+
+import grpc
+import httpx
+import psutil
+import pytest
+
+from cli.stack.home import Home
+from cli.stack.listeners import LISTENERS, Listener, Secret
+from cli.stack.postgres import locate
+from sluice.process import marked_processes
+from tests.e2e.conftest import Stack
+
+TIMEOUT_S = 20
+UNIX = [it for it in LISTENERS if it.protocol == "Unix socket"]
+INET = [it for it in LISTENERS if it not in UNIX]
+METHODS = {
+    "router_grpc": "/sluice.wire.router.v1.RouterService/Ping",
+    "control_grpc": "/sluice.wire.control.v1.ControlService/Leave",
+    "inference": "/inference.GRPCInferenceService/RepositoryIndex",
+}
+PATHS = {
+    "public": "/v1/models",
+    "admin": "/v1/tiers",
+    "telemetry_http": "/v1/requests",
+    "chunks": f"/v1/artifacts/{'0' * 64}/chunks/0",
+    "tracestore": "/?query=SELECT%201",
+}
+
+
+def process_of(name: str) -> str:
+    """Return the name in our list: of engines and of Triton's own process there may be several."""
+    return "triton" if name.startswith("triton") else name
+
+
+@pytest.fixture(scope="module")
+def ports(stack: Stack) -> dict[str, int]:
+    """The port of each socket of the list."""
+    known = stack.ports() | {
+        "public": httpx.URL(stack.base_url).port or 0,
+        "admin": httpx.URL(stack.admin_url).port or 0,
+    }
+    listening = {
+        process_of(name): {port for _, port in places} for name, places in stack.listening().items()
+    }
+    (engine,) = (
+        found
+        for pid in marked_processes(Home(stack.home.resolve()).marker)
+        if (found := psutil.Process(pid)).name() == "tritonserver"
+    )
+    options = dict(word.split("=", 1) for word in engine.cmdline() if "=" in word)
+    known["inference"] = int(options["--grpc-port"])
+    known["metrics"] = int(options["--metrics-port"])
+    (known["chunks"],) = listening["agent"] - {known["agent_http"]}
+    (known["behind it"],) = listening["broker"] - {known["broker"]}
+    return known
+
+
+def test_each_socket_is_in_the_list_and_on_the_loopback(stack: Stack, ports: dict[str, int]):
+    wanted: dict[str, set[int]] = {}
+    for it in INET:
+        wanted.setdefault(it.process, set()).add(ports[it.name])
+    found: dict[str, set[int]] = {}
+    for name, places in stack.listening().items():
+        assert {address for address, _ in places} <= {"127.0.0.1", "::ffff:127.0.0.1"}, name
+        if places:
+            found.setdefault(process_of(name), set()).update(port for _, port in places)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("it", [it for it in INET if it.protocol == "gRPC"], ids=lambda it: it.name)
+def test_grpc_answers_no_stranger(it: Listener, ports: dict[str, int]):
+    with grpc.insecure_channel(f"127.0.0.1:{ports[it.name]}") as channel:
+        call = channel.unary_unary(METHODS[it.name], None, None)
+        with pytest.raises(grpc.RpcError) as refused:
+            call(b"", timeout=TIMEOUT_S)
+    assert refused.value.code().name == it.stranger  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("it", [it for it in INET if it.name in PATHS], ids=lambda it: it.name)
+def test_http_answers_no_stranger(it: Listener, ports: dict[str, int]):
+    answer = httpx.get(f"http://127.0.0.1:{ports[it.name]}{PATHS[it.name]}", timeout=TIMEOUT_S)
+    assert str(answer.status_code) == it.stranger
+
+
+def test_valkey_answers_no_stranger(ports: dict[str, int]):
+    with socket.create_connection(("127.0.0.1", ports["valkey"]), TIMEOUT_S) as link:
+        link.sendall(b"KEYS *\r\n")
+        assert link.recv(100).startswith(b"-NOAUTH")
+
+
+OPEN = [it for it in INET if it.secret is Secret.NONE and it.protocol == "HTTP"]
+
+
+@pytest.mark.parametrize("it", OPEN, ids=lambda it: it.name)
+def test_what_is_open_names_no_key(it: Listener, stack: Stack, ports: dict[str, int]):
+    text = httpx.get(f"http://127.0.0.1:{ports[it.name]}/metrics", timeout=TIMEOUT_S).text
+    assert "# HELP" in text
+    for secret in (stack.api_key, stack.admin_key):
+        assert secret not in text
+    refused = httpx.post(f"http://127.0.0.1:{ports[it.name]}/v2/repository/index", json={})
+    assert refused.status_code in {404, 405}, "health and metrics, nothing else"
+
+
+def test_postgres_has_no_port_and_a_directory_closed_to_others(stack: Stack):
+    (it,) = UNIX
+    assert it.secret is Secret.ACCOUNT
+    assert locate(stack.home).sockets.stat().st_mode & 0o007 == 0
