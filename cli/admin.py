@@ -26,11 +26,14 @@ WHERE = (
 
 def setting(name: str) -> str:
     """Return an address or key from the environment, else from the stack's env file."""
-    home = Home.find()
-    value = os.environ.get(name) or read_env(home).get(name)
-    if not value:
-        raise fail(f"{name} is not set, nor in {home.env_file}: start the stack, or set it")
-    return value
+    if value := known_setting(name):
+        return value
+    raise fail(f"{name} is not set, nor in {Home.find().env_file}: start the stack, or set it")
+
+
+def known_setting(name: str) -> str:
+    """Return the same; empty when it is nowhere."""
+    return os.environ.get(name) or read_env(Home.find()).get(name) or ""
 
 
 def take_certificates() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
 import asyncpg
+from sqlalchemy.exc import DBAPIError
 
 from cli.stack.home import write_atomic
 from control_plane.migrate import migrate
@@ -95,8 +96,9 @@ async def back_up(database: str, store_url: str, directory: Path, on_done: OnDon
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     (directory / _NOTE).unlink(missing_ok=True)  # from here on it is not whole
     part = directory / f".{_DUMP}"
+    part.unlink(missing_ok=True)
+    part.touch(mode=0o600)  # before there is anything in it
     await _run_program("pg_dump", database, "-Fc", "-f", str(part))
-    part.chmod(0o600)
     part.replace(directory / _DUMP)
     sizes = await _chunks_of(database)
     copied = _Copy(ChunkStore(open_backend(store_url)), _store_in(directory), on_done)
@@ -132,8 +134,9 @@ async def restore(directory: Path, database: str, store_url: str, on_done: OnDon
             await admin.execute(f'DROP DATABASE IF EXISTS "{fresh}" WITH (FORCE)')
             raise
         await _swap(admin, name, fresh, kept)
-    except asyncpg.PostgresError as error:
-        raise BackupError(f"PostgreSQL: {error}") from None
+    except (asyncpg.PostgresError, DBAPIError, OSError, TimeoutError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise BackupError(f"{reason}; nothing has changed") from None
     finally:
         await admin.close()
     return kept
@@ -215,7 +218,13 @@ async def _swap(admin: Any, name: str, fresh: str, kept: str) -> None:
         finally:
             with suppress(asyncpg.InvalidCatalogNameError):
                 await admin.execute(f'ALTER DATABASE "{name}" WITH ALLOW_CONNECTIONS true')
-    await _rename(admin, fresh, name)
+    try:
+        await _rename(admin, fresh, name)
+    except asyncpg.PostgresError:
+        if there is not None:
+            await _rename(admin, kept, name)
+            await admin.execute(f'ALTER DATABASE "{name}" WITH ALLOW_CONNECTIONS true')
+        raise
     if there is not None:
         await admin.execute(f'ALTER DATABASE "{kept}" WITH ALLOW_CONNECTIONS true')
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from cli.admin import setting
+from cli.admin import known_setting
 from cli.api import Api, ApiError, Json
 
 _ASKED_AT_ONCE = 8
@@ -32,10 +32,15 @@ class PoolTexts:
 async def decode(admin: Api, wanted: Iterable[tuple[str, Sequence[int] | None]]) -> PoolTexts:
     """Return the texts of token ids of pools, as far as the gateway can tell them.
 
+    Without OPENAI_BASE_URL and OPENAI_API_KEY there are none, and the ids are shown.
+
     Args:
         admin: The admin REST, which says which model a pool serves.
         wanted: Pools and token ids.
     """
+    url, key = known_setting("OPENAI_BASE_URL"), known_setting("OPENAI_API_KEY")
+    if not (url and key):
+        return PoolTexts({})
     asked = {(pool, tuple(ids)) for pool, ids in wanted if ids}
     model_of: dict[str, str] = {}
     for model in await admin.list("/v1/models"):
@@ -52,7 +57,7 @@ async def decode(admin: Api, wanted: Iterable[tuple[str, Sequence[int] | None]])
             except (ApiError, KeyError):
                 return  # the ids are shown in its place
 
-    async with Api(setting("OPENAI_BASE_URL"), setting("OPENAI_API_KEY")) as gateway:
+    async with Api(url, key) as gateway:
         await asyncio.gather(*(one(gateway, *name) for name in asked))
     return PoolTexts(found)
 
