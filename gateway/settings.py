@@ -30,7 +30,8 @@ class GatewaySettings(ServiceSettings):
         artifacts_dir: Where whole bases lie, by digest; what is not there, or all without it, is
             fetched from the control plane: tokenizers and other small files alone.
         bases_bytes_max: Of those files, what `state_dir` keeps; the least recently used ones go.
-        valkey_url: `redis://[:password@]host:port` of the limits; `rediss://` speaks TLS.
+        valkey_url: `redis://[[user]:password@]host:port` of the limits; `rediss://` speaks TLS,
+            `redis+sentinel://[[user]:password@]host:port,host:port/name` asks Sentinels.
         kafka_bootstrap: `host:port,...` of the brokers.
         workers: Processes that share the port; from two on, a parent replaces those that end, and
             SIGHUP replaces all, one after the other.

@@ -64,10 +64,10 @@ class Scope:
     row of the next batch.
 
     Attributes:
-        name: Unique; also the name in Valkey.
+        name: Unique among scopes.
         label: What its user calls it.
         kind: `account`, `key` or `model`.
-        frame: Its name as the wire has it.
+        key: Its name in Valkey, as bytes.
         rpm: Requests per minute; 0 is no limit, as in the next two.
         tpm: Tokens per minute.
         requests_max: Requests at once.
@@ -90,9 +90,9 @@ class Scope:
         "_tokens",
         "back_requests",
         "back_tokens",
-        "frame",
         "held",
         "is_waiting",
+        "key",
         "kind",
         "label",
         "limited_by",
@@ -120,7 +120,7 @@ class Scope:
         self.name = name
         self.label = label
         self.kind = kind
-        self.frame = b"$%d\r\n%b\r\n" % (len(encoded := name.encode()), encoded)
+        self.key = name.encode()
         self.limit(rpm, tpm, requests_max)
         self.limited_by = 0
         self.held = 0

@@ -132,9 +132,6 @@ return table.concat(reply)
 
 SCRIPT = _TEXT.encode()
 _SHA = hashlib.sha1(SCRIPT).hexdigest().encode()  # noqa: S324 - Valkey's name for it
-_BY_NAME = b"$7\r\nEVALSHA\r\n$40\r\n" + _SHA + b"\r\n"
-_IN_FULL = b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(SCRIPT), SCRIPT)
-_WORDS = 8  # of the command, apart from the keys
 
 # After the rows of a call, by their number: a row of 0 is none.
 _PADDING = ((0, 0, 0), (0, 0), (0,), ())
@@ -197,23 +194,19 @@ class Batch:
         packed_rows = b"".join([scope.rest or self._pack_row(scope) for scope in rows])
         for scope in rows:
             scope.row = 0
-        self._body = b"%b%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
-            _number(len(rows)),
-            b"".join([scope.frame for scope in rows]),
-            len(tag),
+        self._words = (
+            len(rows),
+            *[scope.key for scope in rows],
             tag,
-            _LEASE,
-            len(packed_rows),
+            LEASE_MS,
             packed_rows,
-            len(packed_calls),
             packed_calls,
-            _number(asked),
+            asked,
         )
 
-    def command(self, *, in_full: bool = False) -> bytes:
+    def command(self, *, in_full: bool = False) -> tuple[bytes | int, ...]:
         """Return what to send; `in_full` with the script, for a server that does not know it."""
-        name = _IN_FULL if in_full else _BY_NAME
-        return b"*%d\r\n%b%b" % (_WORDS + len(self.rows), name, self._body)
+        return (b"EVAL", SCRIPT, *self._words) if in_full else (b"EVALSHA", _SHA, *self._words)
 
     def verdicts(self, reply: object) -> Iterator[RawVerdict] | None:
         """Return the answers to the calls; None when this is no reply of the script."""
@@ -252,11 +245,3 @@ class Batch:
         if back_requests or back_tokens:
             self._taken.append((scope, news))
         return pack_row(rpm, tpm, most, held, back_requests, 0, 0, back_tokens)
-
-
-def _number(value: int) -> bytes:
-    text = b"%d" % value
-    return b"$%d\r\n%b\r\n" % (len(text), text)
-
-
-_LEASE = _number(LEASE_MS)

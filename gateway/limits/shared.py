@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import structlog
+from redis.exceptions import MasterDownError, NoScriptError, ReadOnlyError, ResponseError
 
 from gateway.limits.buckets import Limit, Scope
 from gateway.limits.script import TAG_BYTES, Batch, Call, RawVerdict
@@ -33,7 +34,8 @@ _PROBE_FIRST_S, _PROBE_MAX_S = 0.05, 1.0
 _HEALTHY_S = 5.0  # without trouble for so long, earlier trouble is forgotten
 # After a failover the name may be another server's, while the one that is connected goes on as a
 # replica, or alone. Other trouble stays where it is, and all gateways' new connections add to it.
-_NO_PRIMARY = ("READONLY", "MASTERDOWN", "NOREPLICAS")
+_DEMOTIONS = (ReadOnlyError, MasterDownError)
+_TOO_FEW_REPLICAS = "NOREPLICAS"
 
 # A write and a read of the socket cost as much as ten calls. So what nobody waits for always waits
 # for others; calls and places that get free do above this rate, and once that many have come beyond
@@ -171,14 +173,14 @@ class SharedBuckets:
         elif self._news:
             self._wake_for_news()
 
-    def refused(self, message: str) -> None:
+    def refused(self, error: ResponseError) -> None:
         """Send the script if that is what is missing; else let the calls decide for themselves."""
         batch = self._batch
-        if batch is not None and message.startswith("NOSCRIPT"):
+        if batch is not None and isinstance(error, NoScriptError):
             self._valkey.send(batch.command(in_full=True))
             return
         self._batch = None
-        self._fail(message)
+        self._fail(f"{type(error).__name__}: {error}", is_primary=not _is_demotion(error))
         if batch is not None:
             batch.restore()
             self._let_go(batch.calls)
@@ -293,7 +295,7 @@ class SharedBuckets:
         calls, self._calls = self._calls, []
         self._let_go(calls)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, *, is_primary: bool = True) -> None:
         """Stall, and probe later: the later, the more often it has failed lately."""
         self._stall(reason)
         now_s = self._loop.time()
@@ -303,13 +305,13 @@ class SharedBuckets:
         pause_s *= random.uniform(0.5, 1.0)  # noqa: S311 - spreads
         self._failures += 1
         self._failed_at_s = now_s
-        self._probe_timer = self._loop.call_later(pause_s, self._probe, reason)
+        self._probe_timer = self._loop.call_later(pause_s, self._probe, reason, is_primary)
 
-    def _probe(self, reason: str) -> None:
-        if reason.startswith(_NO_PRIMARY):
-            self._valkey.drop(reason)
-        else:
+    def _probe(self, reason: str, is_primary: bool) -> None:
+        if is_primary:
             self._send()
+        else:
+            self._valkey.drop(reason)
 
     def _answer(self, calls: Sequence[Call], verdicts: Iterable[RawVerdict]) -> None:
         leased = self._leased
@@ -337,3 +339,7 @@ class SharedBuckets:
         for scope, tpm in zip(scopes, tpms, strict=True):
             scope.give_back(min(tokens, tpm))
         self.tell(scopes)
+
+
+def _is_demotion(error: ResponseError) -> bool:
+    return isinstance(error, _DEMOTIONS) or str(error).startswith(_TOO_FEW_REPLICAS)

@@ -1,128 +1,137 @@
-"""One connection to Valkey, kept up: bytes out, parsed replies in, in order.
+"""One connection to the primary of Valkey, kept up: commands out, replies in, in order.
 
-It never waits for long and retries apart from others: gateways that lost the same server do not
-return at the same moment.
+The connection is redis-py's: directly, by TLS, or to the primary that Sentinels name. New ones are
+tried at random times, because gateways that lost the same server would return at the same moment.
 """
 
 import asyncio
 import random
-import ssl
-from collections import deque
-from typing import Protocol, cast
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
-import hiredis
 import structlog
+from redis.asyncio import ConnectionPool, Sentinel, SSLConnection
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.exceptions import RedisError, ResponseError
 
 from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
 
-_CONNECT_TIMEOUT_S = 1.0
+_CONNECT_TIMEOUT_S = 1.0  # with asking the Sentinels, and the greeting
 _BACKOFF_MAX_S = 1.0
-_PORT = 6379
+_COMMANDS_MAX = 16  # that wait to be written; the limiter has one under way at a time
+_PORT, _SENTINEL_PORT = 6379, 26379
 _NO_URL = (
-    "not a Valkey URL; want redis://[[user]:password@]host:port, with what is special in a password"
-    " as its code, such as %2F for a slash"
+    "not a Valkey URL; want redis://[[user]:password@]host:port, or for Sentinels"
+    " redis+sentinel://[[user]:password@]host:port[,host:port]/name-of-the-primary, with what is"
+    " special in a password as its code, such as %2F for a slash"
 )
 _PLAIN, _TLS = ("redis", "valkey"), ("rediss", "valkeys")
-_NOTHING = object()
+_SENTINEL = "+sentinel"
+
+# A gateway must hear of a refusal in its own way: redis-py neither repeats nor decodes anything.
+_OPTIONS: dict[str, Any] = {
+    "protocol": 2,
+    "driver_info": None,
+    "socket_timeout": None,
+    "socket_connect_timeout": _CONNECT_TIMEOUT_S,
+}
+
+Word = bytes | int
 
 
 class ValkeyError(Exception):
-    """The greeting was refused; the message says why."""
+    """The connection is of no use; the message says why."""
 
 
 class Listener(Protocol):
-    """Who uses the connection."""
+    """The user of a connection."""
 
     def connected(self) -> None:
-        """Calls may go out; nothing of an earlier connection will be answered."""
+        """Take note that commands may go out; earlier ones will never be answered."""
         ...
 
     def replied(self, reply: object) -> None:
-        """The next reply came."""
+        """Take the next reply."""
         ...
 
-    def refused(self, message: str) -> None:
-        """The next reply came; it is an error."""
+    def refused(self, error: ResponseError) -> None:
+        """Take the next reply, which is an error."""
         ...
 
     def disconnected(self) -> None:
-        """What was sent and not answered never will be."""
+        """Take note that commands without a reply will never have one."""
         ...
 
 
-class _Connection(asyncio.Protocol):
-    """Replies go to the greeting first, then to the listener."""
+class _Place(NamedTuple):
+    """The addresses and the account of a URL.
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
-        self._greetings: deque[asyncio.Future[object]] = deque()
-        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    Attributes:
+        hosts: Names and ports, of one server or of Sentinels.
+        primary: Name by which Sentinels know the primary; empty without Sentinels.
+        options: Keyword arguments of a connection of redis-py.
+    """
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not checked: the transports of uvloop do not derive from those of asyncio.
-        self.transport = cast("asyncio.WriteTransport", transport)
-
-    def ask(self, *arguments: str) -> asyncio.Future[object]:
-        """Send a command of the greeting."""
-        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._greetings.append(future)
-        self.transport.write(hiredis.pack_command(arguments))  # pyright: ignore[reportArgumentType]
-        return future
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._reader.feed(data)
-            while (reply := self._reader.gets()) is not _NOTHING and not self.closed.done():
-                self._deliver(reply)
-        except hiredis.ProtocolError as error:
-            self.close(repr(error))
-
-    def _deliver(self, reply: object) -> None:
-        message = str(reply) if isinstance(reply, hiredis.ReplyError) else None
-        future = self._greetings.popleft() if self._greetings else None
-        if future is None:
-            if message is None:
-                self._listener.replied(reply)
-            else:
-                self._listener.refused(message)
-        elif not future.done():
-            if message is None:
-                future.set_result(reply)
-            else:
-                future.set_exception(ValkeyError(message))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end(repr(exc) if exc else "closed by the server")
-
-    def close(self, reason: str) -> None:
-        self.transport.abort()
-        self._end(reason)
-
-    def _end(self, reason: str) -> None:
-        if not self.closed.done():
-            self.closed.set_result(reason)
-        while self._greetings:
-            future = self._greetings.popleft()
-            if not future.done():
-                future.set_exception(ValkeyError(reason))
+    hosts: list[tuple[str, int]]
+    primary: str
+    options: dict[str, Any]
 
 
-def _split(url: str) -> tuple[SplitResult, int]:
-    """Return the parts of a URL, and its port; ValueError."""
+def _parse(url: str) -> _Place:
+    """Return the place that a URL names; ValueError, which never quotes a password."""
     try:
         parts = urlsplit(url)
-        port = parts.port or _PORT
-    except ValueError:  # which may quote the password
+    except ValueError:
         raise ValueError(_NO_URL) from None
-    if parts.scheme not in (*_PLAIN, *_TLS) or not parts.hostname:
+    scheme = parts.scheme.removesuffix(_SENTINEL)
+    is_sentinel = scheme != parts.scheme
+    if scheme not in (*_PLAIN, *_TLS) or parts.query or parts.fragment:
         raise ValueError(_NO_URL)
-    if parts.path not in {"", "/", "/0"} or parts.query or parts.fragment:
+    primary = parts.path.strip("/") if is_sentinel else ""
+    if "/" in primary or bool(primary) != is_sentinel:
+        raise ValueError(_NO_URL)
+    if not is_sentinel and parts.path not in {"", "/", "/0"}:
         raise ValueError(_NO_URL)  # most likely a password that is cut in two
-    return parts, port
+    account, _, places = parts.netloc.rpartition("@")
+    options = dict(_OPTIONS)
+    if account:
+        user, _, password = account.partition(":")
+        options |= {"username": unquote(user) or None, "password": unquote(password) or None}
+    if scheme in _TLS:
+        options |= {"ssl": True, "ssl_check_hostname": True}
+    port = _SENTINEL_PORT if is_sentinel else _PORT
+    hosts = [_host(parts, place, port) for place in places.split(",")]
+    if len(hosts) > 1 and not is_sentinel:
+        raise ValueError(_NO_URL)
+    return _Place(hosts, unquote(primary), options)
+
+
+def _host(parts: SplitResult, place: str, port: int) -> tuple[str, int]:
+    one = parts._replace(netloc=place)
+    try:
+        host = one.hostname or "", one.port or port
+    except ValueError:
+        raise ValueError(_NO_URL) from None
+    if not host[0] or "@" in place:
+        raise ValueError(_NO_URL)
+    return host
+
+
+def _pool(place: _Place) -> ConnectionPool:
+    options = dict(place.options)
+    if place.primary:
+        # Sentinels take the same account and the same transport as the servers that they watch.
+        sentinel = Sentinel(place.hosts, sentinel_kwargs=dict(options))
+        return SentinelConnectionPool(place.primary, sentinel, **options)
+    host, port = place.hosts[0]
+    if options.pop("ssl", False):
+        options["connection_class"] = SSLConnection
+    return ConnectionPool(host=host, port=port, **options)
 
 
 class ValkeyClient:
@@ -132,84 +141,134 @@ class ValkeyClient:
         """Prepare; nothing is opened yet.
 
         Args:
-            url: `redis://[[user]:password@]host:port`, or `rediss://` for TLS, with a server whose
-                certificate the system's CAs (or SSL_CERT_FILE) vouch for.
-            deadline_s: What a call may take; the listener keeps to it.
+            url: `redis://[[user]:password@]host:port`; `rediss://` for TLS, with a server whose
+                certificate the system's CAs (or SSL_CERT_FILE) vouch for;
+                `redis+sentinel://...host:port,host:port/name` for the primary that Sentinels name.
+            deadline_s: Seconds that a call may take; the listener keeps to it.
 
         Raises:
-            ValueError: It is no such URL; the text quotes nothing of it.
+            ValueError: The URL is none; the text quotes nothing of it.
         """
-        parts, port = _split(url)
-        self._tls = ssl.create_default_context() if parts.scheme in _TLS else None
+        place = _parse(url)
+        self._pool = _pool(place)
+        self._told = {"host": ",".join(host for host, _ in place.hosts), "port": place.hosts[0][1]}
         self.deadline_s = deadline_s
-        self._host, self._port = parts.hostname or "", port
-        self._user = unquote(parts.username or "")
-        self._password = unquote(parts.password or "")
-        self._connection: _Connection | None = None
         self._listener: Listener | None = None
+        self._commands: asyncio.Queue[Sequence[Word]] | None = None  # None without a connection
+        self._leash: asyncio.Timeout | None = None
 
     @property
     def is_connected(self) -> bool:
         """Whether a server has answered the greeting, and was not lost since."""
-        return self._connection is not None
+        return self._commands is not None
 
     def listen(self, listener: Listener) -> None:
-        """Name the one who uses the connection, before `run`."""
+        """Name the user of the connection, before `run`."""
         self._listener = listener
 
-    def send(self, data: bytes) -> None:
-        """Send whole commands; lost without a connection."""
-        if self._connection is not None:
-            self._connection.transport.write(data)
+    def send(self, words: Sequence[Word]) -> None:
+        """Send a command; lost without a connection."""
+        if self._commands is not None:
+            try:
+                self._commands.put_nowait(words)
+            except asyncio.QueueFull:
+                self.drop("commands are not taken")
 
     def drop(self, reason: str) -> None:
         """Give the connection up and make a new one."""
-        if self._connection is not None:
-            log.info("valkey_dropped", host=self._host, port=self._port, reason=reason)
-            self._connection.close("")
+        if self._leash is not None and self._leash.when() is None:
+            log.info("valkey_dropped", **self._told, reason=reason)
+            self._leash.reschedule(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         """Connect, and again whenever the connection ends, until cancelled."""
         listener = self._listener
         assert listener is not None, "nobody listens"
         attempt = 0
-        while True:
-            connection: _Connection | None = None
-            try:
-                connection = await self._connect(listener)
-                log.info("valkey_connected", host=self._host, port=self._port)
-                attempt = 0
-                self._connection = connection
-                listener.connected()
-                reason = await connection.closed
-            except (OSError, TimeoutError, ValkeyError) as error:
-                reason = repr(error)
-            finally:
-                if connection is not None:
-                    connection.close("stopped")
-                if self._connection is not None:
-                    self._connection = None
-                    listener.disconnected()
-            if reason:  # else it was dropped
-                log.warning("valkey_lost", host=self._host, port=self._port, reason=reason)
-            pause_s = backoff_s(attempt, first_s=0.05, max_s=_BACKOFF_MAX_S)
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
-            attempt += 1
+        try:
+            while True:
+                try:
+                    connection = await self._connect()
+                except (OSError, TimeoutError, RedisError, ValkeyError) as error:
+                    log.warning("valkey_lost", **self._told, reason=_told(error))
+                else:
+                    log.info("valkey_connected", **self._told)
+                    attempt = 0
+                    await self._use(connection, listener)
+                pause_s = backoff_s(attempt, first_s=0.05, max_s=_BACKOFF_MAX_S)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
+                attempt += 1
+        finally:
+            await self._pool.disconnect()
 
-    async def _connect(self, listener: Listener) -> _Connection:
-        loop = asyncio.get_running_loop()
-        connection: _Connection | None = None
+    async def _connect(self) -> AbstractConnection:
+        """Return a connection whose server has answered a PING."""
+        connection: AbstractConnection | None = None
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(listener), self._host, self._port, ssl=self._tls
-                )
-                if self._password:
-                    names = (self._user,) if self._user else ()
-                    await connection.ask("AUTH", *names, self._password)
-                await connection.ask("PING")
+                connection = await self._pool.get_connection()
+                await _greet(connection)
         except BaseException:
             if connection is not None:
-                connection.close("greeting failed")
+                await self._leave(connection)
             raise
         return connection
+
+    async def _use(self, connection: AbstractConnection, listener: Listener) -> None:
+        """Carry commands and replies until the connection ends or is dropped."""
+        commands = self._commands = asyncio.Queue[Sequence[Word]](_COMMANDS_MAX)
+        async with asyncio.TaskGroup() as tasks:
+            writer = tasks.create_task(_write(connection, commands))
+            try:
+                await self._listen(connection, listener)
+            finally:
+                self._commands = None
+                writer.cancel()
+                await self._leave(connection)
+                listener.disconnected()
+
+    async def _listen(self, connection: AbstractConnection, listener: Listener) -> None:
+        try:
+            async with asyncio.timeout(None) as self._leash:
+                listener.connected()
+                await _read(connection, listener)
+        except TimeoutError:
+            pass  # it was dropped
+        except (OSError, RedisError) as lost:
+            log.warning("valkey_lost", **self._told, reason=_told(lost))
+        finally:
+            self._leash = None
+
+    async def _leave(self, connection: AbstractConnection) -> None:
+        with suppress(OSError, RedisError):
+            await connection.disconnect(nowait=True)
+        await self._pool.release(connection)
+
+
+async def _greet(connection: AbstractConnection) -> None:
+    await connection.send_command("PING", check_health=False)
+    if await connection.read_response() != b"PONG":
+        raise ValkeyError("the greeting was not answered as Valkey does")
+
+
+async def _write(connection: AbstractConnection, commands: asyncio.Queue[Sequence[Word]]) -> None:
+    """Send commands until one fails: redis-py then closes the connection, which ends `_read`."""
+    with suppress(OSError, RedisError):
+        while True:
+            await connection.send_command(*await commands.get(), check_health=False)
+
+
+async def _read(connection: AbstractConnection, listener: Listener) -> None:
+    """Hand every reply to the listener, until the connection ends with an error."""
+    while True:
+        try:
+            reply: object = await connection.read_response()
+        except ResponseError as error:
+            listener.refused(error)
+        else:
+            listener.replied(reply)
+
+
+def _told(error: BaseException) -> str:
+    """Return an error with its text, which redis-py's own form leaves out."""
+    return f"{type(error).__name__}: {error}"

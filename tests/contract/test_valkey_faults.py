@@ -96,7 +96,7 @@ async def test_one_that_is_the_primary_no_more_is_left(kind: str) -> None:
             await until(lambda: buckets.is_up)
             assert server.connections == server.asked
     dropped = [it for it in logs if it["event"] == "valkey_dropped"]
-    told = {(it["log_level"], it["reason"]) for it in dropped}
-    assert told == {("info", f"{kind} no longer")}
+    assert {it["log_level"] for it in dropped} == {"info"}
+    assert all("no longer" in it["reason"] for it in dropped)
     assert len(dropped) == server.connections - 1
     assert not [it for it in logs if it["event"] == "valkey_lost"], "it was left"

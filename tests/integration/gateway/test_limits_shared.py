@@ -184,7 +184,7 @@ async def test_values_that_are_no_bucket_count_as_absent(valkey) -> None:
 
 async def test_a_gateway_that_dies_holds_its_requests_for_its_lease(valkey, monkeypatch) -> None:
     lease_s = 3.0  # a renewal may be late by nearly as much: the machine is busy
-    monkeypatch.setattr(script, "_LEASE", script._number(int(lease_s * 1000)))
+    monkeypatch.setattr(script, "LEASE_MS", int(lease_s * 1000))
     monkeypatch.setattr(shared, "_REFRESH_S", 0.1)
     who = caller(requests_max=2)
     async with gateway(valkey[1]) as survivor:
@@ -229,7 +229,7 @@ async def test_what_was_open_before_it_was_limited_counts_until_it_has_ended(
 ) -> None:
     """Its gateway hears of the limit by a request that is refused because of it."""
     lease_s = 2.0
-    monkeypatch.setattr(script, "_LEASE", script._number(int(lease_s * 1000)))
+    monkeypatch.setattr(script, "LEASE_MS", int(lease_s * 1000))
     monkeypatch.setattr(shared, "_REFRESH_S", 0.1)
     before, after = caller(rpm=1000), caller(rpm=1000, requests_max=2)
     async with gateway(valkey[1]) as one, gateway(valkey[1]) as other:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from cli.certificates import BUNDLE, create
 from gateway.limits.valkey import ValkeyClient
@@ -23,7 +25,7 @@ class Heard:
 
     def replied(self, reply: object) -> None: ...
 
-    def refused(self, message: str) -> None: ...
+    def refused(self, error: ResponseError) -> None: ...
 
     def disconnected(self) -> None: ...
 
@@ -36,7 +38,7 @@ def folder(tmp_path) -> Path:
 
 @pytest_asyncio.fixture
 async def server(folder) -> AsyncIterator[int]:
-    """Answers +PONG; the port."""
+    """Answers every command with +PONG; the port."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(folder / "monitoring.pem", folder / "monitoring-key.pem")
 
@@ -65,5 +67,5 @@ async def test_one_of_an_unknown_ca_is_not(server, folder, monkeypatch):
     create(folder / "other", days=2)
     monkeypatch.setenv("SSL_CERT_FILE", str(folder / "other" / BUNDLE))
     client = ValkeyClient(f"rediss://127.0.0.1:{server}")
-    with pytest.raises(ssl.SSLCertVerificationError):
-        await client._connect(Heard())
+    with pytest.raises(RedisConnectionError, match="certificate verify failed"):
+        await client._connect()

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from struct import Struct
+from typing import cast
 
-import hiredis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,9 +69,8 @@ def without_idle_held(row: tuple[float, ...]) -> tuple[float, ...]:
 
 def told(scope: Scope) -> tuple[float, ...]:
     """Return the row of a scope in a batch that calls for it."""
-    reader = hiredis.Reader()
-    reader.feed(Batch(b"12345678", [(Waiter(), (scope,), (), 1)], []).command())
-    return without_idle_held(ROW.unpack(reader.gets()[-3]))
+    words = Batch(b"12345678", [(Waiter(), (scope,), (), 1)], []).command()
+    return without_idle_held(ROW.unpack(cast("bytes", words[-3])))
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -108,14 +107,12 @@ def test_rows_say_what_their_scopes_say(
         ]
         others = [scope for scope in scopes if scope.back_tokens]
         expected = {scope.name: said(scope) for scope in scopes}
-        reader = hiredis.Reader()
-        reader.feed(Batch(b"12345678", calls, others).command())
-        words = reader.gets()
-        names = words[3 : 3 + int(words[2])]
-        rows, packed, asked = words[-3:]
+        words = Batch(b"12345678", calls, others).command()
+        names = cast("tuple[bytes, ...]", words[3 : 3 + cast("int", words[2])])
+        rows, packed, asked = cast("tuple[bytes, bytes, int]", words[-3:])
         assert len(set(names)) == len(names)
         called = {f"s{index}".encode() for places, _ in step for index in places}
-        assert set(names[: int(asked)]) == called
+        assert set(names[:asked]) == called
         found = [without_idle_held(row) for row in ROW.iter_unpack(rows)]
         assert found == [expected[name.decode()] for name in names]
         assert [
