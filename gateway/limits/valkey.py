@@ -122,11 +122,15 @@ def _host(parts: SplitResult, place: str, port: int) -> tuple[str, int]:
     return host
 
 
-def _pool(place: _Place) -> ConnectionPool:
+def _sentinel(place: _Place) -> Sentinel | None:
+    # Sentinels take the same account and the same transport as the servers that they watch.
+    return Sentinel(place.hosts, sentinel_kwargs=dict(place.options)) if place.primary else None
+
+
+def _pool(place: _Place, sentinel: Sentinel | None) -> ConnectionPool:
+    """Return the maker of connections; it keeps none, because one is up at a time."""
     options = dict(place.options)
-    if place.primary:
-        # Sentinels take the same account and the same transport as the servers that they watch.
-        sentinel = Sentinel(place.hosts, sentinel_kwargs=dict(options))
+    if sentinel is not None:
         return SentinelConnectionPool(place.primary, sentinel, **options)
     host, port = place.hosts[0]
     if options.pop("ssl", False):
@@ -150,7 +154,8 @@ class ValkeyClient:
             ValueError: The URL is none; the text quotes nothing of it.
         """
         place = _parse(url)
-        self._pool = _pool(place)
+        self._sentinel = _sentinel(place)
+        self._pool = _pool(place, self._sentinel)
         self._told = {"host": ",".join(host for host, _ in place.hosts), "port": place.hosts[0][1]}
         self.deadline_s = deadline_s
         self._listener: Listener | None = None
@@ -199,18 +204,18 @@ class ValkeyClient:
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
                 attempt += 1
         finally:
-            await self._pool.disconnect()
+            if self._sentinel is not None:
+                await self._sentinel.aclose()
 
     async def _connect(self) -> AbstractConnection:
         """Return a connection whose server has answered a PING."""
-        connection: AbstractConnection | None = None
+        connection = self._pool.make_connection()
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                connection = await self._pool.get_connection()
+                await connection.connect()
                 await _greet(connection)
         except BaseException:
-            if connection is not None:
-                await self._leave(connection)
+            await _close(connection)
             raise
         return connection
 
@@ -224,7 +229,7 @@ class ValkeyClient:
             finally:
                 self._commands = None
                 writer.cancel()
-                await self._leave(connection)
+                await _close(connection)
                 listener.disconnected()
 
     async def _listen(self, connection: AbstractConnection, listener: Listener) -> None:
@@ -239,10 +244,11 @@ class ValkeyClient:
         finally:
             self._leash = None
 
-    async def _leave(self, connection: AbstractConnection) -> None:
-        with suppress(OSError, RedisError):
-            await connection.disconnect(nowait=True)
-        await self._pool.release(connection)
+
+async def _close(connection: AbstractConnection) -> None:
+    """Close at once; no turn of the loop is taken, so that a cancelled task closes, too."""
+    with suppress(OSError, RedisError):
+        await connection.disconnect(nowait=True)
 
 
 async def _greet(connection: AbstractConnection) -> None:
