@@ -14,14 +14,17 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import structlog
 from redis.asyncio import ConnectionPool, Sentinel, SSLConnection
 from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
 
-_CONNECT_TIMEOUT_S = 1.0  # with asking the Sentinels, and the greeting
+_CONNECT_TIMEOUT_S = 1.0  # with the greeting
+_SENTINEL_TIMEOUT_S = 0.3  # beyond it the next Sentinel is asked: a lost host is silent
 _BACKOFF_MAX_S = 1.0
 _COMMANDS_MAX = 16  # that wait to be written; the limiter has one under way at a time
 _PORT, _SENTINEL_PORT = 6379, 26379
@@ -124,7 +127,12 @@ def _host(parts: SplitResult, place: str, port: int) -> tuple[str, int]:
 
 def _sentinel(place: _Place) -> Sentinel | None:
     # Sentinels take the same account and the same transport as the servers that they watch.
-    return Sentinel(place.hosts, sentinel_kwargs=dict(place.options)) if place.primary else None
+    options = place.options | {
+        "socket_timeout": _SENTINEL_TIMEOUT_S,
+        "socket_connect_timeout": _SENTINEL_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    return Sentinel(place.hosts, sentinel_kwargs=options) if place.primary else None
 
 
 def _pool(place: _Place, sentinel: Sentinel | None) -> ConnectionPool:
@@ -156,6 +164,9 @@ class ValkeyClient:
         place = _parse(url)
         self._sentinel = _sentinel(place)
         self._pool = _pool(place, self._sentinel)
+        # A Sentinel may be silent twice: while it is connected to, and while it is asked.
+        sentinels = len(place.hosts) if place.primary else 0
+        self._connect_timeout_s = _CONNECT_TIMEOUT_S + 2 * _SENTINEL_TIMEOUT_S * sentinels
         self._told = {"host": ",".join(host for host, _ in place.hosts), "port": place.hosts[0][1]}
         self.deadline_s = deadline_s
         self._listener: Listener | None = None
@@ -211,7 +222,7 @@ class ValkeyClient:
         """Return a connection whose server has answered a PING."""
         connection = self._pool.make_connection()
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(self._connect_timeout_s):
                 await connection.connect()
                 await _greet(connection)
         except BaseException:

@@ -105,14 +105,18 @@ async def granted(limiter: Limiter, times: int) -> int:
 
 
 async def test_limits_follow_the_primary(servers) -> None:
-    await fail_over(*servers)
+    async with await asyncio.get_running_loop().create_server(
+        asyncio.Protocol, "127.0.0.1"
+    ) as mute:
+        await fail_over(*servers, mute.sockets[0].getsockname()[1])
     async with Redis(port=servers[2], password=SECRET) as direct:
         assert len(await direct.client_list()) == 1, "none is left open"
 
 
-async def fail_over(primary: ChildProcess, replica: int, sentinel: int) -> None:
+async def fail_over(primary: ChildProcess, replica: int, sentinel: int, mute: int) -> None:
+    """Let the primary die, beside a Sentinel that takes connections and says nothing."""
     client = ValkeyClient(
-        f"redis+sentinel://:{SECRET}@127.0.0.1:{sentinel},127.0.0.1:1/limits", deadline_s=30.0
+        f"redis+sentinel://:{SECRET}@127.0.0.1:{mute},127.0.0.1:{sentinel}/limits", deadline_s=30.0
     )
     limiter = Limiter(client, local_share=0.1, clock=asyncio.get_running_loop().time)
     async with asyncio.TaskGroup() as tasks:
