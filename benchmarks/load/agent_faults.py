@@ -29,7 +29,6 @@ import grpc.aio
 
 from benchmarks.results import write_result
 from replica.agent.triton import MODEL, TritonLauncher
-from replica.engine.testing import write_random_model
 from sluice import shared_secret
 from sluice.artifacts import import_directory
 from sluice.kserve import HostStream
@@ -39,6 +38,7 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.agent.v1 import agent_pb2_grpc
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.engine.v1 import engine_pb2 as wire
+from tests.support.random_models import write_random_model
 
 _ROUNDS = 5
 _DEADLINE_S = 60.0

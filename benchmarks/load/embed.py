@@ -24,11 +24,11 @@ from typing import Any
 from benchmarks.results import write_result
 from replica.agent.model_kinds import canary
 from replica.agent.replica_state import EngineSpec
-from replica.agent.testing import running_triton
 from replica.embedding.package import INSTALL, find_package
 from sluice.artifacts import import_directory
 from sluice.embeddings import EmbeddingClient
 from sluice.procfs import cpu_s, group_processes, memory_bytes
+from tests.support.tritons import running_triton
 
 _IN_FLIGHT = 64
 _TIMEOUT_S = 60.0

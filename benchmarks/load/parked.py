@@ -21,12 +21,12 @@ import psutil
 from benchmarks.engine_alone import SHIPPED_BASE
 from benchmarks.load.sse_client import Load
 from cli.stack.valkey import valkey_spec, valkey_url
-from gateway.testing import Plan, ScriptedRouter, serve
 from sluice import shared_secret
 from sluice.artifacts import import_directory
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from sluice.watch import write_snapshot
 from sluice.wire.control.v1 import control_pb2 as control
+from tests.support.scripted_router import Plan, ScriptedRouter, serve
 
 _KEY, _MODEL, _PASSWORD = "sk-parked", "parked", "parked"
 _NOBODY = "127.0.0.1:1"

@@ -29,7 +29,6 @@ import openvino as ov
 from benchmarks.engine_alone import SHIPPED_BASE, prompt, run
 from benchmarks.results import RESULTS, write_result
 from replica.agent.replica_state import EngineSpec
-from replica.agent.testing import running_triton
 from replica.agent.triton import MODEL
 from replica.drivers.openvino import load_openvino
 from replica.drivers.registry import load_driver
@@ -38,6 +37,7 @@ from replica.engine.types import SequenceRequest
 from sluice.artifacts import import_directory
 from sluice.kserve import HostStream
 from sluice.wire.engine.v1 import engine_pb2 as wire
+from tests.support.tritons import running_triton
 
 _BATCHES = (1, 8, 32, 64, 256)
 _NEW_TOKENS = 100

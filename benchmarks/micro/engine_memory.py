@@ -19,9 +19,9 @@ from benchmarks.engine_alone import SHIPPED_BASE
 from benchmarks.results import write_result
 from replica.drivers.openvino import load_openvino
 from replica.engine.driver import Driver
-from replica.engine.testing import write_random_adapter
 from replica.engine.types import SequenceRequest
 from sluice.hashing import cache_root
+from tests.support.random_models import write_random_adapter
 
 _STEPS = 5000
 _PARTS = 20

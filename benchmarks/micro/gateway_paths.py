@@ -27,12 +27,12 @@ from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.metrics import FastHistogram
-from gateway.testing import NeverLags
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import ChatChunks, StreamHead
-from replica.engine.testing import write_random_model
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.support.random_models import write_random_model
+from tests.support.scripted_router import NeverLags
 
 _ROUNDS = 7
 _STREAMS = 500

@@ -15,7 +15,6 @@ from replica.engine.driver import Driver
 from replica.host import EngineHost
 from router.app import run
 from router.settings import Settings
-from router.testing import logprob_rows
 from sluice import kserve
 from sluice.process import free_port
 from sluice.watch import write_snapshot
@@ -24,6 +23,7 @@ from sluice.wire.kserve.v2 import kserve_pb2
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 from tests.links import trusted_channel
+from tests.support.routers import logprob_rows
 
 CELL = "cell-contract"
 ROUTER = "router-contract"

@@ -22,7 +22,6 @@ from replica.drivers.trtllm import load_trtllm
 from replica.drivers.trtllm_api import TrtllmApi
 from replica.engine.driver import Driver
 from replica.engine.plan import StepFailedError
-from replica.engine.testing import write_random_adapter, write_random_model
 from replica.engine.types import (
     FinishedEvent,
     PromptLogprobs,
@@ -30,6 +29,7 @@ from replica.engine.types import (
     StepEvents,
     TokenLogprobs,
 )
+from tests.support.random_models import write_random_adapter, write_random_model
 
 SIZE = {"sequences_max": 8, "step_tokens_max": 64, "context_tokens_max": 512}
 ADAPTERS = {"adapter_slots": 2, "adapter_rank": 8}

@@ -9,10 +9,15 @@ import pytest
 from gateway.embedding import embedders as module
 from gateway.embedding import standing as standing_module
 from gateway.embedding.embedders import ATTEMPTS_MAX, IN_FLIGHT_MAX, WINDOW_TEXTS, Embedders
-from gateway.embedding.testing import ScriptedEmbedder, ready_replica, serve_embedder, vector_of
 from sluice.errors import BadRequestError, ErrorCode, FailedError, RejectedError
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as control
+from tests.support.scripted_embedder import (
+    ScriptedEmbedder,
+    ready_replica,
+    serve_embedder,
+    vector_of,
+)
 from tests.waiting import until
 
 POOL = "pool"

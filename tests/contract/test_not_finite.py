@@ -7,8 +7,8 @@ import pytest
 
 from replica.drivers.openvino import load_openvino
 from replica.engine.safetensors import read_safetensors, write_safetensors
-from replica.engine.testing import write_random_model
 from replica.engine.types import Finish, FinishedEvent, Sampling, SequenceRequest
+from tests.support.random_models import write_random_model
 
 PROMPT = [5, 9, 20, 7, 33]
 

@@ -10,11 +10,11 @@ import pytest
 
 from replica.drivers.openvino import load_openvino
 from replica.engine.driver import Driver
-from replica.engine.testing import write_random_model
-from router.testing import logprob_rows
 from sluice.kserve import HostStream
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.support.random_models import write_random_model
+from tests.support.routers import logprob_rows
 
 PROMPT = [20 + position * 7 % 400 for position in range(40)]
 OUTPUT = 200

@@ -13,10 +13,10 @@ from replica.drivers import trtllm
 from replica.drivers.options import OptionsError
 from replica.drivers.registry import load_driver
 from replica.drivers.trtllm_api import IMAGE, TrtllmApi
-from replica.engine.testing import write_random_adapter, write_random_model
 from replica.engine.types import Finish, Grammar, GrammarKind, Sampling, SequenceRequest
 from sluice.errors import ErrorCode
 from sluice.hashing import block_hashes, cache_root
+from tests.support.random_models import write_random_adapter, write_random_model
 
 _spec = importlib.util.spec_from_file_location(
     "contract_fake_trtllm_alone", Path(__file__).with_name("fake_trtllm.py")

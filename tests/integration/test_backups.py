@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from cli.backups import BackupError, back_up, read_backup, restore
-from replica.engine.testing import write_random_model
 from tests.integration.artifact_site import Site, artifact_site, push
+from tests.support.random_models import write_random_model
 
 pytestmark = pytest.mark.real
 

@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from cli.app import app
-from replica.engine.testing import write_random_adapter, write_random_model
 from sluice.artifacts import digest_directory
 from tests.integration.artifact_site import Site, artifact_site, begin, send
 from tests.integration.conftest import ADMIN_KEY
+from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 

@@ -9,9 +9,9 @@ import pytest_asyncio
 from sqlalchemy import text
 
 from control_plane.database import Database
-from replica.engine.testing import write_random_adapter, write_random_model
 from sluice.artifacts import digest_directory
 from tests.integration.artifact_site import Site, artifact_site, begin, push
+from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 BY_HAND = "b4" * 32

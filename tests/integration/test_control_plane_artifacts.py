@@ -14,7 +14,6 @@ import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from control_plane.artifacts.model import ATTEMPTS_MAX
-from replica.engine.testing import write_random_adapter, write_random_model
 from sluice.artifacts import digest_directory
 from sluice.manifests import CHUNK_BYTES, manifest_of_directory
 from tests.integration.artifact_site import (
@@ -27,6 +26,7 @@ from tests.integration.artifact_site import (
     send,
     sha,
 )
+from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from replica.engine.testing import write_random_adapter, write_random_model
 from sluice.artifacts import digest_directory
 from sluice.manifests import manifest_of_directory
 from sluice.process import ChildProcess
@@ -25,6 +24,7 @@ from tests.integration.artifact_site import (
     push,
     send,
 )
+from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 

@@ -11,12 +11,12 @@ import pytest_asyncio
 from control_plane.artifacts import sweep, uploads
 from control_plane.artifacts.sweep import Graces, Sweeper
 from control_plane.database import Database
-from replica.engine.testing import write_random_adapter, write_random_model
 from sluice import chunk_store
 from sluice.artifacts import digest_directory
 from sluice.chunk_store import Backend, ChunkStore, StoreDownError, awake_s, open_backend
 from sluice.manifests import manifest_of_directory
 from tests.integration.artifact_site import Site, artifact_site, begin, contents, push, send
+from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 

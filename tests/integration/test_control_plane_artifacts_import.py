@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from replica.engine.testing import write_random_adapter, write_random_model
 from sluice.artifacts import digest_directory
 from sluice.process import ChildProcess
 from tests.integration.artifact_site import Bucket, Site, artifact_site
+from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 

@@ -9,10 +9,10 @@ import pytest
 from control_plane.artifacts import inspector
 from control_plane.artifacts.inspection import inspect_apart
 from control_plane.artifacts.inspector import Job
-from replica.engine.testing import write_random_adapter, write_random_model
 from sluice.chunk_store import ChunkStore, open_backend
 from sluice.manifests import manifest_of_directory
 from tests.integration.artifact_site import contents
+from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = pytest.mark.real
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from replica.engine.testing import write_random_adapter, write_random_model
 from sluice.artifacts import digest_directory
 from tests.integration.artifact_site import Site, artifact_site, push
+from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from router.testing import running_router
 from sluice.process import ChildProcess
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
 from tests.links import trusted_channel
+from tests.support.routers import running_router
 
 pytestmark = pytest.mark.real
 

@@ -9,11 +9,11 @@ import pytest
 import pytest_asyncio
 
 from gateway.bases.source import FetchError, fetch_base
-from replica.engine.testing import write_random_model
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
 from sluice.wire.distribution.v1.distribution_pb2_grpc import DistributionServiceStub
 from tests.integration.artifact_site import Site, artifact_site, push
 from tests.links import trusted_channel
+from tests.support.random_models import write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 

@@ -15,9 +15,7 @@ import pytest
 import pytest_asyncio
 
 from replica.agent.replica_state import EngineSpec
-from replica.agent.testing import Triton, running_tritons
 from replica.agent.triton import MODEL
-from replica.engine.testing import write_random_model
 from sluice import shared_secret
 from sluice.artifacts import import_directory
 from sluice.ids import new_id
@@ -29,6 +27,8 @@ from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 from tests.links import trusted_channel
+from tests.support.random_models import write_random_model
+from tests.support.tritons import Triton, running_tritons
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 

@@ -17,11 +17,9 @@ import pytest_asyncio
 
 from replica.agent.model_kinds import KINDS, canary
 from replica.agent.replica_state import EngineSpec
-from replica.agent.testing import running_triton
 from replica.agent.triton import TritonLauncher, model_repository
 from replica.embedding.engine import load_embedding
 from replica.embedding.package import INSTALL, find_package
-from replica.embedding.testing import TINY, write_random_bert
 from sluice.artifacts import artifact_path, import_directory
 from sluice.embeddings import METHOD, EmbeddingClient
 from sluice.errors import BadRequestError, ErrorCode, FailedError
@@ -29,6 +27,8 @@ from sluice.identity import Role
 from sluice.profiles import profile_of
 from sluice.wire.kserve.v2 import kserve_pb2 as kserve
 from tests.links import trusted_channel
+from tests.support.random_bert import TINY, write_random_bert
+from tests.support.tritons import running_triton
 
 pytestmark = pytest.mark.real
 

@@ -21,7 +21,6 @@ from replica.agent.app import Agent, no_hardware
 from replica.agent.hardware import HardwareReader
 from replica.agent.settings import AgentSettings
 from replica.agent.triton import MODEL, OWNER, TritonLauncher
-from replica.engine.testing import write_random_model
 from sluice import shared_secret
 from sluice.artifacts import import_directory
 from sluice.ids import new_id
@@ -32,6 +31,7 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.agent.v1 import agent_pb2_grpc
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.engine.v1 import engine_pb2 as engine
+from tests.support.random_models import write_random_model
 
 SHM = Path("/dev/shm")
 WAIT_S = 60.0

@@ -19,13 +19,13 @@ from tokenizers import Tokenizer
 from cli.stack.valkey import valkey_spec, valkey_url
 from gateway.app import Gateway, running_gateway
 from gateway.settings import GatewaySettings
-from gateway.testing import BaseFiles, ControlFeed, Plan, ScriptedRouter, serve
-from replica.engine.testing import write_random_model
 from sluice import shared_secret
 from sluice.artifacts import import_directory
 from sluice.process import ChildProcess, ProcessSpec, free_port
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.support.random_models import write_random_model
+from tests.support.scripted_router import BaseFiles, ControlFeed, Plan, ScriptedRouter, serve
 from tests.waiting import until as eventually
 
 KEY, OTHER_KEY, LIMITED_KEY, DEAD_KEY = "sk-one", "sk-two", "sk-limited", "sk-dead"

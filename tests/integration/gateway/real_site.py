@@ -15,14 +15,14 @@ from gateway.app import Gateway, running_gateway
 from gateway.dispatch.cell_choice import Wish
 from gateway.settings import GatewaySettings
 from replica.agent.replica_state import EngineSpec
-from replica.agent.testing import Triton, running_tritons
-from router.testing import running_router
 from sluice.process import ChildProcess, free_port
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
 from sluice.wire.control.v1 import control_pb2 as control
 from tests import sse
 from tests.links import trusted_channel
+from tests.support.routers import running_router
+from tests.support.tritons import Triton, running_tritons
 
 log = structlog.get_logger(__name__)
 

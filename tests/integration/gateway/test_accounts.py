@@ -6,10 +6,10 @@ import shutil
 import openai
 import pytest
 
-from gateway.testing import Plan
 from sluice.artifacts import import_directory
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
 

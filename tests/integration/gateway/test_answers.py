@@ -6,7 +6,7 @@ import json
 import openai
 import pytest
 
-from gateway.testing import Plan
+from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
 

@@ -9,11 +9,11 @@ import pytest
 
 from gateway.bases.shelf import Shelf
 from gateway.bases.source import FetchError, fetch_base
-from gateway.testing import BaseFiles, serve
-from replica.engine.testing import write_random_model
 from sluice.artifacts import digest_directory
 from sluice.split import SHARE_MAX
 from sluice.wire.control.v1 import control_pb2 as control
+from tests.support.random_models import write_random_model
+from tests.support.scripted_router import BaseFiles, serve
 
 pytestmark = pytest.mark.real
 

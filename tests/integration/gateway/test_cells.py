@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
-from gateway.testing import Plan, ScriptedRouter, serve
 from sluice.hashing import chained_hashes
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.support.scripted_router import Plan, ScriptedRouter, serve
 
 pytestmark = pytest.mark.real
 

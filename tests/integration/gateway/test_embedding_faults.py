@@ -9,13 +9,13 @@ import numpy as np
 import openai
 import pytest
 
-from gateway.embedding.testing import ready_replica, write_embedding_base
 from replica.agent.replica_state import EngineSpec
-from replica.agent.testing import running_tritons
 from replica.embedding.engine import load_embedding
-from replica.embedding.testing import TINY, write_random_bert
 from sluice.artifacts import artifact_path, import_directory
 from sluice.wire.control.v1 import control_pb2 as control
+from tests.support.random_bert import TINY, write_random_bert
+from tests.support.scripted_embedder import ready_replica, write_embedding_base
+from tests.support.tritons import running_tritons
 
 pytestmark = pytest.mark.real
 

@@ -14,18 +14,18 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.embedding.testing import (
+from gateway.limits.limiter import Limiter
+from sluice.artifacts import import_directory
+from sluice.events import EventProducer
+from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from tests.support.scripted_embedder import (
     ScriptedEmbedder,
     ready_replica,
     serve_embedder,
     vector_of,
     write_embedding_base,
 )
-from gateway.limits.limiter import Limiter
-from sluice.artifacts import import_directory
-from sluice.events import EventProducer
-from sluice.wire.control.v1 import control_pb2 as control
-from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 from tests.waiting import until
 
 pytestmark = pytest.mark.real

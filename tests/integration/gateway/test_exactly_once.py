@@ -11,10 +11,10 @@ from gateway.dialects.dialect import Dialect
 from gateway.endpoints import run
 from gateway.endpoints.event_stream import EventStream
 from gateway.limits.limiter import Limiter
-from gateway.testing import Plan
 from sluice.events import EventProducer
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
 

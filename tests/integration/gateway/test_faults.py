@@ -7,8 +7,8 @@ import json
 import openai
 import pytest
 
-from gateway.testing import Plan
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
 

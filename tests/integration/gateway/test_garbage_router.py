@@ -9,8 +9,8 @@ import pytest
 
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
-from gateway.testing import NeverLags
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.support.scripted_router import NeverLags
 
 pytestmark = pytest.mark.real
 

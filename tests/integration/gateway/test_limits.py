@@ -9,7 +9,7 @@ import time
 import openai
 import pytest
 
-from gateway.testing import Plan
+from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
 

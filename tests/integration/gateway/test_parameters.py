@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gateway.testing import Plan
 from sluice.hashing import session_hash
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
 

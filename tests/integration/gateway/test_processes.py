@@ -21,7 +21,6 @@ import pytest_asyncio
 from confluent_kafka import Consumer
 
 from replica.agent.replica_state import EngineSpec
-from replica.agent.testing import Triton, running_tritons
 from replica.agent.triton import MODEL
 from sluice import shared_secret
 from sluice.events import REQUESTS_TOPIC
@@ -29,6 +28,7 @@ from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from sluice.watch import write_snapshot
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from tests.support.tritons import Triton, running_tritons
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from gateway.limits.limiter import Limiter
-from gateway.testing import Plan
 from sluice.events import EventProducer
 from sluice.split import SHARE_MAX, Split
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
+from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import pytest
 
 from gateway.dispatch import retry_budget
-from gateway.testing import Plan
 from sluice.wire.router.v1 import router_pb2 as wire
 from tests.integration.gateway.conftest import KEY
+from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
 

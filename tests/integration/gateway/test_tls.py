@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from gateway.server.tls import TlsFiles
-from gateway.testing import Plan
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
 

@@ -16,10 +16,10 @@ from gateway.app import running_gateway
 from gateway.server.worker_link import HEARTBEAT_S, ParentEnd, WorkerEnd
 from gateway.server.workers import READY_S, Slot, Worker
 from gateway.settings import GatewaySettings
-from gateway.testing import Plan
 from sluice.process import ProcessSpec
 from sluice.wire.router.v1 import router_pb2 as wire
 from tests.integration.gateway.test_workers import exchange, long_plan, plain_settings, request
+from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
 

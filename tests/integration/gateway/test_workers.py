@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from gateway.server.checks import problems
 from gateway.server.runner import bound_socket
 from gateway.settings import GatewaySettings
-from gateway.testing import Plan
 from sluice import shared_secret
 from sluice.process import free_port
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
 

@@ -11,13 +11,13 @@ import pytest
 import pytest_asyncio
 
 from replica.agent.replica_state import EngineSpec
-from replica.agent.testing import running_triton
 from replica.agent.triton import MODEL
-from replica.engine.testing import write_random_model
 from sluice.artifacts import artifact_path, import_directory
 from sluice.kserve import HostStream
 from sluice.process import ChildProcess
 from sluice.wire.engine.v1 import engine_pb2 as wire
+from tests.support.random_models import write_random_model
+from tests.support.tritons import running_triton
 
 WAIT_S = 60.0
 ENGINES: dict[str, tuple[tuple[str, str], ...]] = {

@@ -6,11 +6,11 @@ import pytest
 
 from replica.agent.golden import Target, ask_engine
 from replica.agent.replica_state import EngineSpec
-from replica.agent.testing import running_triton
-from replica.engine.testing import write_random_model
 from sluice.artifacts import import_directory
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.engine.v1 import engine_pb2 as wire
+from tests.support.random_models import write_random_model
+from tests.support.tritons import running_triton
 
 pytestmark = pytest.mark.real
 STALL_S = 0.8

@@ -16,7 +16,6 @@ from tritonclient.grpc import service_pb2
 from replica.agent.replica_state import EngineSpec
 from replica.agent.triton import MODEL, TritonLauncher
 from replica.drivers.openvino import load_openvino
-from replica.engine.testing import write_random_model
 from replica.engine.types import SequenceRequest
 from sluice.addresses import host_and_port
 from sluice.artifacts import import_directory
@@ -24,6 +23,7 @@ from sluice.channels import engine_header
 from sluice.errors import ErrorCode, FailedError
 from sluice.kserve import probe
 from sluice.wire.engine.v1 import engine_pb2 as wire
+from tests.support.random_models import write_random_model
 
 pytestmark = pytest.mark.real
 

@@ -13,12 +13,12 @@ import pytest
 import pytest_asyncio
 
 from replica.agent.triton import MODEL
-from replica.engine.testing import write_random_adapter
 from sluice.artifacts import import_directory
 from sluice.errors import ErrorCode, FailedError
 from sluice.hashing import block_hashes, cache_root
 from sluice.kserve import ask
 from sluice.wire.engine.v1 import engine_pb2 as wire
+from tests.support.random_models import write_random_adapter
 
 pytestmark = pytest.mark.real
 

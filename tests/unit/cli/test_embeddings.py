@@ -5,8 +5,8 @@ import pytest
 from cli.api import ApiError
 from cli.stack import embeddings
 from cli.stack.home import Home
-from replica.embedding.testing import TINY, write_random_bert
 from replica.engine.artifact import ArtifactError
+from tests.support.random_bert import TINY, write_random_bert
 
 
 class ControlPlane:

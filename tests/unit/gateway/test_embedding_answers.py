@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from gateway.bases.embedding import load_embedding_base
 from gateway.bases.threads import PromptThreads
 from gateway.embedding.inputs import TOKENS_MAX, check_lengths, token_ids
-from gateway.embedding.testing import write_embedding_base
 from gateway.embedding.vectors import rendered, shortened
 from sluice.errors import BadRequestError, ErrorCode
+from tests.support.scripted_embedder import write_embedding_base
 
 _VECTORS = st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=64)
 

@@ -7,11 +7,11 @@ from gateway.dialects.hermes import HermesParser
 from gateway.dispatch.generation import Generation, GenerationSpec, WholeGeneration
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
-from gateway.testing import NeverLags
 from gateway.text.logprobs import LogprobLine
 from gateway.text.pipe import TextPipe
 from sluice.hashing import chained_hashes
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.support.scripted_router import NeverLags
 from tests.unit.gateway.test_streamed import SPEC, TABLE, TOKENIZER
 
 _ROOT = b"r" * 16

@@ -6,11 +6,11 @@ from gateway.dialects.delta import Delta
 from gateway.dispatch.generation import EndKind, WholeGeneration
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
-from gateway.testing import NeverLags
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import DONE
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.support.scripted_router import NeverLags
 from tests.unit.gateway.test_streamed import (
     SPEC,
     TABLE,

@@ -12,12 +12,12 @@ from gateway.dispatch.generation import EndKind, GenerationSpec
 from gateway.dispatch.pace import Lag, Pace
 from gateway.dispatch.streamed import BUFFER_BYTES_MAX, StreamedGeneration
 from gateway.metrics import FastHistogram
-from gateway.testing import NeverLags
 from gateway.text.detokenizer import token_table
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import DONE, ChatChunks, StreamHead
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
+from tests.support.scripted_router import NeverLags
 
 SPEC = GenerationSpec(
     request_id="r", tenant_id="t", tier_priority=0, tenant_weight=0, pool_id="p", adapter_digest="",

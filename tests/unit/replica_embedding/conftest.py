@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replica.embedding.testing import write_random_bert
 from replica.engine.safetensors import read_safetensors
+from tests.support.random_bert import write_random_bert
 
 Reference = Callable[[Path, Sequence[int]], np.ndarray]
 

@@ -7,9 +7,9 @@ import pytest
 
 from replica.embedding.bert import read_bert_config
 from replica.embedding.engine import load_embedding
-from replica.embedding.testing import TINY
 from replica.engine.artifact import ArtifactError
 from replica.engine.safetensors import read_safetensors, write_safetensors
+from tests.support.random_bert import TINY
 
 
 @pytest.fixture

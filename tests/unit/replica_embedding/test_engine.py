@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from replica.drivers.options import OptionsError
 from replica.embedding.engine import EmbeddingEngine, load_embedding
-from replica.embedding.testing import TINY
 from sluice.errors import BadRequestError, ErrorCode, FailedError
+from tests.support.random_bert import TINY
 
 IDS = st.integers(0, TINY.vocabulary - 1)
 TEXTS = st.lists(st.lists(IDS, min_size=1, max_size=TINY.tokens_max), min_size=1, max_size=12)

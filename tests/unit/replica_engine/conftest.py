@@ -10,7 +10,6 @@ from replica.engine.adapter_table import AdapterTable
 from replica.engine.core import ScheduledEngine
 from replica.engine.plan import NO_SLOT, ScheduledSequence, StepFailedError, StepOutput, StepPlan
 from replica.engine.scheduler import Scheduler
-from replica.engine.testing import write_random_model
 from replica.engine.types import (
     Capabilities,
     Limits,
@@ -20,6 +19,7 @@ from replica.engine.types import (
     TokenLogprobs,
 )
 from sluice.hashing import BLOCK_TOKENS
+from tests.support.random_models import write_random_model
 
 ROOT = b"r" * 16
 VOCABULARY = 200

@@ -10,7 +10,7 @@ from replica.engine.checkpoint import Weight, check_shapes, join_scales, read_ch
 from replica.engine.graph import read_base
 from replica.engine.quantized import quantize_base, quantize_rows
 from replica.engine.safetensors import BFLOAT16, read_safetensors, write_safetensors
-from replica.engine.testing import write_random_model
+from tests.support.random_models import write_random_model
 
 ONES = np.ones((2, 3), np.float32)
 

@@ -8,9 +8,9 @@ import pytest
 from replica.engine.architectures import PROJECTIONS, ModelConfig
 from replica.engine.lora import LoraAdapter, read_adapter
 from replica.engine.safetensors import BFLOAT16, read_safetensors, write_safetensors
-from replica.engine.testing import write_random_adapter
 from replica.engine.types import RefusedError
 from sluice.errors import ErrorCode
+from tests.support.random_models import write_random_adapter
 
 DIGEST = "d1ge57" * 4
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_"

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from replica.drivers.openvino import load_openvino
 from replica.drivers.sim import load_sim
-from replica.engine.testing import write_random_model
 from replica.engine.types import RefusedError
 from replica.host.core import HostCore
 from replica.host.frames import FrameEncoder
 from sluice.wire.engine.v1 import engine_pb2 as wire
+from tests.support.random_models import write_random_model
 
 U32, U64 = 2**32 - 1, 2**64 - 1
 counts = st.sampled_from([0, 1, 2, 3, 7, 100, 2**16, 2**31 - 1, 2**31, U32])

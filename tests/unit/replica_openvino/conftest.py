@@ -17,9 +17,9 @@ from replica.engine.core import ScheduledEngine
 from replica.engine.plan import StepOutput, StepPlan
 from replica.engine.safetensors import read_safetensors
 from replica.engine.sampler import Sampler
-from replica.engine.testing import write_random_adapter, write_random_model
 from replica.engine.types import FinishedEvent, SequenceRequest, StepEvents
 from sluice.hashing import cache_root
+from tests.support.random_models import write_random_adapter, write_random_model
 
 ADAPTERS = 5
 BASE = "base"

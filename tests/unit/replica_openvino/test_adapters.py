@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from replica.engine.quantized import quantize_base
-from replica.engine.testing import write_random_adapter, write_random_model
 from replica.engine.types import RefusedError
 from sluice.errors import ErrorCode
+from tests.support.random_models import write_random_adapter, write_random_model
 
 _random = random.Random(5)
 PROMPT = [_random.randrange(3, 470) for _ in range(70)]

@@ -9,7 +9,7 @@ import pytest
 
 from replica.engine.quantized import quantize_base
 from replica.engine.safetensors import BFLOAT16, read_safetensors, write_safetensors
-from replica.engine.testing import write_random_model
+from tests.support.random_models import write_random_model
 
 PROMPT = [random.Random(7).randrange(3, 470) for _ in range(150)]
 LLAMA3 = {

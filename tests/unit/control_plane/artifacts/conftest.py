@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.engine.testing import write_random_adapter, write_random_model
+from tests.support.random_models import write_random_adapter, write_random_model
 
 
 @dataclass

@@ -13,8 +13,8 @@ from control_plane.artifacts.adapter_check import AdapterLimits, check_adapter
 from replica.engine.architectures import PROJECTIONS, ModelConfig
 from replica.engine.lora import read_adapter
 from replica.engine.safetensors import read_safetensors, write_safetensors
-from replica.engine.testing import write_random_adapter
 from replica.engine.types import RefusedError
+from tests.support.random_models import write_random_adapter
 
 ROOT = Path(__file__).parents[4]
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_"

@@ -120,7 +120,7 @@ def write_embedding_base(directory: Path, *, dimensions: int) -> Tokenizer:
     characters = [chr(code) for code in range(33, 127)]
     words = (*special, *characters, *(f"##{character}" for character in characters))
     vocabulary = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106 - no password
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.add_special_tokens(list(special))
     tokenizer.normalizer = BertNormalizer()
     tokenizer.pre_tokenizer = BertPreTokenizer()

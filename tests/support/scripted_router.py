@@ -222,8 +222,8 @@ class ControlFeed(control_pb2_grpc.ControlServiceServicer):
 
     async def Watch(  # noqa: N802 - gRPC's name
         self,
-        request: control.WatchRequest,  # noqa: ARG002 - gRPC's signature
-        context: "grpc.aio.ServicerContext[control.WatchRequest, control.WatchResponse]",  # noqa: ARG002 - gRPC's signature
+        request: control.WatchRequest,
+        context: "grpc.aio.ServicerContext[control.WatchRequest, control.WatchResponse]",
     ) -> AsyncIterator[control.WatchResponse]:
         """Send the snapshot, and again after each change."""
         sent = 0
@@ -261,7 +261,7 @@ class BaseFiles(distribution_pb2_grpc.DistributionServiceServicer):
     async def Manifest(  # noqa: N802 - gRPC's name
         self,
         request: distribution.ManifestRequest,
-        context: "grpc.aio.ServicerContext[distribution.ManifestRequest, distribution.ManifestPiece]",  # noqa: E501 - gRPC's names
+        context: "grpc.aio.ServicerContext[distribution.ManifestRequest, distribution.ManifestPiece]",
     ) -> AsyncIterator[distribution.ManifestPiece]:
         """Send a manifest."""
         directory = self.directories.get(request.digest)
@@ -272,7 +272,7 @@ class BaseFiles(distribution_pb2_grpc.DistributionServiceServicer):
     async def TextFile(  # noqa: N802 - gRPC's name
         self,
         request: distribution.TextFileRequest,
-        context: "grpc.aio.ServicerContext[distribution.TextFileRequest, distribution.TextFilePiece]",  # noqa: ARG002, E501 - gRPC's signature
+        context: "grpc.aio.ServicerContext[distribution.TextFileRequest, distribution.TextFilePiece]",
     ) -> AsyncIterator[distribution.TextFilePiece]:
         """Send a file, in two pieces."""
         self.asked.append(request.name)
