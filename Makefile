@@ -70,7 +70,7 @@ fix: setup ## Format, and apply the fixes that ruff can make
 
 proto: setup ## Regenerate sluice/wire from proto/
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
-	@rm -f sluice/wire/{engine,telemetry,kserve}/v*/*_grpc.py  # no services in these
+	@rm -f sluice/wire/{engine,telemetry}/v*/*_grpc.py  # no services in these
 
 proto-check: setup
 	@out=$$(mktemp -d) && $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$$out --pyi_out=$$out --grpc_python_out=$$out $(PROTOS) \

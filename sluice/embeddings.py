@@ -1,4 +1,4 @@
-"""Embeddings from a replica: Triton's `ModelInfer` with token ids, on raw grpc.aio.
+"""Embeddings from a replica: Triton's `ModelInfer` with token ids, on grpc.aio.
 
 Texts of one request have one length, because a tensor is a rectangle; requests of different lengths
 are computed together by the replica. So a client sends one request per text, all at once.
@@ -9,19 +9,17 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from sluice.channels import RenewedChannel
 from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError, RejectedError
 from sluice.identity import Role
 from sluice.kserve import CHANNEL_OPTIONS
-from sluice.wire.kserve.v2 import kserve_pb2 as kserve
+from sluice.triton import Stub, messages
 
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _RETRY_S = 1.0
 
 assert sys.byteorder == "little", "tensors are little-endian, and so must be this machine"
@@ -48,6 +46,8 @@ class EmbeddingClient:
         self._in_flight, self._in_flight_max = 0, in_flight_max
         self._model = model
         self._link = RenewedChannel(address, Role.ENGINE, options=CHANNEL_OPTIONS)
+        self._channel: grpc.aio.Channel | None = None  # that `_stub` is for
+        self._stub: Any = None
 
     async def __aenter__(self) -> Self:
         """Return the client; it connects with the first call."""
@@ -85,27 +85,28 @@ class EmbeddingClient:
             RejectedError: QUEUE_FULL, `in_flight_max` calls are under way; nothing was sent.
             FailedError: UNAVAILABLE, REPLICA_LOST (no answer in time) or ENGINE_FAILED.
         """
-        data = encode_request(self._model, tokens, with_digest=with_digest)
+        request = infer_request(self._model, tokens, with_digest=with_digest)
         if self._in_flight >= self._in_flight_max:
             message = f"{self._in_flight} embeddings are under way at {self._address}"
             raise RejectedError(ErrorCode.QUEUE_FULL, message, retry_after_s=_RETRY_S)
         self._in_flight += 1
         try:
-            answer = await self._infer(data, timeout=timeout_s)
+            answer = await self._infer(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise self._translated(error, timeout_s) from error
         finally:
             self._in_flight -= 1
         try:
-            return decode_response(cast("bytes", answer))
-        except (DecodeError, ValueError) as error:
+            return read_response(answer)
+        except ValueError as error:
             message = f"{self._address} answered with something that is no embedding: {error}"
             raise FailedError(ErrorCode.ENGINE_FAILED, message) from error
 
-    async def _infer(self, data: bytes, *, timeout: float) -> object:
-        # Without (de)serializers messages are plain bytes.
-        call = (await self._link.current()).unary_unary(METHOD, None, None)
-        return await call(data, timeout=timeout)  # pyright: ignore[reportArgumentType] - bytes, as there is no serializer
+    async def _infer(self, request: Any, *, timeout: float) -> Any:
+        channel = await self._link.current()
+        if channel is not self._channel:
+            self._channel, self._stub = channel, Stub(channel)
+        return await self._stub.ModelInfer(request, timeout=timeout)
 
     def _translated(self, error: grpc.aio.AioRpcError, timeout_s: float) -> PlatformError:
         status, text = error.code(), error.details() or ""
@@ -121,25 +122,28 @@ class EmbeddingClient:
         return FailedError(ErrorCode.ENGINE_FAILED, where)
 
 
-def encode_request(model: str, tokens: Sequence[int], *, with_digest: bool) -> bytes:
-    """Return the serialized `ModelInferRequest` for one text."""
-    message = kserve.ModelInferRequest(model_name=model)
+def infer_request(model: str, tokens: Sequence[int], *, with_digest: bool) -> Any:
+    """Return the `ModelInferRequest` for one text."""
+    message = messages.ModelInferRequest(model_name=model)
     message.inputs.add(name="input_ids", datatype="INT32", shape=[1, len(tokens)])
     message.raw_input_contents.append(array("i", tokens).tobytes())
     message.outputs.add(name="embedding")
     if with_digest:
         message.outputs.add(name="base_digest")
-    return message.SerializeToString()
+    return message
 
 
-def decode_response(data: bytes) -> Embedding:
-    """Return the embedding in a serialized `ModelInferResponse`.
+def read_response(message: Any) -> Embedding:
+    """Return the embedding in a `ModelInferResponse`.
+
+    Args:
+        message: None: what came was no such message.
 
     Raises:
-        DecodeError: Not a message.
         ValueError: Not one embedding of one text.
     """
-    message = kserve.ModelInferResponse.FromString(data)
+    if message is None:  # gRPC has logged why
+        raise ValueError("no message of Triton's")
     found = dict(
         zip(
             (output.name for output in message.outputs),

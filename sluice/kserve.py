@@ -1,7 +1,7 @@
-"""The engine host's protocol inside Triton's `ModelStreamInfer`, on raw grpc.aio.
+"""The engine host's protocol inside Triton's `ModelStreamInfer`, on grpc.aio.
 
-Used by the router (attachments) and the node agent (canary). Tritonclient is not used: it cannot
-ask for the empty final response and loses the request id of errors.
+Used by the router (attachments) and the node agent (canary). Messages are tritonclient's. Its
+client is not used: it cannot ask for the empty final response and loses the request id of errors.
 
 How a stream ends matters: a finished stream is half-closed and read to its end. Cancelling after
 a final response leaks a model reference inside Triton, which then cannot stop in order. Cancelling
@@ -11,7 +11,7 @@ earlier (a dead or silent host) is clean.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -20,10 +20,9 @@ from google.protobuf.message import DecodeError
 from sluice.channels import channel_to
 from sluice.errors import ErrorCode, FailedError
 from sluice.identity import Role
+from sluice.triton import Stub, messages
 from sluice.wire.engine.v1 import engine_pb2 as engine
-from sluice.wire.kserve.v2 import kserve_pb2 as kserve
 
-METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 TENSOR = "frame"
 _FINAL = "triton_final_response"
 _ASK_FINAL = "triton_enable_empty_final_response"
@@ -44,28 +43,34 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),  # a connection, and so a flow window, of its own
 )
 
-Call = grpc.aio.StreamStreamCall[bytes, bytes]
+_EOF = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
+Call = grpc.aio.StreamStreamCall[Any, Any]
 _TRANSPORT_ERRORS = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 
 
-def encode_request(model: str, request: engine.HostRequest, *, request_id: str) -> bytes:
-    """Return the serialized `ModelInferRequest` that carries `request`.
+def infer_request(model: str, request: engine.HostRequest, *, request_id: str) -> Any:
+    """Return the `ModelInferRequest` that carries `request`.
 
     Only an attachment asks for its empty final response: for all others the final is silent, which
     saves a message each.
     """
     payload = request.SerializeToString()
-    message = kserve.ModelInferRequest(model_name=model, id=request_id)
+    message = messages.ModelInferRequest(model_name=model, id=request_id)
     message.inputs.add(name=TENSOR, datatype="UINT8", shape=[len(payload)])
     message.raw_input_contents.append(payload)
     if request.HasField("attach"):
         message.parameters[_ASK_FINAL].bool_param = True
-    return message.SerializeToString()
+    return message
 
 
-def decode_response(data: bytes) -> tuple[str, engine.HostFrame | None, bool, str]:
-    """Return (request id, frame if there is one, whether it is final, error text or "")."""
-    message = kserve.ModelStreamInferResponse.FromString(data)
+def read_response(message: Any) -> tuple[str, engine.HostFrame | None, bool, str]:
+    """Return what a `ModelStreamInferResponse` holds.
+
+    That is (request id, frame if there is one, whether it is final, error text or "").
+
+    Raises:
+        DecodeError: What it carries is no frame.
+    """
     reply = message.infer_response
     final = _FINAL in reply.parameters and reply.parameters[_FINAL].bool_param
     contents = reply.raw_output_contents
@@ -137,9 +142,7 @@ class HostStream:
         except TimeoutError:
             message = f"no engine host answers at {self._address} within {timeout_s} s"
             raise FailedError(ErrorCode.UNAVAILABLE, message) from None
-        # Without (de)serializers messages are plain bytes.
-        method = self._channel.stream_stream(METHOD, None, None)
-        self._call = cast("Call", method())  # pyright: ignore[reportCallIssue]
+        self._call = Stub(self._channel).ModelStreamInfer()
 
     async def send(self, request: engine.HostRequest) -> None:
         """Write one request; returns when gRPC has taken it.
@@ -149,9 +152,9 @@ class HostStream:
         """
         request_id = _ATTACH_ID if request.HasField("attach") else str(self._requests)
         self._requests += 1
-        data = encode_request(self._model, request, request_id=request_id)
+        message = infer_request(self._model, request, request_id=request_id)
         async with self._write_lock:
-            await self._guarded(lambda call: call.write(data), self._send_timeout_s)
+            await self._guarded(lambda call: call.write(message), self._send_timeout_s)
         if request.HasField("attach"):
             self._attached_epoch = request.attach.epoch
 
@@ -177,14 +180,16 @@ class HostStream:
             async with self._read_lock:
                 if self._call is None:
                     return None
-                data = await self._guarded(lambda call: call.read(), timeout_s)
-            if not isinstance(data, bytes):  # the end-of-stream mark
+                message = await self._guarded(lambda call: call.read(), timeout_s)
+            if message is _EOF:
                 return None
             try:
-                request_id, frame, final, error = decode_response(data)
+                if message is None:  # gRPC has logged why
+                    raise DecodeError("no message of Triton's")  # noqa: TRY301 - the same end
+                request_id, frame, final, error = read_response(message)
             except DecodeError as broken:
-                message = f"{self._address} sent what is no frame: {broken}"
-                raise FailedError(ErrorCode.ENGINE_FAILED, message) from None
+                what = f"{self._address} sent what is no frame: {broken}"
+                raise FailedError(ErrorCode.ENGINE_FAILED, what) from None
             if error:
                 raise FailedError(ErrorCode.ENGINE_FAILED, f"{self._address}: {error}")
             if final and request_id == _ATTACH_ID:
@@ -215,10 +220,10 @@ class HostStream:
         async with self._write_lock:
             if self._attached_epoch is not None:
                 detach = engine.HostRequest(detach=engine.Detach(epoch=self._attached_epoch))
-                await call.write(encode_request(self._model, detach, request_id="detach"))
+                await call.write(infer_request(self._model, detach, request_id="detach"))
             await call.done_writing()
         async with self._read_lock:
-            while isinstance(await call.read(), bytes):
+            while await call.read() is not _EOF:
                 pass
 
     async def _guarded(

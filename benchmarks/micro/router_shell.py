@@ -1,7 +1,7 @@
 """CPU of the router's shell and core per frame of an engine, with its tick.
 
 One operation: a Triton response with one step frame (one token per row) from bytes through
-`decode_response`, the hub and the core, one tick of the loop, and the gateway's bytes. One replica,
+`read_response`, the hub and the core, one tick of the loop, and the gateway's bytes. One replica,
 one gateway; `waiting`: so many prompts wait in the engine meanwhile, as after a burst. Frames come
 faster here than from any engine, so messages to the gateway do not wait for each other. Not
 measured: gRPC and sockets. The figure is that of the best of 30 parts of the run, which a busy
@@ -24,9 +24,9 @@ from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.hub import Hub
 from router.metrics import RouterMetrics
 from router.outgoing import HostOutbox
-from sluice import kserve
+from sluice.kserve import read_response
+from sluice.triton import messages
 from sluice.wire.engine.v1 import engine_pb2 as engine
-from sluice.wire.kserve.v2 import kserve_pb2
 from sluice.wire.router.v1 import router_pb2 as wire
 
 CELL, REPLICA, EPOCH = "cell", "replica", 1
@@ -62,7 +62,7 @@ def response(sequences: list[int], waiting: int, step: int) -> bytes:
             running=rows, waiting=waiting, step_us=10_000, kv_blocks_used=3 * rows
         ),
     )
-    message = kserve_pb2.ModelStreamInferResponse()
+    message = messages.ModelStreamInferResponse()
     message.infer_response.id = "attach"
     message.infer_response.model_name = "llm"
     message.infer_response.raw_output_contents.append(
@@ -90,7 +90,8 @@ async def per_frame(rows: int, waiting: int) -> dict[str, Any]:
     for first in range(0, FRAMES, size):
         started_s = time.process_time()
         for data in frames[first : first + size]:
-            _, frame, _, _ = kserve.decode_response(data)
+            message = messages.ModelStreamInferResponse.FromString(data)
+            _, frame, _, _ = read_response(message)
             assert frame is not None
             hub.frame(REPLICA, EPOCH, frame.step)
             await asyncio.sleep(0)  # the tick

@@ -52,12 +52,13 @@ RUN python -m venv /opt/build \
  && python -m venv --without-pip /opt/sluice \
  && /opt/build/bin/pip --python /opt/sluice/bin/python install --require-hashes \
       --only-binary :all: --no-compile -r "requirements/${IMAGE}.lock"
-# Of what was installed, a quarter is debug symbols, and the Hugging Face client, which `tokenizers`
-# would fetch models with: nothing of ours asks it to.
+# Of what was installed, a half is debug symbols, the Hugging Face client, which `tokenizers` would
+# fetch models with, and the arrays that Triton's client is made of: nothing of ours asks for them.
 RUN apt-get update \
  && apt-get install -y --no-install-recommends binutils \
  && /opt/build/bin/pip --python /opt/sluice/bin/python uninstall --yes \
       huggingface-hub hf-xet fsspec filelock tqdm httpx2 httpcore2 truststore \
+      numpy ml-dtypes python-rapidjson \
  && cd /opt/sluice/lib/python3.*/site-packages \
  && rm -rf sqlalchemy/testing confluent_kafka/schema_registry \
  && find . -type d -name tests -prune -exec rm -r {} + \

@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -15,11 +16,10 @@ from replica.engine.driver import Driver
 from replica.host import EngineHost
 from router.app import run
 from router.settings import Settings
-from sluice import kserve
 from sluice.process import free_port
+from sluice.triton import Servicer, add_servicer, messages
 from sluice.watch import write_snapshot
 from sluice.wire.control.v1 import control_pb2 as control
-from sluice.wire.kserve.v2 import kserve_pb2
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 from tests.links import trusted_channel
@@ -39,20 +39,18 @@ class StreamResponder:
         self.wants_final = wants_final
         self.is_gone = threading.Event()
 
-    def _put(self, message: kserve_pb2.ModelStreamInferResponse) -> None:
+    def _put(self, message: Any) -> None:
         if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(
-                self.responses.put_nowait, (self.request_id, message.SerializeToString())
-            )
+            self.loop.call_soon_threadsafe(self.responses.put_nowait, (self.request_id, message))
 
     def send(self, frame: bytes) -> None:
-        message = kserve_pb2.ModelStreamInferResponse()
+        message = messages.ModelStreamInferResponse()
         message.infer_response.id = self.request_id
         message.infer_response.raw_output_contents.append(frame)
         self._put(message)
 
     def finish(self) -> None:
-        message = kserve_pb2.ModelStreamInferResponse()
+        message = messages.ModelStreamInferResponse()
         message.infer_response.id = self.request_id
         message.infer_response.parameters["triton_final_response"].bool_param = True
         if self.wants_final:
@@ -102,8 +100,7 @@ async def serve_driver(driver: Driver) -> HostServer:
 
         async def read():
             nonlocal in_flight, is_half_closed
-            async for data in requests:
-                message = kserve_pb2.ModelInferRequest.FromString(data)
+            async for message in requests:
                 wants = "triton_enable_empty_final_response" in message.parameters
                 responder = StreamResponder(loop, responses, message.id, wants_final=wants)
                 responders.append(responder)
@@ -131,11 +128,9 @@ async def serve_driver(driver: Driver) -> HostServer:
             for responder in responders:
                 responder.is_gone.set()
 
-    handler = grpc.stream_stream_rpc_method_handler(stream_infer)
-    service, _, method = kserve.METHOD[1:].partition("/")
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {method: handler}),)
-    )
+    servicer = Servicer()
+    servicer.ModelStreamInfer = stream_infer
+    add_servicer(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     holder.append(HostServer(host, server, f"127.0.0.1:{port}"))

@@ -6,9 +6,10 @@ import grpc.aio
 import pytest
 
 from sluice.errors import FailedError
-from sluice.kserve import METHOD, probe
+from sluice.kserve import probe
 
 pytestmark = pytest.mark.real
+SERVICE = "inference.GRPCInferenceService"
 
 
 async def test_bytes_that_are_no_frame() -> None:
@@ -19,10 +20,9 @@ async def test_bytes_that_are_no_frame() -> None:
             await context.write(b"\xff\xff\xff")
 
     server = grpc.aio.server()
-    service, method = METHOD.strip("/").split("/")
     handler = grpc.stream_stream_rpc_method_handler(nonsense)
     server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        (grpc.method_handlers_generic_handler(SERVICE, {"ModelStreamInfer": handler}),)
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

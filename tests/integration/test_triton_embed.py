@@ -21,11 +21,11 @@ from replica.agent.triton import TritonLauncher, model_repository
 from replica.embedding.engine import load_embedding
 from replica.embedding.package import INSTALL, find_package
 from sluice.artifacts import artifact_path, import_directory
-from sluice.embeddings import METHOD, EmbeddingClient
+from sluice.embeddings import EmbeddingClient
 from sluice.errors import BadRequestError, ErrorCode, FailedError
 from sluice.identity import Role
 from sluice.profiles import profile_of
-from sluice.wire.kserve.v2 import kserve_pb2 as kserve
+from sluice.triton import Stub, messages
 from tests.links import trusted_channel
 from tests.support.random_bert import TINY, write_random_bert
 from tests.support.tritons import running_triton
@@ -117,12 +117,12 @@ async def test_a_client_of_another_kind_may_send_texts_of_one_length_together(
     served: Served,
 ) -> None:
     rows = np.array([[5, 6, 7], [9, 8, 7]], np.int32)
-    request = kserve.ModelInferRequest(model_name="embed")
+    request = messages.ModelInferRequest(model_name="embed")
     request.inputs.add(name="input_ids", datatype="INT32", shape=rows.shape)
     request.raw_input_contents.append(rows.tobytes())
     async with trusted_channel(served.address, role=Role.ENGINE) as channel:
-        infer = channel.unary_unary(METHOD)
-        reply = kserve.ModelInferResponse.FromString(await infer(request.SerializeToString()))
+        infer = Stub(channel).ModelInfer
+        reply = await infer(request)
         outputs = {output.name: i for i, output in enumerate(reply.outputs)}
         vectors = np.frombuffer(reply.raw_output_contents[outputs["embedding"]], np.float32)
         assert np.abs(vectors.reshape(2, -1) - direct(served, rows.tolist())).max() < 1e-5
@@ -130,7 +130,7 @@ async def test_a_client_of_another_kind_may_send_texts_of_one_length_together(
         assert digests == served.spec.base_digest.encode() * 2
         request.inputs[0].datatype = "INT64"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await infer(request.SerializeToString())
+            await infer(request)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

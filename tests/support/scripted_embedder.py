@@ -7,6 +7,7 @@ from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -17,13 +18,12 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from sluice.embeddings import METHOD
 from sluice.profiles import EMBED
+from sluice.triton import Servicer, add_servicer, messages
 from sluice.wire.control.v1 import control_pb2 as control
-from sluice.wire.kserve.v2 import kserve_pb2 as kserve
 
 
-class ScriptedEmbedder:
+class ScriptedEmbedder(Servicer):
     """Answers each text with `vector_of` its token ids.
 
     Attributes:
@@ -45,11 +45,9 @@ class ScriptedEmbedder:
         self.failure: tuple[grpc.StatusCode, str] | None = None
         self.delay_s = 0.0
 
-    async def infer(
-        self,
-        request: kserve.ModelInferRequest,
-        context: "grpc.aio.ServicerContext[kserve.ModelInferRequest, kserve.ModelInferResponse]",
-    ) -> kserve.ModelInferResponse:
+    async def ModelInfer(  # noqa: N802 - the protocol's name
+        self, request: Any, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> Any:
         """Answer one text."""
         tokens = tuple(array("i", request.raw_input_contents[0]))
         self.texts.append(tokens)
@@ -62,7 +60,7 @@ class ScriptedEmbedder:
         if self.failure is not None:
             await context.abort(*self.failure)
         vector = vector_of(tokens, self.dimensions)
-        answer = kserve.ModelInferResponse(model_name=request.model_name)
+        answer = messages.ModelInferResponse(model_name=request.model_name)
         answer.outputs.add(name="embedding", datatype="FP32", shape=[1, self.dimensions])
         answer.raw_output_contents.append(vector.tobytes())
         return answer
@@ -93,16 +91,8 @@ async def serve_embedder(
     embedder: ScriptedEmbedder, address: str = "127.0.0.1:0"
 ) -> AsyncGenerator[str]:
     """Serve on a port of loopback; yield its address."""
-    service, method = METHOD.removeprefix("/").split("/")
-    handler = grpc.unary_unary_rpc_method_handler(
-        embedder.infer,
-        kserve.ModelInferRequest.FromString,
-        kserve.ModelInferResponse.SerializeToString,
-    )
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {method: handler}),)
-    )
+    add_servicer(embedder, server)
     port = server.add_insecure_port(address)
     await server.start()
     try:

@@ -149,9 +149,15 @@ def pins(lock: Path) -> dict[str, str]:
 def left_out() -> list[str]:
     """Return the modules that the recipe of our services takes out of what it installed."""
     runs = " ".join(a for name, a in instructions(SLUICE) if name == "RUN")
-    removed = re.findall(r"uninstall --yes ([\w -]+?) &&", runs)[0].split()
+    removed = set(re.findall(r"uninstall --yes ([\w -]+?) &&", runs)[0].split())
+    modules = [
+        module
+        for module, owners in packages_distributions().items()
+        if removed & {owner.lower().replace("_", "-") for owner in owners}
+    ]
+    assert len(modules) >= len(removed)
     directories = re.findall(r"rm -rf ((?:\w+/\w+ ?)+)", runs)[0].strip()
-    return [name.replace("-", "_") for name in removed] + directories.replace("/", ".").split()
+    return modules + directories.replace("/", ".").split()
 
 
 def run_without(blocked: list[str], source: str, **environment: str) -> None:

@@ -11,7 +11,6 @@ import httpx
 import psutil
 import pytest
 import pytest_asyncio
-from tritonclient.grpc import service_pb2
 
 from replica.agent.replica_state import EngineSpec
 from replica.agent.triton import MODEL, TritonLauncher
@@ -22,6 +21,7 @@ from sluice.artifacts import import_directory
 from sluice.channels import engine_header
 from sluice.errors import ErrorCode, FailedError
 from sluice.kserve import probe
+from sluice.triton import messages
 from sluice.wire.engine.v1 import engine_pb2 as wire
 from tests.support.random_models import write_random_model
 
@@ -190,12 +190,12 @@ def refusal_of(call: Callable[..., Any], sent: Any, shown: Any) -> str:
 
 
 async def test_no_call_of_any_kind_is_answered_without_the_installations_secret(served) -> None:
-    loads_code = service_pb2.RepositoryModelLoadRequest(model_name="own")
+    loads_code = messages.RepositoryModelLoadRequest(model_name="own")
     loads_code.parameters["config"].string_param = '{"backend": "python"}'
     loads_code.parameters["file:1/model.py"].bytes_param = b"import os"
     name, value = engine_header()
     name = f"triton-grpc-protocol-{name}"
-    methods = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
+    methods = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
     with grpc.insecure_channel(served.address) as channel:
         calls = [
             channel.stream_stream(f"/{method.containing_service.full_name}/{method.name}")

@@ -23,6 +23,8 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).parents[3]
 BASELINE = ROOT / "proto" / "last_release.binpb"
+# Of Triton, not ours: the last release had a copy of them.
+_TRITONS = "sluice.wire.kserve.v2"
 _WELL_KNOWN = Path(grpc_tools.__file__).parent / "_proto"
 
 
@@ -75,6 +77,8 @@ def _named(files: FileDescriptorSet) -> _Named:
             look(name, inner)
 
     for file in files.file:
+        if file.package == _TRITONS:
+            continue
         for message in file.message_type:
             look(file.package, message)
         enums.update({f"{file.package}.{enum.name}": enum for enum in file.enum_type})

@@ -2,60 +2,58 @@
 
 import asyncio
 from array import array
+from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-from google.protobuf.message import DecodeError
 
 from sluice.embeddings import (
     EmbeddingClient,
-    decode_response,
-    encode_request,
+    infer_request,
     parse_refusal,
+    read_response,
     render_refusal,
 )
 from sluice.errors import BadRequestError, ErrorCode, FailedError, RejectedError
-from sluice.wire.kserve.v2 import kserve_pb2 as kserve
+from sluice.triton import messages
 
 
-def reply(values: list[float], shape: list[int], datatype: str = "FP32") -> bytes:
-    message = kserve.ModelInferResponse()
+def reply(values: list[float], shape: list[int], datatype: str = "FP32") -> Any:
+    message = messages.ModelInferResponse()
     message.outputs.add(name="embedding", datatype=datatype, shape=shape)
     message.raw_output_contents.append(array("f", values).tobytes())
-    return message.SerializeToString()
+    return message
 
 
 def test_a_request_carries_its_ids_and_asks_for_what_is_wanted() -> None:
-    data = encode_request("embed", [101, 7, 102], with_digest=True)
-    message = kserve.ModelInferRequest.FromString(data)
+    message = infer_request("embed", [101, 7, 102], with_digest=True)
     assert list(message.inputs[0].shape) == [1, 3]
     assert array("i", message.raw_input_contents[0]).tolist() == [101, 7, 102]
     assert [output.name for output in message.outputs] == ["embedding", "base_digest"]
-    plain = encode_request("embed", [101], with_digest=False)
-    message = kserve.ModelInferRequest.FromString(plain)
+    message = infer_request("embed", [101], with_digest=False)
     assert [output.name for output in message.outputs] == ["embedding"]
 
 
 def test_an_answer_is_read() -> None:
-    assert decode_response(reply([0.5, -1.0], [1, 2])).values.tolist() == [0.5, -1.0]
+    assert read_response(reply([0.5, -1.0], [1, 2])).values.tolist() == [0.5, -1.0]
 
 
 @pytest.mark.parametrize(
-    "data",
+    "answer",
     [
-        b"\xff",
-        b"",
+        None,
+        messages.ModelInferResponse(),
         reply([], [1, 0]),
         reply([1.0], [1, 2]),
         reply([1.0, 2.0], [2, 1]),
         reply([1.0], [1, 1], "INT32"),
-        kserve.ModelInferResponse(outputs=[{"name": "embedding"}]).SerializeToString(),
+        messages.ModelInferResponse(outputs=[{"name": "embedding"}]),
     ],
 )
-def test_garbage_is_no_answer(data: bytes) -> None:
-    with pytest.raises((DecodeError, ValueError)):
-        decode_response(data)
+def test_garbage_is_no_answer(answer: Any) -> None:
+    with pytest.raises(ValueError, match=r"Triton's|outputs|of shape|zip"):
+        read_response(answer)
 
 
 def test_a_refusal_keeps_its_code() -> None:
@@ -90,7 +88,7 @@ async def test_a_sender_has_a_bound_on_what_is_under_way() -> None:
     ):
         answer = asyncio.Event()
 
-        async def infer(data: bytes, timeout: float) -> bytes:
+        async def infer(request: Any, timeout: float) -> Any:
             await answer.wait()
             return reply([1.0], [1, 1])
 

@@ -1,10 +1,10 @@
 import pytest
 
 from sluice.identity import CALLERS, Identity, Role, Service, allowed, identity_of, refusal
+from sluice.triton import messages
 from sluice.wire.agent.v1 import agent_pb2
 from sluice.wire.control.v1 import control_pb2
 from sluice.wire.distribution.v1 import distribution_pb2
-from sluice.wire.kserve.v2 import kserve_pb2
 from sluice.wire.router.v1 import router_pb2
 
 MAY = {
@@ -40,7 +40,7 @@ def test_each_service_answers_exactly_these_roles():
 
 
 def test_every_grpc_service_of_ours_is_listed():
-    modules = (agent_pb2, control_pb2, distribution_pb2, kserve_pb2, router_pb2)
+    modules = (agent_pb2, control_pb2, distribution_pb2, messages, router_pb2)
     defined = {
         service.full_name
         for module in modules
