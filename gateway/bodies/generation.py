@@ -17,7 +17,14 @@ from gateway.bodies.fields import (
     ServedUpTo,
     ShortText,
 )
-from gateway.bodies.guides import Choices, JsonSchemaFormat, Regex, ResponseFormat, guide_of
+from gateway.bodies.guides import (
+    Choices,
+    GrammarText,
+    JsonSchemaFormat,
+    Regex,
+    ResponseFormat,
+    guide_of,
+)
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Body, Strict
 from gateway.bodies.prompts import check_ids
@@ -121,6 +128,7 @@ class GenerationFields(Body):
     response_format: ResponseFormat | None = None
     regex: Regex | None = None
     choice: Choices | None = None
+    grammar: GrammarText | None = None
     user: ShortText | None = None
     safety_identifier: ShortText | None = None
     metadata: Metadata | None = None
@@ -227,14 +235,15 @@ class GenerationFields(Body):
 
     @property
     def guide(self) -> engine.Grammar | None:
-        """What the answer must match, by response_format, regex or choice."""
-        if self.response_format is None and self.regex is None and self.choice is None:
+        """What the answer must match, by response_format, regex, choice or grammar."""
+        asked = self.response_format or self.regex or self.choice or self.grammar
+        if asked is None:
             return None  # as nearly always; what is cached takes a lock to find
         return self._guide
 
     @cached_property
     def _guide(self) -> engine.Grammar | None:
-        return guide_of(self.response_format, self.regex, self.choice)
+        return guide_of(self.response_format, self.regex, self.choice, self.grammar)
 
     @property
     def free_schemas(self) -> Sequence[Any]:
@@ -249,9 +258,8 @@ class GenerationFields(Body):
         """The field that `guide` comes from."""
         if self.guide is None:
             return None
-        if self.regex is not None:
-            return "regex"
-        return "response_format" if self.choice is None else "choice"
+        given = {"regex": self.regex, "choice": self.choice, "grammar": self.grammar}
+        return next((name for name, value in given.items() if value is not None), "response_format")
 
     def check(self) -> None:
         """See `Body`."""

@@ -1,4 +1,4 @@
-"""What an answer must look like: JSON, a JSON schema, a regular expression, one of several texts.
+"""What an answer must look like: JSON, a schema, an expression, one of some texts, a grammar.
 
 Pure. What is hostile by size or depth is refused here, at once; whether a schema or an expression
 can be followed at all, the engine says when it compiles it, which is a 400 as well.
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
+from gateway.bodies.ebnf import GRAMMAR_BYTES_MAX, answer_rules, lark_grammar
 from gateway.bodies.fields import Flag, Text
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Strict
@@ -79,6 +80,7 @@ _LIKE = {
     r"\W": "[^0-9a-zA-Z_]",
 }
 
+GrammarText = Annotated[str, Field(min_length=1, max_length=GRAMMAR_BYTES_MAX)]
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=_CHOICE_CHARACTERS_MAX)]],
     Field(fail_fast=True, min_length=1),
@@ -86,7 +88,10 @@ Choices = Annotated[
 
 
 def guide_of(
-    response_format: ResponseFormat | None, regex: str | None, choice: Sequence[str] | None
+    response_format: ResponseFormat | None,
+    regex: str | None,
+    choice: Sequence[str] | None,
+    grammar: str | None = None,
 ) -> engine.Grammar | None:
     """Return the grammar that one of these asks for, or None; BadRequestError names the field."""
     is_free = response_format is None or isinstance(response_format, TextFormat)
@@ -96,6 +101,7 @@ def guide_of(
             ("response_format", not is_free),
             ("regex", regex is not None),
             ("choice", choice is not None),
+            ("grammar", grammar is not None),
         )
         if is_given
     ]
@@ -105,6 +111,8 @@ def guide_of(
         return _of_regex(regex)
     if choice is not None:
         return _of_choice(choice)
+    if grammar is not None:
+        return engine.Grammar(kind=engine.Grammar.KIND_EBNF, text=lark_grammar(grammar))
     if isinstance(response_format, JsonSchemaFormat):
         wanted_schema = response_format.json_schema
         if wanted_schema.content is not None:
@@ -116,8 +124,10 @@ def guide_of(
 
 
 def lark_of(guide: engine.Grammar) -> str:
-    """Return what a guide stands for as an expression in the engine's Lark."""
+    """Return what a guide stands for in the engine's Lark: an expression, or rules of a grammar."""
     match guide.kind:
+        case engine.Grammar.KIND_EBNF:
+            return answer_rules(guide.text)
         case engine.Grammar.KIND_REGEX:
             regex = _UNLIKE.sub(lambda it: _LIKE.get(it.group(), it.group()), guide.text)
             return f"/{regex}/"

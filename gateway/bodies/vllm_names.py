@@ -55,7 +55,7 @@ def _structured_outputs(outputs: object) -> dict[str, tuple[str, object]]:
 def _guide(param: str, kind: str, value: object) -> tuple[str, object]:
     """Return the name that this API has for a guide, and its value."""
     match kind:
-        case "regex" | "choice":
+        case "regex" | "choice" | "grammar":
             return kind, value
         case "json_object":
             return "response_format", {"type": "json_object"}
@@ -63,7 +63,7 @@ def _guide(param: str, kind: str, value: object) -> tuple[str, object]:
             schema = {"name": "answer", "schema": _schema(param, value)}
             return "response_format", {"type": "json_schema", "json_schema": schema}
         case _:
-            text = "it is not served; use 'response_format', 'regex' or 'choice'"
+            text = "it is not served; use 'response_format', 'regex', 'choice' or 'grammar'"
             raise unsupported(param, text)
 
 

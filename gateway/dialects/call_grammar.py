@@ -181,8 +181,12 @@ def _answer(answer: str) -> tuple[str, str]:
     """Return the name of a rule for an answer, and the rule; BadRequestError: it is too long."""
     if answer.startswith("%json"):
         return "answer", f"answer: {answer}"
+    is_grammar = answer.startswith("answer: ")
     if len(answer) - 2 > _ANSWER_CHARACTERS_MAX:
-        raise _too_long("regex" if answer.startswith("/") else "choice")
+        own = "regex" if answer.startswith("/") else "choice"
+        raise _too_long("grammar" if is_grammar else own)
+    if is_grammar:
+        return "answer", answer
     # A terminal wherever it can be: a parser has no room for thousands of choices.
     return "ANSWER", f"ANSWER: {answer}"
 
@@ -200,17 +204,20 @@ def _lark(start: str, rules: Sequence[str]) -> str:
 
 
 def _too_long(param: str) -> BadRequestError:
-    written = (
-        r"with \d, \s and \w written out as classes"
-        if param == "regex"
-        else "as a JSON array of strings"
-    )
+    written = _WRITTEN[param]
     return BadRequestError(
         ErrorCode.INVALID_REQUEST,
         f"Invalid value for '{param}': behind the reasoning of this model it has at most"
         f" {_ANSWER_CHARACTERS_MAX} characters, {written}.",
         param=param,
     )
+
+
+_WRITTEN = {
+    "regex": r"with \d, \s and \w written out as classes",
+    "choice": "as a JSON array of strings",
+    "grammar": "in Lark's syntax, each of its names two characters longer",
+}
 
 
 def _quoted(text: str) -> str:

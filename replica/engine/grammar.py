@@ -207,8 +207,10 @@ def _bits(masks: Words) -> npt.NDArray[np.uint8]:
 
 
 def _limits() -> LLParserLimits:
-    # A step of a hostile grammar stays at some ten milliseconds, its tables at some 30 MB.
+    # A step of a hostile grammar stays at some ten milliseconds, its tables at some 30 MB, and
+    # `(a{1000}){1000}` is refused after 0.3 s: with a million for its expressions it took 4 s.
     return LLParserLimits(
+        initial_lexer_fuel=200_000,
         step_lexer_fuel=100_000,
         step_max_items=10_000,
         max_lexer_states=20_000,

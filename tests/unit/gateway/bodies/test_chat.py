@@ -104,7 +104,6 @@ def test_what_is_taken(extra: dict[str, object]) -> None:
         ({"stop_token_ids": [1]}, "stop_token_ids"),
         ({"skip_special_tokens": False}, "skip_special_tokens"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
-        ({"guided_grammar": "root ::= x"}, "guided_grammar"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
