@@ -144,6 +144,9 @@ def tally() -> Tally:
         placed_prompt_tokens=1234,
         session_hash=2**63 + 1,
         prefill_us=45_678,
+        submitted_at_s=1.001,
+        cell_id="pool-a/0",
+        router_id="router-3",
         first_at_s=1.062,
         itl_max_s=0.054,
         placed=attempt.placed,
@@ -153,7 +156,6 @@ def tally() -> Tally:
 
 def _close(exchange: Exchange) -> None:
     """Note what a request comes to, as whoever answers it does."""
-    exchange.submitted("pool-a/0", "router-3", 1.001)
     exchange.first_sent_at_s = 1.063
     exchange.outcome, exchange.status = "stop", 200
 

@@ -31,6 +31,9 @@ class Tally:
         cached_tokens: Of these, found in a prefix cache.
         output_tokens: Of all answers.
         placed_prompt_tokens: Of the prompts that reached a replica.
+        submitted_at_s: Monotonic time of the first submission of any answer; 0 without one.
+        cell_id: Where the latest submission went; empty without one.
+        router_id: The owner of that cell.
         first_at_s: Monotonic time of the first token of any answer; 0 without one.
         placed: Where the first answer runs that runs anywhere.
         attempts: Where each answer ran.
@@ -42,6 +45,9 @@ class Tally:
     placed_prompt_tokens: int = 0
     session_hash: int = 0
     prefill_us: int = 0
+    submitted_at_s: float = 0.0
+    cell_id: str = ""
+    router_id: str = ""
     first_at_s: float = 0.0
     itl_max_s: float = 0.0
     resumes: int = 0
@@ -59,7 +65,15 @@ def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> 
         prefill_us=first.prefill_us,
         attempts=[it.attempts for it in generations],
     )
+    latest_at_s = 0.0
     for index, it in enumerate(generations):
+        if it.attempts:
+            first_attempt, latest = it.attempts[0], it.attempts[-1]
+            if not 0 < tally.submitted_at_s <= first_attempt.submitted_at_s:
+                tally.submitted_at_s = first_attempt.submitted_at_s
+            if latest.submitted_at_s >= latest_at_s:
+                latest_at_s = latest.submitted_at_s
+                tally.cell_id, tally.router_id = latest.cell_id, latest.router_id
         if index % answers_per_prompt == 0:
             tally.prompt_tokens += len(it.spec.prompt)
             tally.cached_tokens += it.cached_tokens
@@ -104,7 +118,6 @@ class Exchange:
         flaws: Of the first answer; looked at in rollouts only.
         applied: The reservation, also when it is settled.
         lost: Of a model that another one stands in for.
-        submitted_at_s: Monotonic time of the first submission; 0 before.
         first_sent_at_s: Monotonic time when the first token left; 0 before.
         outcome: The finish reason or the error code.
         status: HTTP status.
@@ -128,19 +141,10 @@ class Exchange:
     flaws: Flaws = _FLAWLESS
     applied: Reservation | None = None
     lost: Lost | None = None
-    submitted_at_s: float = 0.0
     first_sent_at_s: float = 0.0
-    cell_id: str = ""
-    router_id: str = ""
     outcome: str = ""
     status: int = 0
     _begun: bytes = field(default=b"", repr=False)
-
-    def submitted(self, cell_id: str, router_id: str, now_s: float) -> None:
-        """Note where the request went; the time counts only once."""
-        self.cell_id, self.router_id = cell_id, router_id
-        if not self.submitted_at_s:
-            self.submitted_at_s = now_s
 
     def stand_in(self, model: control.Model, decision: Decision | None, lost: Lost | None) -> None:
         """Let another model answer; `lost` is what the first one had used, if it had begun."""
@@ -180,12 +184,12 @@ class Exchange:
         event.is_sampled = upstream.is_sampled
         if upstream.span_id:
             event.parent_span_id, event.tracestate = upstream.span_id, upstream.state
-        event.cell_id, event.router_id = self.cell_id, self.router_id
+        event.cell_id, event.router_id = tally.cell_id, tally.router_id
         event.prompt_tokens = tally.placed_prompt_tokens or tally.prompt_tokens
         event.output_tokens = tally.output_tokens
         received_at_s = self.received_at_s
-        if self.submitted_at_s:
-            event.gateway_us = _us(self.submitted_at_s - received_at_s)
+        if tally.submitted_at_s:
+            event.gateway_us = _us(tally.submitted_at_s - received_at_s)
         event.prefill_us = tally.prefill_us
         if self.first_sent_at_s:
             event.ttft_us = _us(self.first_sent_at_s - received_at_s)

@@ -1,10 +1,9 @@
 """One accepted request as it is being answered: what was asked, what has come, how it ended.
 
-A router link calls `push`, `place` and `end` synchronously while it reads a message; the handler's
-coroutine only waits for the first tokens and for the end. Nothing here does I/O.
+A router link calls `push`, `place` and `end` synchronously while it reads a message. The listener
+hears of the first tokens and of the end alone. Nothing here does I/O.
 """
 
-import asyncio
 import zlib
 from abc import ABC, abstractmethod
 from array import array
@@ -144,14 +143,12 @@ class Generation(ABC):
         closing: What its router tells of it if this process is killed; empty: nothing.
         attempts: Where it ran, as far as a dispatcher has submitted it.
         attempt_from: How much had been emitted when the current attempt was submitted.
-        is_nudged: Somebody waits for a sign of life before the first token; taken back when it
-            is given.
-        was_nudged: Somebody has waited for one.
+        was_nudged: The client has waited for long, and was to be given a sign of life.
+        listener: Called at the first token of an attempt, at its end, and at a nudge.
     """
 
     __slots__ = (
         "_line",
-        "_news",
         "attempt_from",
         "attempts",
         "cached_tokens",
@@ -160,9 +157,9 @@ class Generation(ABC):
         "ending",
         "first_at_s",
         "is_fresh",
-        "is_nudged",
         "itl_max_s",
         "last_at_s",
+        "listener",
         "pipe",
         "placed",
         "prefill_us",
@@ -187,9 +184,9 @@ class Generation(ABC):
         self.prefill_us = 0
         self.resumes = 0
         self.is_fresh = True
-        self.is_nudged = self.was_nudged = False
+        self.was_nudged = False
         self.ending: Ending | None = None
-        self._news: asyncio.Future[None] | None = None
+        self.listener: Callable[[], None] | None = None
         self._line = line
 
     def push_one(self, token: int, now_s: float) -> None:
@@ -247,7 +244,7 @@ class Generation(ABC):
             self.is_fresh = False
             if self.attempts:
                 self.attempts[-1].first_at_s = now_s
-            self._wake()
+            self._tell()
             if self.first_at_s == 0.0:
                 self.first_at_s = self.last_at_s = now_s
                 if self.spec.packed_prompt is not None:
@@ -292,22 +289,12 @@ class Generation(ABC):
         """End the current attempt; the first end counts."""
         if self.ending is None:
             self.ending = ending
-            self._wake()
+            self._tell()
 
     def nudge(self) -> None:
-        """Wake whoever waits for the first token: the client has waited for long."""
-        self.is_nudged = self.was_nudged = True
-        self._wake()
-
-    def news(self) -> asyncio.Future[None]:
-        """Return what is done at the end of the attempt, its first token, or a nudge.
-
-        One at a time waits for it.
-        """
-        news = self._news = asyncio.get_running_loop().create_future()
-        if self.ending is not None or self.is_nudged:
-            self._wake()
-        return news
+        """Tell the listener that the client has waited for long without a token."""
+        self.was_nudged = True
+        self._tell()
 
     @property
     def has_begun(self) -> bool:
@@ -406,10 +393,9 @@ class Generation(ABC):
             return ""
         return attempt_traceparent(spec.traceparent, spec.choice, self._number)
 
-    def _wake(self) -> None:
-        news, self._news = self._news, None
-        if news is not None and not news.done():
-            news.set_result(None)
+    def _tell(self) -> None:
+        if self.listener is not None:
+            self.listener()
 
 
 class WholeGeneration(Generation):

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway.directory import Directory
@@ -31,7 +30,11 @@ class Home:
 
 
 class RouterLinks:
-    """One link per router that owns a cell; `run` belongs into the service's TaskGroup."""
+    """One link per router that owns a cell; `run` belongs into the service's TaskGroup.
+
+    Attributes:
+        is_stopping: Whether the process is about to exit.
+    """
 
     def __init__(
         self,
@@ -53,9 +56,9 @@ class RouterLinks:
         self._directory = directory
         self._gateway_id = gateway_id
         self._links: dict[str, RouterLink] = {}
-        self._changed = asyncio.Event()
+        self._waiting: set[Callable[[], None]] = set()
         self._wanted_changed = asyncio.Event()
-        self._is_stopping = False
+        self.is_stopping = False
 
     @property
     def up(self) -> int:
@@ -72,9 +75,9 @@ class RouterLinks:
         self._wanted_changed.set()
         self._announce()
 
-    def stop_waiting(self) -> None:
-        """Nobody waits in `acquire` from now on: the process is about to exit."""
-        self._is_stopping = True
+    def stop(self) -> None:
+        """Nothing waits for a router from now on: the process is about to exit."""
+        self.is_stopping = True
         self._announce()
 
     async def run(self) -> None:
@@ -128,33 +131,19 @@ class RouterLinks:
                 found.append((view, link))
         return found
 
-    async def acquire(
-        self, pool_id: str, wish: Wish, until_s: float, home: Home | None = None
-    ) -> Found | None:
-        """Return what `find` finds by the loop time `until_s`, or None; `home` first."""
-        if home is not None:
-            found = await self._awaited(lambda: self._owner(pool_id, home.cell_id), home.until_s)
-            if found is not None:
-                return found
-        found = self.find(pool_id, wish)
-        if found is None:
-            found = await self._awaited(lambda: self.find(pool_id, wish), until_s)
-        return found
-
-    def _owner(self, pool_id: str, cell_id: str) -> Found | None:
+    def owner(self, pool_id: str, cell_id: str) -> Found | None:
+        """Return the connected owner of a cell; None without one."""
         reachable = self._reachable(pool_id)
         return next(((link, cell_id) for view, link in reachable if view.cell_id == cell_id), None)
 
-    async def _awaited(self, look: Callable[[], Found | None], until_s: float) -> Found | None:
-        found = look()
-        if found is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(until_s):
-                    while found is None and not self._is_stopping:
-                        self._changed.clear()
-                        await self._changed.wait()
-                        found = look()
-        return found
+    def watch(self, hear: Callable[[], None]) -> None:
+        """Call `hear` when a router comes or goes, or owns a cell, and when waiting is over."""
+        self._waiting.add(hear)
+
+    def unwatch(self, hear: Callable[[], None]) -> None:
+        """Call it no more; nothing happens when it is not called."""
+        self._waiting.discard(hear)
 
     def _announce(self) -> None:
-        self._changed.set()
+        for hear in tuple(self._waiting):
+            hear()

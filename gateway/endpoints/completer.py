@@ -264,8 +264,8 @@ class Completer:
         note_outcome(run.request, exchange.outcome)
         if exchange.first_sent_at_s:
             metrics.ttft.observe(exchange.first_sent_at_s - exchange.received_at_s)
-        if exchange.submitted_at_s:
-            metrics.before_router.observe(exchange.submitted_at_s - exchange.received_at_s)
+        if tally.submitted_at_s:
+            metrics.before_router.observe(tally.submitted_at_s - exchange.received_at_s)
         metrics.total.observe(ended_at_s - exchange.received_at_s)
         metrics.ended(
             exchange.principal.tenant.id,

@@ -15,7 +15,7 @@ from gateway.bases.assets import AssetCache
 from gateway.directory import ResolvedModel
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.exchange import Exchange, Tally, tally_of
-from gateway.dispatch.generation import Ending, Generation, WholeGeneration
+from gateway.dispatch.generation import Generation, WholeGeneration
 from gateway.endpoints.run import finish_reason, flaws_in, now_s
 from gateway.endpoints.task import Plan, Task, plan_of
 from gateway.metrics import GatewayMetrics
@@ -192,23 +192,14 @@ class _Copy:
         self._plan, self._generations = plan, generations
         exchange.prepare_closings(generations, plan.answers_per_prompt, gateway_id)
         self._task.forget_request()
-        refusal = await dispatcher.run_all(generations, plan.answers_per_prompt, self)
+        with dispatcher.ask(generations, plan.answers_per_prompt) as answers:
+            refusal = await answers.finished()
         if refusal is not None:
             raise PlatformError(refusal.code, refusal.message)
+        assert generations[0].ending is not None
+        exchange.outcome = finish_reason(generations[0].ending, generations[0])
+        exchange.status = 200
         exchange.flaws = flaws_in(plan.pipe(self._task, 0), generations[0])
-
-    def submitted(self, cell_id: str, router_id: str) -> None:
-        """See `Asker`."""
-        self._exchange.submitted(cell_id, router_id, now_s())
-
-    def begun(self) -> None:
-        """See `Asker`: nobody is to be told."""
-
-    def ended(self, generation: Generation, ending: Ending) -> None:
-        """See `Asker`."""
-        if generation is self._generations[0]:
-            self._exchange.outcome = finish_reason(ending, generation)
-            self._exchange.status = 200
 
     @property
     def tally(self) -> Tally:

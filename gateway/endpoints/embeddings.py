@@ -131,7 +131,7 @@ class Embeddings:
         if exchange.decision is not None:
             tenant_id = exchange.principal.tenant.id
             self._decided.note(tenant_id, exchange.model.id, exchange.decision)
-        tally = Tally(prompt_tokens=used_tokens)
+        tally = Tally(prompt_tokens=used_tokens, submitted_at_s=run.submitted_at_s)
         self._emit(exchange.event(tally, self._gateway_id, now_s))
 
 
@@ -143,6 +143,7 @@ class _Run:
     Attributes:
         begun_tokens: Of the texts that were given to replicas.
         computed_tokens: Of those whose vectors have come.
+        submitted_at_s: Monotonic time; 0 before.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class _Run:
         self.request = request
         self.exchange = exchange
         self.begun_tokens = self.computed_tokens = 0
+        self.submitted_at_s = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -182,7 +184,7 @@ class _Run:
             self.computed_tokens += len(texts[index])
             pieces[index] = rendered(index, shortened(vector, dimensions), is_base64=is_base64)
 
-        self.exchange.submitted("", "", time.monotonic())
+        self.submitted_at_s = time.monotonic()
         give_up_at_s = asyncio.get_running_loop().time() + DEADLINE_S
         pool_id = self.exchange.model.pool_id
         await embedders.embed(pool_id, texts, begin, take, give_up_at_s=give_up_at_s)

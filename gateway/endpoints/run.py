@@ -71,7 +71,7 @@ class Run:
     """
 
     __slots__ = (
-        *("_attempts_before", "_close", "_events", "exchange", "generations", "has_begun"),
+        *("_attempts_before", "_close", "exchange", "generations", "has_begun"),
         *("kept", "plan", "request", "task"),
     )
 
@@ -92,7 +92,6 @@ class Run:
         self.has_begun = False
         self.generations: Sequence[Generation] = ()
         self.kept: Kept | None = None
-        self._events: EventStream | None = None
         self._attempts_before: list[Attempt] | None = None
 
     def __enter__(self) -> None:
@@ -139,32 +138,6 @@ class Run:
             return Flaws()
         return flaws_in(self.plan.pipe(self.task, 0), self.generations[0])
 
-    # --- as the asker of its answers --------------------------------------------------------
-
-    def submitted(self, cell_id: str, router_id: str) -> None:
-        """See `Asker`."""
-        self.exchange.submitted(cell_id, router_id, now_s())
-
-    def begun(self) -> None:
-        """See `Asker`; the first time, a stream begins."""
-        events, exchange = self._events, self.exchange
-        if events is None or self.has_begun:
-            return
-        self.has_begun, exchange.status = True, 200
-        events.begin()
-        self.task.forget_request()
-        if any(stream.emitted for stream in self.generations):  # not a sign of life
-            exchange.first_sent_at_s = events.first_sent_at_s
-
-    def ended(self, generation: Generation, ending: Ending) -> None:
-        """See `Asker`; whole answers are looked at when all have ended."""
-        if self._events is None:
-            return
-        reason, index = finish_reason(ending, generation), generation.spec.choice
-        if not index:
-            self.exchange.outcome = reason
-        self._events.end_choice(index, reason)
-
     # --- whole ------------------------------------------------------------------------------
 
     async def _whole(self, means: Means) -> web.Response:
@@ -174,7 +147,8 @@ class Run:
             for index, spec in enumerate(plan.specs)
         ]
         self._begin(generations, means)
-        refusal = await means.dispatcher.run_all(generations, plan.answers_per_prompt, self)
+        with means.dispatcher.ask(generations, plan.answers_per_prompt) as answers:
+            refusal = await answers.finished()
         if refusal is not None:
             raise self._error_of(refusal)
         for generation in generations:
@@ -203,23 +177,41 @@ class Run:
     # --- streamed ---------------------------------------------------------------------------
 
     async def _stream(self, means: Means, keep_alives: KeepAlives) -> web.StreamResponse:
-        events = self._events = self._prepared_stream(means)
+        events = self._prepared_stream(means)
         self._begin(events.streams, means)
-        with KeepAlive(events.streams, keep_alives):
-            refusal = await means.dispatcher.run_all(
-                events.streams, self.plan.answers_per_prompt, self
-            )
-        if not self.has_begun:
+        with (
+            means.dispatcher.ask(events.streams, self.plan.answers_per_prompt) as answers,
+            KeepAlive(events.streams, keep_alives),
+        ):
+            refusal = await answers.begun()
             if refusal is not None:
                 raise self._error_of(refusal)
-            self.begun()
-        if refusal is not None:
-            self.exchange.outcome = refusal.code
-            await events.fail(self._failure_of(refusal))
+            self._begin_stream(events)
+            async for generation in answers:
+                self._end_choice(events, generation)
+        if answers.refusal is not None:
+            self.exchange.outcome = answers.refusal.code
+            await events.fail(self._failure_of(answers.refusal))
         else:
             head = events.usage_head
             await events.finish(b"" if head is None else head.usage_chunk(self._usage()))
         return events.response
+
+    def _begin_stream(self, events: EventStream) -> None:
+        """Write the first bytes; from then on the choices write by themselves."""
+        exchange = self.exchange
+        self.has_begun, exchange.status = True, 200
+        events.begin()
+        self.task.forget_request()
+        if any(stream.emitted for stream in self.generations):  # not a sign of life
+            exchange.first_sent_at_s = events.first_sent_at_s
+
+    def _end_choice(self, events: EventStream, generation: Generation) -> None:
+        assert generation.ending is not None
+        reason, index = finish_reason(generation.ending, generation), generation.spec.choice
+        if not index:
+            self.exchange.outcome = reason
+        events.end_choice(index, reason)
 
     def _prepared_stream(self, means: Means) -> EventStream:
         task, plan, head = self.task, self.plan, self._stream_head()

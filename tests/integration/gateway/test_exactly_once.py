@@ -155,8 +155,10 @@ async def test_a_client_that_leaves(
         body = {"model": "tiny", "messages": HELLO, "n": n, "stream": is_stream}
         _, writer = await w.raw(body)
         await eventually(lambda: len(w.router.submits) == (n if has_begun else 1))
-        running = w.gateway.dispatcher._open
-        await eventually(lambda: not has_begun or all(it.emitted for it in running))
+        [answers] = w.gateway.dispatcher._open
+        await eventually(
+            lambda: not has_begun or all(it.generation.emitted for it in answers._pursuits)
+        )
         writer.close()
         await eventually(lambda: ledger.events)
         ledger.check("tiny")

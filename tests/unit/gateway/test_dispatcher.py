@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,11 +9,13 @@ from typing import Any
 import pytest
 
 from gateway.directory import Directory
-from gateway.dispatch import dispatcher as dispatcher_module
-from gateway.dispatch import retry_budget
+from gateway.dispatch import patience, pursuit, retry_budget
+from gateway.dispatch.answers import Answers
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Ending, EndKind, Generation, WholeGeneration
 from gateway.dispatch.pace import Pace
+from gateway.dispatch.patience import Patience
+from gateway.dispatch.pursuit import Pursuit
 from gateway.dispatch.routers import RouterLinks
 from gateway.server.loop_lag import LoopLag
 from gateway.text.pipe import TextPipe
@@ -36,19 +37,32 @@ class Links:
         self.submitted: list[Generation] = []
         self.homes: list[object] = []
         self.cancelled: list[int] = []
-        self.open = asyncio.Event()
-        self.open.set()
+        self.is_open = True
+        self.is_stopping = False
+        self.waiting: set[Callable[[], None]] = set()
 
     def find(self, *_: object) -> tuple["Links", str] | None:
-        if not self.open.is_set():
+        return self._found(None)
+
+    def owner(self, _: str, cell_id: str) -> tuple["Links", str] | None:
+        return self._found(cell_id)
+
+    def _found(self, home: str | None) -> tuple["Links", str] | None:
+        if not self.is_open:
             return None
-        self.homes.append(None)
+        self.homes.append(home)
         return self, "cell"
 
-    async def acquire(self, *wanted: object) -> tuple["Links", str]:
-        self.homes.append(wanted[-1])
-        await self.open.wait()
-        return self, "cell"
+    def watch(self, hear: Callable[[], None]) -> None:
+        self.waiting.add(hear)
+
+    def unwatch(self, hear: Callable[[], None]) -> None:
+        self.waiting.discard(hear)
+
+    def let_in(self) -> None:
+        self.is_open = True
+        for hear in tuple(self.waiting):
+            hear()
 
     def submit(self, generation: Generation, *_: object) -> int:
         self.submitted.append(generation)
@@ -57,8 +71,8 @@ class Links:
     def cancel(self, handle: int) -> None:
         self.cancelled.append(handle)
 
-    def stop_waiting(self) -> None:
-        pass
+    def stop(self) -> None:
+        self.is_stopping = True
 
 
 async def turns(number: int = 20) -> None:
@@ -92,20 +106,24 @@ class Request:
         self.generations = generations
         self.endings: list[tuple[int, EndKind]] = []
         self.result: asyncio.Future[Ending | None] = asyncio.get_running_loop().create_future()
-        self.begun = on_first
-        self._answer = dispatcher.run_all(generations, answers_per_prompt or len(generations), self)
-
-    def submitted(self, cell_id: str, router_id: str) -> None:
-        pass
-
-    def ended(self, generation: Generation, ending: Ending) -> None:
-        self.endings.append((generation.spec.choice, ending.kind))
+        self._on_first = on_first
+        self._answers = dispatcher.ask(generations, answers_per_prompt or len(generations))
 
     async def run(self) -> None:
         try:
-            self.result.set_result(await self._answer)
+            self.result.set_result(await self._ended())
         except Exception as error:  # noqa: BLE001 - the test looks at it
             self.result.set_exception(error)
+
+    async def _ended(self) -> Ending | None:
+        with self._answers as answers:
+            if (refusal := await answers.begun()) is not None:
+                return refusal
+            self._on_first()
+            async for generation in answers:
+                assert generation.ending is not None
+                self.endings.append((generation.spec.choice, generation.ending.kind))
+        return answers.refusal
 
 
 @asynccontextmanager
@@ -156,13 +174,13 @@ async def test_a_sign_of_life_is_given_while_no_router_is_there() -> None:
     def begin() -> None:
         signs.append(len(links.submitted))
 
-    links.open.clear()
+    links.is_open = False
     request = Request(Dispatcher(links), made(1), begin)
     async with running(request):
         request.generations[0].nudge()
         await turns()
         assert signs == [0]
-        links.open.set()
+        links.let_in()
         await turns()
         assert (signs, len(links.submitted)) == ([0], 1)
 
@@ -191,7 +209,7 @@ async def test_a_first_answer_without_tokens_is_an_answer() -> None:
 async def test_a_router_that_says_nothing_is_waited_for_until_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatcher_module, "_GRACE_S", 0.0)
+    monkeypatch.setattr(pursuit, "_GRACE_S", 0.0)
     links = Links()
     request = Request(Dispatcher(links), [made_by(deadline_ms=1)])
     async with running(request):
@@ -206,7 +224,7 @@ async def test_a_router_that_says_nothing_is_waited_for_until_the_deadline(
 async def test_an_answer_that_has_begun_has_no_deadline(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(dispatcher_module, "_GRACE_S", 0.0)
+    monkeypatch.setattr(pursuit, "_GRACE_S", 0.0)
     links = Links()
     generations = [made_by(deadline_ms=20, choice=index) for index in range(number)]
     request = Request(Dispatcher(links), generations)
@@ -293,23 +311,22 @@ async def test_a_drain_waits_for_answers_that_have_not_been_asked_for_yet() -> N
     assert dispatcher.open == 0
 
 
-class FirstToken:
-    """What a request wants to be called; something to look for when it has ended."""
-
-    def __call__(self) -> None:
-        return None
+def kept() -> list[str]:
+    """Return what is there of the kinds that a request in flight is made of."""
+    kinds = (Answers, Pursuit, Patience)
+    return [type(it).__name__ for it in gc.get_objects() if isinstance(it, kinds)]
 
 
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("ending", [STOP, REFUSED])
 async def test_what_has_ended_is_not_kept(number: int, ending: Ending) -> None:
-    links, on_first = Links(), FirstToken()
-    kept = weakref.ref(on_first)
+    links = Links()
+    gc.collect()
     gc.disable()  # what needs it keeps prompts until it comes
     try:
-        request = Request(Dispatcher(links), made(number), on_first)
-        del on_first
+        request = Request(Dispatcher(links), made(number))
         async with running(request):
+            assert "Pursuit" in kept()
             for place in range(number):
                 links.submitted[place].end(ending)
                 await turns()
@@ -317,7 +334,8 @@ async def test_what_has_ended_is_not_kept(number: int, ending: Ending) -> None:
                     break
             assert await request.result == (ending if ending is REFUSED else None)
         del request
-        assert kept() is None
+        assert kept() == []
+        assert not links.waiting
     finally:
         gc.enable()
 
@@ -352,8 +370,8 @@ async def test_only_the_loss_of_its_router_sends_an_answer_back_to_its_cell() ->
 
 
 async def test_a_full_queue_is_no_loss_that_a_begun_answer_has_to_pay_for(monkeypatch) -> None:
-    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_S", 0.001)
-    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_MAX_S", 0.001)
+    monkeypatch.setattr(patience, "_RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(patience, "_RETRY_PAUSE_MAX_S", 0.001)
     links, [generation] = Links(), made(1)
     full = Ending(EndKind.REFUSED, ErrorCode.QUEUE_FULL, "4096 requests wait")
     request = Request(Dispatcher(links), [generation])
@@ -370,9 +388,9 @@ async def test_a_full_queue_is_no_loss_that_a_begun_answer_has_to_pay_for(monkey
 
 @pytest.mark.parametrize("code", [ErrorCode.DRAINING, ErrorCode.QUEUE_FULL])
 async def test_further_answers_wait_as_begun_ones_do(monkeypatch, code: ErrorCode) -> None:
-    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_S", 0.001)
-    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_MAX_S", 0.001)
-    monkeypatch.setattr(dispatcher_module, "_CONNECT_WAIT_S", 0.01)
+    monkeypatch.setattr(patience, "_RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(patience, "_RETRY_PAUSE_MAX_S", 0.001)
+    monkeypatch.setattr(patience, "_CONNECT_WAIT_S", 0.01)
     links, [generation] = Links(), [made_by(is_begun=True)]
     request = Request(Dispatcher(links), [generation])
     async with running(request):
@@ -386,8 +404,8 @@ async def test_further_answers_wait_as_begun_ones_do(monkeypatch, code: ErrorCod
 
 
 async def test_what_has_cost_replicas_is_not_asked_for_without_end(monkeypatch) -> None:
-    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_S", 0.0001)
-    monkeypatch.setattr(dispatcher_module, "_RETRY_PAUSE_MAX_S", 0.0001)
+    monkeypatch.setattr(patience, "_RETRY_PAUSE_S", 0.0001)
+    monkeypatch.setattr(patience, "_RETRY_PAUSE_MAX_S", 0.0001)
     links, [generation] = Links(), made(1)
     request = Request(Dispatcher(links), [generation])
     async with running(request):
@@ -415,7 +433,7 @@ async def test_a_caller_is_not_told_which_replica_was_lost() -> None:
     links, [generation] = Links(), made(1)
     request = Request(Dispatcher(links), [generation])
     async with running(request):
-        await lose(links, generation, dispatcher_module.RESUMES_MAX + 1)
+        await lose(links, generation, patience.RESUMES_MAX + 1)
         ending = await request.result
     assert ending is not None
     assert (ending.code, ending.message) == (ErrorCode.REPLICA_LOST, "The engine was lost.")

@@ -106,10 +106,12 @@ def test_every_field_arrives() -> None:
     it.is_copy = it.is_stream = True
     it.flaws = Flaws(is_refusal=True, is_empty=True, is_repetitive=True)
     it.upstream = Upstream("t", "b" * 16, is_sampled=True, state="a=b")
-    it.submitted("c", "x", 1.25)
     it.first_sent_at_s, it.outcome, it.status = 1.5, "stop", 200
     placed = wire.Placed(replica_id="i", queue_us=1, engine_queue_us=9, load_us=8)
-    tally = replace(TALLY, placed=placed, cached_tokens=4, prefill_us=3, itl_max_s=0.1, resumes=2)
+    went_to = {"submitted_at_s": 1.25, "cell_id": "c", "router_id": "x"}
+    tally = replace(
+        TALLY, **went_to, placed=placed, cached_tokens=4, prefill_us=3, itl_max_s=0.1, resumes=2
+    )
     parts = generations()
     it.prepare_closings(parts, 2, "g")
     ids = {"event_id": "evt_u", "request_id": "r", "trace_id": "t", "received_at_unix_ms": 5}

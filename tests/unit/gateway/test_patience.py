@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.dispatch.dispatcher import _Patience
 from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.patience import Patience
 from sluice.errors import ErrorCode
 from tests.unit.gateway.test_dispatcher import LOST, made_by
 
@@ -17,7 +17,7 @@ def begun(generation: Generation) -> Generation:
     return generation
 
 
-def asked_at(patience: _Patience, ending: Ending) -> list[float]:
+def asked_at(patience: Patience, ending: Ending) -> list[float]:
     """Return when it asks again, if it is refused at once each time."""
     times = [0.0]
     while patience.refusal(ending, times[-1]) is None:
@@ -35,7 +35,7 @@ def test_a_begun_answer_waits_for_the_only_replica_as_long_as_a_new_one(
     deadline_ms: int, wait_s: float
 ) -> None:
     generation = made_by(deadline_ms=deadline_ms)
-    patience = _Patience(generation, 0.0)
+    patience = Patience(generation, 0.0)
     generation.begin_attempt()
     generation.push([40], 1.0)
     restarting = Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, "no replica was ready")
@@ -49,7 +49,7 @@ def test_a_begun_answer_waits_for_the_only_replica_as_long_as_a_new_one(
 
 
 def test_who_has_no_token_at_its_deadline_is_told_so_whatever_was_lost_meanwhile() -> None:
-    patience = _Patience(made_by(deadline_ms=500), 0.0)
+    patience = Patience(made_by(deadline_ms=500), 0.0)
     frozen = Ending(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone")
     assert patience.refusal(frozen, 0.1) is None
     refused = patience.refusal(frozen, 0.9)
@@ -58,7 +58,7 @@ def test_who_has_no_token_at_its_deadline_is_told_so_whatever_was_lost_meanwhile
 
 
 def test_who_is_refused_asks_less_and_less_often() -> None:
-    patience = _Patience(begun(made_by()), 0.0)
+    patience = Patience(begun(made_by()), 0.0)
     pauses = []
     for ending in (LOST, FULL, FULL, FULL, FULL, FULL, LOST, FULL):
         assert patience.refusal(ending, 1.0) is None
@@ -68,7 +68,7 @@ def test_who_is_refused_asks_less_and_less_often() -> None:
 
 @pytest.mark.parametrize("request_id", ["a", "b", "c"])
 def test_a_begun_answer_asks_until_its_time_is_up(request_id: str) -> None:
-    patience = _Patience(begun(made_by(request_id=request_id)), 0.0)
+    patience = Patience(begun(made_by(request_id=request_id)), 0.0)
     assert patience.refusal(LOST, 0.0) is None
     times = asked_at(patience, FULL)
     assert 29.85 <= times[-1] < 30.0
@@ -76,7 +76,7 @@ def test_a_begun_answer_asks_until_its_time_is_up(request_id: str) -> None:
 
 
 def test_a_new_request_that_nobody_takes_asks_a_few_times() -> None:
-    patience = _Patience(made_by(), 0.0)
+    patience = Patience(made_by(), 0.0)
     patience.begin_attempt(0.0)
     times = asked_at(patience, MOVED)
     assert 1.85 <= times[-1] < 2.0, "as long as a reconnection may take"
@@ -90,14 +90,14 @@ def test_a_new_request_that_nobody_takes_asks_a_few_times() -> None:
 def test_a_further_answer_waits_as_one_that_has_begun(
     deadline_ms: int, wait_s: float, ending: Ending
 ) -> None:
-    patience = _Patience(made_by(is_begun=True, deadline_ms=deadline_ms), 0.0)
+    patience = Patience(made_by(is_begun=True, deadline_ms=deadline_ms), 0.0)
     assert patience.give_up_at_s == wait_s
     patience.begin_attempt(0.0)
     assert wait_s - 0.15 <= asked_at(patience, ending)[-1] < wait_s
 
 
 def test_a_further_answer_that_is_lost_again_and_again_ends() -> None:
-    patience = _Patience(made_by(is_begun=True), 0.0)
+    patience = Patience(made_by(is_begun=True), 0.0)
     patience.begin_attempt(0.0)
     assert asked_at(patience, LOST)[-1] < 30.0
 
@@ -105,7 +105,7 @@ def test_a_further_answer_that_is_lost_again_and_again_ends() -> None:
 def test_what_is_lost_together_does_not_ask_together() -> None:
     pauses = set()
     for number in range(100):
-        patience = _Patience(begun(made_by(request_id=f"req_{number}")), 0.0)
+        patience = Patience(begun(made_by(request_id=f"req_{number}")), 0.0)
         assert patience.refusal(LOST, 0.0) is None
         assert 0.05 <= patience.pause_s <= 0.1
         pauses.add(patience.pause_s)
@@ -114,7 +114,7 @@ def test_what_is_lost_together_does_not_ask_together() -> None:
 
 def test_a_request_that_was_shown_signs_of_life_waits_for_replicas_until_its_deadline() -> None:
     generation = made_by(deadline_ms=5_000, absence_ms=3_000)
-    patience = _Patience(generation, 0.0)
+    patience = Patience(generation, 0.0)
     patience.begin_attempt(0.0)
     away = Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, "no replica was ready")
     assert patience.refusal(away, 3.0) is away, "another model may stand in"

@@ -1,0 +1,159 @@
+"""What happens to the answers of one request, as its only reader waits for it.
+
+Routers' messages are handed out synchronously, a token costs no task and no await. Only a begin and
+an end wake the reader, which moves all answers of its request on by itself.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.pursuit import STOPPING, Pursuit
+from gateway.dispatch.retry_budget import RetryBudget
+from gateway.dispatch.routers import RouterLinks
+
+
+class Answers:
+    """The answers to one request, on their way while the `with` block runs.
+
+    One coroutine at a time waits: for `begun`, and then for each answer that ends, by iterating.
+    The first refusal ends all of them, and the iteration.
+
+    Attributes:
+        refusal: Why there is no more; None: all is well.
+    """
+
+    __slots__ = (
+        *("_due", "_ended", "_generations", "_has_begun", "_links", "_news", "_on_close"),
+        *("_per_prompt", "_pursuits", "_retries", "_woken", "refusal"),
+    )
+
+    def __init__(
+        self,
+        generations: Sequence[Generation],
+        per_prompt: int,
+        links: RouterLinks,
+        retries: RetryBudget,
+        on_close: Callable[["Answers"], None],
+    ) -> None:
+        """Prepare; see `Dispatcher.ask`."""
+        self.refusal: Ending | None = None
+        self._generations = generations
+        self._per_prompt = per_prompt
+        self._links = links
+        self._retries = retries
+        self._on_close = on_close
+        self._has_begun = False
+        self._due: list[Generation] = []  # to be asked for, since the first one has begun
+        self._pursuits: list[Pursuit] = []
+        self._woken: list[Pursuit] = []
+        self._ended: deque[Generation] = deque()
+        self._news: asyncio.Future[None] | None = None
+
+    @property
+    def open(self) -> int:
+        """How many have not ended."""
+        return len(self._pursuits) + len(self._due) + sum(len(it.siblings) for it in self._pursuits)
+
+    def __enter__(self) -> Self:
+        """Ask for the first answer to each prompt."""
+        if self.refusal is None:
+            generations, count = self._generations, self._per_prompt
+            for place in range(0, len(generations), count):
+                self._pursue(generations[place], [*generations[place + 1 : place + count]])
+        self._generations = ()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Take back what has not ended."""
+        self._close()
+        self._on_close(self)
+
+    async def begun(self) -> Ending | None:
+        """Wait for the first tokens of any answer, an end, or the wish for a sign of life.
+
+        Returns:
+            The refusal of a request of which nothing was generated; None: the client may be told.
+        """
+        while not self._has_begun and self.refusal is None and self._pursuits:
+            await self._more()
+        return None if self._has_begun else self.refusal
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Generation:
+        """Wait for the next answer that ends as it should; the end comes with the refusal, too."""
+        while not self._ended:
+            if not self._pursuits and not self._due:
+                raise StopAsyncIteration
+            await self._more()
+        return self._ended.popleft()
+
+    async def finished(self) -> Ending | None:
+        """Wait for the end of all; return the refusal."""
+        while self._pursuits or self._due:
+            await self._more()
+        return self.refusal
+
+    def stop(self) -> None:
+        """End everything that runs: the process is about to exit."""
+        for pursuit in self._pursuits:
+            pursuit.generation.end(STOPPING)
+            pursuit.hear()
+
+    async def _more(self) -> None:
+        """Wait until something has happened, and do what follows from it."""
+        for generation in self._due:
+            self._pursue(generation, [])
+        self._due.clear()
+        if not self._woken:
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        self._look()
+
+    def _pursue(self, generation: Generation, siblings: list[Generation]) -> None:
+        pursuit = Pursuit(generation, siblings, self._links, self._retries, self._wake)
+        self._pursuits.append(pursuit)
+
+    def _wake(self, pursuit: Pursuit) -> None:
+        self._woken.append(pursuit)
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)
+
+    def _look(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        while self._woken:
+            pursuit = self._woken.pop(0)
+            if pursuit not in self._pursuits:
+                continue  # it has ended meanwhile
+            final, generation = pursuit.look(now_s), pursuit.generation
+            if generation.emitted or generation.was_nudged:
+                self._has_begun = True
+            if final is not None:
+                pursuit.close()
+                self._pursuits.remove(pursuit)
+                if final.kind is EndKind.REFUSED:
+                    self.refusal = final
+                    self._close()
+                    return
+                self._ended.append(generation)
+            if final is not None or generation.emitted:
+                self._due += pursuit.siblings
+                pursuit.siblings.clear()
+
+    def _close(self) -> None:
+        for pursuit in self._pursuits:
+            pursuit.close()
+        self._pursuits.clear()
+        self._due.clear()
+        self._woken.clear()

@@ -1,0 +1,149 @@
+"""How long one answer goes on trying, and after which endings: pure, times are given."""
+
+import structlog
+
+from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.routers import Home
+from sluice.errors import ErrorCode
+
+log = structlog.get_logger(__name__)
+
+RESUMES_MAX = 2
+# A begun answer waits for somebody to go on with it as long as it had until its first token: the
+# restart of a pool's only replica is a pause to all alike. Not less than this, because a short
+# deadline is about answers that have not begun; and not more, because a long one is for the queue,
+# while this holds what a client has been sent a part of, at each loss anew.
+_RESUME_WAIT_MIN_S, _RESUME_WAIT_MAX_S = 10.0, 60.0
+_CONNECT_WAIT_S = 2.0  # how long a new request waits for a router: one reconnection
+_DEADLINE_S = 30.0  # until the first token, for tiers without their own; the router's default
+_RETRY_PAUSE_S = 0.1
+_RETRY_PAUSE_MAX_S = 1.0  # after refusals, twice as long each time: it may be asked for long
+_HOME_WAIT_S = 0.5  # for the next owner of a cell whose router is lost
+
+NO_TOKEN = Ending(
+    EndKind.REFUSED, ErrorCode.DEADLINE_EXCEEDED, "No token came before the deadline.", 2.0
+)
+
+
+class Patience:
+    """How long one request goes on trying, and after which endings.
+
+    Attributes:
+        give_up_at_s: Loop time; then the client is told.
+        cell_id: Where the last attempt went; empty before.
+        home: The cell to which a begun answer returns: its router was lost, others hold nothing
+            of it and may be full, and a cell finds another router within a fraction of a second.
+        pause_s: Before the next attempt.
+    """
+
+    __slots__ = (
+        *("_attempts", "_began_at_s", "_connect_by_s", "_generation", "_is_resuming"),
+        *("_next_pause_s", "_resume_wait_s", "cell_id", "give_up_at_s", "home", "pause_s"),
+    )
+
+    def __init__(self, generation: Generation, now_s: float) -> None:
+        self._generation = generation
+        self._connect_by_s = now_s + _CONNECT_WAIT_S
+        self._attempts = 0
+        self._began_at_s = now_s
+        self._is_resuming = generation.spec.is_begun
+        self.cell_id = ""
+        self.home: Home | None = None
+        self.pause_s = self._next_pause_s = _RETRY_PAUSE_S
+        deadline_s = generation.spec.deadline_ms / 1000 or _DEADLINE_S
+        self._resume_wait_s = min(max(deadline_s, _RESUME_WAIT_MIN_S), _RESUME_WAIT_MAX_S)
+        self.give_up_at_s = now_s + (self._resume_wait_s if self._is_begun else deadline_s)
+
+    @property
+    def tenant_id(self) -> str:
+        """Whose request it is."""
+        return self._generation.spec.tenant_id
+
+    @property
+    def _is_begun(self) -> bool:
+        """Whether the client has been given a part of the answer, or of one that it belongs to."""
+        return bool(self._generation.emitted) or self._generation.spec.is_begun
+
+    @property
+    def has_tried(self) -> bool:
+        """Whether this attempt is not the first."""
+        return self._attempts > 1
+
+    @property
+    def acquire_by_s(self) -> float:
+        """Until when a router is waited for."""
+        if self._is_resuming:
+            return self.give_up_at_s
+        return min(self.give_up_at_s, self._connect_by_s)
+
+    def begin_attempt(self, now_s: float) -> None:
+        """Note that the request goes to a router."""
+        self._attempts += 1
+        self._began_at_s = now_s
+
+    def refusal(self, ending: Ending, now_s: float) -> Ending | None:
+        """Return what the client is told after an attempt that failed; None: it is tried again."""
+        self.home = None
+        until_s = self.give_up_at_s
+        if ending.kind is EndKind.LOST:
+            if self._is_lost_for_good(ending, now_s):
+                return refused(ending, ErrorCode.REPLICA_LOST)
+            until_s = self.give_up_at_s
+        elif not self._is_kept(ending):
+            policy = ending.code.policy
+            if not (policy.is_asked_again if self._is_begun else policy.moves):
+                return ending
+            if not self._is_begun:
+                until_s = self._sent_on_until_s(now_s)
+        left_s = until_s - _RETRY_PAUSE_S - now_s
+        if left_s <= 0:
+            if self._is_begun:
+                return refused(ending, ErrorCode.REPLICA_LOST)
+            return NO_TOKEN if ending.kind is EndKind.LOST else ending
+        # What was lost together does not ask again together.
+        spread = 1 - self._generation.spec.wish.salt % 1024 / 2048
+        self.pause_s = min(self._next_pause_s * spread, left_s)
+        if ending.kind is EndKind.REFUSED:
+            self._next_pause_s = min(2 * self._next_pause_s, _RETRY_PAUSE_MAX_S)
+        return None
+
+    def _is_kept(self, ending: Ending) -> bool:
+        """Return whether it waits on: another model cannot stand in any more (`absence_ms`)."""
+        generation = self._generation
+        is_let_go = ending.code is ErrorCode.NO_CAPACITY and generation.spec.absence_ms
+        return bool(is_let_go) and generation.was_nudged
+
+    def _is_lost_for_good(self, ending: Ending, now_s: float) -> bool:
+        """Note a loss; return whether there were too many."""
+        generation = self._generation
+        if generation.emitted:
+            if generation.resumes >= RESUMES_MAX:
+                return True
+            generation.resumes += 1
+            if ending.code is ErrorCode.UNAVAILABLE:
+                self.home = Home(self.cell_id, now_s + _HOME_WAIT_S)
+            self.give_up_at_s = now_s + self._resume_wait_s
+        self._is_resuming = True
+        self._next_pause_s = _RETRY_PAUSE_S
+        log.warning(
+            "attempt_lost",
+            request_id=generation.spec.request_id,
+            emitted=len(generation.emitted),
+            reason=ending.message,
+        )
+        return False
+
+    def _sent_on_until_s(self, now_s: float) -> float:
+        """Return until when a request without any token waits for the next owner of its cell."""
+        if now_s - self._began_at_s > 2 * _RETRY_PAUSE_S:  # it was taken, and waited
+            self._connect_by_s = now_s + _CONNECT_WAIT_S
+            self._next_pause_s = _RETRY_PAUSE_S
+        return self.acquire_by_s
+
+
+def refused(ending: Ending, code: ErrorCode) -> Ending:
+    """Return what the client is told of an ending that was the last one."""
+    # What was lost, and its name, is for events and logs.
+    is_told = ending.message and ending.kind is not EndKind.LOST
+    text = ending.message if is_told else "The engine was lost."
+    return Ending(EndKind.REFUSED, code, text, ending.retry_after_s or 1.0)

@@ -1,0 +1,190 @@
+"""One answer, until it ends: with a router, and with another one when that one is lost.
+
+The gateway holds prompt and emitted ids. When a replica, a router or the connection is lost, what
+is left is submitted again: the client sees a pause, and not one token twice or missing.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.patience import NO_TOKEN, Patience, refused
+from gateway.dispatch.retry_budget import RetryBudget
+from gateway.dispatch.router_link import RouterLink
+from gateway.dispatch.routers import RouterLinks
+from gateway.stopping import STOPPING_TEXT
+from sluice.errors import ErrorCode
+
+_GRACE_S = 2.0  # the router decides about deadlines; beyond this it does not answer at all
+
+_SUCCESS = (EndKind.STOP, EndKind.LENGTH)
+_NOBODY = Ending(
+    EndKind.REFUSED, ErrorCode.NO_CAPACITY, "No router serves this model at the moment.", 2.0
+)
+STOPPING = Ending(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT)
+
+
+class Pursuit:
+    """Gets one generation answered; a state machine that `look` moves on, without a task.
+
+    It is in one of three places: with a router, waiting for one, or in the pause before it tries
+    again. `wake` is called when `look` has something to do: the generation has its first tokens or
+    an end, a router has come, or time is up.
+
+    Attributes:
+        generation: The answer.
+        siblings: Further answers to its prompt, which wait until it has begun: by then an engine
+            has the prompt in its prefix cache, and computes it only once.
+    """
+
+    __slots__ = (
+        *("_handle", "_is_due", "_is_paused", "_link", "_links", "_patience", "_retries"),
+        *("_timer", "_wake", "generation", "siblings"),
+    )
+
+    def __init__(
+        self,
+        generation: Generation,
+        siblings: list[Generation],
+        links: RouterLinks,
+        retries: RetryBudget,
+        wake: Callable[["Pursuit"], None],
+    ) -> None:
+        """Submit the generation, or begin to wait for a router; `close` must follow."""
+        now_s = asyncio.get_running_loop().time()
+        self.generation = generation
+        self.siblings = siblings
+        self._links = links
+        self._retries = retries
+        self._wake = wake
+        self._patience = Patience(generation, now_s)
+        self._link: RouterLink | None = None
+        self._handle = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_due = self._is_paused = False
+        retries.opened(generation.spec.tenant_id)
+        generation.listener = self.hear
+        self._try(now_s)
+
+    def hear(self) -> None:
+        """Something has happened to the generation, or to the routers."""
+        self._wake(self)
+
+    def look(self, now_s: float) -> Ending | None:
+        """Do what is to be done; return STOP, LENGTH or REFUSED when that is the end."""
+        generation = self.generation
+        is_due, self._is_due = self._is_due, False
+        if self._is_paused:
+            if not is_due and not self._links.is_stopping:
+                return None
+            self._try(now_s)
+        elif is_due:
+            self._run_out(now_s)
+        elif generation.ending is None:
+            if self._link is None:
+                self._seek(now_s)
+            elif not generation.is_fresh:
+                self._stop_timer()  # an answer that has begun has no deadline
+        if generation.ending is None:
+            return None
+        self._leave()
+        final = self._final(generation.ending, now_s)
+        if final is None:
+            self._is_paused = True
+            self._start_timer(now_s + self._patience.pause_s)
+        return final
+
+    def close(self) -> None:
+        """It has ended, or nobody wants it any more."""
+        self._leave()
+        self.generation.listener = None
+        self._retries.closed(self._patience.tenant_id)
+
+    def _try(self, now_s: float) -> None:
+        self._is_paused = False
+        if self.generation.begin_attempt() is None:
+            self._patience.begin_attempt(now_s)
+            self._seek(now_s)
+        else:
+            self._wake(self)
+
+    def _seek(self, now_s: float) -> None:
+        """Submit to a router if one is there, else wait for one."""
+        links, patience, spec = self._links, self._patience, self.generation.spec
+        if links.is_stopping:
+            self.generation.end(STOPPING)
+            return
+        home = patience.home
+        if home is None:
+            found = links.find(spec.pool_id, spec.wish)
+        else:
+            found = links.owner(spec.pool_id, home.cell_id)
+        if found is not None:
+            self._submit(*found, now_s)
+        elif self._timer is None:
+            links.watch(self.hear)
+            self._start_timer(patience.acquire_by_s if home is None else home.until_s)
+
+    def _submit(self, link: RouterLink, cell_id: str, now_s: float) -> None:
+        self._stop_waiting()
+        generation, patience = self.generation, self._patience
+        left_ms = max(1, round((patience.give_up_at_s - now_s) * 1000))
+        is_first = not patience.has_tried and not generation.spec.is_begun
+        deadline_ms = generation.spec.deadline_ms if is_first else left_ms
+        patience.cell_id = cell_id
+        generation.begin_submission(cell_id, link.router_id, time.monotonic())
+        self._start_timer(patience.give_up_at_s + _GRACE_S)
+        self._link = link
+        self._handle = link.submit(generation, cell_id, deadline_ms)
+
+    def _run_out(self, now_s: float) -> None:
+        """Time is up for what it waited for."""
+        if self._link is not None:
+            if self.generation.is_fresh:
+                self.generation.end(NO_TOKEN)
+        elif self._patience.home is not None:
+            self._patience.home = None  # any cell will do
+            self._seek(now_s)
+        else:
+            self.generation.end(_NOBODY)
+
+    def _leave(self) -> None:
+        """Take it back from its router, and wait for nothing."""
+        self._stop_waiting()
+        if self._link is not None:
+            link, self._link = self._link, None
+            link.cancel(self._handle)  # nothing, when the router has said the end
+            self.generation.end_submission(time.monotonic())
+
+    def _final(self, ending: Ending, now_s: float) -> Ending | None:
+        """Return STOP, LENGTH or REFUSED; None: the generation is tried again."""
+        if self._links.is_stopping and ending.kind is EndKind.LOST:
+            return STOPPING
+        if ending.kind in _SUCCESS or self._links.is_stopping:
+            return ending
+        if (refusal := self._patience.refusal(ending, now_s)) is not None:
+            return refusal
+        # A router that refuses has done nothing for it. One that says that replicas were lost has.
+        is_free = ending.kind is EndKind.REFUSED and ending.code is not ErrorCode.REPLICA_LOST
+        if not is_free and not self._retries.take(self._patience.tenant_id, now_s):
+            return refused(ending, ErrorCode.REPLICA_LOST)
+        return None
+
+    def _start_timer(self, at_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_at(at_s, self._fall_due)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _stop_waiting(self) -> None:
+        self._stop_timer()
+        if self._link is None:
+            self._links.unwatch(self.hear)
+
+    def _fall_due(self) -> None:
+        self._timer = None
+        self._is_due = True
+        self._wake(self)
