@@ -18,8 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.database import Database, DatabaseDownError, is_transient
 from control_plane.quality import repository
 from control_plane.quality.askings import Asking
-from control_plane.quality.consensus import Truth
 from control_plane.quality.deferrals import PARKED_S, Deferrals
+from control_plane.quality.judgement import Truth
 from control_plane.quality.progress import Progress
 from control_plane.quality.repository import ROWS_MAX, Claimed
 from control_plane.quality.verdicts import (

@@ -33,7 +33,7 @@ from control_plane import tables
 from control_plane.fleet.model import Holdback, ReplicaState
 from control_plane.models.model import release_id
 from control_plane.quality.askings import DEFAULT, Asking, Prompt
-from control_plane.quality.consensus import RULES, Answer, Source, Text, Truth
+from control_plane.quality.judgement import ASKINGS, Answer, Source, Truth
 from control_plane.quality.tables import (
     golden_answers,
     golden_prompts,
@@ -42,6 +42,7 @@ from control_plane.quality.tables import (
     quarantines,
 )
 from control_plane.quality.verdicts import Budget, Group, Kept, Quarantine, Serving, Spent
+from sluice.detector.consensus import Text
 
 ROWS_MAX = 5000  # read by one query
 _PAGES_MAX = 10  # of one reading
@@ -169,7 +170,7 @@ async def _forget_older(
     is_told = and_(*(a[name] == told.c[name] for name in names))
     age = func.row_number().over(partition_by=(a.replica_id, a.asking_id), order_by=a.id.desc())
     ranked = select(a.id, age.label("age")).join(told, is_told).subquery()
-    old = select(ranked.c.id).where(ranked.c.age > RULES.askings)
+    old = select(ranked.c.id).where(ranked.c.age > ASKINGS)
     await connection.execute(delete(golden_answers).where(a.id.in_(old)))
 
 
@@ -270,7 +271,7 @@ async def sizes(connection: AsyncConnection, pools: Iterable[str]) -> dict[str, 
     t = tables.replicas.c
     query = select(t.pool_id, func.count()).group_by(t.pool_id)
     rows = await connection.execute(query.where(t.pool_id == any_(_listed(sorted(set(pools))))))
-    return {pool: int(count) * RULES.askings for pool, count in rows}
+    return {pool: int(count) * ASKINGS for pool, count in rows}
 
 
 async def serving(connection: AsyncConnection, pools: Iterable[str]) -> list[Serving]:

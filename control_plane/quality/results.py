@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from control_plane.quality.consensus import Truth, judge
+from control_plane.quality.judgement import Truth, judge
 from control_plane.quality.verdicts import Group, Kept, shown
 
 RESULT_FIELDS = (

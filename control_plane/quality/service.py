@@ -16,13 +16,13 @@ from control_plane.fields import is_id
 from control_plane.quality import repository
 from control_plane.quality.base_prompts import TokenIds
 from control_plane.quality.board import Board, Prompts
-from control_plane.quality.consensus import Text
 from control_plane.quality.inbox import Inbox
 from control_plane.quality.judging import Judge, Outcome, told
 from control_plane.quality.repository import Report
 from control_plane.quality.shares import round_of
 from control_plane.quality.verdicts import Alert, Budget, Group, Ruling
 from control_plane.watch.feed import Feed
+from sluice.detector.consensus import Text
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
 log = structlog.get_logger(__name__)

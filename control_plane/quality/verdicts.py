@@ -10,17 +10,16 @@ from typing import Any
 
 from control_plane.fleet.model import Holdback
 from control_plane.quality.askings import Asking
-from control_plane.quality.consensus import (
-    RULES,
+from control_plane.quality.judgement import (
+    ASKINGS,
     Answer,
     Finding,
     Judgement,
-    Text,
     Truth,
     decide,
-    difference,
     judge,
 )
+from sluice.detector.consensus import Text, difference
 
 Group = tuple[str, str]  # pool, asking
 
@@ -365,7 +364,7 @@ def evidence(
                 "asked_at_unix_ms": one.asked_at_unix_ms,
                 "differs_in": (judgement.deviating or {}).get(one.answer.number),
             }
-            for one in own[: RULES.askings]
+            for one in own[:ASKINGS]
         ],
     }
 

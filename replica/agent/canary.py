@@ -3,7 +3,7 @@
 from google.protobuf.message import DecodeError
 
 from replica.agent.replica_state import EngineSpec
-from sluice.errors import ErrorCode, FailedError
+from sluice.detector.replies import WrongAnswerError, check_count, check_engine
 from sluice.kserve import probe
 
 _MODEL = "llm"
@@ -18,20 +18,14 @@ async def llm_canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
         How many sequences the engine holds for routers.
 
     Raises:
-        FailedError: No answer in time, an error, or somebody else's answer.
+        WrongAnswerError: An answer that is none, or of another engine or base.
+        FailedError: No answer in time, or an error.
     """
     try:
         reply = await probe(address, _MODEL, _PROMPT, _TOKENS, timeout_s)
     except DecodeError as error:
         message = f"{address} answered the canary with something that is no frame: {error}"
-        raise FailedError(ErrorCode.ENGINE_FAILED, message) from error
-    if len(reply.tokens) != _TOKENS:
-        message = f"the canary asked {address} for {_TOKENS} token and got {len(reply.tokens)}"
-        raise FailedError(ErrorCode.ENGINE_FAILED, message)
-    if (reply.engine, reply.base_digest) != (spec.engine, spec.base_digest):
-        message = (
-            f"{address} runs {reply.engine} with base {reply.base_digest}, wanted are "
-            f"{spec.engine} and {spec.base_digest}"
-        )
-        raise FailedError(ErrorCode.ENGINE_FAILED, message)
+        raise WrongAnswerError(message) from error
+    check_count(address, reply.tokens, _TOKENS)
+    check_engine(address, (reply.engine, reply.base_digest), (spec.engine, spec.base_digest))
     return reply.active

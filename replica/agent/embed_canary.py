@@ -3,8 +3,8 @@
 import math
 
 from replica.agent.replica_state import EngineSpec
+from sluice.detector.replies import WrongAnswerError
 from sluice.embeddings import EmbeddingClient
-from sluice.errors import ErrorCode, FailedError
 from sluice.profiles import EMBED
 
 _TEXT = (1, 2, 3, 4)  # in the vocabulary of every model
@@ -23,7 +23,8 @@ async def embed_canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
         0: nothing of a router's is ever held there, and what came before the canary is done.
 
     Raises:
-        PlatformError: No answer in time, an error, a vector that is none, or another base's.
+        WrongAnswerError: A vector that is none, or another base's.
+        PlatformError: No answer in time, or an error.
     """
     async with EmbeddingClient(address, EMBED.triton_model) as client:
         embedding = await client.embed(
@@ -32,10 +33,10 @@ async def embed_canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
     length = math.hypot(*embedding.values)
     if not abs(length - 1.0) <= _LENGTH_ERROR_MAX:  # also true of nan
         message = f"{address} answered the canary with a vector of length {length}, not 1"
-        raise FailedError(ErrorCode.ENGINE_FAILED, message)
+        raise WrongAnswerError(message)
     if embedding.base_digest != spec.base_digest:
         message = (
             f"{address} embeds with base {embedding.base_digest}, wanted is {spec.base_digest}"
         )
-        raise FailedError(ErrorCode.ENGINE_FAILED, message)
+        raise WrongAnswerError(message)
     return 0

@@ -20,7 +20,8 @@ from google.protobuf.message import DecodeError
 from replica.agent.model_kinds import KINDS, LLM
 from replica.agent.replica_state import Phase
 from replica.agent.runner import ReplicaRunner
-from sluice.errors import ErrorCode, FailedError, PlatformError
+from sluice.detector.replies import WrongAnswerError, check_engine
+from sluice.errors import PlatformError
 from sluice.hashing import HASH_BYTES
 from sluice.kserve import probe
 from sluice.wire.agent.v1 import agent_pb2 as agent
@@ -198,7 +199,8 @@ async def ask_engine(target: Target, prompt: agent.GoldenPrompt) -> engine.Probe
     """Return what the engine answers, computed anew.
 
     Raises:
-        FailedError: It cannot, or another engine answered.
+        WrongAnswerError: Another engine answered, or no frame came.
+        FailedError: It cannot.
     """
     count = max(1, min(prompt.output_tokens_max, OUTPUT_TOKENS_MAX))
     try:
@@ -214,10 +216,12 @@ async def ask_engine(target: Target, prompt: agent.GoldenPrompt) -> engine.Probe
         )
     except DecodeError as error:
         message = f"{target.address} answered with something that is no frame: {error}"
-        raise FailedError(ErrorCode.ENGINE_FAILED, message) from error
-    if (reply.engine, reply.base_digest) != (target.engine, target.base_digest):
-        message = f"{target.address} runs {reply.engine} with base {reply.base_digest}"
-        raise FailedError(ErrorCode.ENGINE_FAILED, message)
+        raise WrongAnswerError(message) from error
+    check_engine(
+        target.address,
+        (reply.engine, reply.base_digest),
+        (target.engine, target.base_digest),
+    )
     return reply
 
 

@@ -12,8 +12,8 @@ from replica.agent.replica_state import EngineSpec
 from sluice.profiles import EMBED, FRAMES
 
 # Runs a real inference at an address (host:port) within seconds and returns how many sequences the
-# engine holds for routers; PlatformError, OSError or TimeoutError say that it is not healthy, which
-# includes an answer of another engine or base than the spec's.
+# engine holds for routers; PlatformError, OSError or TimeoutError say that it is not healthy.
+# WrongAnswerError says that it answered wrongly: being busy is no excuse.
 Canary = Callable[[str, EngineSpec, float], Awaitable[int]]
 
 

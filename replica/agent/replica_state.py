@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
+from sluice.detector.evidence import AnswerVerdict, EvidenceKind
+from sluice.detector.record import CLEAN, Record, Suspicion
+
 # Share of one processor above which an engine works; an idle one needs 1-2 % for its heartbeats.
 _BUSY_RATIO = 0.1
 # A starting engine that works this share of its time is never taken for a frozen one.
@@ -140,6 +143,7 @@ class Probed:
         busy: Processors that the engine used since the probe before, e.g. 0.3; at least 1 when it
             waited for one, or for a disk, at the end.
         stalled_s: Longest time that we ourselves stood still meanwhile.
+        is_wrong: The problem is an answer, which being busy does not excuse.
     """
 
     run: int
@@ -147,6 +151,14 @@ class Probed:
     active: int = 0
     busy: float = 0.0
     stalled_s: float = 0.0
+    is_wrong: bool = False
+
+    @property
+    def verdict(self) -> AnswerVerdict:
+        """What the answer is worth."""
+        if self.is_wrong:
+            return AnswerVerdict.WRONG
+        return AnswerVerdict.UNANSWERED if self.problem else AnswerVerdict.RIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +220,7 @@ class ReplicaState:
         retry_at_s: End of the back-off, in WAITING.
         misses: Missed probes in a row.
         stalls: Probes in the same row during which we stood still ourselves.
+        record: Of the engine's answers.
         probed_at_s: End of the last probe of a starting engine, or its begin.
         idle_s: How long a starting engine has done nothing; work takes it back.
         failures: Failures in a row, without healthy time between them.
@@ -228,6 +241,7 @@ class ReplicaState:
     retry_at_s: float = inf
     misses: int = 0
     stalls: int = 0
+    record: Record = CLEAN
     probed_at_s: float = 0.0
     idle_s: float = 0.0
     failures: int = 0
@@ -337,6 +351,7 @@ def _with_wish(state: ReplicaState, wish: Wanted, now_s: float) -> ReplicaState:
 def _with_probe(
     state: ReplicaState, probe: Probed, now_s: float, limits: Limits
 ) -> tuple[ReplicaState, list[Action]]:
+    state = replace(state, record=state.record.heard(EvidenceKind.LIFE, probe.verdict))
     if probe.problem:
         state = replace(state, message=probe.problem)
         missed = _with_start_miss if state.phase is Phase.STARTING else _with_miss
@@ -372,6 +387,8 @@ def _with_start_miss(
 def _with_miss(
     state: ReplicaState, probe: Probed, now_s: float, limits: Limits
 ) -> tuple[ReplicaState, list[Action]]:
+    if state.record.suspicion is Suspicion.ACCUSED:
+        return _failed(state, f"answers wrongly: {probe.problem}", now_s, limits)
     if probe.stalled_s >= limits.stall_s:
         state = replace(state, stalls=state.stalls + 1)
     else:
@@ -406,6 +423,7 @@ def _with_end(state: ReplicaState, now_s: float, limits: Limits) -> ReplicaState
         phase_at_s=now_s,
         misses=0,
         stalls=0,
+        record=CLEAN,
         idle_s=0.0,
         is_drained=False,
     )

@@ -38,6 +38,7 @@ from replica.agent.replica_state import (
 )
 from replica.agent.runs import RunRecord
 from replica.agent.triton import Launch, LaunchError, last_error
+from sluice.detector.replies import WrongAnswerError
 from sluice.errors import PlatformError
 from sluice.process import AdoptedProcess, OwnedProcess
 from sluice.procfs import first_end, group_processes, memory_bytes, program_name, start_ticks
@@ -346,12 +347,13 @@ class ReplicaRunner:
         if launch is None or spec is None:
             return Probed(run, "the engine is gone")
         begin_s = time.monotonic()
-        problem, active = "", 0
+        problem, active, is_wrong = "", 0, False
         async with ProbeWatch(self._members, timeout_s) as watch:
             try:
                 active = await self._ask(launch, spec, timeout_s)
             except (PlatformError, OSError, TimeoutError) as error:
                 problem = str(error) or repr(error)
+                is_wrong = isinstance(error, WrongAnswerError)
         if self.state.phase is Phase.READY:
             self._observer.probed(time.monotonic() - begin_s, is_good=not problem)
         if problem and time.monotonic() > self._members_at_s + _MEMBERS_EVERY_S:
@@ -359,7 +361,7 @@ class ReplicaRunner:
         busy = self._activity.look(self._members)
         if problem and watch.wants_processor():
             busy = max(busy, 1.0)
-        return Probed(run, problem, active, busy, watch.stalled_s)
+        return Probed(run, problem, active, busy, watch.stalled_s, is_wrong)
 
     async def _ask(self, launch: Launch, spec: EngineSpec, timeout_s: float) -> int:
         if self.state.phase is Phase.STARTING:

@@ -9,11 +9,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from control_plane.quality.askings import DEFAULT_OUTPUT_TOKENS, DEFAULT_TEXTS
-from control_plane.quality.consensus import Text, difference, fitted
 from replica.drivers.openvino import load_openvino
 from replica.engine.driver import Driver
 from replica.engine.safetensors import read_safetensors, write_safetensors
 from replica.engine.types import Sampling, SequenceRequest
+from sluice.detector.consensus import Text, difference, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,13 +20,13 @@ from control_plane.fleet import model
 from control_plane.fleet.model import ReplicaState
 from control_plane.quality import judging, repository, verdicts
 from control_plane.quality.askings import Asking
-from control_plane.quality.consensus import Text
 from control_plane.quality.inbox import Inbox
 from control_plane.quality.judging import Judge, judge_batch
 from control_plane.quality.progress import Progress
 from control_plane.quality.repository import Report
 from control_plane.quality.tables import golden_answers, golden_truths, quarantines
 from control_plane.quality.verdicts import Budget, Group
+from sluice.detector.consensus import Text
 
 pytestmark = pytest.mark.real
 

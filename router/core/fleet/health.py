@@ -2,11 +2,10 @@
 
 A replica is ejected as *slow* when the 99th percentile of its recent steps is more than three times
 the median of its peers', each step measured against what steps of its size usually take in this
-cell; as *lying* when its answer to the canary prompt differs, three times in a row, from the answer
-that more than half of the replicas give; as *failing* after engine failures in a row. After a
-back-off that doubles it is probed, gets a trial share of the work, and is healthy again after good
-answers. What is lost and comes back begins with the trial; what is lost again and again waits like
-the rest.
+cell; as *lying* when its canaries accuse it, by the rules of the detector (`sluice.detector`); as
+*failing* after engine failures in a row. After a back-off that doubles it is probed, gets a trial
+share of the work, and is healthy again after good answers. What is lost and comes back begins with
+the trial; what is lost again and again waits like the rest.
 
 Never is more than a third of the attached replicas ejected: when many seem ill, it is the measure
 that is wrong, or the load, and a pool that serves badly is better than one that does not.
@@ -18,6 +17,10 @@ from enum import IntEnum
 from zlib import crc32
 
 from router.core.fleet.step_times import JUDGE_S, Steps, StepTimes
+from sluice.detector.consensus import Text, consensus
+from sluice.detector.evidence import AnswerVerdict, EvidenceKind
+from sluice.detector.quota import room
+from sluice.detector.record import CLEAN, Suspicion
 
 SLOW, LYING, FAILING, LOST = "slow", "lying", "failing", "lost"
 
@@ -33,10 +36,7 @@ _FIRST_PROBE_S = 0.25  # after the attachment, so that a pool's first answers co
 _TRIAL_PROBE_S = 0.2
 _FAILURES_MAX = 3  # incidents in a row
 _PROBES_MISSED_MAX = 2  # in a row
-# Different answers in a row; another batch may round a near tie differently now and then.
-_DOUBTS_MAX = 3
 _ASK_AGAIN_S = 0.1  # so that the next answer comes from another batch
-_VOTERS_MIN = 3
 
 _NEVER = float("inf")
 _RELEASE_ORDER = {SLOW: 0, LOST: 1, FAILING: 2, LYING: 3}  # who comes back first in a panic
@@ -63,9 +63,9 @@ class _Replica:
     """What is known of one replica."""
 
     __slots__ = (
-        *("answer", "doubts", "failed_at", "failures", "good", "interval_s", "is_attached"),
-        *("is_new_answer", "missed", "name", "probe_at", "probed_at", "reason", "since"),
-        *("state", "steps", "strikes"),
+        *("answer", "failed_at", "failures", "good", "interval_s", "is_attached"),
+        *("is_new_answer", "missed", "name", "probe_at", "probed_at", "reason", "record"),
+        *("since", "state", "steps", "strikes"),
     )
 
     def __init__(self, name: str) -> None:
@@ -83,9 +83,10 @@ class _Replica:
 
     def clear(self) -> None:
         """Forget what was seen in an attachment, or before an ejection."""
-        self.answer: tuple[int, ...] | None = None
+        self.answer: Text | None = None
         self.is_new_answer = False
-        self.doubts = self.failures = self.missed = 0
+        self.record = CLEAN
+        self.failures = self.missed = 0
         self.failed_at = -_NEVER
         self.steps.clear()
         self.probe_at = _NEVER
@@ -110,7 +111,6 @@ class CellHealth:
 
     def __init__(self) -> None:
         self._replicas: dict[str, _Replica] = {}
-        self._votes: dict[tuple[int, ...], int] = {}
         self._steps = StepTimes()
         self._verdicts: list[Verdict] = []
         self._due = _NEVER
@@ -142,7 +142,6 @@ class CellHealth:
         replica = self._replicas.get(replica_id)
         if replica is None or not replica.is_attached:
             return
-        self._vote(replica, None)
         _strike(replica, now)
         replica.clear()
         replica.is_attached = False
@@ -154,7 +153,6 @@ class CellHealth:
         """Forget a replica that left the cell; the next `tick` sees what that means for others."""
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
-            self._vote(replica, None)
             self._steps.leave(replica.steps)
             self._verdicts = [entry for entry in self._verdicts if entry.replica_id != replica_id]
             self._is_fewer = True
@@ -217,7 +215,7 @@ class CellHealth:
         if not tokens:
             self._missed(replica, now)
             return
-        self._vote(replica, tuple(tokens))
+        replica.answer = Text(tuple(tokens))
         replica.is_new_answer = self._is_answer_new = True
         self._due = now
 
@@ -290,10 +288,9 @@ class CellHealth:
     # --- states -----------------------------------------------------------------------------
 
     def _may_eject(self) -> bool:
-        """Return whether one more may go: at most a third of the attached ones."""
         attached = [entry for entry in self._replicas.values() if entry.is_attached]
         ejected = sum(entry.state is HealthState.EJECTED for entry in attached)
-        return ejected + 1 <= len(attached) // 3
+        return room(len(attached), ejected) > 0
 
     def _eject(self, replica: _Replica, reason: str, now: float, *, is_new: bool = True) -> None:
         """Eject a replica, or begin a longer back-off of one that is ejected."""
@@ -301,21 +298,18 @@ class CellHealth:
             _strike(replica, now)
         if replica.state is not HealthState.EJECTED or replica.reason != reason:
             self._verdicts.append(Verdict(replica.name, HealthState.EJECTED, reason))
-        self._vote(replica, None)
-        probed_at = replica.probed_at
+        probed_at, record = replica.probed_at, replica.record
         replica.clear()
-        replica.probed_at = probed_at
+        replica.probed_at, replica.record = probed_at, record
         replica.state, replica.reason, replica.since = HealthState.EJECTED, reason, now
         exponent = min(replica.strikes - 1 if is_new else replica.strikes - 2, 16)
         replica.probe_at = now + min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0**exponent)
         self._due = min(self._due, replica.probe_at)
 
     def _try(self, replica: _Replica, reason: str, now: float) -> None:
-        answer, replica.answer = replica.answer, None  # one of an ejected replica was not counted
         replica.state, replica.reason, replica.since = HealthState.HALF_OPEN, reason, now
-        self._vote(replica, answer)
-        replica.good = 0
-        replica.doubts = replica.failures = replica.missed = 0
+        replica.good = replica.failures = replica.missed = 0
+        replica.record = CLEAN
         replica.probe_at = now + _TRIAL_PROBE_S
         self._due = min(self._due, replica.probe_at)
         self._verdicts.append(Verdict(replica.name, HealthState.HALF_OPEN, reason))
@@ -326,7 +320,7 @@ class CellHealth:
         attached = [entry for entry in self._replicas.values() if entry.is_attached]
         ejected = [entry for entry in attached if entry.state is HealthState.EJECTED]
         ejected.sort(key=lambda entry: (_RELEASE_ORDER[entry.reason], entry.since, entry.name))
-        for replica in ejected[: len(ejected) - len(attached) // 3]:
+        for replica in ejected[: max(0, -room(len(attached), len(ejected)))]:
             self._try(replica, replica.reason, now)
 
     def _good(self, replica: _Replica, now: float) -> None:
@@ -366,37 +360,24 @@ class CellHealth:
         return replica
 
     def _missed(self, replica: _Replica, now: float) -> None:
-        self._vote(replica, None)
+        replica.answer = None
         replica.missed += 1
         if replica.state is HealthState.EJECTED:
             self._eject(replica, replica.reason, now)
         else:
             self._failed(replica, now)
 
-    def _vote(self, replica: _Replica, answer: tuple[int, ...] | None) -> None:
-        """Replace the answer of a replica in the count; those of ejected ones do not count."""
-        votes, is_counted = self._votes, replica.state is not HealthState.EJECTED
-        if replica.answer is not None and is_counted:
-            votes[replica.answer] -= 1
-            if not votes[replica.answer]:
-                del votes[replica.answer]
-        if answer is not None and is_counted:
-            votes[answer] = votes.get(answer, 0) + 1
-        replica.answer = answer
+    def _truth(self, own: Text | None = None) -> Text | None:
+        """Return what is right; None: nobody knows.
 
-    def _truth(self, more: tuple[int, ...] | None = None) -> tuple[int, ...] | None:
-        """Return what more than half of at least three replicas answer; None: nobody knows.
-
-        `more` is the answer of an ejected replica, which counts in its own case only.
+        `own` is the answer of an ejected replica, which counts in its own case only.
         """
-        votes = self._votes
-        answers = sum(votes.values()) + (more is not None)
-        if answers < _VOTERS_MIN:
-            return None
-        for answer in votes:
-            if 2 * (votes[answer] + (answer == more)) > answers:
-                return answer
-        return None
+        voters = [
+            replica.answer
+            for replica in self._replicas.values()
+            if replica.answer is not None and replica.state is not HealthState.EJECTED
+        ]
+        return consensus(voters if own is None else [*voters, own])
 
     def _judge_answers(self, now: float) -> None:
         self._is_answer_new = False
@@ -404,35 +385,45 @@ class CellHealth:
         for replica in self._replicas.values():
             answer, is_new = replica.answer, replica.is_new_answer
             replica.is_new_answer = False
-            if answer is None or not (is_new or replica.doubts == 0):
+            is_trusted = replica.record.suspicion is Suspicion.TRUSTED
+            if answer is None or not (is_new or is_trusted):
                 continue
             if replica.state is HealthState.EJECTED:
                 if is_new:
                     self._judge_ejected(replica, answer, now)
-            elif truth is not None and answer != truth:
+                continue
+            verdict = _verdict(answer, truth)
+            if is_new or verdict is AnswerVerdict.WRONG:
+                replica.record = replica.record.heard(EvidenceKind.CANARY, verdict)
+            if verdict is AnswerVerdict.WRONG:
                 self._doubt(replica, now)
-            else:
-                replica.doubts = 0
-                if is_new and replica.state is HealthState.HALF_OPEN:
-                    self._good(replica, now)
+            elif is_new and replica.state is HealthState.HALF_OPEN:
+                self._good(replica, now)
 
-    def _judge_ejected(self, replica: _Replica, answer: tuple[int, ...], now: float) -> None:
+    def _judge_ejected(self, replica: _Replica, answer: Text, now: float) -> None:
         """Try one that answers right; a liar only when it is known what is right."""
-        truth = self._truth(answer)
-        if answer == truth or (truth is None and replica.reason != LYING):
+        verdict = _verdict(answer, self._truth(answer))
+        is_unknown = verdict is AnswerVerdict.UNJUDGED
+        if verdict is AnswerVerdict.RIGHT or (is_unknown and replica.reason != LYING):
             self._try(replica, replica.reason, now)
         else:
-            self._eject(replica, replica.reason if truth is None else LYING, now)
+            self._eject(replica, replica.reason if is_unknown else LYING, now)
 
     def _doubt(self, replica: _Replica, now: float) -> None:
         """Ask again soon; in the end, eject."""
-        replica.doubts += 1
         replica.good = 0
-        if replica.doubts >= _DOUBTS_MAX and self._may_eject():
-            self._eject(replica, LYING, now)
-        elif replica.doubts < _DOUBTS_MAX:
+        if replica.record.suspicion < Suspicion.ACCUSED:
             replica.probe_at = now + _ASK_AGAIN_S
             self._due = min(self._due, replica.probe_at)
+        elif self._may_eject():
+            self._eject(replica, LYING, now)
+
+
+def _verdict(answer: Text, truth: Text | None) -> AnswerVerdict:
+    """Return what an answer is worth; a canary has no logprobs, so it is equal or wrong."""
+    if truth is None:
+        return AnswerVerdict.UNJUDGED
+    return AnswerVerdict.RIGHT if answer.token_ids == truth.token_ids else AnswerVerdict.WRONG
 
 
 def _strike(replica: _Replica, now: float) -> None:

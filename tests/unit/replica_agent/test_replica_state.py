@@ -211,6 +211,17 @@ def test_a_busy_engine_gets_more_patience_but_not_endless() -> None:
     assert play(*frozen_since)[1] == [StopEngine(1, is_kill=True)]
 
 
+def test_being_busy_does_not_excuse_a_wrong_answer() -> None:
+    wrong = [(3.0 + i, Probed(1, "no frame", busy=0.9, is_wrong=True)) for i in range(2)]
+    state, actions = play(*READY, wrong[0])
+    assert (state.phase, actions) == (Phase.READY, [])
+    state, actions = play(*READY, *wrong)
+    assert actions == [StopEngine(1, is_kill=True)]
+    assert state.message == "answers wrongly: no frame"
+    between = (*READY, wrong[0], (3.5, Probed(1)), wrong[1])
+    assert play(*between)[1] == [], "one that is right again is asked again"
+
+
 def test_an_engine_that_ends_is_cleaned_up_before_the_next_start() -> None:
     state, actions = play(*READY, (3.0, Ended(1, "signal 9")))
     assert actions == [StopEngine(1, is_kill=True)]
@@ -372,9 +383,13 @@ class AgentMachine(RuleBasedStateMachine):
         active=st.integers(0, 1),
         busy=st.floats(0, 2),
         stalled_s=st.floats(0, 1),
+        is_wrong=st.booleans(),
     )
-    def probe_ends(self, problem: str, active: int, busy: float, stalled_s: float) -> None:
-        self.feed(Probed(self.probes.pop(0), problem, active, busy, stalled_s))
+    def probe_ends(
+        self, problem: str, active: int, busy: float, stalled_s: float, is_wrong: bool
+    ) -> None:
+        run = self.probes.pop(0)
+        self.feed(Probed(run, problem, active, busy, stalled_s, is_wrong and bool(problem)))
 
     @precondition(lambda self: any(engine.is_stopping for engine in self.engines.values()))
     @rule()

@@ -1,7 +1,5 @@
 """Random histories of a pool's health: what never happens, and that all of it heals."""
 
-from collections import Counter
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -157,16 +155,6 @@ class HealthMachine(RuleBasedStateMachine):
             assert is_healthy == (reason == "")
             assert self.both[0].may_take(name, 0) == (name not in ejected)
             assert self.both[0].may_take(name, 100) == is_healthy
-
-    @invariant()
-    def the_votes_are_those_of_who_may_vote(self):
-        one = self.both[0]
-        voters = [
-            replica.answer
-            for replica in one._replicas.values()
-            if replica.answer is not None and replica.state is not HealthState.EJECTED
-        ]
-        assert one._votes == Counter(voters)
 
     @invariant()
     def a_next_time_is_never_past(self):

@@ -16,7 +16,7 @@ from control_plane.quality.askings import (
     asking_id,
     current,
 )
-from control_plane.quality.consensus import Answer, Source, Text, Truth
+from control_plane.quality.judgement import Answer, Source, Truth
 from control_plane.quality.results import RESULT_FIELDS, results
 from control_plane.quality.verdicts import (
     Alert,
@@ -29,6 +29,7 @@ from control_plane.quality.verdicts import (
     examine,
     rule,
 )
+from sluice.detector.consensus import Text
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 

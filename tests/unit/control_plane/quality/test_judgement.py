@@ -1,49 +1,22 @@
 """Who answers otherwise: honest pools are left alone, corrupt replicas are found."""
 
 import random
-from math import log, nan
+from math import nan
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.quality import consensus as module
-from control_plane.quality.consensus import (
-    CANDIDATES_MAX,
-    RULES,
+from control_plane.quality.judgement import (
+    ASKINGS,
     Answer,
-    Difference,
     Judgement,
     Source,
-    Text,
     Truth,
-    consensus,
     decide,
-    difference,
     judge,
 )
-
-TOKENS = tuple(range(100, 116))
-SURE = tuple([-0.1] * len(TOKENS))
-SEEDS = st.integers(0, 2**32)
-
-
-def honest(rng: random.Random, fork: int | None, noise: float = 0.05) -> Text:
-    """An answer whose token at `fork` is one of two that are almost equally probable."""
-    tokens = list(TOKENS)
-    logprobs = [value + rng.gauss(0, noise) for value in SURE]
-    if fork is not None:
-        logprobs[fork] = log(0.48) + rng.uniform(-0.1, 0.1)
-        if rng.random() < 0.5:
-            tokens[fork:] = [token + 500 for token in tokens[fork:]]
-            logprobs[fork + 1 :] = [value - 0.7 for value in logprobs[fork + 1 :]]
-    return Text(tuple(tokens), tuple(logprobs))
-
-
-def corrupt(rng: random.Random) -> Text:
-    """What bit flips make of an answer: other tokens, and the engine is sure of them."""
-    at = rng.randrange(len(TOKENS))
-    tokens = [*TOKENS[:at], *(rng.randrange(1000, 2000) for _ in TOKENS[at:])]
-    return Text(tuple(tokens), SURE)
+from sluice.detector.consensus import Difference, Text, difference
+from tests.support.answers import SEEDS, SURE, TOKENS, corrupt, honest
 
 
 def asked(pool: dict[str, list[Text]]) -> dict[str, list[Answer]]:
@@ -57,7 +30,7 @@ def asked(pool: dict[str, list[Text]]) -> dict[str, list[Answer]]:
 @given(seed=SEEDS, replicas=st.integers(1, 9), fork=st.none() | st.integers(0, len(TOKENS) - 1))
 def test_an_honest_pool_is_never_suspected(seed, replicas, fork) -> None:
     rng = random.Random(seed)
-    pool = {f"r{n}": [honest(rng, fork) for _ in range(RULES.askings)] for n in range(replicas)}
+    pool = {f"r{n}": [honest(rng, fork) for _ in range(ASKINGS)] for n in range(replicas)}
     found = judge(asked(pool))
     again = judge(asked(pool), found.learned)
     for judgement in (found, again):
@@ -70,9 +43,9 @@ def test_an_honest_pool_is_never_suspected(seed, replicas, fork) -> None:
 @given(seed=SEEDS, replicas=st.integers(3, 9), fork=st.none() | st.integers(1, len(TOKENS) - 1))
 def test_a_corrupt_replica_is_found_within_the_askings_that_count(seed, replicas, fork) -> None:
     rng = random.Random(seed)
-    pool = {f"r{n}": [honest(rng, fork) for _ in range(RULES.askings)] for n in range(replicas)}
+    pool = {f"r{n}": [honest(rng, fork) for _ in range(ASKINGS)] for n in range(replicas)}
     pool["r0"] = []
-    for number in range(RULES.askings):
+    for number in range(ASKINGS):
         pool["r0"].append(corrupt(rng))
         findings = judge(asked(pool)).findings
         assert [f.replica_id for f in findings] == (["r0"] if number + 1 >= 2 else [])
@@ -82,13 +55,13 @@ def test_a_corrupt_replica_is_found_within_the_askings_that_count(seed, replicas
 def test_two_corrupt_of_five_are_found(seed, is_same_lie) -> None:
     rng = random.Random(seed)
     lie = corrupt(rng)
-    pool = {f"r{n}": [honest(rng, None) for _ in range(RULES.askings)] for n in range(5)}
+    pool = {f"r{n}": [honest(rng, None) for _ in range(ASKINGS)] for n in range(5)}
     for name in ("r1", "r3"):
-        pool[name] = [lie if is_same_lie else corrupt(rng) for _ in range(RULES.askings)]
+        pool[name] = [lie if is_same_lie else corrupt(rng) for _ in range(ASKINGS)]
     judgement = judge(asked(pool))
     assert [f.replica_id for f in judgement.findings] == ["r1", "r3"]
     assert judgement.deviating is not None
-    assert len(judgement.deviating) == 2 * RULES.askings
+    assert len(judgement.deviating) == 2 * ASKINGS
     assert judgement.truth is not None
     assert judgement.truth.text.token_ids == TOKENS
     assert decide(["r1", "r3"], pool, 0).quarantine == ("r1",)
@@ -118,18 +91,6 @@ def test_drift_of_logprobs_counts_and_not_numbers_alone_make_it() -> None:
     pool = {"r0": [drifting] * 3, "r1": [right] * 3, "r2": [right] * 3}
     (finding,) = judge(asked(pool)).findings
     assert (finding.replica_id, finding.difference) == ("r0", Difference.LOGPROBS)
-
-
-def test_a_near_tie_is_one_only_where_neither_token_is_probable() -> None:
-    def forked(logprob: float, token: int) -> Text:
-        return Text((*TOKENS[:3], token, 7, 8), (-0.1, -0.1, -0.1, logprob, -0.1, -0.1))
-
-    assert difference(forked(-0.75, 1), forked(-0.8, 2)) is None
-    assert difference(forked(-0.1, 1), forked(-0.1, 2)) is Difference.TOKENS, "both are sure"
-    assert difference(forked(-0.7, 1), forked(-1.5, 2)) is Difference.TOKENS
-    silent = Text(forked(-0.75, 1).token_ids)
-    assert difference(silent, forked(-0.8, 2)) is Difference.TOKENS, "nothing says that it is one"
-    assert difference(Text(TOKENS[:5]), Text(TOKENS)) is Difference.TOKENS, "cut short"
 
 
 def test_one_deviation_and_missing_answers_are_no_case() -> None:
@@ -181,44 +142,3 @@ def test_at_most_a_third_is_taken_out_and_never_the_last_one(ready, gone, share)
     if verdict.quarantine:
         assert 3 * (gone + len(verdict.quarantine)) <= ready + gone
         assert len(verdict.quarantine) < ready
-
-
-def test_no_majority_of_fewer_than_three() -> None:
-    assert consensus([Text((1,)), Text((1,))]) is None
-    assert consensus([Text((1,)), Text((2,)), Text((1,))]) == Text((1,))
-
-
-def test_a_vote_costs_what_voters_there_are_however_they_differ(monkeypatch) -> None:
-    compared = 0
-    honest_difference = module.difference
-
-    def counted(*args):
-        nonlocal compared
-        compared += 1
-        return honest_difference(*args)
-
-    monkeypatch.setattr(module, "difference", counted)
-    voters = [Text((number, *TOKENS), (-0.01,) * 17) for number in range(600)]
-    assert consensus(voters) is None
-    assert compared <= CANDIDATES_MAX * len(voters)
-
-
-def test_a_majority_in_which_near_ties_make_all_differ_is_found_among_liars_who_agree() -> None:
-    near = (*SURE[:4], *[log(0.4)] * 12)
-    honest_ones = [Text((*TOKENS[:4], *range(n, n + 12)), near) for n in range(1000, 1120)]
-    liars = [Text((900 - n // 2, *TOKENS[1:]), SURE) for n in range(100)]
-    found = consensus([*liars, *honest_ones])
-    assert found is not None
-    assert found.token_ids[:4] == TOKENS[:4]
-    assert all(difference(text, found) is None for text in honest_ones)
-
-
-@given(seed=SEEDS, count=st.integers(3, 40))
-def test_the_order_of_voters_decides_nothing(seed, count) -> None:
-    rng = random.Random(seed)
-    voters = [honest(rng, rng.choice([None, 3])) for _ in range(count)]
-    voters += [corrupt(rng) for _ in range(rng.randrange(count))]
-    found = consensus(voters)
-    rng.shuffle(voters)
-    again = consensus(voters)
-    assert found == again

@@ -1,0 +1,211 @@
+"""What the answers of a pool to one golden prompt come to, and what follows for its replicas; pure.
+
+The vote is `sluice.detector.consensus`; in a pool with fewer than three answers, right is what was
+known to be right before. What speaks against a replica is counted by `sluice.detector.record`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sluice.detector.consensus import (
+    RULES,
+    Difference,
+    Rules,
+    Text,
+    consensus,
+    difference,
+    fitted,
+)
+from sluice.detector.evidence import AnswerVerdict, EvidenceKind
+from sluice.detector.quota import room
+from sluice.detector.record import CLEAN, THRESHOLDS, Record, Suspicion
+
+ASKINGS = THRESHOLDS[EvidenceKind.GOLDEN].of  # last answers of a replica, to each prompt
+
+
+class Source(StrEnum):
+    """Where it is known from what is right."""
+
+    CONSENSUS = "consensus"
+    HISTORY = "history"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a replica answered.
+
+    Attributes:
+        number: Of all answers; later ones have greater ones.
+        text: None: it did not answer. That is for others to judge, and counts as an asking.
+        is_new: It was not judged before.
+    """
+
+    number: int
+    text: Text | None
+    is_new: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What is right, and how that is known."""
+
+    text: Text
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A replica that is suspect.
+
+    Attributes:
+        replica_id: Which.
+        difference: Of the newest answer that deviates.
+        deviations: How many of its last answers deviate.
+        answer: The newest of these.
+    """
+
+    replica_id: str
+    difference: Difference
+    deviations: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the answers of a pool to one prompt come to.
+
+    Attributes:
+        truth: What is right; None: nobody knows.
+        findings: Suspects, by id.
+        deviating: Numbers of the answers that deviate, and in what.
+        is_split: No answer has a majority.
+        is_changed: The pool agrees on something else than it did before.
+        unexpected: Replicas whose newest answer does not begin with the expected tokens.
+        learned: What is known to be right from now on; None: nothing new.
+    """
+
+    truth: Truth | None
+    findings: tuple[Finding, ...] = ()
+    deviating: Mapping[int, Difference] | None = None
+    is_split: bool = False
+    is_changed: bool = False
+    unexpected: tuple[str, ...] = ()
+    learned: Truth | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows for a pool: who is taken out, and who should be and may not."""
+
+    quarantine: tuple[str, ...]
+    spared: tuple[str, ...]
+
+
+def judge(
+    answers: Mapping[str, Sequence[Answer]],
+    known: Truth | None = None,
+    expected: tuple[int, ...] = (),
+    rules: Rules = RULES,
+) -> Judgement:
+    """Return what the answers of a pool's replicas to one prompt come to.
+
+    Args:
+        answers: Of each replica that serves, the newest first.
+        known: What was right before, of the same base, adapter and engine.
+        expected: What people expect an answer to begin with; empty: nothing.
+        rules: How to compare.
+    """
+    recent = {name: list(all_)[:ASKINGS] for name, all_ in sorted(answers.items())}
+    newest = {
+        name: next((answer.text for answer in all_ if answer.text is not None), None)
+        for name, all_ in recent.items()
+    }
+    voters = {name: text for name, text in newest.items() if text is not None}
+    unexpected = tuple(
+        name for name, text in voters.items() if text.token_ids[: len(expected)] != expected
+    )
+    if len(voters) < rules.voters_min:
+        return _judge_few(recent, voters, known, unexpected, rules)
+    common = consensus(list(voters.values()), rules)
+    if common is None:
+        return Judgement(None, is_split=True, unexpected=unexpected)
+    truth = Truth(common, Source.CONSENSUS)
+    is_changed = known is not None and difference(common, known.text, rules) is not None
+    told = ([it.text for it in all_ if it.text is not None] for all_ in recent.values())
+    strict = fitted(common, told, rules)
+    findings, deviating = _compare(recent, common, strict)
+    learned = truth if known is None or known.source is not Source.CONSENSUS else None
+    return Judgement(
+        truth,
+        findings,
+        deviating,
+        is_changed=is_changed,
+        unexpected=unexpected,
+        learned=None if is_changed else learned,
+    )
+
+
+def _judge_few(
+    recent: Mapping[str, Sequence[Answer]],
+    voters: Mapping[str, Text],
+    known: Truth | None,
+    unexpected: tuple[str, ...],
+    rules: Rules,
+) -> Judgement:
+    """Judge a pool without a consensus by its past; learn that when all answers were the same."""
+    if known is not None:
+        findings, deviating = _compare(recent, known.text, rules)
+        return Judgement(known, findings, deviating, unexpected=unexpected)
+    texts = [answer.text for all_ in recent.values() for answer in all_]
+    first = next(iter(voters.values()), None)
+    is_steady = all(len(all_) == ASKINGS for all_ in recent.values())
+    if first is None or not is_steady or unexpected:
+        return Judgement(None, unexpected=unexpected)
+    if any(text is None or difference(text, first, rules) is not None for text in texts):
+        return Judgement(None, unexpected=unexpected)
+    return Judgement(None, learned=Truth(first, Source.HISTORY))
+
+
+def _compare(
+    recent: Mapping[str, Sequence[Answer]], truth: Text, rules: Rules
+) -> tuple[tuple[Finding, ...], dict[int, Difference]]:
+    """Return the suspects, and which answers deviate."""
+    findings: list[Finding] = []
+    deviating: dict[int, Difference] = {}
+    for name, all_ in recent.items():
+        own = {
+            answer.number: found
+            for answer in all_
+            if answer.text is not None
+            and (found := difference(answer.text, truth, rules)) is not None
+        }
+        deviating |= own
+        if _record(all_, own).suspicion is Suspicion.CONFIRMED:
+            newest = next(answer for answer in all_ if answer.number in own)
+            findings.append(Finding(name, own[newest.number], len(own), newest))
+    return tuple(findings), deviating
+
+
+def _record(all_: Sequence[Answer], deviating: Mapping[int, Difference]) -> Record:
+    """Return the record of a replica, of its answers to one prompt, the newest first."""
+    record = CLEAN
+    for answer in reversed(all_):
+        verdict = AnswerVerdict.WRONG if answer.number in deviating else AnswerVerdict.RIGHT
+        verdict = AnswerVerdict.UNANSWERED if answer.text is None else verdict
+        record = record.heard(EvidenceKind.GOLDEN, verdict)
+    return record
+
+
+def decide(suspects: Iterable[str], ready: Iterable[str], quarantined: int) -> Verdict:
+    """Return which suspects of a pool are taken out now.
+
+    Args:
+        suspects: The clearest cases first.
+        ready: Replicas of the pool that serve, suspects among them.
+        quarantined: How many of the pool are being taken out already.
+    """
+    serving = set(ready)
+    left = max(0, room(len(serving) + quarantined, quarantined))  # never all that serve
+    cases = [name for name in dict.fromkeys(suspects) if name in serving]
+    return Verdict(tuple(cases[:left]), tuple(cases[left:]))

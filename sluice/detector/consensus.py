@@ -1,0 +1,176 @@
+"""What is right, and in what an answer differs from it; the one vote of the detector, pure.
+
+What is right is what more than half of at least three replicas answer. Answers are greedy, so
+honest engines differ in one way only: where two tokens are almost equally probable, another batch
+may round otherwise, and all that follows differs. Such a fork is recognized by its logprobs and is
+no difference; what lies before it still counts. Without logprobs every other token is one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from heapq import nsmallest
+from math import isfinite, log, nan
+from statistics import median
+
+CANDIDATES_MAX = 16  # kinds of answers that may be what is right
+_HALF = log(0.5)
+
+
+class Difference(StrEnum):
+    """In what an answer differs."""
+
+    TOKENS = "tokens"
+    LOGPROBS = "logprobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How answers are compared.
+
+    Attributes:
+        voters_min: Fewer replicas have no consensus.
+        near_tie: Nats: two tokens whose logprobs are so close may be taken for each other. Room for
+            logits of 16 bits, whose steps are 0.125 above 16.
+        drift: Nats: the mean difference of logprobs, over the tokens that are equal, that is one,
+            where the noise of the pool is not known.
+        drift_min: In a pool with a consensus: replicas that agree to the last digit.
+        drift_noises: So many times what half of its replicas differ by; never above `drift`.
+        drift_tokens_min: Fewer tokens count as so many: one alone may be off by more.
+    """
+
+    voters_min: int = 3
+    near_tie: float = 0.25
+    drift: float = 0.5
+    drift_min: float = 0.06
+    drift_noises: float = 5.0
+    drift_tokens_min: int = 4
+
+
+RULES = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Token ids and their logprobs; these are empty where the engine does not tell them."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+
+
+def difference(found: Text, truth: Text, rules: Rules = RULES) -> Difference | None:
+    """Return in what an answer differs from the right one; None: in nothing that counts."""
+    fork = _fork(found, truth)
+    if _drift(found, truth, fork, rules.drift_tokens_min) > rules.drift:
+        return Difference.LOGPROBS
+    if fork == len(found.token_ids) == len(truth.token_ids):
+        return None
+    return None if _is_near_tie(found, truth, fork, rules) else Difference.TOKENS
+
+
+def _fork(found: Text, truth: Text) -> int:
+    """Return how many tokens are equal before the first that differs."""
+    pairs = zip(found.token_ids, truth.token_ids, strict=False)
+    shorter = min(len(found.token_ids), len(truth.token_ids))
+    return next((i for i, (mine, right) in enumerate(pairs) if mine != right), shorter)
+
+
+def _drift(found: Text, truth: Text, fork: int, tokens_min: int) -> float:
+    """Return the mean difference of the logprobs of equal tokens; 0 where none are told."""
+    compared = [
+        abs(mine - right) if isfinite(mine) else float("inf")
+        for mine, right in zip(found.logprobs[:fork], truth.logprobs[:fork], strict=False)
+        if isfinite(right)
+    ]
+    return sum(compared) / max(len(compared), tokens_min)
+
+
+def _is_near_tie(found: Text, truth: Text, fork: int, rules: Rules) -> bool:
+    """Whether both tokens of a fork were almost equally probable: neither is above one half."""
+    if fork >= min(len(found.logprobs), len(truth.logprobs)):
+        return False
+    mine, right = found.logprobs[fork], truth.logprobs[fork]
+    return abs(mine - right) <= rules.near_tie and max(mine, right) <= _HALF + rules.near_tie
+
+
+def fitted(common: Text, answers: Iterable[Sequence[Text]], rules: Rules = RULES) -> Rules:
+    """Return the rules for a pool whose honest replicas round otherwise, by how much they do.
+
+    Args:
+        common: What is right.
+        answers: The last ones of each replica. More than half of the replicas are honest.
+        rules: How to compare where that is not known.
+    """
+    drifts = [
+        max((_drift(it, common, fork, rules.drift_tokens_min) for it, fork in forks), default=0.0)
+        for texts in answers
+        if (forks := [(it, fork) for it in texts if (fork := _fork(it, common))])
+    ]
+    noise = median(drifts) if drifts else 0.0
+    return replace(rules, drift=min(max(rules.drift_min, rules.drift_noises * noise), rules.drift))
+
+
+def consensus(voters: Sequence[Text], rules: Rules = RULES) -> Text | None:
+    """Return what more than half of at least `voters_min` answers agree with, None if nothing is.
+
+    Of several such answers the one with the most votes; its logprobs are the medians of theirs.
+    Only `CANDIDATES_MAX` kinds of answers are compared with all, so it costs what voters there are.
+    """
+    if len(voters) < rules.voters_min:
+        return None
+    kinds: dict[tuple[int, ...], list[tuple[float, ...]]] = {}
+    for text in voters:
+        kinds.setdefault(text.token_ids, []).append(text.logprobs)
+    best: Text | None = None
+    best_votes = len(voters) // 2
+    if not any(text.logprobs for text in voters):  # nothing tells a near tie: equal, or not
+        common = max(kinds, key=lambda kind: len(kinds[kind]))
+        return Text(common) if len(kinds[common]) > best_votes else None
+    for token_ids in _candidates({kind: len(alike) for kind, alike in kinds.items()}):
+        candidate = Text(token_ids, _medians(kinds[token_ids]))
+        votes = _votes(voters, candidate, best_votes, rules)
+        if votes > best_votes:
+            best, best_votes = candidate, votes
+        if best_votes == len(voters):
+            break
+    return best
+
+
+def _candidates(kinds: Mapping[tuple[int, ...], int]) -> list[tuple[int, ...]]:
+    """Return the most frequent kinds of answers, and the one that goes where most go.
+
+    That one is for pools in which near ties make every answer a kind of its own: a majority that
+    has its first tokens in common is found even if some liars agree better.
+    """
+    frequent = nsmallest(CANDIDATES_MAX - 1, kinds, key=lambda kind: (-kinds[kind], kind))
+    common, place = list(kinds), 0
+    while len(common) > 1:
+        weights: Counter[int] = Counter()
+        for kind in common:  # those that end here are of the kind -1
+            weights[kind[place] if place < len(kind) else -1] += kinds[kind]
+        token = min(weights, key=lambda token: (-weights[token], token))
+        if token < 0:
+            common = [kind for kind in common if len(kind) == place]
+        else:
+            common = [kind for kind in common if len(kind) > place and kind[place] == token]
+        place += 1
+    return [*frequent, *(kind for kind in common if kind not in frequent)]
+
+
+def _votes(voters: Sequence[Text], candidate: Text, beaten: int, rules: Rules) -> int:
+    """Return how many answers agree with one; 0 as soon as it cannot be more than `beaten`."""
+    left = len(voters) - beaten
+    for text in voters:
+        if difference(text, candidate, rules) is not None:
+            left -= 1
+            if left <= 0:
+                return 0
+    return beaten + left
+
+
+def _medians(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    told = [row for row in rows if row]
+    columns = zip(*told, strict=False)
+    finite = ([value for value in column if isfinite(value)] for column in columns)
+    return tuple(median(values) if values else nan for values in finite)

@@ -1,0 +1,37 @@
+"""Whether a reply is one at all, and of the engine that is meant: what needs no comparison."""
+
+from collections.abc import Sequence
+
+from sluice.errors import ErrorCode, FailedError
+
+
+class WrongAnswerError(FailedError):
+    """An engine answered in time, and wrongly: waiting longer will not make that right."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.ENGINE_FAILED, message)
+
+
+def check_engine(address: str, found: tuple[str, str], wanted: tuple[str, str]) -> None:
+    """Check the (engine, base digest) of a reply.
+
+    Raises:
+        WrongAnswerError: Another engine, or another base, answered.
+    """
+    if found != wanted:
+        message = (
+            f"{address} runs {found[0]} with base {found[1]}, wanted are {wanted[0]} and"
+            f" {wanted[1]}"
+        )
+        raise WrongAnswerError(message)
+
+
+def check_count(address: str, tokens: Sequence[int], wanted: int) -> None:
+    """Check that a reply has as many tokens as were asked for.
+
+    Raises:
+        WrongAnswerError: It has not.
+    """
+    if len(tokens) != wanted:
+        message = f"the canary asked {address} for {wanted} token and got {len(tokens)}"
+        raise WrongAnswerError(message)

@@ -1,0 +1,69 @@
+"""From evidence to suspicion: each row of the table, and what never happens."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.detector.evidence import AnswerVerdict, EvidenceKind
+from sluice.detector.record import CLEAN, THRESHOLDS, Record, Suspicion
+
+RIGHT, WRONG = AnswerVerdict.RIGHT, AnswerVerdict.WRONG
+UNANSWERED, UNJUDGED = AnswerVerdict.UNANSWERED, AnswerVerdict.UNJUDGED
+LIFE, CANARY = EvidenceKind.LIFE, EvidenceKind.CANARY
+GOLDEN = EvidenceKind.GOLDEN
+TRUSTED, DOUBTED = Suspicion.TRUSTED, Suspicion.DOUBTED
+ACCUSED, CONFIRMED = Suspicion.ACCUSED, Suspicion.CONFIRMED
+VERDICTS = st.sampled_from(AnswerVerdict)
+HISTORIES = st.lists(st.tuples(st.sampled_from(EvidenceKind), VERDICTS), max_size=20)
+
+
+def record_of(*evidence: tuple[EvidenceKind, AnswerVerdict]) -> Record:
+    record = CLEAN
+    for kind, verdict in evidence:
+        record = record.heard(kind, verdict)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("evidence", "suspicion"),
+    [
+        ([], TRUSTED),
+        ([(CANARY, WRONG)] * 2, DOUBTED),
+        ([(CANARY, WRONG)] * 3, ACCUSED),
+        ([(CANARY, WRONG), (CANARY, WRONG), (CANARY, RIGHT), (CANARY, WRONG)], DOUBTED),
+        ([(CANARY, UNJUDGED)] * 3, TRUSTED),
+        ([(LIFE, WRONG)], DOUBTED),
+        ([(LIFE, WRONG)] * 2, ACCUSED),
+        ([(LIFE, UNANSWERED)] * 2, TRUSTED),
+        ([(GOLDEN, WRONG)], DOUBTED),
+        ([(GOLDEN, WRONG), (GOLDEN, UNANSWERED), (GOLDEN, WRONG)], CONFIRMED),
+        ([(GOLDEN, WRONG), (GOLDEN, RIGHT), (GOLDEN, RIGHT), (GOLDEN, WRONG)], DOUBTED),
+    ],
+)
+def test_what_evidence_amounts_to(evidence, suspicion) -> None:
+    assert record_of(*evidence).suspicion is suspicion
+
+
+@given(HISTORIES)
+def test_golden_prompts_alone_confirm(history) -> None:
+    others = [(kind, verdict) for kind, verdict in history if kind is not GOLDEN]
+    assert record_of(*others).suspicion < CONFIRMED
+
+
+@given(HISTORIES)
+def test_only_the_last_answers_of_each_kind_count(history) -> None:
+    record = record_of(*history)
+    last: list[tuple[EvidenceKind, AnswerVerdict]] = []
+    for kind, threshold in THRESHOLDS.items():
+        last += [one for one in history if one[0] is kind][-threshold.of :]
+    assert record == record_of(*last)
+
+
+@given(HISTORIES, st.sampled_from(EvidenceKind))
+def test_a_wrong_answer_never_clears_and_right_ones_do(history, kind) -> None:
+    record = record_of(*history)
+    assert record.heard(kind, WRONG).suspicion >= min(record.suspicion, DOUBTED)
+    for one in EvidenceKind:
+        for _ in range(THRESHOLDS[one].of):
+            record = record.heard(one, RIGHT)
+    assert record.suspicion is TRUSTED
