@@ -30,7 +30,7 @@ from control_plane.distribution.model import (
 )
 from control_plane.distribution.planner import Planner
 from sim.distribution_links import Links, Widths
-from sim.metrics import percentile
+from sim.percentiles import percentile
 
 CHUNK_BYTES = 4 * 1024 * 1024
 _ROUND_S = 0.1  # the planner gathers reports for so long

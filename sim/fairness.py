@@ -21,7 +21,8 @@ from router.core.types.request import Request
 from sim import ablation
 from sim.engines import Job
 from sim.fair_schedulers import OUTPUT_SERVICE, SCHEDULERS, PerEngine
-from sim.metrics import percentile, ttft_s
+from sim.metrics import ttft_s
+from sim.percentiles import percentile
 from sim.policies.sluice import RouterSettings, Sluice
 from sim.pool import Pool, PoolPlan
 from sim.workload import Trace, TraceRequest

@@ -5,12 +5,12 @@ most 0.5 s + twice the time of its whole prompt alone on an idle replica of spee
 TPOT at most 100 ms. What was never served counts as not good; it has no TTFT.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from replica.drivers.sim_costs import CostModel, StepWork
 from sim.engines import Job
+from sim.percentiles import percentile
 from sim.pool import Pool
 
 TTFT_SLACK_S = 0.5
@@ -68,17 +68,6 @@ def prefill_s(cost: CostModel, prompt_tokens: int, cached: int = 0) -> float:
 def ttft_objective_s(cost: CostModel, prompt_tokens: int) -> float:
     """Return the TTFT that a prompt of this length should have at most."""
     return TTFT_SLACK_S + TTFT_ALONE * prefill_s(cost, prompt_tokens)
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile, interpolated between the two nearest values; 0 of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return 0.0
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def ttft_s(job: Job) -> float | None:

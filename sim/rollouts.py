@@ -35,7 +35,7 @@ from control_plane.rollouts.state import (
     SentBack,
     Start,
 )
-from sim.metrics import percentile
+from sim.percentiles import percentile
 from sim.rollout_edge import is_accused
 from sim.rollout_traffic import CONTROL, WINDOW_S, Profile, Release, Traffic, tenant_id
 from sluice.split import Split

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
@@ -84,6 +85,19 @@ def probe(installed: Path) -> dict:
     )
 
 
+def study() -> set[str]:
+    """Return the modules of `sim` that are for developers with a checkout."""
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    excluded = [name.removeprefix("/") for name in wheel["targets"]["wheel"]["exclude"]]
+    assert all((ROOT / name).exists() for name in excluded)
+    roots = {name.removesuffix(".py").replace("/", ".") for name in excluded}
+    return {
+        name
+        for name in python_files("sim")
+        if any(name == root or name.startswith(root + ".") for root in roots)
+    }
+
+
 def python_files(package: str) -> Iterator[str]:
     listed = run(["git", "ls-files", f"{package}/*.py"], ROOT).split()
     for name in listed:
@@ -92,8 +106,13 @@ def python_files(package: str) -> Iterator[str]:
 
 def test_every_module_is_in_the_wheel_and_imports(probe: dict) -> None:
     assert probe["strangers"] == {}
-    expected = {name for package in OURS for name in python_files(package)}
+    expected = {name for package in OURS for name in python_files(package)} - study()
     assert expected <= set(probe["modules"])
+
+
+def test_the_study_of_peers_is_not_in_the_wheel(probe: dict) -> None:
+    assert {"sim.routing", "sim.plots", "sim.policies.dynamo"} <= study()
+    assert not study() & set(probe["modules"])
 
 
 def test_data_are_found_in_the_wheel(installed: Path, probe: dict) -> None:

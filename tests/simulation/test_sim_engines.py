@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from replica.drivers.sim_costs import MODELS_BY_NAME, StepWork
 from sim.blocks import BlockCache
 from sim.engines import Job
-from sim.metrics import measure, percentile, prefill_s, ttft_objective_s
+from sim.metrics import measure, prefill_s, ttft_objective_s
+from sim.percentiles import percentile
 from sim.policies import registry
 from sim.policies.simple import LeastRequests, RoundRobin
 from sim.pool import Pool, PoolPlan
