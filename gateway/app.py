@@ -22,14 +22,14 @@ from gateway.dispatch.pace import Pace
 from gateway.dispatch.routers import RouterLinks
 from gateway.embedding.embedders import Embedders
 from gateway.endpoints.azure import AzurePaths
-from gateway.endpoints.chat import ChatCompletions
+from gateway.endpoints.chat import ChatTask
 from gateway.endpoints.completer import Completer
-from gateway.endpoints.completions import Completions
+from gateway.endpoints.completions import CompletionTask
 from gateway.endpoints.copies import Copies
 from gateway.endpoints.embeddings import Embeddings
 from gateway.endpoints.models import Models
 from gateway.endpoints.openapi import describe
-from gateway.endpoints.run import Means
+from gateway.endpoints.reply import ReplyWriter
 from gateway.endpoints.texts import Texts
 from gateway.endpoints.tokenize import Tokenizing
 from gateway.limits.budgets import Budgets
@@ -145,12 +145,13 @@ class Gateway:
             directory=self.directory,
             assets=self.assets,
             limiter=self.limiter,
-            means=Means(
+            dispatcher=self.dispatcher,
+            replies=ReplyWriter(
                 self.dispatcher,
-                self.metrics.itl,
-                self.pace,
-                self.settings.keep_alive_s,
-                self.settings.instance_id,
+                itl=self.metrics.itl,
+                pace=self.pace,
+                keep_alive_s=self.settings.keep_alive_s,
+                gateway_id=self.settings.instance_id,
             ),
             metrics=self.metrics,
             emit=self.events.emit,
@@ -160,8 +161,6 @@ class Gateway:
             copies=self.copies,
             texts=self.texts,
         )
-        chat = ChatCompletions(self.directory, completer)
-        completions = Completions(self.directory, completer)
         embeddings = Embeddings(
             directory=self.directory,
             bases=self.embedding_bases,
@@ -181,8 +180,8 @@ class Gateway:
         pools = PoolBoard(self.watcher.state, self.links, self.embedders)
         models = Models(directory=self.directory, pools=pools)
         routes = Routes()
-        routes.add("POST", "/v1/chat/completions", chat.handle)
-        routes.add("POST", "/v1/completions", completions.handle)
+        for api in (ChatTask, CompletionTask):
+            routes.add("POST", api.endpoint, partial(completer.handle, api))
         routes.add("POST", "/v1/embeddings", embeddings.handle)
         routes.add("POST", "/v1/tokenize", tokenizing.tokenize)
         routes.add("POST", "/v1/detokenize", tokenizing.detokenize)

@@ -27,7 +27,8 @@ from benchmarks.results import write_result
 from cli.stack.broker import broker_spec
 from gateway.directory import Principal
 from gateway.dispatch.attempts import Attempt, Placement
-from gateway.dispatch.exchange import Exchange, Tally
+from gateway.dispatch.tally import Tally
+from gateway.endpoints.exchange import Exchange
 from gateway.limits.buckets import Scope
 from gateway.limits.forecast import Forecast
 from gateway.limits.limiter import Reservation

@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -47,23 +48,27 @@ _BODY = orjson.dumps(
         "stream_options": {"include_usage": True},
     }
 )
-_SPEC = GenerationSpec(
-    request_id="r",
-    tenant_id="t",
-    tier_priority=0,
-    tenant_weight=0,
-    pool_id="p",
-    adapter_digest="",
-    cache_root=b"",
-    prompt=[1],
-    output_tokens_max=1 << 20,
-    end_ids=frozenset(),
-    sampling=engine.Sampling(),
-    session_hash=0,
-    deadline_ms=0,
-    ignore_eos=True,
-    traceparent="",
-)
+
+
+def _spec(assets: BaseAssets) -> GenerationSpec:
+    return GenerationSpec(
+        request_id="r",
+        tenant_id="t",
+        tier_priority=0,
+        tenant_weight=0,
+        pool_id="p",
+        adapter_digest="",
+        cache_root=b"",
+        prompt=[1],
+        output_tokens_max=1 << 20,
+        end_ids=frozenset(),
+        sampling=engine.Sampling(),
+        session_hash=0,
+        deadline_ms=0,
+        ignore_eos=True,
+        traceparent="",
+        new_pipe=partial(TextPipe, assets.table),
+    )
 
 
 class _Drop(asyncio.WriteTransport):
@@ -89,13 +94,13 @@ def token_us(assets: BaseAssets) -> float:
     link = RouterLink("nobody:1", "g", lambda: None, pace)
     itl = FastHistogram("x", "x", (0.01, 0.02, 0.05, 0.1, 0.5, 1.0))
     link.is_up = True
+    spec = _spec(assets)
     for number in range(_STREAMS):
         head = StreamHead(
             "chat.completion.chunk", f"chatcmpl-{number:032}", "sluice-tiny", 1_790_000_000
         )
         chunks = ChatChunks(head)
-        pipe = TextPipe(assets.table)
-        stream = StreamedGeneration(_SPEC, pipe, chunks, itl, pace)
+        stream = StreamedGeneration(spec, chunks, itl, pace)
         link.submit(stream, "cell", 0)
         stream.go_live(_Drop(), is_chunked=True)
     words = [i for i, fragment in enumerate(assets.table.fragments) if fragment]

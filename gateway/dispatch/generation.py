@@ -15,7 +15,7 @@ from gateway.dialects.delta import NOTHING, Delta, joined
 from gateway.dispatch.attempts import Attempt, Placement, begun, detached, placement_of
 from gateway.dispatch.cell_choice import Wish, prefix_key
 from gateway.text.answer import Answer
-from gateway.text.logprobs import LogprobLine, TokenLogprob
+from gateway.text.logprobs import LogprobFormat, LogprobLine, NewLogprobs, TokenLogprob
 from gateway.text.packed_prompt import PackedPrompt
 from gateway.text.pipe import TextPipe
 from sluice.errors import ErrorCode
@@ -26,9 +26,13 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 
 class GenerationSpec(NamedTuple):
-    """What a router needs to know; sampling values as the engine takes them.
+    """One answer that is asked for: what a router needs to know, and how its ids become text.
+
+    Sampling values are as the engine takes them.
 
     Attributes:
+        new_pipe: Makes what turns its tokens into text.
+        new_logprobs: Makes what keeps and writes their log probabilities; None: nobody asked.
         block_hashes: Of the prompt's full blocks, concatenated; see `sluice.hashing`.
         packed_prompt: Of a long one; shared by its answers.
         tier_reserved_permille: Of the tier: its share of a cell while it has work.
@@ -55,6 +59,8 @@ class GenerationSpec(NamedTuple):
     deadline_ms: int
     ignore_eos: bool
     traceparent: str
+    new_pipe: Callable[[], TextPipe]
+    new_logprobs: NewLogprobs | None = None
     block_hashes: bytes = b""
     packed_prompt: PackedPrompt | None = None
     tier_reserved_permille: int = 0
@@ -148,6 +154,7 @@ class Generation(ABC):
     """
 
     __slots__ = (
+        "_format_logprobs",
         "_line",
         "attempt_from",
         "attempts",
@@ -168,12 +175,14 @@ class Generation(ABC):
         "was_nudged",
     )
 
-    def __init__(
-        self, spec: GenerationSpec, pipe: TextPipe, line: LogprobLine | None = None
-    ) -> None:
-        """Prepare; `pipe` turns the tokens into text, `line` keeps their log probabilities."""
+    def __init__(self, spec: GenerationSpec) -> None:
+        """Prepare."""
         self.spec = spec
-        self.pipe = pipe
+        self.pipe = spec.new_pipe()
+        self._line: LogprobLine | None = None
+        self._format_logprobs: LogprobFormat | None = None
+        if spec.new_logprobs is not None:
+            self._line, self._format_logprobs = spec.new_logprobs()
         self.emitted = array("I")
         self.first_at_s = self.last_at_s = self.itl_max_s = 0.0
         self.placed: Placement | None = None
@@ -187,7 +196,6 @@ class Generation(ABC):
         self.was_nudged = False
         self.ending: Ending | None = None
         self.listener: Callable[[], None] | None = None
-        self._line = line
 
     def push_one(self, token: int, now_s: float) -> None:
         """Take the one token of an engine step, as nearly always; see `push`."""
@@ -407,12 +415,16 @@ class WholeGeneration(Generation):
 
     __slots__ = ("answer",)
 
-    def __init__(
-        self, spec: GenerationSpec, pipe: TextPipe, line: LogprobLine | None = None
-    ) -> None:
+    def __init__(self, spec: GenerationSpec) -> None:
         """Prepare; see `Generation`."""
-        super().__init__(spec, pipe, line)
+        super().__init__(spec)
         self.answer = Answer()
+
+    @property
+    def logprobs(self) -> dict[str, object] | None:
+        """The log probabilities of what is to be shown so far, as clients get them; None: none."""
+        form = self._format_logprobs
+        return None if form is None else form(self.answer.logprobs)
 
     def push(self, tokens: Sequence[int], now_s: float) -> None:
         """See `Generation`."""

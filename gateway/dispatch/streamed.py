@@ -14,8 +14,7 @@ from gateway.dispatch.generation import Ending, EndKind, Generation, GenerationS
 from gateway.dispatch.pace import Pace
 from gateway.metrics import FastHistogram
 from gateway.text.detokenizer import json_fragment
-from gateway.text.logprobs import LogprobLine, TokenLogprob
-from gateway.text.pipe import TextPipe
+from gateway.text.logprobs import TokenLogprob
 from gateway.text.sse import KEEP_ALIVE, ChunkWriter, CountedChunks, StreamHead
 from sluice.errors import ErrorCode
 
@@ -23,9 +22,6 @@ from sluice.errors import ErrorCode
 BUFFER_BYTES_MAX = 256 << 10
 _CHECK_EVERY = 16  # tokens between looks at the buffer
 _SIZE_LINES = tuple(b"%x\r\n" % size for size in range(4096))  # of HTTP/1.1 chunks
-
-# From token entries to the `logprobs` of a chunk.
-LogprobFormat = Callable[[list[TokenLogprob]], dict[str, object]]
 
 
 class _LastStep:
@@ -45,7 +41,6 @@ class StreamedGeneration(Generation):
 
     __slots__ = (
         "_early",
-        "_format_logprobs",
         "_fragments",
         "_frame_bytes",
         "_head",
@@ -64,31 +59,26 @@ class StreamedGeneration(Generation):
     def __init__(
         self,
         spec: GenerationSpec,
-        pipe: TextPipe,
         chunks: ChunkWriter,
         itl: FastHistogram,
         pace: Pace,
-        logprobs: tuple[LogprobLine, LogprobFormat] | None = None,
     ) -> None:
         """Prepare.
 
         Args:
             spec: What was asked.
-            pipe: Used for what its table cannot tell.
             chunks: Of this choice.
             itl: Told about every gap between tokens.
             pace: Says whether a token may wait for the next step.
-            logprobs: Keeps the log probabilities, and writes them; None when nobody asked.
         """
-        line, self._format_logprobs = logprobs or (None, None)
-        super().__init__(spec, pipe, line)
+        super().__init__(spec)
         self.chunks = chunks
-        self._fragments = pipe.table.fragments
+        self._fragments = self.pipe.table.fragments
         self._itl = itl
         self._pace: Pace | _LastStep = pace
         self._held = b""  # a chunk that waits for the one behind it
         self._is_counted = False
-        self._is_plain = line is None and pipe.is_transparent
+        self._is_plain = self._line is None and self.pipe.is_transparent
         self._early: list[bytes] | None = []
         self._head = chunks.head
         self._tail = _framed(chunks.tail)

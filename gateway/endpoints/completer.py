@@ -1,26 +1,31 @@
-"""From a validated request to one accepted exchange: limits, the model that answers, the event."""
+"""A request for text, from its body to its event: key, limits, the model that answers, the end."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiohttp import hdrs, web
 
 from gateway.bases.assets import AssetCache
+from gateway.bodies.parsing import parse
 from gateway.directory import Directory, Principal, ResolvedModel
-from gateway.dispatch.exchange import Exchange, Lost, Tally
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.generation import GenerationSpec
+from gateway.dispatch.tally import Tally
 from gateway.endpoints.copies import Copies
-from gateway.endpoints.keep_alive import KeepAlives
-from gateway.endpoints.run import Means, Run, now_s
-from gateway.endpoints.task import Plan, Task, plan_of
-from gateway.endpoints.texts import Texts
+from gateway.endpoints.exchange import Exchange, Lost, flaws_in
+from gateway.endpoints.reading import read_parsed
+from gateway.endpoints.reply import ReplyWriter
+from gateway.endpoints.submission import specs_of
+from gateway.endpoints.task import TextTask
+from gateway.endpoints.texts import Kept, Texts
 from gateway.limits.limiter import Limiter, Reservation
 from gateway.metrics import GatewayMetrics
 from gateway.rollouts.decided import Decided
 from gateway.rollouts.decision import Decision
 from gateway.rollouts.open_requests import OpenRequests
 from gateway.server.identity import Identity, identity_of
-from gateway.server.middleware import note_outcome
+from gateway.server.middleware import authenticate, note_outcome
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 
 # How long a request waits for replicas of a pool that has none, where another model may answer. An
@@ -31,7 +36,7 @@ _COUNTED_LATER_BYTES_MAX = 16 << 10
 
 
 class Completer:
-    """Answers tasks."""
+    """Serves every API of generated text."""
 
     def __init__(
         self,
@@ -39,7 +44,8 @@ class Completer:
         directory: Directory,
         assets: AssetCache,
         limiter: Limiter,
-        means: Means,
+        dispatcher: Dispatcher,
+        replies: ReplyWriter,
         metrics: GatewayMetrics,
         emit: Callable[[bytes], None],
         gateway_id: str,
@@ -54,7 +60,8 @@ class Completer:
             directory: Knows names.
             assets: Of the bases.
             limiter: Of all callers.
-            means: What answering takes.
+            dispatcher: Knows which pools are served, and whether it drains.
+            replies: Writes what clients are sent.
             metrics: Of this worker.
             emit: Takes one event per accepted request and never blocks.
             gateway_id: Of this worker.
@@ -66,8 +73,8 @@ class Completer:
         self._directory = directory
         self._assets = assets
         self._limiter = limiter
-        self._means = means
-        self._keep_alives = KeepAlives(means.keep_alive_s)
+        self._dispatcher = dispatcher
+        self._replies = replies
         self._metrics = metrics
         self._emit = emit
         self._gateway_id = gateway_id
@@ -76,20 +83,28 @@ class Completer:
         self._copies = copies
         self._texts = texts
 
-    async def answer(
-        self, request: web.Request, principal: Principal, task: Task
+    async def handle(self, api: type[TextTask], request: web.Request) -> web.StreamResponse:
+        """Answer one request of an API."""
+        principal = authenticate(self._directory, request)
+        self._directory.require_scope(principal, api.scope)
+        return await self._admit(
+            request, principal, await read_parsed(request, partial(parse, api))
+        )
+
+    async def _admit(
+        self, request: web.Request, principal: Principal, task: TextTask
     ) -> web.StreamResponse:
-        """Answer one task, by the model that it names or by one that stands in for it."""
-        received_at_s, received_at_unix_ms = now_s(), time.time_ns() // 1_000_000
+        """Answer one body, by the model that it names or by one that stands in for it."""
+        received_at_s, received_at_unix_ms = time.monotonic(), time.time_ns() // 1_000_000
         identity = identity_of(request)
-        resolved = self._resolve(task, identity, principal, task.fields.model, received_at_unix_ms)
+        resolved = self._resolve(task, identity, principal, task.model, received_at_unix_ms)
         counted: Reservation | None = None
         try:
             if _takes_work(request):
                 counted = await self._limiter.count(principal, resolved.model.id)
-            plan = await self._plan(task, identity, principal, resolved)
+            specs = await self._specs(task, identity, principal, resolved)
             if principal.tenant.fallbacks:
-                plan = self._with_patience(plan, task, principal)
+                specs = self._with_patience(specs, task, principal)
             exchange = Exchange(
                 uid=identity.uid,
                 request_id=identity.request_id,
@@ -101,139 +116,174 @@ class Completer:
                 principal=principal,
                 model=resolved.model,
                 requested_model=resolved.name,
-                reservation=await self._reserve(principal, task, plan, counted),
-                is_stream=bool(task.fields.stream),
+                reservation=await self._reserve(principal, resolved, task, specs, counted),
+                is_stream=bool(task.stream),
                 decision=resolved.decision,
-                choices=len(plan.specs),
+                choices=len(specs),
+                task=task,
+                specs=specs,
+                answers_per_prompt=task.choices,
+                param_names=task.param_names,
             )
             if resolved.shadow is not None:
                 self._copies.make(task, identity, exchange, resolved.shadow)
-            run = Run(self._close, request, task, exchange, plan)
+            kept = None
             if principal.text_policy is not None:
-                run.kept = self._texts.begin(principal.text_policy, task, identity.request_id)
-            with run:
-                return await self._answer(run)
+                kept = self._texts.begin(principal.text_policy, task, identity.request_id)
+            del task, specs  # a stream keeps nothing of its body
+            return await self._accepted(request, exchange, resolved.instead, kept)
         finally:
             if counted is not None:  # still so, if no answer was begun
                 self._limiter.settle(counted, prompt_tokens=0, output_tokens=0, was_served=True)
             self._open.discard(identity.uid)
 
-    async def _answer(self, run: Run) -> web.StreamResponse:
-        """Return what the wanted model answers, or one that stands in for it."""
+    async def _accepted(
+        self,
+        request: web.Request,
+        exchange: Exchange,
+        control: ResolvedModel | None,
+        kept: Kept | None,
+    ) -> web.StreamResponse:
+        """Return what the wanted model answers, or one that stands in for it; end it once."""
         try:
-            return await self._answer_by_release(run)
-        except PlatformError as refusal:
-            if not await self._stands_in(run, refusal):
-                raise
-            wanted = refusal.with_traceback(None)  # whose frames hold all of the first attempt
-        try:
-            return await run.answer(self._means, self._keep_alives)
-        except PlatformError as other:
-            policy = other.code.policy
-            if not (policy.lets_stand_in or policy.is_passed_over):
-                raise
-            raise wanted from other  # nobody asked for the other model
+            try:
+                return await self._answer_by_release(request, exchange, control)
+            except PlatformError as refusal:
+                if not await self._stands_in(request, exchange, refusal):
+                    raise
+                wanted = refusal.with_traceback(None)  # whose frames hold all of the first attempt
+            try:
+                return await self._replies.reply(request, exchange)
+            except PlatformError as other:
+                policy = other.code.policy
+                if not (policy.lets_stand_in or policy.is_passed_over):
+                    raise
+                raise wanted from other  # nobody asked for the other model
+            finally:
+                del wanted  # when raised, it holds this frame
+        except BaseException as error:
+            exchange.end_by(error)
+            raise
         finally:
-            del wanted  # when raised, it holds this frame
+            self._close(request, exchange, kept)
 
-    async def _answer_by_release(self, run: Run) -> web.StreamResponse:
+    async def _answer_by_release(
+        self, request: web.Request, exchange: Exchange, control: ResolvedModel | None
+    ) -> web.StreamResponse:
         """Return the answer of the release that a split chose, of control if it is not loaded."""
         try:
-            return await run.answer(self._means, self._keep_alives)
+            return await self._replies.reply(request, exchange)
         except PlatformError as refusal:
-            control = run.plan.resolved.instead
-            if control is None or not refusal.code.policy.goes_to_control or run.has_begun:
+            if control is None or not refusal.code.policy.goes_to_control or exchange.has_begun:
                 raise
-            self._copies.tell_fault(run.exchange, identity_of(run.request), run.tally, refusal)
-        exchange, task = run.exchange, run.task
-        plan = await self._plan(task, identity_of(run.request), exchange.principal, control)
-        plan = _with_time_left(plan, task, now_s() - exchange.received_at_s)
-        exchange.stand_in(control.model, control.decision, None)
-        run.start_over(plan)
-        return await run.answer(self._means, self._keep_alives)
+            self._copies.tell_fault(exchange, identity_of(request), exchange.tally, refusal)
+        specs = await self._specs_with_time_left(request, exchange, control)
+        exchange.stand_in(control.model, control.decision, specs, None)
+        return await self._replies.reply(request, exchange)
 
     def _resolve(
         self,
-        task: Task,
+        task: TextTask,
         identity: Identity,
         principal: Principal,
         name: str,
         received_at_unix_ms: int,
     ) -> ResolvedModel:
         """Return what answers; that holds for all of the request's life."""
-        resolved = self._directory.resolve(
-            principal, name, task.fields.session, identity.request_id
-        )
+        resolved = self._directory.resolve(principal, name, task.session, identity.request_id)
         if resolved.decision is not None and resolved.decision.rollout_id:
             self._open.add(identity.uid, received_at_unix_ms)
         return resolved
 
-    async def _plan(
-        self, task: Task, identity: Identity, principal: Principal, resolved: ResolvedModel
-    ) -> Plan:
-        return await plan_of(
+    async def _specs(
+        self, task: TextTask, identity: Identity, principal: Principal, resolved: ResolvedModel
+    ) -> list[GenerationSpec]:
+        return await specs_of(
             task, identity=identity, principal=principal, resolved=resolved, cache=self._assets
         )
 
-    def _with_patience(self, plan: Plan, task: Task, principal: Principal) -> Plan:
-        """Return a plan that does not wait long for replicas if another model could answer it."""
-        name = self._directory.fallback(principal, task.fields.model)
+    async def _specs_with_time_left(
+        self, request: web.Request, exchange: Exchange, resolved: ResolvedModel
+    ) -> list[GenerationSpec]:
+        """Return what another model is asked for; RejectedError: the caller's deadline is over.
+
+        A tier's deadline starts again: it says how long somebody waits in one queue.
+        """
+        task, identity = exchange.body, identity_of(request)
+        specs = await self._specs(task, identity, exchange.principal, resolved)
+        if task.deadline_ms is None:
+            return specs
+        left_ms = task.deadline_ms - round((time.monotonic() - exchange.received_at_s) * 1000)
+        if left_ms <= 0:
+            raise RejectedError(ErrorCode.DEADLINE_EXCEEDED, "The deadline has passed.")
+        deadline_ms = min(left_ms, specs[0].deadline_ms)
+        return [it._replace(deadline_ms=deadline_ms) for it in specs]
+
+    def _with_patience(
+        self, specs: list[GenerationSpec], task: TextTask, principal: Principal
+    ) -> list[GenerationSpec]:
+        """Return specs that do not wait long for replicas if another model could answer them."""
+        name = self._directory.fallback(principal, task.model)
         if name is None:
-            return plan
+            return specs
         try:
-            request_id = plan.specs[0].request_id
-            other = self._directory.resolve(principal, name, task.fields.session, request_id)
+            request_id = specs[0].request_id
+            other = self._directory.resolve(principal, name, task.session, request_id)
         except PlatformError:
-            return plan
-        longest, context = max([len(it.ids) for it in plan.prompts]), other.context_tokens_max
+            return specs
+        longest, context = max([len(it.prompt) for it in specs]), other.context_tokens_max
         if context and longest >= context:
-            return plan
+            return specs
         pool_id = other.model.pool_id
-        if pool_id == plan.specs[0].pool_id or not self._means.dispatcher.serves(pool_id):
-            return plan
-        return plan._replace(specs=[it._replace(absence_ms=_ABSENCE_MS) for it in plan.specs])
+        if pool_id == specs[0].pool_id or not self._dispatcher.serves(pool_id):
+            return specs
+        return [it._replace(absence_ms=_ABSENCE_MS) for it in specs]
 
     async def _reserve(
-        self, principal: Principal, task: Task, plan: Plan, counted: Reservation | None = None
+        self,
+        principal: Principal,
+        resolved: ResolvedModel,
+        task: TextTask,
+        specs: Sequence[GenerationSpec],
+        counted: Reservation | None = None,
     ) -> Reservation:
         limiter = self._limiter
         take = limiter.reserve if counted is None else partial(limiter.reserve_counted, counted)
         return await take(
             principal,
-            plan.resolved.model.id,
-            prompt_tokens=plan.prompt_tokens,
-            output_tokens_max=plan.output_tokens_max,
-            is_bounded=task.fields.output_tokens_max is not None,
-            answers=len(plan.specs),
+            resolved.model.id,
+            prompt_tokens=sum([len(it.prompt) for it in specs[:: task.choices]]),
+            output_tokens_max=sum([it.output_tokens_max for it in specs]),
+            is_bounded=task.output_tokens_max is not None,
+            answers=len(specs),
         )
 
-    async def _stands_in(self, run: Run, refusal: PlatformError) -> bool:
-        """Prepare `run` for the model that stands in; False when the refusal is the answer."""
-        exchange, task = run.exchange, run.task
-        if not refusal.code.policy.lets_stand_in or run.has_begun:
+    async def _stands_in(
+        self, request: web.Request, exchange: Exchange, refusal: PlatformError
+    ) -> bool:
+        """Prepare for the model that stands in; False when the refusal is the answer."""
+        if not refusal.code.policy.lets_stand_in or exchange.has_begun:
             return False
-        if self._means.dispatcher.is_draining:
+        if self._dispatcher.is_draining:
             return False
-        principal = exchange.principal
-        name = self._directory.fallback(principal, task.fields.model)
+        principal, task = exchange.principal, exchange.body
+        name = self._directory.fallback(principal, task.model)
         if name is None:
             return False
         try:
-            identity, received_at_unix_ms = identity_of(run.request), exchange.received_at_unix_ms
+            identity, received_at_unix_ms = identity_of(request), exchange.received_at_unix_ms
             resolved = self._resolve(task, identity, principal, name, received_at_unix_ms)
-            plan = await self._plan(task, identity, principal, resolved)
-            plan = _with_time_left(plan, task, now_s() - exchange.received_at_s)
-            tally = run.tally
+            specs = await self._specs_with_time_left(request, exchange, resolved)
+            tally = exchange.tally
             self._settle(exchange, tally, was_served=tally.output_tokens > 0)
-            exchange.reservation = await self._reserve(principal, task, plan)
+            exchange.reservation = await self._reserve(principal, resolved, task, specs)
         except PlatformError:
             return False
         self._metrics.fallbacks.inc()
         lost = None
         if tally.placed is not None:
             lost = Lost(exchange.model.id, tally.placed_prompt_tokens, tally.output_tokens)
-        exchange.stand_in(resolved.model, resolved.decision, lost)
-        run.start_over(plan)
+        exchange.stand_in(resolved.model, resolved.decision, specs, lost)
         return True
 
     def _settle(self, exchange: Exchange, tally: Tally, *, was_served: bool) -> None:
@@ -254,14 +304,14 @@ class Completer:
         self._metrics.cached_tokens.inc(tally.cached_tokens)
         self._metrics.output_tokens.inc(tally.output_tokens)
 
-    def _close(self, run: Run) -> None:
+    def _close(self, request: web.Request, exchange: Exchange, kept: Kept | None) -> None:
         """Settle, count and tell: once per accepted request, whatever happened."""
-        ended_at_s, exchange, metrics, tally = now_s(), run.exchange, self._metrics, run.tally
+        ended_at_s, metrics, tally = time.monotonic(), self._metrics, exchange.tally
         was_served = tally.output_tokens > 0 or not exchange.has_failed
         self._settle(exchange, tally, was_served=was_served)
-        if run.has_begun and not exchange.first_sent_at_s:  # it began with a sign of life
+        if exchange.has_begun and not exchange.first_sent_at_s:  # it began with a sign of life
             exchange.first_sent_at_s = tally.first_at_s
-        note_outcome(run.request, exchange.outcome)
+        note_outcome(request, exchange.outcome)
         if exchange.first_sent_at_s:
             metrics.ttft.observe(exchange.first_sent_at_s - exchange.received_at_s)
         if tally.submitted_at_s:
@@ -281,17 +331,16 @@ class Completer:
         if tally.resumes:
             metrics.resumes.inc(tally.resumes)
         if exchange.decision is not None:
-            self._note(run, exchange.decision)
+            self._note(exchange, exchange.decision)
         self._emit(exchange.event(tally, self._gateway_id, ended_at_s))
-        if run.kept is not None:
-            self._texts.offer(run.kept, exchange, run.plan, run.generations)
+        if kept is not None:
+            self._texts.offer(kept, exchange)
 
-    def _note(self, run: Run, decision: Decision) -> None:
+    def _note(self, exchange: Exchange, decision: Decision) -> None:
         """Count a request whose release was not just what its name stands for."""
-        exchange = run.exchange
         self._decided.note(exchange.principal.tenant.id, exchange.model.id, decision)
         if decision.rollout_id and not exchange.has_failed:
-            exchange.flaws = run.flaws
+            exchange.flaws = flaws_in(exchange.generations[0])
 
 
 def _takes_work(request: web.Request) -> bool:
@@ -299,17 +348,3 @@ def _takes_work(request: web.Request) -> bool:
     length = request.content_length
     is_packed = hdrs.CONTENT_ENCODING in request.headers
     return length is None or length > _COUNTED_LATER_BYTES_MAX or is_packed
-
-
-def _with_time_left(plan: Plan, task: Task, spent_s: float) -> Plan:
-    """Return a plan with what the caller's deadline leaves; RejectedError: nothing.
-
-    A tier's deadline starts again: it says how long somebody waits in one queue.
-    """
-    if task.fields.deadline_ms is None:
-        return plan
-    left_ms = task.fields.deadline_ms - round(spent_s * 1000)
-    if left_ms <= 0:
-        raise RejectedError(ErrorCode.DEADLINE_EXCEEDED, "The deadline has passed.")
-    deadline_ms = min(left_ms, plan.specs[0].deadline_ms)
-    return plan._replace(specs=[it._replace(deadline_ms=deadline_ms) for it in plan.specs])

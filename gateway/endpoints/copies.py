@@ -6,7 +6,7 @@ request that it was made of. There are never more than a few, and none while the
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
@@ -14,10 +14,11 @@ import structlog
 from gateway.bases.assets import AssetCache
 from gateway.directory import ResolvedModel
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.exchange import Exchange, Tally, tally_of
-from gateway.dispatch.generation import Generation, WholeGeneration
-from gateway.endpoints.run import finish_reason, flaws_in, now_s
-from gateway.endpoints.task import Plan, Task, plan_of
+from gateway.dispatch.generation import GenerationSpec, WholeGeneration
+from gateway.dispatch.tally import Tally
+from gateway.endpoints.exchange import Exchange, finish_reason, flaws_in
+from gateway.endpoints.submission import specs_of
+from gateway.endpoints.task import TextTask
 from gateway.metrics import GatewayMetrics
 from gateway.rollouts.open_requests import OpenRequests
 from gateway.server.identity import Identity
@@ -87,7 +88,7 @@ class Copies:
             task.cancel()
 
     def make(
-        self, task: Task, identity: Identity, original: Exchange, shadow: ResolvedModel
+        self, task: TextTask, identity: Identity, original: Exchange, shadow: ResolvedModel
     ) -> None:
         """Send a copy of an accepted request to `shadow` a moment later, if there is room."""
         if self._tasks is None:
@@ -96,9 +97,7 @@ class Copies:
             self._dropped.inc()
             return
         self._sent.inc()
-        running = self._tasks.create_task(
-            self._run(task.copied(), _copied(identity), original, shadow)
-        )
+        running = self._tasks.create_task(self._run(task, _copied(identity), original, shadow))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
 
@@ -112,6 +111,8 @@ class Copies:
         names = _copied(identity)
         exchange = replace(
             original,
+            task=None,
+            generations=(),
             uid=names.uid,
             request_id=names.request_id,
             upstream=names.upstream,
@@ -121,10 +122,10 @@ class Copies:
             _begun=b"",
         )
         exchange.end_by(fault)
-        self._emit(exchange.event(tally, self._gateway_id, now_s()))
+        self._emit(exchange.event(tally, self._gateway_id, time.monotonic()))
 
     async def _run(
-        self, task: Task, identity: Identity, original: Exchange, shadow: ResolvedModel
+        self, task: TextTask, identity: Identity, original: Exchange, shadow: ResolvedModel
     ) -> None:
         exchange = Exchange(
             uid=identity.uid,
@@ -132,7 +133,7 @@ class Copies:
             trace_id=identity.trace_id,
             upstream=identity.upstream,
             endpoint=task.endpoint,
-            received_at_s=now_s(),
+            received_at_s=time.monotonic(),
             received_at_unix_ms=time.time_ns() // 1_000_000,
             principal=original.principal,
             model=shadow.model,
@@ -141,21 +142,24 @@ class Copies:
             is_stream=original.is_stream,
             decision=shadow.decision,
             choices=original.choices,
+            task=task,
+            answers_per_prompt=task.choices,
             is_copy=True,
         )
+        del task  # an answer keeps nothing of its body
         self._open.add(identity.uid, exchange.received_at_unix_ms)
-        copy = _Copy(task, exchange)
         error: BaseException | None = None
         try:
             async with asyncio.timeout(_COPY_S_MAX):
-                plan = await plan_of(
-                    task,
+                specs = await specs_of(
+                    exchange.body,
                     identity=identity,
                     principal=original.principal,
                     resolved=shadow,
                     cache=self._assets,
                 )
-                await copy.run(_as_last(plan), self._dispatcher, self._gateway_id)
+                exchange.specs = [_as_last(spec) for spec in specs]
+                await self._answer(exchange)
         except TimeoutError:
             error = PlatformError(ErrorCode.DEADLINE_EXCEEDED, "The copy took too long.")
         except PlatformError as refusal:
@@ -168,53 +172,26 @@ class Copies:
             log.exception("copy_failed", request_id=identity.request_id)
             error = bug
         finally:
-            copy.end(error)
-            self._emit(exchange.event(copy.tally, self._gateway_id, now_s()))
+            exchange.end_by(error)
+            tally = exchange.tally
+            if exchange.is_stream:  # when a client would have got the first token
+                exchange.first_sent_at_s = tally.first_at_s
+            elif error is None:
+                exchange.first_sent_at_s = time.monotonic()
+            self._emit(exchange.event(tally, self._gateway_id, time.monotonic()))
             self._open.discard(identity.uid)
 
-
-class _Copy:
-    """One copy, from its plan to what its event says."""
-
-    def __init__(self, task: Task, exchange: Exchange) -> None:
-        self._task = task
-        self._exchange = exchange
-        self._generations: Sequence[Generation] = ()
-        self._plan: Plan | None = None
-
-    async def run(self, plan: Plan, dispatcher: Dispatcher, gateway_id: str) -> None:
+    async def _answer(self, exchange: Exchange) -> None:
         """Get everything answered; PlatformError when it is refused."""
-        exchange = self._exchange
-        generations = [
-            WholeGeneration(spec, plan.pipe(self._task, index))
-            for index, spec in enumerate(plan.specs)
-        ]
-        self._plan, self._generations = plan, generations
-        exchange.prepare_closings(generations, plan.answers_per_prompt, gateway_id)
-        self._task.forget_request()
-        with dispatcher.ask(generations, plan.answers_per_prompt) as answers:
+        generations = [WholeGeneration(spec) for spec in exchange.specs]
+        exchange.begin(generations, self._gateway_id)
+        exchange.forget_body()
+        with self._dispatcher.ask(generations, exchange.answers_per_prompt) as answers:
             refusal = await answers.finished()
         if refusal is not None:
             raise PlatformError(refusal.code, refusal.message)
-        assert generations[0].ending is not None
-        exchange.outcome = finish_reason(generations[0].ending, generations[0])
-        exchange.status = 200
-        exchange.flaws = flaws_in(plan.pipe(self._task, 0), generations[0])
-
-    @property
-    def tally(self) -> Tally:
-        """What it has come to."""
-        per_prompt = 1 if self._plan is None else self._plan.answers_per_prompt
-        return tally_of(self._generations, per_prompt)
-
-    def end(self, error: BaseException | None) -> None:
-        """Note how it ended, and when a client would have got the first token."""
-        exchange = self._exchange
-        exchange.end_by(error)
-        if exchange.is_stream:
-            exchange.first_sent_at_s = self.tally.first_at_s
-        elif error is None:
-            exchange.first_sent_at_s = now_s()
+        exchange.outcome, exchange.status = finish_reason(generations[0]), 200
+        exchange.flaws = flaws_in(generations[0])
 
 
 def _copied(identity: Identity) -> Identity:
@@ -228,16 +205,12 @@ def _copied(identity: Identity) -> Identity:
     return Identity(uid, request_id, identity.trace_id, own, upstream)
 
 
-def _as_last(plan: Plan) -> Plan:
-    """Return a plan whose work goes behind all other, and gives way to it."""
-    return plan._replace(
-        specs=[
-            spec._replace(
-                tier_priority=_LAST_PRIORITY,
-                tier_reserved_permille=0,
-                is_preemptible=True,
-                is_begun=False,
-            )
-            for spec in plan.specs
-        ]
+def _as_last(spec: GenerationSpec) -> GenerationSpec:
+    """Return one whose work goes behind all other, and gives way to it."""
+    return spec._replace(
+        tier_priority=_LAST_PRIORITY,
+        tier_reserved_permille=0,
+        is_preemptible=True,
+        is_begun=False,
+        new_logprobs=None,
     )

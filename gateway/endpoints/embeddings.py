@@ -16,10 +16,11 @@ from gateway.bases.embedding import EmbeddingBase, EmbeddingBaseCache
 from gateway.bodies.embeddings import EmbeddingRequest, parse_embedding_request
 from gateway.bodies.mistakes import bad_value
 from gateway.directory import Directory, Principal, ResolvedModel
-from gateway.dispatch.exchange import Exchange, Tally
+from gateway.dispatch.tally import Tally
 from gateway.embedding.embedders import Embedders, Vector
 from gateway.embedding.inputs import check_lengths, token_ids
 from gateway.embedding.vectors import rendered, shortened
+from gateway.endpoints.exchange import Exchange
 from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter
 from gateway.metrics import GatewayMetrics

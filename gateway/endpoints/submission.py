@@ -1,21 +1,59 @@
-"""From a validated body to what a router is told: budget, sampling, session. Pure."""
+"""From a validated body to what a router is told: tokens, budget, sampling, session."""
 
 from functools import lru_cache
 from hashlib import blake2b
 from sys import intern
 
-from gateway.bases.assets import BaseAssets, EncodedPrompt
+from gateway.bases.assets import AssetCache, BaseAssets, EncodedPrompt
 from gateway.bodies.budget import output_budget
-from gateway.bodies.generation import GenerationFields
 from gateway.directory import Principal, ResolvedModel
 from gateway.dispatch.generation import GenerationSpec
+from gateway.endpoints.task import TextTask
 from gateway.server.identity import Identity
 from sluice.hashing import session_hash
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 
+async def specs_of(
+    task: TextTask,
+    *,
+    identity: Identity,
+    principal: Principal,
+    resolved: ResolvedModel,
+    cache: AssetCache,
+) -> list[GenerationSpec]:
+    """Return what a body comes to for a model, before anything is asked of a router.
+
+    Those of one prompt stand together.
+
+    Args:
+        task: The body.
+        identity: Of the request.
+        principal: The caller.
+        resolved: The model.
+        cache: Has, or reads, what belongs to the model's base.
+
+    Raises:
+        PlatformError: The model cannot do that, or its base is not here.
+    """
+    assets = await cache.get(resolved.model.base_digest)
+    task.check_vocabulary(len(assets.table.fragments))
+    specs = list[GenerationSpec]()
+    for prompt in await task.encoded(assets, resolved):
+        specs += generation_specs(
+            task,
+            identity=identity,
+            principal=principal,
+            resolved=resolved,
+            assets=assets,
+            prompt=prompt,
+            first_index=len(specs),
+        )
+    return specs
+
+
 def generation_specs(
-    fields: GenerationFields,
+    task: TextTask,
     *,
     identity: Identity,
     principal: Principal,
@@ -23,45 +61,46 @@ def generation_specs(
     assets: BaseAssets,
     prompt: EncodedPrompt,
     first_index: int,
-    grammar: engine.Grammar | None,
 ) -> list[GenerationSpec]:
     """Return what routers are told about the answers to one prompt.
 
     What the request leaves open, the base's authors decide. Further answers belong to one that has
     begun, and have seeds of their own.
     """
-    sampling = fields.sampling(assets.defaults)
-    if grammar is not None:
+    sampling = task.sampling(assets.defaults)
+    if (grammar := task.enforced(assets, prompt)) is not None:
         sampling.grammar.CopyFrom(grammar)
     sampling = _shared(sampling)
     tier, context = principal.tier, resolved.context_tokens_max
     leader = GenerationSpec(
         request_id=identity.request_id,
         tenant_id=intern(principal.tenant.id),  # a message makes a new string at each look
-        tier_priority=fields.queue_priority(tier.priority),
+        tier_priority=task.queue_priority(tier.priority),
         tenant_weight=principal.tenant.weight,
         pool_id=intern(resolved.model.pool_id),
         adapter_digest=resolved.model.adapter_digest,
         cache_root=resolved.cache_root,
         prompt=prompt.ids,
         output_tokens_max=output_budget(
-            fields, len(prompt.ids), context, first_index // fields.choices
+            task, len(prompt.ids), context, first_index // task.choices
         ),
         end_ids=assets.end_ids,
         sampling=sampling,
-        session_hash=session_hash(principal.tenant.id, fields.session),
-        deadline_ms=fields.ttft_deadline_ms(tier.ttft_deadline_ms),
-        ignore_eos=bool(fields.ignore_eos),
+        session_hash=session_hash(principal.tenant.id, task.session),
+        deadline_ms=task.ttft_deadline_ms(tier.ttft_deadline_ms),
+        ignore_eos=bool(task.ignore_eos),
         traceparent=identity.traceparent,
         tracestate=identity.upstream.state,
+        new_pipe=task.new_pipe(assets, prompt),
+        new_logprobs=task.new_logprobs(assets),
         block_hashes=prompt.block_hashes,
         packed_prompt=prompt.packed,
-        tier_reserved_permille=0 if fields.is_lowered else tier.reserved_permille,
-        is_preemptible=tier.is_preemptible or fields.is_lowered,
+        tier_reserved_permille=0 if task.is_lowered else tier.reserved_permille,
+        is_preemptible=tier.is_preemptible or task.is_lowered,
     )
     if prompt.packed is not None:
-        prompt.packed.expect(fields.choices)
-    siblings = [_sibling(leader, first_index + number) for number in range(1, fields.choices)]
+        prompt.packed.expect(task.choices)
+    siblings = [_sibling(leader, first_index + number) for number in range(1, task.choices)]
     return [leader if not first_index else _sibling(leader, first_index, is_begun=False), *siblings]
 
 

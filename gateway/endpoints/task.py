@@ -1,157 +1,136 @@
-"""A validated request for text: what an endpoint knows of it, and what it comes to for a model."""
+"""The seam between an API and what generates: body in, ids on; ids back, events out.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import NamedTuple, Protocol
+A further API of generated text is one more `TextTask`: it parses its own body, says which prompts
+and bounds that comes to, and writes whole answers and the events of streams. Everything between
+(limits, models that stand in, routers, retries, sockets, usage) is the same for all.
+"""
 
-from gateway.bases.assets import AssetCache, BaseAssets, EncodedPrompt
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ClassVar
+
+from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.generation import GenerationFields
-from gateway.directory import Principal, ResolvedModel
-from gateway.dispatch.generation import GenerationSpec, WholeGeneration
-from gateway.dispatch.streamed import LogprobFormat
-from gateway.endpoints.submission import generation_specs
-from gateway.server.identity import Identity
+from gateway.directory import ResolvedModel
+from gateway.dispatch.generation import WholeGeneration
+from gateway.dispatch.tally import Tally
+from gateway.server.errors import body_of
+from gateway.text.detokenizer import TokenTable
+from gateway.text.logprobs import NewLogprobs
 from gateway.text.pipe import TextPipe
-from gateway.text.sse import ChunkWriter, StreamHead
+from gateway.text.sse import DONE, ChunkWriter, StreamHead, error_event
+from sluice.errors import PlatformError
+from sluice.scopes import Scope
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 
-class Task(Protocol):
-    """What an endpoint knows of one request, and how it writes answers.
+class TextTask(GenerationFields):
+    """A validated body of an API, and how that API writes the answers to it.
+
+    A stream lets go of it at its first byte: it may be long, and so may the answer. What is needed
+    until the end is made before: `new_pipe`, `new_logprobs` and `chunks` keep nothing of it.
 
     Attributes:
         endpoint: Path of the API.
-        kind: OpenAI's name of a whole answer; that of a chunk is the endpoint's business.
-        chunk_kind: OpenAI's name of a chunk.
+        scope: What a key needs.
+        kind: Name of a whole answer.
+        chunk_kind: Name of a chunk.
         id_prefix: Of the completion's id.
     """
 
-    endpoint: str
-    kind: str
-    chunk_kind: str
-    id_prefix: str
+    endpoint: ClassVar[str]
+    scope: ClassVar[Scope]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    id_prefix: ClassVar[str]
 
-    @property
-    def param_names(self) -> Mapping[str, str]:
-        """Fields of the body, by the name that an engine has for what it refuses."""
-        ...
+    # --- in ---------------------------------------------------------------------------------
 
-    @property
-    def fields(self) -> GenerationFields:
-        """What every body that asks for text has; gone once `forget_request` was called."""
-        ...
+    @abstractmethod
+    async def encoded(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
+        """Return the prompts as ids; each is answered `choices` times."""
 
-    async def prompts(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
-        """Return the prompts; each is answered `fields.choices` times."""
-        ...
+    @abstractmethod
+    def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
+        """Return what the output must follow besides `sampling`; None: nothing."""
 
-    def forget_request(self) -> None:
-        """Let go of what no answer needs once it has begun; `pipe` goes on working.
-
-        Prompts may be long, and so may the answer; a body of few words takes 2.5 kB as well.
-        """
-        ...
-
-    def copied(self) -> "Task":
-        """Return the same task, which does not forget with this one."""
-        ...
-
-    def texts(self, assets: BaseAssets) -> Iterator[tuple[str, Iterable[object]]]:
+    @abstractmethod
+    def texts(self, table: TokenTable) -> Iterator[tuple[str, Iterable[object]]]:
         """Yield name and values of what the request says, for `gateway.texts.documents`."""
-        ...
 
-    def grammar(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
-        """Return what the output must follow besides `fields.sampling`; None: nothing."""
-        ...
+    # --- out --------------------------------------------------------------------------------
 
-    def pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> TextPipe:
-        """Return what turns the tokens of one answer into text."""
-        ...
+    @abstractmethod
+    def new_pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> Callable[[], TextPipe]:
+        """Return what makes a pipe, which turns the tokens of one answer into text."""
 
-    def chunks(self, head: StreamHead, index: int) -> ChunkWriter:
-        """Return what writes the chunks of one choice."""
-        ...
+    @abstractmethod
+    def new_logprobs(self, assets: BaseAssets) -> NewLogprobs | None:
+        """Return what keeps and writes the log probabilities of one choice; None: nobody asked."""
 
-    def logprob_format(self, assets: BaseAssets) -> LogprobFormat | None:
-        """Return what writes the log probabilities of one choice; None: nobody asked."""
-        ...
-
-    def choice(
-        self, assets: BaseAssets, index: int, generation: WholeGeneration, reason: str
-    ) -> dict[str, object]:
+    @abstractmethod
+    def choice_of(self, generation: WholeGeneration, reason: str) -> dict[str, object]:
         """Return one choice of a whole answer."""
-        ...
 
+    @abstractmethod
+    def chunks(self, head: StreamHead, index: int) -> ChunkWriter:
+        """Return what writes the events of one choice of a stream."""
 
-class Plan(NamedTuple):
-    """A task for one model: everything that is known before anything is asked of a router."""
+    def whole(
+        self,
+        uid: str,
+        *,
+        model: str,
+        created_unix_s: int,
+        fingerprint: str,
+        choices: Sequence[dict[str, object]],
+        usage: dict[str, object],
+    ) -> dict[str, object]:
+        """Return a whole answer: what `choice_of` and `usage_of` say, and what it is called."""
+        answer: dict[str, object] = {
+            "id": f"{self.id_prefix}-{uid}",
+            "object": self.kind,
+            "created": created_unix_s,
+            "model": model,
+            "system_fingerprint": fingerprint,
+            "choices": choices,
+            "usage": usage,
+        }
+        if self.served_tier:
+            answer["service_tier"] = self.served_tier
+        return answer
 
-    resolved: ResolvedModel
-    assets: BaseAssets
-    prompts: Sequence[EncodedPrompt]
-    specs: Sequence[GenerationSpec]
-
-    @property
-    def answers_per_prompt(self) -> int:
-        """How many specs stand together for one prompt."""
-        return len(self.specs) // len(self.prompts)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Of all prompts, each counted once."""
-        return sum([len(prompt.ids) for prompt in self.prompts])
-
-    @property
-    def output_tokens_max(self) -> int:
-        """Of all answers."""
-        return sum([spec.output_tokens_max for spec in self.specs])
-
-    def pipe(self, task: Task, index: int) -> TextPipe:
-        """Return what turns the tokens of an answer into text."""
-        return task.pipe(self.assets, self.prompts[index // self.answers_per_prompt])
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the weights that answer, as far as clients need to tell them apart."""
-        model = self.resolved.model
-        return _fingerprint(model.base_digest, model.adapter_digest)
-
-
-async def plan_of(
-    task: Task,
-    *,
-    identity: Identity,
-    principal: Principal,
-    resolved: ResolvedModel,
-    cache: AssetCache,
-) -> Plan:
-    """Return what a task comes to for a model; PlatformError when that cannot be.
-
-    Args:
-        task: The request.
-        identity: Of the request.
-        principal: The caller.
-        resolved: The model.
-        cache: Has, or reads, what belongs to the model's base.
-    """
-    assets = await cache.get(resolved.model.base_digest)
-    task.fields.check_vocabulary(len(assets.table.fragments))
-    prompts = await task.prompts(assets, resolved)
-    specs = list[GenerationSpec]()
-    for prompt in prompts:
-        specs += generation_specs(
-            task.fields,
-            identity=identity,
-            principal=principal,
-            resolved=resolved,
-            assets=assets,
-            prompt=prompt,
-            first_index=len(specs),
-            grammar=task.grammar(assets, prompt),
+    def stream_head(
+        self, uid: str, *, model: str, created_unix_s: int, fingerprint: str
+    ) -> StreamHead:
+        """Return what all events of a stream have in common."""
+        return StreamHead(
+            self.chunk_kind,
+            f"{self.id_prefix}-{uid}",
+            model,
+            created_unix_s,
+            fingerprint=fingerprint,
+            service_tier=self.served_tier or "",
+            with_usage=self.include_usage,
         )
-    return Plan(resolved, assets, prompts, specs)
 
+    @staticmethod
+    def usage_of(tally: Tally, reasoning_tokens: int) -> dict[str, object]:
+        """Return what was used, as clients are told."""
+        return {
+            "prompt_tokens": tally.prompt_tokens,
+            "completion_tokens": tally.output_tokens,
+            "total_tokens": tally.prompt_tokens + tally.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        }
 
-@lru_cache(maxsize=1024)
-def _fingerprint(*digests: str) -> str:
-    return "fp_" + "_".join([it.rpartition(":")[2][:10] for it in digests if it])
+    @staticmethod
+    def last_event(usage: bytes) -> bytes:
+        """Return the end of a stream that has all its choices; `usage` is its event, or empty."""
+        return usage + DONE
+
+    @staticmethod
+    def failure(error: PlatformError) -> bytes:
+        """Return the event that ends a stream that has failed."""
+        return error_event(body_of(error))

@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from gateway.dispatch.exchange import Exchange
-from gateway.dispatch.generation import Generation
-from gateway.endpoints.task import Plan, Task
+from gateway.dispatch.generation import GenerationSpec
+from gateway.endpoints.exchange import Exchange
+from gateway.endpoints.task import TextTask
 from gateway.metrics import GatewayMetrics
 from gateway.texts.documents import Document, Tokens, document
 from gateway.texts.redaction import rules_of
@@ -50,13 +50,13 @@ class Kept(NamedTuple):
     """What is to be kept of a request that runs: its texts, which it forgets itself."""
 
     policy: control.TextPolicy
-    task: Task
+    task: TextTask
 
 
 class _Ended(NamedTuple):
     kept: Kept
-    exchange: Exchange
-    plan: Plan
+    event: TextEvent
+    specs: Sequence[GenerationSpec]
     answers: Sequence[Sequence[int]]
     tokens: int
 
@@ -78,20 +78,20 @@ class Texts:
         self._stopped = metrics.texts.labels("stopped")
 
     @staticmethod
-    def begin(policy: control.TextPolicy, task: Task, request_id: str) -> Kept | None:
+    def begin(policy: control.TextPolicy, task: TextTask, request_id: str) -> Kept | None:
         """Return what is to be kept of a request; None: nothing is."""
-        return Kept(policy, task.copied()) if is_kept(policy, request_id) else None
+        return Kept(policy, task) if is_kept(policy, request_id) else None
 
-    def offer(
-        self, kept: Kept, exchange: Exchange, plan: Plan, generations: Sequence[Generation]
-    ) -> None:
+    def offer(self, kept: Kept, exchange: Exchange) -> None:
         """Take the texts of a request that has ended, if there is room."""
-        tokens = plan.prompt_tokens + sum(len(it.emitted) for it in generations)
+        specs, answers = exchange.specs, [it.emitted for it in exchange.generations]
+        prompt_tokens = sum([len(it.prompt) for it in specs[:: exchange.answers_per_prompt]])
+        tokens = prompt_tokens + sum(map(len, answers))
         if len(self._waiting) >= QUEUE_MAX or self._tokens + tokens > QUEUE_TOKENS_MAX:
             self._full.inc()
             return
-        answers = [it.emitted for it in generations]
-        self._waiting.append(_Ended(kept, exchange, plan, answers, tokens))
+        event = _event(kept.policy, exchange)
+        self._waiting.append(_Ended(kept, event, specs, answers, tokens))
         self._tokens += tokens
         self._has_some.set()
         self._is_idle.clear()
@@ -118,21 +118,22 @@ class Texts:
     async def _make(self, ended: _Ended) -> None:
         try:
             rules = rules_of(ended.kept.policy.redacted, ended.kept.policy.words)
-            prompt = await _gently(document(ended.kept.task.texts(ended.plan.assets), rules))
+            table = ended.specs[0].new_pipe().table
+            prompt = await _gently(document(ended.kept.task.texts(table), rules))
             answers = await _gently(document([("answers", _answers(ended))], rules))
-            self._ship(_event(ended, prompt, answers))
+            self._ship(_filled(ended.event, prompt, answers))
         except Exception as error:  # noqa: BLE001 - one text must not end the worker
             # Not the error itself: it may quote the text.
             self._failed.inc()
-            request_id = ended.exchange.request_id
+            request_id = ended.event.request_id
             log.error("text_not_made", request_id=request_id, error=type(error).__name__)  # noqa: TRY400
         else:
             self._made.inc()
 
 
 def _answers(ended: _Ended) -> Iterator[object]:
-    for index, ids in enumerate(ended.answers):
-        yield Tokens(ended.plan.pipe(ended.kept.task, index), ids, is_answer=True)
+    for spec, ids in zip(ended.specs, ended.answers, strict=False):  # none may have been asked for
+        yield Tokens(spec.new_pipe(), ids, is_answer=True)
 
 
 async def _gently(steps: Generator[None, None, T]) -> T:
@@ -149,11 +150,8 @@ async def _gently(steps: Generator[None, None, T]) -> T:
             began_s = time.monotonic()
 
 
-def _event(ended: _Ended, prompt: Document, answers: Document) -> TextEvent:
-    exchange, policy = ended.exchange, ended.kept.policy
-    redactions = dict(prompt.redactions)
-    for kind, count in answers.redactions.items():
-        redactions[kind] = redactions.get(kind, 0) + count
+def _event(policy: control.TextPolicy, exchange: Exchange) -> TextEvent:
+    """Return what is known without the texts."""
     received_ms = exchange.received_at_unix_ms
     return TextEvent(
         schema_version=SCHEMA_VERSION,
@@ -163,11 +161,15 @@ def _event(ended: _Ended, prompt: Document, answers: Document) -> TextEvent:
         tenant_id=exchange.principal.tenant.id,
         model=exchange.model.id,
         endpoint=exchange.endpoint,
-        prompt=prompt.json,
-        answers=answers.json,
-        is_prompt_cut=prompt.is_cut,
-        is_answer_cut=answers.is_cut,
         expires_at_unix_ms=received_ms + policy.retention_days * _DAY_MS,
-        redactions=redactions,
         outcome=exchange.outcome,
     )
+
+
+def _filled(event: TextEvent, prompt: Document, answers: Document) -> TextEvent:
+    event.prompt, event.is_prompt_cut = prompt.json, prompt.is_cut
+    event.answers, event.is_answer_cut = answers.json, answers.is_cut
+    for redactions in (prompt.redactions, answers.redactions):
+        for kind, count in redactions.items():
+            event.redactions[kind] += count
+    return event

@@ -2,7 +2,7 @@
 
 from codecs import getincrementaldecoder
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,6 +86,12 @@ class LogprobLine:
         found = [held.entry for held in self._held]
         self._held.clear()
         return found
+
+
+# From token entries to the `logprobs` of a choice.
+LogprobFormat = Callable[[list[TokenLogprob]], dict[str, object]]
+# Makes both for one answer.
+NewLogprobs = Callable[[], tuple[LogprobLine, LogprobFormat]]
 
 
 def chat_logprobs(table: TokenTable, entries: Sequence[TokenLogprob]) -> dict[str, object]:

@@ -9,17 +9,17 @@ import pytest
 
 from gateway.bodies.messages import Message
 from gateway.bodies.parsing import Body
-from gateway.dispatch.exchange import Exchange
 from gateway.dispatch.generation import Generation
+from gateway.dispatch.pursuit import Pursuit
+from gateway.endpoints.exchange import Exchange
 from gateway.endpoints.keep_alive import KeepAlive
-from gateway.endpoints.run import Run
 from sluice.wire.router.v1 import router_pb2 as wire
 from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
 
 ROUND = 300
-KINDS = (Generation, Run, Exchange, KeepAlive)
+KINDS = (Generation, Pursuit, Exchange, KeepAlive)
 BODIES = (Body, Message)
 # Of a stream that is open, without what others than the gateway and aiohttp allocate: it is 9.3 kB.
 # One that keeps the body that it was asked with takes 2.5 kB more, one that keeps the head 1.5 kB.

@@ -8,8 +8,8 @@ import weakref
 import pytest
 
 from gateway.dialects.dialect import Dialect
-from gateway.endpoints import run
-from gateway.endpoints.event_stream import EventStream
+from gateway.dispatch.streamed import StreamedGeneration
+from gateway.endpoints import reply
 from gateway.limits.limiter import Limiter
 from sluice.events import EventProducer
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -259,10 +259,10 @@ async def test_a_failure_of_a_model_that_stands_in_is_told_and_a_bad_grammar_cha
 async def test_what_a_model_had_that_another_stood_in_for_is_not_kept(
     world, ledger, eventually, monkeypatch
 ) -> None:
-    streams: list[weakref.ref[EventStream]] = []
+    streams: list[weakref.ref[StreamedGeneration]] = []
     held: list[list[bool]] = []
 
-    class Noted(EventStream):
+    class Noted(StreamedGeneration):
         def __init__(self, *args) -> None:
             super().__init__(*args)
             streams.append(weakref.ref(self))
@@ -271,7 +271,7 @@ async def test_what_a_model_had_that_another_stood_in_for_is_not_kept(
         held.append([it() is not None for it in streams])
         return Plan([], FULL)
 
-    monkeypatch.setattr(run, "EventStream", Noted)
+    monkeypatch.setattr(reply, "StreamedGeneration", Noted)
     async with world() as w, w.http() as http:
         await stand_in(w, eventually, "one/own", "tiny")
         w.router.plan = plan

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from gateway.dispatch import attempts
 from gateway.dispatch.attempts import KEPT_MAX, TOLD_MAX, Attempt
 from gateway.dispatch.generation import Ending, EndKind, WholeGeneration
-from gateway.text.pipe import TextPipe
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
-from tests.unit.gateway.test_streamed import SPEC, TABLE
+from tests.unit.gateway.test_streamed import SPEC
 
 LOST = Ending(EndKind.LOST, ErrorCode.REPLICA_LOST, "replica r1 was lost")
 STOP = Ending(EndKind.STOP)
@@ -68,7 +67,7 @@ def test_decisions_are_told_with_the_best_candidates_and_the_chosen_one() -> Non
 
 
 def test_a_request_that_an_older_router_placed_again_ran_at_two_places() -> None:
-    generation = WholeGeneration(SPEC, TextPipe(TABLE))
+    generation = WholeGeneration(SPEC)
     generation.begin_submission("c", "router-1", 10.0)
     generation.place(wire.Placed(replica_id="r1", queue_us=7))
     generation.push([1, 2, 3], 10.1)

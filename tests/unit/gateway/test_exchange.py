@@ -10,8 +10,9 @@ import pytest
 
 from gateway import directory
 from gateway.directory import Directory, Principal
-from gateway.dispatch import event_head
-from gateway.dispatch.exchange import Exchange, Lost, Tally
+from gateway.dispatch.tally import Tally
+from gateway.endpoints import event_head
+from gateway.endpoints.exchange import Exchange, Lost
 from gateway.limits.limiter import Reservation
 from gateway.rollouts.decision import Decision
 from gateway.rollouts.flaws import Flaws
@@ -75,7 +76,7 @@ def test_the_event_at_the_end_is_the_same_with_and_without_closings() -> None:
 def test_the_event_is_of_the_model_that_answered() -> None:
     it = exchange()
     it.prepare_closings(generations(), 2, "g")
-    it.stand_in(model("other"), Decision(is_pinned=True), Lost("m", 7, 8))
+    it.stand_in(model("other"), Decision(is_pinned=True), (), Lost("m", 7, 8))
     event = parsed(it)
     assert (event.model, event.is_pinned) == ("other", True)
     assert (event.lost_model, event.lost_prompt_tokens, event.lost_output_tokens) == ("m", 7, 8)

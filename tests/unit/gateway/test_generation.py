@@ -1,5 +1,7 @@
 """What a router is told: at first, and when an answer goes on after a loss."""
 
+from functools import partial
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,7 +9,7 @@ from gateway.dialects.hermes import HermesParser
 from gateway.dispatch.generation import Generation, GenerationSpec, WholeGeneration
 from gateway.dispatch.pace import Pace
 from gateway.dispatch.router_link import RouterLink
-from gateway.text.logprobs import LogprobLine
+from gateway.text.logprobs import LogprobFormat, LogprobLine, chat_logprobs
 from gateway.text.pipe import TextPipe
 from sluice.hashing import chained_hashes
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -18,8 +20,12 @@ _ROOT = b"r" * 16
 _IDS = st.lists(st.integers(0, 200), max_size=150)
 
 
+def logprobs() -> tuple[LogprobLine, LogprobFormat]:
+    return LogprobLine(frozenset()), partial(chat_logprobs, TABLE)
+
+
 def _generation(spec: GenerationSpec) -> Generation:
-    return WholeGeneration(spec, TextPipe(TABLE))
+    return WholeGeneration(spec)
 
 
 @given(_IDS, st.lists(_IDS, max_size=3))
@@ -67,7 +73,8 @@ def test_what_comes_behind_the_end_is_not_counted(
     tokens = TOKENIZER.encode(text, add_special_tokens=False).ids
     parser = None if has_stop else HermesParser(lambda: "1", is_parallel=False)
     pipe = TextPipe(TABLE, ("STOP",) if has_stop else (), parser)
-    generation = WholeGeneration(SPEC, pipe, LogprobLine(frozenset()) if has_logprobs else None)
+    spec = SPEC._replace(new_pipe=lambda: pipe, new_logprobs=logprobs if has_logprobs else None)
+    generation = WholeGeneration(spec)
     for start in range(0, len(tokens), group):
         generation.push(tokens[start : start + group], 1.0)
     assert generation.ending is not None
@@ -84,7 +91,8 @@ def test_log_probabilities_do_not_depend_on_the_steps(text: str, group: int, sto
     tokens = TOKENIZER.encode(text, add_special_tokens=False).ids
     answers = []
     for size in (1, group):
-        generation = WholeGeneration(SPEC, TextPipe(TABLE, stops), LogprobLine(frozenset()))
+        spec = SPEC._replace(new_pipe=lambda: TextPipe(TABLE, stops), new_logprobs=logprobs)
+        generation = WholeGeneration(spec)
         for start in range(0, len(tokens), size):
             step = tokens[start : start + size]
             for token in step:

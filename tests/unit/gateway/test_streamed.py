@@ -19,12 +19,6 @@ from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from tests.support.scripted_router import NeverLags
 
-SPEC = GenerationSpec(
-    request_id="r", tenant_id="t", tier_priority=0, tenant_weight=0, pool_id="p", adapter_digest="",
-    cache_root=b"", prompt=[1], output_tokens_max=100, end_ids=frozenset(), sampling=engine.Sampling(),
-    session_hash=0, deadline_ms=0, ignore_eos=False, traceparent="",
-)  # fmt: skip
-
 
 def byte_tokenizer() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -36,6 +30,12 @@ def byte_tokenizer() -> Tokenizer:
 
 TOKENIZER = byte_tokenizer()
 TABLE = token_table(TOKENIZER)
+SPEC = GenerationSpec(
+    request_id="r", tenant_id="t", tier_priority=0, tenant_weight=0, pool_id="p", adapter_digest="",
+    cache_root=b"", prompt=[1], output_tokens_max=100, end_ids=frozenset(), sampling=engine.Sampling(),
+    session_hash=0, deadline_ms=0, ignore_eos=False, traceparent="",
+    new_pipe=lambda: TextPipe(TABLE),
+)  # fmt: skip
 
 
 class Transport(asyncio.WriteTransport):
@@ -61,9 +61,8 @@ def stream(
 ) -> StreamedGeneration:
     chunks = ChatChunks(StreamHead("chat.completion.chunk", 'id"1', "mödel", 7))
     itl = FastHistogram("x", "x", (0.1,))
-    return StreamedGeneration(
-        SPEC, pipe or TextPipe(TABLE, stops), chunks, itl, Pace(lag or NeverLags())
-    )
+    spec = SPEC._replace(new_pipe=lambda: pipe or TextPipe(TABLE, stops))
+    return StreamedGeneration(spec, chunks, itl, Pace(lag or NeverLags()))
 
 
 def unframed(data: bytes) -> bytes:

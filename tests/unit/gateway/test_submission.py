@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from gateway.bases.assets import EncodedPrompt, load_base
-from gateway.bodies.completions import parse_completion_request
+from gateway.bodies.parsing import parse
 from gateway.directory import Principal, ResolvedModel
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
+from gateway.endpoints.completions import CompletionTask
 from gateway.endpoints.submission import derived_seed, generation_specs
 from gateway.server.identity import Identity
-from gateway.text.pipe import TextPipe
 from sluice.wire.control.v1 import control_pb2 as control
 
 ASSETS = load_base(Path(__file__).resolve().parents[3] / "model_repo" / "default")
@@ -33,14 +33,13 @@ def specs_of(
 ) -> list[GenerationSpec]:
     prompt = prompt or asyncio.run(ASSETS.encode_text("a prompt of some words", b"r"))
     return generation_specs(
-        parse_completion_request(body),
+        parse(CompletionTask, body),
         identity=Identity("u", "req", "t", "00-t-u-01"),
         principal=PRINCIPAL,
         resolved=RESOLVED,
         assets=ASSETS,
         prompt=prompt,
         first_index=first_index,
-        grammar=None,
     )
 
 
@@ -100,7 +99,7 @@ def test_a_long_prompt_is_packed_once_and_is_the_same(tokens: int, emitted: int)
 
 
 def generation_of(spec: GenerationSpec) -> WholeGeneration:
-    return WholeGeneration(spec, TextPipe(ASSETS.table, ()))
+    return WholeGeneration(spec)
 
 
 def test_a_packed_prompt_goes_when_all_its_answers_have_begun() -> None:

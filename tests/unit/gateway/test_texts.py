@@ -36,20 +36,14 @@ class _Task:
     def __init__(self, messages: list[object]) -> None:
         self.messages = messages
 
-    def copied(self) -> "_Task":
-        return _Task(list(self.messages))
-
-    def texts(self, assets: object) -> Any:
-        assert assets == "assets"
+    def texts(self, table: TokenTable) -> Any:
+        assert table.pieces == PIECES
         yield "messages", iter(self.messages)
 
 
-class _Plan(SimpleNamespace):
-    def pipe(self, task: object, index: int) -> TextPipe:
-        assert isinstance(task, _Task)
-        assert index == 0
-        tokenizer: Any = None
-        return TextPipe(TokenTable([None] * len(PIECES), PIECES, tokenizer, frozenset()))
+def new_pipe() -> TextPipe:
+    tokenizer: Any = None
+    return TextPipe(TokenTable([None] * len(PIECES), PIECES, tokenizer, frozenset()))
 
 
 def world() -> tuple[Texts, list[TextEvent], GatewayMetrics]:
@@ -57,18 +51,14 @@ def world() -> tuple[Texts, list[TextEvent], GatewayMetrics]:
     return Texts(shipped.append, metrics), shipped, metrics
 
 
-def ended(**changes: Any) -> dict[str, Any]:
+def ended() -> Any:
     one = SimpleNamespace(id="acme")
-    exchange = SimpleNamespace(
+    return SimpleNamespace(
         uid="u1", request_id="r1", received_at_unix_ms=1_790_000_000_000, outcome="stop",
         principal=SimpleNamespace(tenant=one), model=SimpleNamespace(id="m"), endpoint="/v1/x",
+        specs=[SimpleNamespace(prompt=[0] * 7, new_pipe=new_pipe)], answers_per_prompt=1,
+        generations=[SimpleNamespace(emitted=[0, 1, 2, 3, 4])],
     )  # fmt: skip
-    found: dict[str, Any] = {
-        "exchange": exchange,
-        "plan": _Plan(prompt_tokens=7, assets="assets"),
-        "generations": [SimpleNamespace(emitted=[0, 1, 2, 3, 4])],
-    }
-    return found | changes
 
 
 @asynccontextmanager
@@ -90,8 +80,8 @@ async def test_a_text_is_redacted_before_it_is_shipped() -> None:
     task: Any = _Task([{"role": "user", "content": "I am c@d.org of Falcon"}])
     kept = texts.begin(POLICY, task, "r1")
     assert kept is not None
-    task.messages.clear()  # as a request does that has begun its answer
-    texts.offer(kept, **ended())
+    del task  # as a request does that has begun its answer
+    texts.offer(kept, ended())
     async with running(texts.run()):
         await texts.flush(10)
     [event] = shipped
@@ -126,11 +116,11 @@ async def test_what_finds_no_room_is_dropped_and_counted(monkeypatch: pytest.Mon
     assert kept is not None
     monkeypatch.setattr(module, "QUEUE_MAX", 3)
     for _ in range(5):
-        texts.offer(kept, **ended())
+        texts.offer(kept, ended())
     assert fates(metrics)["full"] == 2
     monkeypatch.setattr(module, "QUEUE_MAX", 100)
     monkeypatch.setattr(module, "QUEUE_TOKENS_MAX", 40)
-    texts.offer(kept, **ended())
+    texts.offer(kept, ended())
     assert (fates(metrics)["full"], shipped) == (3, [])
     async with running(texts.run()):
         await asyncio.sleep(0)
@@ -141,10 +131,7 @@ async def test_what_fails_is_counted_and_says_nothing_of_the_text() -> None:
     texts, shipped, metrics = world()
 
     class _Broken(_Task):
-        def copied(self) -> "_Broken":
-            return self
-
-        def texts(self, assets: object) -> Any:
+        def texts(self, table: TokenTable) -> Any:
             raise ValueError("my secret prompt")
 
     task: Any = _Broken([])
@@ -153,8 +140,8 @@ async def test_what_fails_is_counted_and_says_nothing_of_the_text() -> None:
     assert bad is not None
     assert good is not None
     with capture_logs() as told:
-        texts.offer(bad, **ended())
-        texts.offer(good, **ended())
+        texts.offer(bad, ended())
+        texts.offer(good, ended())
         async with running(texts.run()):
             await texts.flush(10)
     assert [it["event"] for it in told] == ["text_not_made"]

@@ -6,13 +6,12 @@ import pytest
 
 from gateway.dispatch import attempts
 from gateway.dispatch.generation import WholeGeneration
-from gateway.text.pipe import TextPipe
 from router.core.types.batch import GatewayBatch
 from router.wire import submit_message
 from sluice.tracecontext import attempt_traceparent
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
-from tests.unit.gateway.test_streamed import SPEC, TABLE
+from tests.unit.gateway.test_streamed import SPEC
 from tests.unit.router.conftest import GATEWAY, Bench
 
 STOP = engine.FINISH_REASON_STOP
@@ -25,7 +24,7 @@ class Asked:
 
     def __init__(self, bench: Any, **more: Any) -> None:
         self.world: Bench = bench(replicas=1, **more)
-        self.generation = WholeGeneration(SPEC._replace(traceparent=PARENT), TextPipe(TABLE))
+        self.generation = WholeGeneration(SPEC._replace(traceparent=PARENT))
         self.epoch = 1
         self.began_at = self.world.now
         self.traceparents: list[str] = []

@@ -1,18 +1,21 @@
-"""One accepted request's bookkeeping, from admission to its single event: pure facts, no I/O."""
+"""One accepted request, from its admission to its single event: pure facts, no I/O."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from gateway.directory import Principal
 from gateway.dispatch import attempts
-from gateway.dispatch.attempts import Attempt, Placement
-from gateway.dispatch.event_head import head_of
-from gateway.dispatch.generation import Generation
+from gateway.dispatch.generation import EndKind, Generation, GenerationSpec
+from gateway.dispatch.tally import Tally, tally_of
+from gateway.endpoints.event_head import head_of
+from gateway.endpoints.task import TextTask
 from gateway.limits.limiter import Reservation
 from gateway.rollouts.decision import Decision
-from gateway.rollouts.flaws import Flaws
+from gateway.rollouts.flaws import Flaws, flaws_of
+from gateway.rollouts.refusals import opening
 from sluice.errors import ErrorCode, PlatformError, policy_of
 from sluice.tracecontext import NONE, Upstream
 from sluice.wire.control.v1 import control_pb2 as control
@@ -20,72 +23,6 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _U32_MAX = 0xFFFFFFFF
 _FLAWLESS = Flaws()
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a request has come to, all its answers together.
-
-    Attributes:
-        prompt_tokens: Of all its prompts, each counted once.
-        cached_tokens: Of these, found in a prefix cache.
-        output_tokens: Of all answers.
-        placed_prompt_tokens: Of the prompts that reached a replica.
-        submitted_at_s: Monotonic time of the first submission of any answer; 0 without one.
-        cell_id: Where the latest submission went; empty without one.
-        router_id: The owner of that cell.
-        first_at_s: Monotonic time of the first token of any answer; 0 without one.
-        placed: Where the first answer runs that runs anywhere.
-        attempts: Where each answer ran.
-    """
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    placed_prompt_tokens: int = 0
-    session_hash: int = 0
-    prefill_us: int = 0
-    submitted_at_s: float = 0.0
-    cell_id: str = ""
-    router_id: str = ""
-    first_at_s: float = 0.0
-    itl_max_s: float = 0.0
-    resumes: int = 0
-    placed: Placement | None = None
-    attempts: Sequence[Sequence[Attempt]] = ()
-
-
-def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> Tally:
-    """Return what generations, if there are any, have come to; those of one prompt in a row."""
-    if not generations:
-        return Tally()
-    first = generations[0]
-    tally = Tally(
-        session_hash=first.spec.session_hash,
-        prefill_us=first.prefill_us,
-        attempts=[it.attempts for it in generations],
-    )
-    latest_at_s = 0.0
-    for index, it in enumerate(generations):
-        if it.attempts:
-            first_attempt, latest = it.attempts[0], it.attempts[-1]
-            if not 0 < tally.submitted_at_s <= first_attempt.submitted_at_s:
-                tally.submitted_at_s = first_attempt.submitted_at_s
-            if latest.submitted_at_s >= latest_at_s:
-                latest_at_s = latest.submitted_at_s
-                tally.cell_id, tally.router_id = latest.cell_id, latest.router_id
-        if index % answers_per_prompt == 0:
-            tally.prompt_tokens += len(it.spec.prompt)
-            tally.cached_tokens += it.cached_tokens
-            if it.placed is not None:
-                tally.placed_prompt_tokens += len(it.spec.prompt)
-        tally.placed = tally.placed or it.placed
-        tally.output_tokens += len(it.emitted)
-        tally.resumes += it.resumes
-        tally.itl_max_s = max(tally.itl_max_s, it.itl_max_s)
-        if it.first_at_s and not 0 < tally.first_at_s <= it.first_at_s:
-            tally.first_at_s = it.first_at_s
-    return tally
 
 
 class Lost(NamedTuple):
@@ -113,6 +50,12 @@ class Exchange:
         requested_model: The name in the request.
         decision: Why it is that release of the model; None: the name stands for it.
         choices: How many answers were asked for.
+        task: The body; None once a stream has begun, which may take long, and with embeddings.
+        specs: Its answers, as the model that answers is asked for them.
+        answers_per_prompt: How many specs stand together for one prompt.
+        param_names: Fields of the body, by the name that an engine has for what it refuses.
+        generations: Of the specs, once they run.
+        has_begun: The client has got something of a stream.
         is_copy: Made for a shadow stage, or what canary could not load before control answered;
             nobody waits for it, and nobody pays.
         flaws: Of the first answer; looked at in rollouts only.
@@ -137,6 +80,12 @@ class Exchange:
     upstream: Upstream = NONE
     decision: Decision | None = None
     choices: int = 0
+    task: TextTask | None = None
+    specs: Sequence[GenerationSpec] = ()
+    answers_per_prompt: int = 1
+    param_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    generations: Sequence[Generation] = ()
+    has_begun: bool = False
     is_copy: bool = False
     flaws: Flaws = _FLAWLESS
     applied: Reservation | None = None
@@ -146,9 +95,43 @@ class Exchange:
     status: int = 0
     _begun: bytes = field(default=b"", repr=False)
 
-    def stand_in(self, model: control.Model, decision: Decision | None, lost: Lost | None) -> None:
+    @property
+    def body(self) -> TextTask:
+        """What was asked; not to be looked at once a stream has begun."""
+        assert self.task is not None, "a stream that has begun keeps nothing of its body"
+        return self.task
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the weights that answer, as far as clients need to tell them apart."""
+        return _fingerprint(self.model.base_digest, self.model.adapter_digest)
+
+    @property
+    def tally(self) -> Tally:
+        """What it has come to so far, by the model that answers."""
+        return tally_of(self.generations, self.answers_per_prompt)
+
+    def begin(self, generations: Sequence[Generation], gateway_id: str) -> None:
+        """Its answers are about to be asked for; those of another model are forgotten."""
+        if self.generations:
+            generations[0].attempts = self.generations[0].attempts
+        self.generations = generations
+        self.prepare_closings(generations, self.answers_per_prompt, gateway_id)
+
+    def forget_body(self) -> None:
+        """Let go of what no answer needs once it has begun: 2.5 kB even of few words."""
+        self.task = None
+
+    def stand_in(
+        self,
+        model: control.Model,
+        decision: Decision | None,
+        specs: Sequence[GenerationSpec],
+        lost: Lost | None,
+    ) -> None:
         """Let another model answer; `lost` is what the first one had used, if it had begun."""
-        self.model, self.decision, self.lost = model, decision, lost
+        assert not self.has_begun, "the client has got something of another model"
+        self.model, self.decision, self.specs, self.lost = model, decision, specs, lost
         self._begun = b""
 
     @property
@@ -257,6 +240,25 @@ class Exchange:
             event.lost_prompt_tokens = lost.prompt_tokens
             event.lost_output_tokens = lost.output_tokens
         return head, event
+
+
+def finish_reason(generation: Generation) -> str:
+    """Return why an answer that has ended well has ended, in OpenAI's words."""
+    if generation.ending is not None and generation.ending.kind is EndKind.LENGTH:
+        return "length"
+    return "tool_calls" if generation.pipe.has_calls else "stop"
+
+
+def flaws_in(generation: Generation) -> Flaws:
+    """Return the flaws of an answer; of a new pipe no more is used than this takes."""
+    pipe, tokens = generation.pipe, generation.emitted
+    first = opening(generation.spec.new_pipe(), tokens)
+    return flaws_of(first, tokens, has_more=pipe.has_calls or pipe.reasoning_tokens > 0)
+
+
+@lru_cache(maxsize=1024)
+def _fingerprint(*digests: str) -> str:
+    return "fp_" + "_".join([it.rpartition(":")[2][:10] for it in digests if it])
 
 
 def _tell_flaws(event: RequestEvent, flaws: Flaws) -> None:

@@ -1,0 +1,73 @@
+"""What the answers to one request have come to, all together. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.dispatch.attempts import Attempt, Placement
+from gateway.dispatch.generation import Generation
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a request has come to, all its answers together.
+
+    Attributes:
+        prompt_tokens: Of all its prompts, each counted once.
+        cached_tokens: Of these, found in a prefix cache.
+        output_tokens: Of all answers.
+        placed_prompt_tokens: Of the prompts that reached a replica.
+        submitted_at_s: Monotonic time of the first submission of any answer; 0 without one.
+        cell_id: Where the latest submission went; empty without one.
+        router_id: The owner of that cell.
+        first_at_s: Monotonic time of the first token of any answer; 0 without one.
+        placed: Where the first answer runs that runs anywhere.
+        attempts: Where each answer ran.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    placed_prompt_tokens: int = 0
+    session_hash: int = 0
+    prefill_us: int = 0
+    submitted_at_s: float = 0.0
+    cell_id: str = ""
+    router_id: str = ""
+    first_at_s: float = 0.0
+    itl_max_s: float = 0.0
+    resumes: int = 0
+    placed: Placement | None = None
+    attempts: Sequence[Sequence[Attempt]] = ()
+
+
+def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> Tally:
+    """Return what generations, if there are any, have come to; those of one prompt in a row."""
+    if not generations:
+        return Tally()
+    first = generations[0]
+    tally = Tally(
+        session_hash=first.spec.session_hash,
+        prefill_us=first.prefill_us,
+        attempts=[it.attempts for it in generations],
+    )
+    latest_at_s = 0.0
+    for index, it in enumerate(generations):
+        if it.attempts:
+            first_attempt, latest = it.attempts[0], it.attempts[-1]
+            if not 0 < tally.submitted_at_s <= first_attempt.submitted_at_s:
+                tally.submitted_at_s = first_attempt.submitted_at_s
+            if latest.submitted_at_s >= latest_at_s:
+                latest_at_s = latest.submitted_at_s
+                tally.cell_id, tally.router_id = latest.cell_id, latest.router_id
+        if index % answers_per_prompt == 0:
+            tally.prompt_tokens += len(it.spec.prompt)
+            tally.cached_tokens += it.cached_tokens
+            if it.placed is not None:
+                tally.placed_prompt_tokens += len(it.spec.prompt)
+        tally.placed = tally.placed or it.placed
+        tally.output_tokens += len(it.emitted)
+        tally.resumes += it.resumes
+        tally.itl_max_s = max(tally.itl_max_s, it.itl_max_s)
+        if it.first_at_s and not 0 < tally.first_at_s <= it.first_at_s:
+            tally.first_at_s = it.first_at_s
+    return tally

@@ -1,0 +1,228 @@
+"""The reply to an accepted request: where its first byte is written, and its last.
+
+The status line waits for the first token: until then a failure is a plain JSON answer with its own
+status; after it, an error event ends the stream. What lies between begin and end, a chunk for every
+token, `dispatch.streamed` writes by itself. A client that hangs up cancels the handler, and so what
+it has asked for.
+"""
+
+import time
+from collections.abc import Coroutine, Sequence
+
+import orjson
+from aiohttp import web
+
+from gateway.bodies.mistakes import bad_value
+from gateway.bodies.schema_keywords import left_out
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.generation import Ending, WholeGeneration
+from gateway.dispatch.pace import Pace
+from gateway.dispatch.streamed import StreamedGeneration
+from gateway.endpoints.exchange import Exchange, finish_reason
+from gateway.endpoints.keep_alive import KeepAlive, KeepAlives
+from gateway.endpoints.task import TextTask
+from gateway.metrics import FastHistogram
+from gateway.server.errors import AnsweredError
+from gateway.server.identity import identity_of
+from gateway.server.live_response import LiveResponse
+from gateway.text.sse import StreamHead
+from sluice.errors import ErrorCode, PlatformError
+
+_STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would collect the chunks
+}
+
+
+class ReplyWriter:
+    """Writes the replies of one worker."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        itl: FastHistogram,
+        pace: Pace,
+        keep_alive_s: float,
+        gateway_id: str,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            dispatcher: Gets answers.
+            itl: Told about every gap between tokens.
+            pace: Says whether a token may wait for the next step.
+            keep_alive_s: How long a stream may be silent.
+            gateway_id: Of this worker.
+        """
+        self._dispatcher = dispatcher
+        self._itl = itl
+        self._pace = pace
+        self._keep_alives = KeepAlives(keep_alive_s)
+        self._gateway_id = gateway_id
+
+    def reply(
+        self, request: web.Request, exchange: Exchange
+    ) -> Coroutine[None, None, web.StreamResponse]:
+        """Return the reply, to be awaited.
+
+        PlatformError: it was refused before anything was sent.
+        """
+        return (self._stream if exchange.is_stream else self._whole)(request, exchange)
+
+    # --- streamed ---------------------------------------------------------------------------
+
+    async def _stream(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
+        streams, usage_head = self._streams(exchange)
+        api, response = (
+            type(exchange.body),
+            LiveResponse(request, _stream_headers(request, exchange)),
+        )
+        exchange.begin(streams, self._gateway_id)
+        with (
+            self._dispatcher.ask(streams, exchange.answers_per_prompt) as answers,
+            KeepAlive(streams, self._keep_alives),
+        ):
+            if (refusal := await answers.begun()) is not None:
+                raise _error_of(refusal, exchange)
+            _begin(response, streams, exchange)
+            last = b""
+            async for ended in answers:
+                last = _end_choice(streams, ended.spec.choice, exchange)
+        if answers.refusal is None:
+            usage = b"" if usage_head is None else usage_head.usage_chunk(_usage(exchange, api))
+            await _end(response, streams, last + api.last_event(usage))
+        else:
+            exchange.outcome = answers.refusal.code
+            if answers.refusal.code is ErrorCode.SLOW_READER:
+                response.cut()
+            else:
+                failure = _failure_of(answers.refusal, exchange)
+                await _end(response, streams, api.failure(failure))
+        return response
+
+    def _streams(self, exchange: Exchange) -> tuple[list[StreamedGeneration], StreamHead | None]:
+        """Return the choices, and what the event with the usage begins with; None: nobody asked."""
+        body = exchange.body
+        head = body.stream_head(
+            exchange.uid,
+            model=exchange.model.id,
+            created_unix_s=exchange.received_at_unix_ms // 1000,
+            fingerprint=exchange.fingerprint,
+        )
+        streams = [
+            StreamedGeneration(spec, body.chunks(head, spec.choice), self._itl, self._pace)
+            for spec in exchange.specs
+        ]
+        if body.counts_usage:
+            for stream in streams:
+                stream.count_usage(head)
+        return streams, head if body.include_usage else None
+
+    # --- whole ------------------------------------------------------------------------------
+
+    async def _whole(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
+        generations = [WholeGeneration(spec) for spec in exchange.specs]
+        exchange.begin(generations, self._gateway_id)
+        with self._dispatcher.ask(generations, exchange.answers_per_prompt) as answers:
+            refusal = await answers.finished()
+        if refusal is not None:
+            raise _error_of(refusal, exchange)
+        for generation in generations:
+            generation.finish()
+        exchange.outcome, exchange.status = finish_reason(generations[0]), 200
+        exchange.first_sent_at_s = time.monotonic()
+        body = exchange.body
+        answer = body.whole(
+            exchange.uid,
+            model=exchange.model.id,
+            created_unix_s=exchange.received_at_unix_ms // 1000,
+            fingerprint=exchange.fingerprint,
+            choices=[body.choice_of(it, finish_reason(it)) for it in generations],
+            usage=_usage(exchange, type(body)),
+        )
+        return web.Response(
+            body=orjson.dumps(answer),
+            content_type="application/json",
+            headers=_headers(request, exchange),
+        )
+
+
+def _begin(
+    response: LiveResponse, streams: Sequence[StreamedGeneration], exchange: Exchange
+) -> None:
+    """Write the first bytes; from then on the choices write by themselves.
+
+    ConnectionResetError: the client has gone.
+    """
+    exchange.has_begun, exchange.status = True, 200
+    first = [stream.chunks.first() for stream in streams]
+    early = [stream.take_early() for stream in streams]
+    transport = response.begin(b"".join(first + early))
+    if any(stream.emitted for stream in streams):  # not a sign of life
+        exchange.first_sent_at_s = time.monotonic()
+    for stream in streams:
+        stream.go_live(transport, is_chunked=response.is_chunked)
+    exchange.forget_body()
+
+
+def _end_choice(streams: Sequence[StreamedGeneration], index: int, exchange: Exchange) -> bytes:
+    """Send what a choice that has ended still held back, and why it ended.
+
+    Returns:
+        What leaves together with the end of the stream: all of it, where there is one choice.
+    """
+    stream = streams[index]
+    reason = finish_reason(stream)
+    if not index:
+        exchange.outcome = reason
+    chunk = stream.last_chunks(reason)
+    if len(streams) == 1:
+        return chunk
+    stream.send(chunk)
+    return b""
+
+
+async def _end(response: LiveResponse, streams: Sequence[StreamedGeneration], last: bytes) -> None:
+    unsent = [stream.stop_writing() for stream in streams]
+    await response.end(b"".join([*unsent, last]))
+
+
+def _stream_headers(request: web.Request, exchange: Exchange) -> dict[str, str]:
+    return _STREAM_HEADERS | _headers(request, exchange)
+
+
+def _headers(request: web.Request, exchange: Exchange) -> dict[str, str]:
+    headers = {**identity_of(request).headers, "x-sluice-model": exchange.model.id}
+    if (schemas := exchange.body.free_schemas) and (ignored := left_out(schemas)):
+        headers["x-sluice-ignored-keywords"] = ", ".join(sorted(ignored))
+    if (decision := exchange.decision) is not None and decision.has_decided:
+        headers["x-sluice-release"] = exchange.model.release
+    return headers if exchange.reservation is None else headers | exchange.reservation.headers
+
+
+def _usage(exchange: Exchange, api: type[TextTask]) -> dict[str, object]:
+    reasoning_tokens = sum([it.pipe.reasoning_tokens for it in exchange.generations])
+    return api.usage_of(exchange.tally, reasoning_tokens)
+
+
+def _error_of(refusal: Ending, exchange: Exchange) -> PlatformError:
+    """Return what the client is told, with the headers of the limits that were looked at."""
+    reservation, body = exchange.reservation, exchange.body
+    headers = {} if reservation is None else dict(reservation.headers)
+    error = _failure_of(refusal, exchange)
+    tier_ms = exchange.principal.tier.ttft_deadline_ms
+    is_own = body.deadline_ms is not None and body.ttft_deadline_ms(tier_ms) == body.deadline_ms
+    if is_own and refusal.code is ErrorCode.DEADLINE_EXCEEDED:
+        error.message = f"No first token within 'deadline_ms', {body.deadline_ms} ms."
+        headers["x-should-retry"] = "false"  # to official SDKs: it would have to be as fast
+    return AnsweredError(error, headers)
+
+
+def _failure_of(refusal: Ending, exchange: Exchange) -> PlatformError:
+    param = exchange.param_names.get(refusal.param)
+    if param is not None and refusal.code is ErrorCode.INVALID_REQUEST:
+        return bad_value(param, refusal.message)
+    message = refusal.message or "The request could not be served."
+    return PlatformError(refusal.code, message, retry_after_s=refusal.retry_after_s, param=param)
