@@ -7,6 +7,7 @@ an end wake the reader, which moves all answers of its request on by itself.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -27,8 +28,8 @@ class Answers:
     """
 
     __slots__ = (
-        *("_due", "_ended", "_generations", "_has_begun", "_links", "_news", "_on_close"),
-        *("_per_prompt", "_pursuits", "_retries", "_woken", "refusal"),
+        *("_awaits_end", "_due", "_ended", "_generations", "_has_begun", "_links", "_news"),
+        *("_on_close", "_per_prompt", "_pursuits", "_retries", "_woken", "refusal"),
     )
 
     def __init__(
@@ -46,7 +47,7 @@ class Answers:
         self._links = links
         self._retries = retries
         self._on_close = on_close
-        self._has_begun = False
+        self._has_begun = self._awaits_end = False
         self._due: list[Generation] = []  # to be asked for, since the first one has begun
         self._pursuits: list[Pursuit] = []
         self._woken: list[Pursuit] = []
@@ -100,6 +101,7 @@ class Answers:
 
     async def finished(self) -> Ending | None:
         """Wait for the end of all; return the refusal."""
+        self._awaits_end = True
         while self._pursuits or self._due:
             await self._more()
         return self.refusal
@@ -123,6 +125,13 @@ class Answers:
     def _pursue(self, generation: Generation, siblings: list[Generation]) -> None:
         pursuit = Pursuit(generation, siblings, self._links, self._retries, self._wake)
         self._pursuits.append(pursuit)
+        generation.listener = partial(self._hear, pursuit)
+        pursuit.begin(asyncio.get_running_loop().time())
+
+    def _hear(self, pursuit: Pursuit) -> None:
+        """A generation has its first tokens, an end, or a nudge; tokens may interest nobody."""
+        if not self._awaits_end or pursuit.siblings or pursuit.generation.ending is not None:
+            self._wake(pursuit)
 
     def _wake(self, pursuit: Pursuit) -> None:
         self._woken.append(pursuit)

@@ -55,11 +55,6 @@ class Patience:
         self.give_up_at_s = now_s + (self._resume_wait_s if self._is_begun else deadline_s)
 
     @property
-    def tenant_id(self) -> str:
-        """Whose request it is."""
-        return self._generation.spec.tenant_id
-
-    @property
     def _is_begun(self) -> bool:
         """Whether the client has been given a part of the answer, or of one that it belongs to."""
         return bool(self._generation.emitted) or self._generation.spec.is_begun

@@ -29,8 +29,8 @@ class Pursuit:
     """Gets one generation answered; a state machine that `look` moves on, without a task.
 
     It is in one of three places: with a router, waiting for one, or in the pause before it tries
-    again. `wake` is called when `look` has something to do: the generation has its first tokens or
-    an end, a router has come, or time is up.
+    again. `look` has something to do when the generation has its first tokens or an end, as its
+    listener hears, and when `wake` is called: a router has come, or time is up.
 
     Attributes:
         generation: The answer.
@@ -39,8 +39,8 @@ class Pursuit:
     """
 
     __slots__ = (
-        *("_handle", "_is_due", "_is_paused", "_link", "_links", "_patience", "_retries"),
-        *("_timer", "_wake", "generation", "siblings"),
+        *("_handle", "_is_due", "_is_paused", "_is_waiting", "_link", "_links", "_patience"),
+        *("_retries", "_timer", "_wake", "generation", "siblings"),
     )
 
     def __init__(
@@ -51,7 +51,7 @@ class Pursuit:
         retries: RetryBudget,
         wake: Callable[["Pursuit"], None],
     ) -> None:
-        """Submit the generation, or begin to wait for a router; `close` must follow."""
+        """Prepare; `close` must follow."""
         now_s = asyncio.get_running_loop().time()
         self.generation = generation
         self.siblings = siblings
@@ -62,13 +62,20 @@ class Pursuit:
         self._link: RouterLink | None = None
         self._handle = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._is_due = self._is_paused = False
+        self._is_due = self._is_paused = self._is_waiting = False
         retries.opened(generation.spec.tenant_id)
-        generation.listener = self.hear
-        self._try(now_s)
+
+    def begin(self, now_s: float) -> None:
+        """Submit the generation, or begin to wait for a router; also when it is tried again."""
+        self._is_paused = False
+        if self.generation.begin_attempt() is None:
+            self._patience.begin_attempt(now_s)
+            self._seek(now_s)
+        else:
+            self._wake(self)
 
     def hear(self) -> None:
-        """Something has happened to the generation, or to the routers."""
+        """Something has happened to the routers."""
         self._wake(self)
 
     def look(self, now_s: float) -> Ending | None:
@@ -78,7 +85,7 @@ class Pursuit:
         if self._is_paused:
             if not is_due and not self._links.is_stopping:
                 return None
-            self._try(now_s)
+            self.begin(now_s)
         elif is_due:
             self._run_out(now_s)
         elif generation.ending is None:
@@ -99,15 +106,7 @@ class Pursuit:
         """It has ended, or nobody wants it any more."""
         self._leave()
         self.generation.listener = None
-        self._retries.closed(self._patience.tenant_id)
-
-    def _try(self, now_s: float) -> None:
-        self._is_paused = False
-        if self.generation.begin_attempt() is None:
-            self._patience.begin_attempt(now_s)
-            self._seek(now_s)
-        else:
-            self._wake(self)
+        self._retries.closed(self.generation.spec.tenant_id)
 
     def _seek(self, now_s: float) -> None:
         """Submit to a router if one is there, else wait for one."""
@@ -123,11 +122,13 @@ class Pursuit:
         if found is not None:
             self._submit(*found, now_s)
         elif self._timer is None:
+            self._is_waiting = True
             links.watch(self.hear)
             self._start_timer(patience.acquire_by_s if home is None else home.until_s)
 
     def _submit(self, link: RouterLink, cell_id: str, now_s: float) -> None:
-        self._stop_waiting()
+        if self._is_waiting:
+            self._stop_waiting()
         generation, patience = self.generation, self._patience
         left_ms = max(1, round((patience.give_up_at_s - now_s) * 1000))
         is_first = not patience.has_tried and not generation.spec.is_begun
@@ -151,7 +152,10 @@ class Pursuit:
 
     def _leave(self) -> None:
         """Take it back from its router, and wait for nothing."""
-        self._stop_waiting()
+        if self._is_waiting:
+            self._stop_waiting()
+        elif self._timer is not None:
+            self._stop_timer()
         if self._link is not None:
             link, self._link = self._link, None
             link.cancel(self._handle)  # nothing, when the router has said the end
@@ -167,7 +171,7 @@ class Pursuit:
             return refusal
         # A router that refuses has done nothing for it. One that says that replicas were lost has.
         is_free = ending.kind is EndKind.REFUSED and ending.code is not ErrorCode.REPLICA_LOST
-        if not is_free and not self._retries.take(self._patience.tenant_id, now_s):
+        if not is_free and not self._retries.take(self.generation.spec.tenant_id, now_s):
             return refused(ending, ErrorCode.REPLICA_LOST)
         return None
 
@@ -180,9 +184,9 @@ class Pursuit:
             self._timer = None
 
     def _stop_waiting(self) -> None:
+        self._is_waiting = False
+        self._links.unwatch(self.hear)
         self._stop_timer()
-        if self._link is None:
-            self._links.unwatch(self.hear)
 
     def _fall_due(self) -> None:
         self._timer = None

@@ -93,7 +93,9 @@ class ChatTask(ChatRequest, TextTask):
 
     def new_pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> Callable[[], TextPipe]:
         """See `TextTask`."""
-        names = tuple([tool.function.name for tool in self.callable_tools])
+        names: tuple[str, ...] = ()
+        if self.tools:
+            names = tuple([tool.function.name for tool in self.callable_tools])
         return partial(
             _pipe,
             assets,
@@ -101,7 +103,7 @@ class ChatTask(ChatRequest, TextTask):
             names,
             is_parallel=self.is_parallel,
             is_reasoning=prompt.is_reasoning,
-            is_forced=self.must_call,
+            is_forced=bool(names) and self.must_call,
         )
 
     def new_logprobs(self, assets: BaseAssets) -> NewLogprobs | None:
@@ -133,7 +135,7 @@ class ChatTask(ChatRequest, TextTask):
         }
 
     def _tool_specs(self) -> tuple[ToolSpec, ...]:
-        functions = [tool.function for tool in self.callable_tools]
+        functions = [tool.function for tool in self.callable_tools] if self.tools else ()
         return tuple([ToolSpec(f.name, f.parameters, bool(f.strict)) for f in functions])
 
 

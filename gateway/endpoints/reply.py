@@ -75,10 +75,8 @@ class ReplyWriter:
 
     async def _stream(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
         streams, usage_head = self._streams(exchange)
-        api, response = (
-            type(exchange.body),
-            LiveResponse(request, _stream_headers(request, exchange)),
-        )
+        api = type(exchange.body)
+        response = LiveResponse(request, _STREAM_HEADERS | _headers(request, exchange))
         exchange.begin(streams, self._gateway_id)
         with (
             self._dispatcher.ask(streams, exchange.answers_per_prompt) as answers,
@@ -160,7 +158,7 @@ def _begin(
     first = [stream.chunks.first() for stream in streams]
     early = [stream.take_early() for stream in streams]
     transport = response.begin(b"".join(first + early))
-    if any(stream.emitted for stream in streams):  # not a sign of life
+    if streams[0].emitted or any(it.emitted for it in streams):  # not a sign of life
         exchange.first_sent_at_s = time.monotonic()
     for stream in streams:
         stream.go_live(transport, is_chunked=response.is_chunked)
@@ -187,10 +185,6 @@ def _end_choice(streams: Sequence[StreamedGeneration], index: int, exchange: Exc
 async def _end(response: LiveResponse, streams: Sequence[StreamedGeneration], last: bytes) -> None:
     unsent = [stream.stop_writing() for stream in streams]
     await response.end(b"".join([*unsent, last]))
-
-
-def _stream_headers(request: web.Request, exchange: Exchange) -> dict[str, str]:
-    return _STREAM_HEADERS | _headers(request, exchange)
 
 
 def _headers(request: web.Request, exchange: Exchange) -> dict[str, str]:

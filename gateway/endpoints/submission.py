@@ -72,6 +72,7 @@ def generation_specs(
         sampling.grammar.CopyFrom(grammar)
     sampling = _shared(sampling)
     tier, context = principal.tier, resolved.context_tokens_max
+    choices = task.choices
     leader = GenerationSpec(
         request_id=identity.request_id,
         tenant_id=intern(principal.tenant.id),  # a message makes a new string at each look
@@ -81,9 +82,7 @@ def generation_specs(
         adapter_digest=resolved.model.adapter_digest,
         cache_root=resolved.cache_root,
         prompt=prompt.ids,
-        output_tokens_max=output_budget(
-            task, len(prompt.ids), context, first_index // task.choices
-        ),
+        output_tokens_max=output_budget(task, len(prompt.ids), context, first_index // choices),
         end_ids=assets.end_ids,
         sampling=sampling,
         session_hash=session_hash(principal.tenant.id, task.session),
@@ -99,8 +98,8 @@ def generation_specs(
         is_preemptible=tier.is_preemptible or task.is_lowered,
     )
     if prompt.packed is not None:
-        prompt.packed.expect(task.choices)
-    siblings = [_sibling(leader, first_index + number) for number in range(1, task.choices)]
+        prompt.packed.expect(choices)
+    siblings = [_sibling(leader, first_index + number) for number in range(1, choices)]
     return [leader if not first_index else _sibling(leader, first_index, is_begun=False), *siblings]
 
 
