@@ -18,6 +18,7 @@ from replica.engine.graph import read_base
 from replica.engine.sampler import Sampler
 from replica.engine.scheduler import Scheduler
 from replica.engine.types import Capabilities, Limits
+from replica.engine.validation import DRAFT_TOKENS_MAX
 from sluice.adapter_ranks import OPENVINO
 from sluice.hashing import cache_root
 
@@ -52,6 +53,8 @@ class OpenvinoOptions:
         adapter_memory_bytes: Of all adapters in host memory.
         base_graph: Whether steps without adapters have a graph of their own: twice as fast for
             small bases, at the price of a second copy of the weights. auto: for small bases.
+        draft_tokens: Tokens that are tried per step and sequence by prompt lookup, 0 to 16; -1: as
+            many as `prompt_lookup_num_tokens` of the base's generation_config.json says, or none.
     """
 
     threads: int = 0
@@ -66,6 +69,7 @@ class OpenvinoOptions:
     adapter_rank: int = OPENVINO.rank
     adapter_memory_bytes: int = 1 << 30
     base_graph: str = "auto"
+    draft_tokens: int = -1
 
 
 def choose_precision(options: OpenvinoOptions, cpu_flags: frozenset[str]) -> tuple[str, str]:
@@ -110,6 +114,14 @@ def has_base_graph(choice: str, slots: int, weight_bytes: int) -> bool:
     if slots == 0 or choice != "auto":
         return slots == 0 or choice == "on"
     return weight_bytes <= _SECOND_GRAPH_BYTES_MAX
+
+
+def choose_drafts(wanted: int, facts: BaseFacts) -> int:
+    """Return how many tokens are tried per step; OptionsError if that is out of range."""
+    if not -1 <= wanted <= DRAFT_TOKENS_MAX:
+        text = f"draft_tokens {wanted} is not in 0..{DRAFT_TOKENS_MAX}; -1: as the base says"
+        raise OptionsError(text)
+    return min(facts.draft_tokens, DRAFT_TOKENS_MAX) if wanted < 0 else wanted
 
 
 def load_openvino(
@@ -166,7 +178,8 @@ def load_openvino(
         adapters=AdapterTable(chosen.adapter_slots, chosen.adapter_memory_bytes),
     )
     log.info("loaded %s in %.1f s", directory, time.monotonic() - began_s)
-    return ScheduledEngine("openvino", scheduler, backend, clock)
+    width = choose_drafts(chosen.draft_tokens, facts)
+    return ScheduledEngine("openvino", scheduler, backend, clock, draft_tokens=width)
 
 
 def _properties(precision: str, kv_precision: str, threads: int) -> dict[str, str]:

@@ -22,11 +22,13 @@ class BaseFacts:
         vocabulary: Number of token ids.
         context_tokens: Longest sequence that the base was made for.
         eos_ids: End a sequence.
+        draft_tokens: Drafts that its authors recommend (`prompt_lookup_num_tokens`); 0: none.
     """
 
     vocabulary: int
     context_tokens: int
     eos_ids: frozenset[int]
+    draft_tokens: int = 0
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -60,7 +62,10 @@ def read_base_facts(directory: Path) -> BaseFacts:
         value = source.get("eos_token_id")
         if value is not None:
             eos_ids.update(cast("list[int]", value) if isinstance(value, list) else [int(value)])
-    return BaseFacts(vocabulary, context_tokens, frozenset(eos_ids))
+    drafts = sources[1].get("prompt_lookup_num_tokens") or 0
+    if not isinstance(drafts, int) or drafts < 0:
+        raise ArtifactError(f"{generation}: prompt_lookup_num_tokens {drafts!r} is no count")
+    return BaseFacts(vocabulary, context_tokens, frozenset(eos_ids), drafts)
 
 
 def ordinary_token_ids(directory: Path, vocabulary: int) -> list[int]:

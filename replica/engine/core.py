@@ -5,11 +5,13 @@ sampled sequences. A backend that fails ends the sequences of that step, and not
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from replica.engine.plan import Adapter, Backend, StepFailedError
 from replica.engine.scheduler import Scheduler
 from replica.engine.types import (
+    URGENT_PRIORITY,
     AdapterState,
     Capabilities,
     EngineLoad,
@@ -28,8 +30,16 @@ class ScheduledEngine:
     """The `Driver` of every engine that leaves scheduling to us."""
 
     def __init__(
-        self, name: str, scheduler: Scheduler, backend: Backend, clock: Callable[[], float]
+        self,
+        name: str,
+        scheduler: Scheduler,
+        backend: Backend,
+        clock: Callable[[], float],
+        *,
+        draft_tokens: int = 0,
     ) -> None:
+        """Compose; `draft_tokens` is the width of drafts for sequences that ask for none."""
+        self._draft_tokens = draft_tokens
         slots = backend.capabilities.adapter_slots
         assert scheduler.adapters.slots == slots, (scheduler.adapters.slots, slots)
         self._name = name
@@ -76,6 +86,9 @@ class ScheduledEngine:
                 param="adapter_digest",
             )
         self._backend.check_request(request)
+        is_probe = request.priority >= URGENT_PRIORITY
+        if self._draft_tokens and not request.draft_tokens_max and not is_probe:
+            request = replace(request, draft_tokens_max=self._draft_tokens)
         self._scheduler.add(request)
 
     def check_grammar(self, request: SequenceRequest) -> None:

@@ -206,3 +206,28 @@ class BrokenRequest:
 
     def start_async(self) -> None:
         raise RuntimeError("out of order")
+
+
+def test_drafts_are_an_option_of_the_pool_and_of_the_base(
+    model_dir: Path, tmp_path: Path, run_all, make_request
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(model_dir, base)
+    generation = base / "generation_config.json"
+    own = json.loads(generation.read_text()) if generation.exists() else {}
+    prompt = [5, 6, 7] * 20
+    counts = {}
+    for recommended, given in ((0, -1), (0, 8), (6, -1), (6, 0), (99, -1)):
+        generation.write_text(json.dumps(own | {"prompt_lookup_num_tokens": recommended}))
+        engine = load_openvino(base, "base", {**EXACT, "draft_tokens": str(given)})
+        plain = run_all(engine, make_request(1, prompt, 60)).tokens[1]
+        counts[recommended, given] = engine.load().draft_tokens
+        assert counts.setdefault("answer", plain) == plain
+    assert counts[0, -1] == counts[6, 0] == 0
+    assert min(counts[0, 8], counts[6, -1], counts[99, -1]) > 0
+    for wrong in (-2, 17):
+        with pytest.raises(OptionsError, match="draft_tokens"):
+            load_openvino(base, "base", {**EXACT, "draft_tokens": wrong})
+    generation.write_text(json.dumps(own | {"prompt_lookup_num_tokens": "many"}))
+    with pytest.raises(ArtifactError, match="prompt_lookup_num_tokens"):
+        load_openvino(base, "base", EXACT)
