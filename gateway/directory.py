@@ -11,6 +11,7 @@ from gateway.names import Names, PublicModel, matches
 from gateway.rollouts.decision import PINNED, Decision
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.hashing import cache_root
+from sluice.limits import CONTEXT, limits_of, narrowest
 from sluice.profiles import FRAMES, profile_of
 from sluice.scopes import Scope
 from sluice.split import SHARE_MAX, Split
@@ -254,14 +255,13 @@ class Directory:
     def context_tokens_max(self, principal: Principal, model: wire.Model) -> int:
         """Return how many tokens prompt and output may have together; 0 when it is not known."""
         base = self._state.bases.get(model.base_digest)
-        tier, tenant = principal.tier, principal.tenant
-        limited = tier.model_limits.get(model.id)
-        limits = (
-            tenant.limits.context_tokens_max or tier.context_tokens_max,
-            limited.context_tokens_max if limited is not None else 0,
-            base.context_tokens_max if base is not None else 0,
+        of_base = 0 if base is None else base.context_tokens_max
+        limits = narrowest(
+            limits_of(principal.tier) | limits_of(principal.tenant),
+            limits_of(principal.tier, model.id),
+            {CONTEXT.name: of_base} if of_base else {},
         )
-        return min((limit for limit in limits if limit), default=0)
+        return limits.get(CONTEXT.name, 0)
 
     def resolve(
         self, principal: Principal, name: str, session: str = "", request_id: str = ""

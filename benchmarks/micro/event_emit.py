@@ -100,8 +100,8 @@ class Callers:
             for number in range(_BURST)
         ]
         self._scopes = [
-            Scope("limit:{t}", "your account", "account", rpm=6_000, tpm=1_000_000),
-            Scope("limit:{t}:key:k", "your key", "key", rpm=600),
+            Scope("limits:{t}", "your account", "account", rpm=6_000, tpm=1_000_000),
+            Scope("limits:{t}:key:k", "your key", "key", rpm=600),
         ]
 
     def requests(self) -> list[Exchange]:

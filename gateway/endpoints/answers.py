@@ -3,11 +3,12 @@
 They may have no other fields than these, so that a test notices what the description lacks.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from gateway.pool_status import Readiness
+from sluice.limits import METERED_NAMES
 
 Count = Annotated[int, Field(ge=0)]
 Logprob = Annotated[float, Field(le=0.001)]
@@ -189,12 +190,12 @@ class DecodedText(_Shape):
     prompt: str
 
 
-class ModelLimits(_Shape):
-    """Of the caller, for this model; null: none."""
+_KINDS: dict[str, Any] = dict.fromkeys(METERED_NAMES, (int | None, ...))
+_OfEachKind = create_model("_OfEachKind", __base__=_Shape, **_KINDS)
 
-    rpm: int | None
-    tpm: int | None
-    requests_max: int | None
+
+class ModelLimits(_OfEachKind):
+    """Of the caller, for this model; null: none."""
 
 
 class Capacity(_Shape):

@@ -4,10 +4,11 @@ import orjson
 from aiohttp import web
 
 from gateway.directory import Directory, Principal
-from gateway.limits.caller import limits_of
+from gateway.limits.caller import caller_limits
 from gateway.pool_board import PoolBoard
 from gateway.server.middleware import authenticate
 from gateway.server.routes import path_rest
+from sluice.limits import METERED_NAMES
 from sluice.scopes import Scope
 from sluice.wire.control.v1 import control_pb2 as control
 
@@ -43,7 +44,7 @@ class Models:
     def _shown(self, name: str, model: control.Model, principal: Principal) -> dict[str, object]:
         directory = self._directory
         pool = self._pools.status(model.pool_id)
-        limits = limits_of(principal, model.id)
+        limits = caller_limits(principal, model.id)
         return {
             "id": name,
             "object": "model",
@@ -56,11 +57,7 @@ class Models:
             "context_window": directory.context_tokens_max(principal, model) or None,
             "readiness": pool.readiness,
             "capacity": pool.told,
-            "limits": {
-                "rpm": limits.rpm or None,
-                "tpm": limits.tpm or None,
-                "requests_max": limits.requests_max or None,
-            },
+            "limits": {name: limits.get(name) for name in METERED_NAMES},
         }
 
 

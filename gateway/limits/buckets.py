@@ -1,60 +1,31 @@
 """What is limited, and how this process decides without Valkey. Pure.
 
-A bucket holds what one minute grants and refills steadily. A reservation takes one request and an
+A bucket holds what one window grants and refills steadily. A reservation takes one request and an
 estimate of tokens; the settlement puts back what was not used, or takes what was used beyond, even
-below zero: the debt is paid by waiting. A need larger than a bucket takes a full one.
+below zero: the debt is paid by waiting. A need larger than a bucket takes a full one: in each scope
+as many tokens as the smallest of its buckets of tokens holds.
 """
 
-from collections.abc import Sequence
-from enum import IntEnum
+from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import NamedTuple
 
-MINUTE_MS = 60_000
-UNSIGNED_MAX = 0xFFFFFFFF  # of a limit, and of the tokens of one reservation
-WAIT_MAX_MS = 86_400_000
-SLOT_WAIT_MS = 1000  # when one of too many requests at once ends is not known
+from gateway.limits.verdict import UNLIMITED, Verdict, verdict_of
+from sluice.limits import BY_NAME, Counted, LimitKind
 
+UNSIGNED_MAX = 0xFFFFFFFF  # of the tokens of one reservation
 
-class Limit(IntEnum):
-    """What a reservation failed at; on the wire, too."""
-
-    NONE = 0
-    REQUESTS = 1
-    TOKENS = 2
-    CONCURRENCY = 3
-
-
-class Verdict(NamedTuple):
-    """The answer to a reservation.
-
-    Attributes:
-        limit: `Limit.NONE` when it was granted; else nothing was taken from any scope.
-        scope: When refused: the scope that makes the caller wait longest, by its place.
-        requests_scope: The scope with the fewest requests left.
-        tokens_scope: The scope with the fewest tokens left.
-        wait_ms: When refused: after this time there is room, if nobody else comes.
-        requests_left: In that scope's minute; above any limit when no scope has one.
-        tokens_left: The same; negative when tokens are owed.
-    """
-
-    limit: int
-    scope: int
-    requests_scope: int
-    tokens_scope: int
-    wait_ms: int
-    requests_left: float
-    tokens_left: float
-
-
-UNLIMITED = 1e15  # what is left where nothing is limited
-
-# On the wire: requests and tokens per minute, requests at once, those held; requests to be put
-# back, requests and tokens to be taken as far as there are, tokens to be put back.
-pack_row = Struct("<7Id").pack
+# A row: how many limits, whether there is news, requests held; the limits: kind, what it counts,
+# window in ms, value; the news: requests to be put back, requests and tokens to be taken as far as
+# there are, tokens to be put back.
+HEAD_FORMAT, LIMIT_FORMAT, NEWS_FORMAT = "<BBI", "<BBId", "<IIId"
+LIMIT_BYTES = Struct(LIMIT_FORMAT).size
+_pack_head = Struct(HEAD_FORMAT).pack
+_pack_limit = Struct(LIMIT_FORMAT).pack
+_pack_news = Struct(NEWS_FORMAT).pack
 
 # Requests and tokens to be put back, requests and tokens that are untold: see `Scope`.
 News = tuple[int, int, int, int]
+_NO_NEWS = (0, 0, 0, 0)
 
 
 class Scope:
@@ -68,15 +39,15 @@ class Scope:
         label: What its user calls it.
         kind: `account`, `key` or `model`.
         key: Its name in Valkey, as bytes.
-        rpm: Requests per minute; 0 is no limit, as in the next two.
-        tpm: Tokens per minute.
-        requests_max: Requests at once.
+        limits: Values by the names of their kinds; none is 0.
+        tokens_max: A request takes no more tokens from it; 0: tokens are not limited.
+        is_leased: Requests at once are limited.
         limited_by: Number of the principal whose limits they are.
         told: All that, for events.
         rest: Its row in a batch for as long as it says the limits only; empty when there is more
             to say, or may be.
         held: Requests of this process that are open now.
-        back_requests: To be put back into the shared bucket.
+        back_requests: To be put back into the shared buckets.
         back_tokens: To be put back; negative: to be taken, even below zero.
         untold_requests: Granted without Valkey; to be taken when it is back, as far as there are.
         untold_tokens: The same; negative when a settlement came after they were told.
@@ -85,61 +56,57 @@ class Scope:
     __slots__ = (
         "__weakref__",
         "_at_ms",
-        "_requests",
+        "_levels",
+        "_packed",
         "_rest",
-        "_tokens",
         "back_requests",
         "back_tokens",
         "held",
+        "is_leased",
         "is_waiting",
         "key",
         "kind",
         "label",
         "limited_by",
+        "limits",
         "name",
-        "requests_max",
         "rest",
         "row",
-        "rpm",
+        "tokens_max",
         "told",
-        "tpm",
         "untold_requests",
         "untold_tokens",
     )
 
-    def __init__(
-        self,
-        name: str,
-        label: str,
-        kind: str = "account",
-        *,
-        rpm: int = 0,
-        tpm: int = 0,
-        requests_max: int = 0,
-    ) -> None:
+    def __init__(self, name: str, label: str, kind: str = "account", **limits: int) -> None:
         self.name = name
         self.label = label
         self.kind = kind
         self.key = name.encode()
-        self.limit(rpm, tpm, requests_max)
+        self.limit(limits)
         self.limited_by = 0
         self.held = 0
         self.back_requests = self.back_tokens = 0
         self.untold_requests = self.untold_tokens = 0
         self.row = 0  # in the batch that is being built; 0: none
         self.is_waiting = False  # for a row in the next batch
-        self._requests = self._tokens = UNLIMITED
+        self._levels: dict[str, float] = {}  # left in the buckets of this process alone, by kind
         self._at_ms = 0.0
 
-    def limit(self, rpm: int, tpm: int, requests_max: int) -> None:
+    def limit(self, limits: dict[str, int]) -> None:
         """Set the limits; what is open and what is left stay."""
-        self.rpm, self.tpm, self.requests_max = rpm, tpm, requests_max
-        limits = {"rpm": rpm, "tpm": tpm, "at_once": requests_max}
-        self.told = " ".join(
-            [self.kind, *(f"{name}={limit}" for name, limit in limits.items() if limit)]
+        self.limits = {name: value for name, value in limits.items() if value}
+        kinds = [(BY_NAME[name], value) for name, value in self.limits.items()]
+        of_tokens = [value for kind, value in kinds if kind.counted is Counted.TOKENS]
+        self.tokens_max = min(of_tokens, default=0)
+        self.is_leased = any(kind.counted is Counted.OPEN for kind, _ in kinds)
+        told = [f"{kind.event_name or kind.name}={value}" for kind, value in kinds]
+        self.told = " ".join([self.kind, *told])
+        self._packed = b"".join(
+            [_pack_limit(kind.number, kind.counted, kind.window_ms, value) for kind, value in kinds]
         )
         # How many are held matters only where that is limited.
-        self._rest = b"" if requests_max else pack_row(rpm, tpm, 0, 0, 0, 0, 0, 0)
+        self._rest = b"" if self.is_leased else self._pack(_NO_NEWS, 0)
         self.rest = b""
 
     def restore_news(self, news: News) -> None:
@@ -158,26 +125,81 @@ class Scope:
         self.untold_requests = self.untold_tokens = 0
         return news
 
-    def refill(self, share: float, now_ms: float) -> tuple[float, float]:
-        """Return requests and tokens in the buckets of this process alone, after refilling.
+    def take_row(self) -> tuple[bytes, News | None]:
+        """Return the row that says everything, and the news that were taken for it, if any."""
+        self.is_waiting = False
+        news = self.take_news()
+        return self._pack(news, self.held), news if news != _NO_NEWS else None
 
-        They hold `share` of the limits: a scope never seen before is full.
+    def _pack(self, news: News, held: int) -> bytes:
+        count = len(self.limits)
+        if news == _NO_NEWS:
+            return _pack_head(count, 0, held) + self._packed
+        back_requests, back_tokens, untold_requests, untold_tokens = news
+        told = _pack_news(
+            back_requests + max(0, -untold_requests),
+            min(UNSIGNED_MAX, max(0, untold_requests)),
+            min(UNSIGNED_MAX, max(0, untold_tokens)),
+            back_tokens + max(0, -untold_tokens),
+        )
+        return _pack_head(count, 1, held) + self._packed + told
+
+    # Without Valkey.
+
+    def refill(self, share: float, now_ms: float) -> dict[str, float]:
+        """Return what is left by kind for this process alone, after refilling.
+
+        There is `share` of the limits: a scope never seen before is full.
         """
-        minutes = max(0.0, now_ms - self._at_ms) / MINUTE_MS
+        elapsed_ms = max(0.0, now_ms - self._at_ms)
         self._at_ms = now_ms
-        rpm, tpm = part(self.rpm, share), part(self.tpm, share)
-        self._requests = min(rpm, self._requests + minutes * rpm) if rpm else UNLIMITED
-        self._tokens = min(tpm, self._tokens + minutes * tpm) if tpm else UNLIMITED
-        return self._requests, self._tokens
+        levels, self._levels = self._levels, {}
+        for kind, most in self._parts(share):
+            if kind.counted is Counted.OPEN:
+                left: float = max(0, most - self.held)
+            else:
+                refilled = elapsed_ms / kind.ms_each(most)
+                left = min(most, levels.get(kind.name, UNLIMITED) + refilled)
+            self._levels[kind.name] = left
+        return self._levels
+
+    def shortages(self, tokens: int, share: float) -> Iterator[tuple[LimitKind, float]]:
+        """Yield by kind in how many ms there is room for a request; `refill` was just called."""
+        need = self._need(tokens, share)
+        for kind, most in self._parts(share):
+            yield kind, (need[kind.counted] - self._levels[kind.name]) * kind.ms_each(most)
 
     def take(self, tokens: int, share: float) -> None:
         """Take a request that is granted without Valkey; `refill` was just called."""
-        tokens = min(tokens, part(self.tpm, share))
-        self.rest = b""
-        self._requests -= 1
-        self._tokens -= tokens
+        need = self._need(tokens, share)
+        self._change(-need[Counted.REQUESTS], -need[Counted.TOKENS])
         self.untold_requests += 1
-        self.untold_tokens += tokens
+        self.untold_tokens += need[Counted.TOKENS]
+
+    def settle_local(self, taken: int, used: int, *, was_served: bool) -> None:
+        """Correct what was granted without Valkey; `taken` tokens of this scope."""
+        self.held -= 1
+        extra = used - taken
+        if not was_served:
+            self.untold_requests -= 1
+        self.untold_tokens += extra
+        self._change(0 if was_served else 1, -extra)
+
+    def _need(self, tokens: int, share: float) -> dict[Counted, int]:
+        tokens = min(tokens, part(self.tokens_max, share))
+        return {Counted.REQUESTS: 1, Counted.TOKENS: tokens, Counted.OPEN: 1}
+
+    def _parts(self, share: float) -> list[tuple[LimitKind, int]]:
+        return [(BY_NAME[name], part(value, share)) for name, value in self.limits.items()]
+
+    def _change(self, requests: int, tokens: int) -> None:
+        """Add to what is left."""
+        self.rest = b""
+        added = {Counted.REQUESTS: requests, Counted.TOKENS: tokens}
+        for name in self._levels:
+            self._levels[name] += added.get(BY_NAME[name].counted, 0)
+
+    # With it.
 
     def settle(self, taken: int, used: int, *, was_served: bool) -> None:
         """Correct what Valkey granted, with the next batch; `taken` tokens of this scope."""
@@ -185,20 +207,9 @@ class Scope:
         if not was_served:
             self.back_requests += 1
             self.rest = b""
-        if self.tpm:
+        if self.tokens_max:
             self.back_tokens += taken - used
             self.rest = b""
-
-    def settle_local(self, taken: int, used: int, *, was_served: bool) -> None:
-        """Correct what was granted without Valkey; `taken` tokens of this scope."""
-        self.held -= 1
-        self.rest = b""
-        extra = used - taken
-        if not was_served:
-            self._requests += 1
-            self.untold_requests -= 1
-        self._tokens -= extra
-        self.untold_tokens += extra
 
     def owe_request(self) -> None:
         """Let a request be taken with the next batch, as far as there is one left."""
@@ -214,32 +225,17 @@ class Scope:
 
 def decide_locally(scopes: Sequence[Scope], tokens: int, share: float, now_ms: float) -> Verdict:
     """Take one request and `tokens` from this process's share of all scopes, or nothing."""
-    limit, at, wait_ms = Limit.NONE, 0, 0.0
-    levels = [scope.refill(share, now_ms) for scope in scopes]
-    for index, (scope, (requests, left)) in enumerate(zip(scopes, levels, strict=True)):
-        rpm, tpm, most = (part(x, share) for x in (scope.rpm, scope.tpm, scope.requests_max))
-        for kind, short_ms in (
-            (Limit.REQUESTS, (1 - requests) * MINUTE_MS / rpm if rpm else 0.0),
-            (Limit.TOKENS, (min(tokens, tpm) - left) * MINUTE_MS / tpm if tpm else 0.0),
-            (Limit.CONCURRENCY, SLOT_WAIT_MS if most and scope.held >= most else 0.0),
-        ):
+    number, at, wait_ms = 0, 0, 0.0
+    for index, scope in enumerate(scopes):
+        scope.refill(share, now_ms)
+        for kind, short_ms in scope.shortages(tokens, share):
             if short_ms > wait_ms:
-                limit, at, wait_ms = kind, index, short_ms
-    if limit is Limit.NONE:
+                number, at, wait_ms = kind.number, index, short_ms
+    if not number:
         for scope in scopes:
             scope.take(tokens, share)
-        levels = [scope.refill(share, now_ms) for scope in scopes]
-    requests_scope = min(range(len(scopes)), key=lambda index: levels[index][0])
-    tokens_scope = min(range(len(scopes)), key=lambda index: levels[index][1])
-    return Verdict(
-        limit,
-        at,
-        requests_scope,
-        tokens_scope,
-        min(WAIT_MAX_MS, -int(-wait_ms // 1)),
-        levels[requests_scope][0],
-        levels[tokens_scope][1],
-    )
+    levels = [scope.refill(share, now_ms) for scope in scopes]
+    return verdict_of(number, at, wait_ms, levels)
 
 
 def part(limit: int, share: float) -> int:

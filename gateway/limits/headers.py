@@ -2,26 +2,25 @@
 
 from collections.abc import Sequence
 
-from gateway.limits.buckets import MINUTE_MS, Scope
-from gateway.limits.script import RawVerdict
+from gateway.limits.buckets import Scope
+from gateway.limits.verdict import SHOWN, Verdict, rests
+
+_NAMES = {
+    kind: tuple(f"x-ratelimit-{what}-{kind.header}" for what in ("limit", "remaining", "reset"))
+    for kind in SHOWN
+}
 
 
-def headers(scopes: Sequence[Scope], verdict: RawVerdict) -> dict[str, str]:
-    """Return limit, rest and reset of requests and tokens: of each, the scope with least left."""
-    _, _, requests_at, tokens_at, _, requests_left, tokens_left = verdict
+def headers(scopes: Sequence[Scope], verdict: Verdict) -> dict[str, str]:
+    """Return limit, rest and reset of each kind: of the scope with least left."""
     found: dict[str, str] = {}
-    limit = scopes[requests_at].rpm
-    if limit:
-        found["x-ratelimit-limit-requests"] = str(limit)
-        found["x-ratelimit-remaining-requests"] = (
-            str(int(requests_left)) if requests_left > 0 else "0"
-        )
-        found["x-ratelimit-reset-requests"] = duration((limit - requests_left) * MINUTE_MS / limit)
-    limit = scopes[tokens_at].tpm
-    if limit:
-        found["x-ratelimit-limit-tokens"] = str(limit)
-        found["x-ratelimit-remaining-tokens"] = str(int(tokens_left)) if tokens_left > 0 else "0"
-        found["x-ratelimit-reset-tokens"] = duration((limit - tokens_left) * MINUTE_MS / limit)
+    for kind, place, left in rests(verdict):
+        limit = scopes[place].limits.get(kind.name)
+        if limit:
+            name, remaining, reset = _NAMES[kind]
+            found[name] = str(limit)
+            found[remaining] = str(int(left)) if left > 0 else "0"
+            found[reset] = duration((limit - left) * kind.ms_each(limit))
     return found
 
 

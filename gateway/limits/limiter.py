@@ -8,21 +8,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.directory import Principal
-from gateway.limits.buckets import (
-    UNSIGNED_MAX,
-    Limit,
-    Scope,
-    Verdict,
-    decide_locally,
-    part,
-)
+from gateway.limits.buckets import UNSIGNED_MAX, Scope, decide_locally, part
 from gateway.limits.forecast import Forecast
 from gateway.limits.headers import headers
 from gateway.limits.scopes import Binding, Scopes
-from gateway.limits.script import RawVerdict
 from gateway.limits.shared import SharedBuckets
 from gateway.limits.valkey import ValkeyClient
+from gateway.limits.verdict import Verdict
 from sluice.errors import ErrorCode, RejectedError
+from sluice.limits import BY_NUMBER, Counted
 
 
 class Reservation:
@@ -30,7 +24,7 @@ class Reservation:
 
     Attributes:
         scopes: Where; empty for callers without limits.
-        tpms: Their tokens per minute when it was taken: what each gave at most.
+        caps: The tokens that each gave at most when it was taken.
         tokens: How many tokens.
         forecast: Learns from the answers.
         answers: How many are to come.
@@ -40,26 +34,26 @@ class Reservation:
     __slots__ = (
         "_verdict",
         "answers",
+        "caps",
         "forecast",
         "is_local",
         "is_settled",
         "scopes",
         "tokens",
-        "tpms",
     )
 
     def __init__(  # by place: it is made for every request
         self,
         scopes: Sequence[Scope],
-        tpms: Sequence[int],
+        caps: Sequence[int],
         tokens: int,
         forecast: Forecast,
         answers: int,
-        verdict: RawVerdict | None,
+        verdict: Verdict | None,
         is_local: bool,
     ) -> None:
         self.scopes = scopes
-        self.tpms = tpms
+        self.caps = caps
         self.tokens = tokens
         self.forecast = forecast
         self.answers = answers
@@ -161,18 +155,18 @@ class Limiter:
         if answers:
             tokens += forecast.tokens(output_tokens_max, answers, is_bounded=is_bounded)
         tokens = min(tokens, UNSIGNED_MAX)
-        tpms = [scope.tpm for scope in scopes]  # they may change before it is answered
-        answer = self._shared.ask(scopes, tpms, tokens)
+        caps = [scope.tokens_max for scope in scopes]  # they may change before it is answered
+        answer = self._shared.ask(scopes, caps, tokens)
         if answer is not None:
             try:
                 verdict = await answer
             except asyncio.CancelledError:
-                self._shared.abandon(answer, scopes, tpms, tokens)
+                self._shared.abandon(answer, scopes, caps, tokens)
                 raise
             if verdict is not None:
                 if not verdict[0]:
-                    return Reservation(scopes, tpms, tokens, forecast, answers, verdict, False)
-                raise _exceeded(scopes, tokens, Verdict(*verdict))
+                    return Reservation(scopes, caps, tokens, forecast, answers, verdict, False)
+                raise _exceeded(scopes, tokens, verdict)
         return self._reserve_locally(binding, tokens, answers)
 
     async def count(self, principal: Principal, model_id: str) -> Reservation:
@@ -233,12 +227,12 @@ class Limiter:
         if was_served and output_tokens and reservation.answers:
             reservation.forecast.learn(output_tokens, reservation.answers)
         reserved, used = reservation.tokens, prompt_tokens + output_tokens
-        for scope, tpm in zip(reservation.scopes, reservation.tpms, strict=True):
+        for scope, cap in zip(reservation.scopes, reservation.caps, strict=True):
             if reservation.is_local:
-                taken = min(reserved, part(tpm, self._local_share))
+                taken = min(reserved, part(cap, self._local_share))
                 scope.settle_local(taken, used, was_served=was_served)
             else:
-                scope.settle(min(reserved, tpm), used, was_served=was_served)
+                scope.settle(min(reserved, cap), used, was_served=was_served)
         self._shared.tell(reservation.scopes)
 
     async def flush(self) -> None:
@@ -249,29 +243,28 @@ class Limiter:
         _, _, scopes, forecast = binding
         self.local_decisions += 1
         verdict = decide_locally(scopes, tokens, self._local_share, self._clock() * 1000)
-        if verdict.limit != Limit.NONE:
+        if verdict[0]:
             raise _exceeded(scopes, tokens, verdict)
         self._shared.hold(scopes)
-        tpms = [scope.tpm for scope in scopes]
-        return Reservation(scopes, tpms, tokens, forecast, answers, verdict, True)
+        caps = [scope.tokens_max for scope in scopes]
+        return Reservation(scopes, caps, tokens, forecast, answers, verdict, True)
 
 
 def _exceeded(scopes: Sequence[Scope], tokens: int, verdict: Verdict) -> LimitExceededError:
-    scope, wait_s = scopes[verdict.scope], verdict.wait_ms / 1000
+    kind, scope, wait_s = BY_NUMBER[verdict[0]], scopes[verdict[1]], verdict[2] / 1000
+    value = scope.limits.get(kind.name, 0)  # it may be changed by now
+    reached = f"Rate limit reached for {scope.label}: {value} {kind.text}"
     again = f"Try again in {wait_s:.1f} s"
-    if verdict.limit == Limit.REQUESTS:
-        code = ErrorCode.RATE_LIMIT_REQUESTS
-        message = f"Rate limit reached for {scope.label}: {scope.rpm} requests per minute. {again}."
-    elif verdict.limit == Limit.TOKENS:
-        code = ErrorCode.RATE_LIMIT_TOKENS
+    if kind.counted is Counted.REQUESTS:
+        message = f"{reached}. {again}."
+    elif kind.counted is Counted.TOKENS:
         message = (
-            f"Rate limit reached for {scope.label}: {scope.tpm} tokens per minute, and this request"
+            f"{reached}, and this request"
             f" is expected to need {tokens}. {again}, shorten the prompt or lower max_tokens."
         )
     else:
-        code = ErrorCode.RATE_LIMIT_CONCURRENCY
         message = (
-            f"Too many requests at once for {scope.label}: at most {scope.requests_max} may be"
+            f"Too many requests at once for {scope.label}: at most {value} may be"
             " open. Wait for an answer before you send more."
         )
-    return LimitExceededError(code, message, wait_s, headers(scopes, verdict))
+    return LimitExceededError(kind.code, message, wait_s, headers(scopes, verdict))

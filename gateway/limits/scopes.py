@@ -5,8 +5,9 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 
 from gateway.directory import Principal
 from gateway.limits.buckets import Scope
-from gateway.limits.caller import CallerLimits, account_limits, key_limits, model_limits
+from gateway.limits.caller import account_limits, key_limits, model_limits
 from gateway.limits.forecast import Forecast
+from sluice.limits import Limits
 
 _BINDINGS_MAX = 65_536  # above it, those bound longest ago are bound anew
 _FORECASTS_MAX = 65_536
@@ -49,7 +50,7 @@ class Scopes:
     def _bind(self, principal: Principal, model_id: str) -> Binding:
         key, tenant = principal.key, principal.tenant
         # The braces keep a tenant's scopes together where Valkey is sharded.
-        prefix = f"limit:{{{tenant.id}}}"
+        prefix = f"limits:{{{tenant.id}}}"
         of_model = f"your account for the model '{model_id}'"
         number = principal.number
         found = (
@@ -80,19 +81,17 @@ class Scopes:
         if principal is not None:
             del self._by_caller[ref(principal)][place[1]]
 
-    def _scope(
-        self, name: str, label: str, kind: str, limits: CallerLimits, number: int
-    ) -> Scope | None:
+    def _scope(self, name: str, label: str, kind: str, limits: Limits, number: int) -> Scope | None:
         """Return a scope with the limits of the latest principal that had some."""
-        if not any(limits):
+        if not limits:
             return None
         scope = self._scopes.get(name)
         if scope is None:
             scope = self._scopes[name] = Scope(name, label, kind)
         if number >= scope.limited_by:
             scope.limited_by = number
-            if limits != (scope.rpm, scope.tpm, scope.requests_max):
-                scope.limit(*limits)
+            if limits != scope.limits:
+                scope.limit(limits)
         return scope
 
     def _forecast(self, tenant_id: str, model_id: str) -> Forecast:

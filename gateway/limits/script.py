@@ -8,76 +8,122 @@ Numbers travel packed, because formatting and parsing them apart costs more than
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
-from struct import Struct
-from typing import Protocol, cast
+from typing import Protocol
 
 from gateway.limits.buckets import (
-    SLOT_WAIT_MS,
-    UNLIMITED,
-    UNSIGNED_MAX,
-    WAIT_MAX_MS,
+    HEAD_FORMAT,
+    LIMIT_BYTES,
+    LIMIT_FORMAT,
+    NEWS_FORMAT,
     News,
     Scope,
-    pack_row,
 )
+from gateway.limits.verdict import FORMAT, SHOWN, UNLIMITED, VERDICT, WAIT_MAX_MS, Verdict
+from sluice.limits import SLOT_WAIT_MS, Counted
 
 LEASE_MS = 10_000  # a process that is silent for so long holds nothing any more
 TAG_BYTES = 8
+_STORED_BYTES = LIMIT_BYTES + 8  # of a limit: with what is left of it
+_LEAST = ", ".join(f"least[{kind.number}]" for kind in SHOWN)
+_PLACES = ", ".join(f"at[{kind.number}]" for kind in SHOWN)
 
-# Of a scope, stored: requests and tokens left, time in ms; its limits: both per minute, a zero, and
-# at once; then for each process that holds open requests its tag, their number, and until when that
-# counts. Time is the server's: the clocks of gateways do not matter; a time to come, from before it
-# was set back, is replaced by now. A value that is none of this counts as absent; one of the last
-# release has no limits. They are those of the last caller, also of a refused one: a process that
-# only tells of open requests may not know of a change.
+# Of a scope, stored: time in ms and how many limits it has; these as a row has them, and what is
+# left of each; then for each process that holds open requests its tag, their number, and until when
+# that counts. Time is the server's: the clocks of gateways do not matter; a time to come, from
+# before it was set back, is replaced by now. A value that is none of this counts as absent. The
+# limits are those of the last caller, also of a refused one: a process that only tells of open
+# requests may not know of a change. Most scopes of a batch have one of a few lists of limits: each
+# is read once, as a shape. What is left of requests at once is not a bucket: it is counted anew.
 _TEXT = f"""
 local me, leases, rows, calls = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local asked = tonumber(ARGV[5])
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local count, FULL = #KEYS, {UNLIMITED:.0f}
+local count, FULL, OPEN = #KEYS, {UNLIMITED:.0f}, {Counted.OPEN:d}
+local min, max, sub, pack, unpack_ = math.min, math.max, string.sub, struct.pack, struct.unpack
 local stored = count > 0 and redis.call('MGET', unpack(KEYS)) or {{}}
-local rpm, tpm, most, held, requests, tokens, open = {{}}, {{}}, {{}}, {{}}, {{}}, {{}}, {{}}
-local others, changed = {{}}, {{}}
-local min, max, pack, unpack_ = math.min, math.max, struct.pack, struct.unpack
+local shapes, levels, held, others, changed = {{}}, {{}}, {{}}, {{}}, {{}}
+local known = {{}}
+local function shape_of(list)
+  if known[list] ~= nil then return known[list] end
+  local n = #list / {LIMIT_BYTES}
+  local shape = {{list = list, n = n, levels = '<' .. string.rep('d', n), keep = 120000,
+    kind = {{}}, counted = {{}}, value = {{}}, each = {{}}, cap = FULL, open = false}}
+  known[list] = shape
+  for p = 1, n do
+    local first = (p - 1) * {LIMIT_BYTES} + 1
+    local kind, counted, window, value = unpack_('{LIMIT_FORMAT}', list, first)
+    local is_open = counted == OPEN
+    if not (value > 0 and value < FULL and counted >= 1 and counted <= OPEN)
+      or (window == 0) ~= is_open then
+      known[list] = false
+      return false
+    end
+    shape.kind[p], shape.counted[p], shape.value[p] = kind, counted, value
+    shape.each[p] = is_open and {SLOT_WAIT_MS} or window / value
+    shape.open = shape.open or is_open
+    shape.keep = max(shape.keep, 2 * window)
+    if counted == {Counted.TOKENS:d} then shape.cap = min(shape.cap, value) end
+  end
+  return shape
+end
 local pos = 1
 for i = 1, count do
-  local back_r, owed_r, owed_k, back_k
-  rpm[i], tpm[i], most[i], held[i], back_r, owed_r, owed_k, back_k, pos =
-    unpack_('<I4I4I4I4I4I4I4d', rows, pos)
-  local r, k, at, sum, kept = FULL, FULL, now, 0, ''
-  local value, from, is_new = stored[i], 25, i <= asked
-  if value and #value > 0 and #value % 24 == 0 then
-    r, k, at = unpack_('<ddd', value)
-    if not (r >= -FULL and r <= FULL and k >= -FULL and k <= FULL and at >= 0) then
-      r, k, at = FULL, FULL, now
-    else
-      if #value > 24 then
-        local r_limit, k_limit, zero, limit = unpack_('<I4I4dd', value, from)
-        if zero == 0 and limit >= 0 and limit < FULL then
-          from = from + 24
-          if i > asked then rpm[i], tpm[i], most[i] = r_limit, k_limit, limit end
-          is_new = at > now or r_limit ~= rpm[i] or k_limit ~= tpm[i] or limit ~= most[i]
-        end
+  local n, has_news, back, owed
+  n, has_news, held[i], pos = unpack_('{HEAD_FORMAT}', rows, pos)
+  local shape = shape_of(sub(rows, pos, pos + n * {LIMIT_BYTES} - 1))
+  pos = pos + n * {LIMIT_BYTES}
+  if has_news > 0 then
+    back, owed = {{}}, {{}}
+    back[1], owed[1], owed[2], back[2], pos = unpack_('{NEWS_FORMAT}', rows, pos)
+  end
+  local at, level, sum, kept, is_new = now, nil, 0, '', i <= asked
+  local value, from = stored[i], 13
+  if value and #value > 12 then
+    local time, m = unpack_('<dI4', value)
+    from = 13 + m * {_STORED_BYTES}
+    local was = time >= 0 and from <= #value + 1 and (#value + 1 - from) % 24 == 0
+      and shape_of(sub(value, 13, 12 + m * {LIMIT_BYTES}))
+    if was then
+      at = time
+      level = {{unpack_(was.levels, value, 13 + m * {LIMIT_BYTES})}}
+      if i > asked then shape = was end
+      is_new = at > now or was ~= shape
+      if was ~= shape then
+        local before = {{}}
+        for p = 1, was.n do before[was.kind[p]] = level[p] end
+        level = {{}}
+        for p = 1, shape.n do level[p] = before[shape.kind[p]] or FULL end
       end
-      for holder = from, most[i] > 0 and #value or 0, 24 do
+      for holder = from, shape.open and #value or 0, 24 do
         local tag, n, ends = unpack_('<c{TAG_BYTES}dd', value, holder)
         if tag ~= me and n > 0 and n < FULL and ends > now and ends <= now + leases then
           sum = sum + n
-          kept = kept .. string.sub(value, holder, holder + 23)
+          kept = kept .. sub(value, holder, holder + 23)
         end
       end
     end
   end
-  local minutes = max(0, now - at) / 60000
-  r = rpm[i] > 0 and min(rpm[i], r + minutes * rpm[i] + back_r) or FULL
-  k = tpm[i] > 0 and min(tpm[i], min(tpm[i], k + minutes * tpm[i]) + back_k) or FULL
-  requests[i] = r - min(owed_r, max(0, r))
-  tokens[i] = k - min(owed_k, max(0, k))
-  open[i], others[i] = sum + held[i], kept
-  changed[i] = is_new or most[i] > 0 or back_r > 0 or owed_r > 0 or owed_k > 0 or back_k ~= 0
+  level = level or {{}}
+  local elapsed, counted, most, each = max(0, now - at), shape.counted, shape.value, shape.each
+  for p = 1, shape.n do
+    local c, v, left = counted[p], most[p], level[p]
+    if c == OPEN then
+      left = max(0, v - sum - held[i])
+    else
+      if not left or not (left >= -FULL and left <= FULL) then left = FULL end
+      left = min(v, left + elapsed / each[p])
+      if back then
+        left = min(v, left + back[c])
+        left = left - min(owed[c], max(0, left))
+      end
+    end
+    level[p] = left
+  end
+  shapes[i], levels[i], others[i] = shape, level, kept
+  changed[i] = is_new or shape.open or has_news > 0
 end
-local reply, of = {{}}, {{}}
+local reply, of, at, least, amount = {{}}, {{}}, {{}}, {{}}, {{1, 0, 1}}
 pos = 1
 while pos <= #calls do
   local need
@@ -86,45 +132,47 @@ while pos <= #calls do
   for j = 1, 3 do
     local i = of[j]
     if i > 0 then
-      if rpm[i] > 0 then
-        local short = (1 - requests[i]) * 60000 / rpm[i]
-        if short > wait then limit, where, wait = 1, j - 1, short end
-      end
-      if tpm[i] > 0 then
-        local short = (min(need, tpm[i]) - tokens[i]) * 60000 / tpm[i]
-        if short > wait then limit, where, wait = 2, j - 1, short end
-      end
-      if most[i] > 0 and open[i] >= most[i] and wait < {SLOT_WAIT_MS} then
-        limit, where, wait = 3, j - 1, {SLOT_WAIT_MS}
+      local shape, level = shapes[i], levels[i]
+      local counted, each = shape.counted, shape.each
+      amount[2] = min(need, shape.cap)
+      for p = 1, shape.n do
+        local short = (amount[counted[p]] - level[p]) * each[p]
+        if short > wait then limit, where, wait = shape.kind[p], j - 1, short end
       end
     end
   end
-  local least_r, r_at, least_k, k_at = FULL, 0, FULL, 0
+  {_LEAST} = {", ".join("FULL" for _ in SHOWN)}
+  {_PLACES} = {", ".join("0" for _ in SHOWN)}
   for j = 1, 3 do
     local i = of[j]
     if i > 0 then
+      local shape, level = shapes[i], levels[i]
+      local counted, kind = shape.counted, shape.kind
       if limit == 0 then
-        if rpm[i] > 0 then requests[i] = requests[i] - 1 end
-        if tpm[i] > 0 then tokens[i] = tokens[i] - min(need, tpm[i]) end
-        open[i], held[i], changed[i] = open[i] + 1, held[i] + 1, true
+        amount[2] = min(need, shape.cap)
+        held[i], changed[i] = held[i] + 1, true
+        for p = 1, shape.n do level[p] = level[p] - amount[counted[p]] end
       end
-      if requests[i] < least_r then least_r, r_at = requests[i], j - 1 end
-      if tokens[i] < least_k then least_k, k_at = tokens[i], j - 1 end
+      for p = 1, shape.n do
+        local k, left = kind[p], level[p]
+        if least[k] and left < least[k] then least[k], at[k] = left, j - 1 end
+      end
     end
   end
   wait = min(math.ceil(wait), {WAIT_MAX_MS})
-  reply[#reply + 1] = pack('<BBBBI4dd', limit, where, r_at, k_at, wait, least_r, least_k)
+  reply[#reply + 1] = pack('{FORMAT}', limit, where, wait, {_PLACES}, {_LEAST})
 end
 for i = 1, count do
   if changed[i] then
-    local limits = pack('<I4I4dd', rpm[i], tpm[i], 0, most[i])
-    local value, debt = pack('<ddd', requests[i], tokens[i], now) .. limits, 0
-    if tpm[i] > 0 and tokens[i] < 0 then debt = -tokens[i] * 60000 / tpm[i] end
-    if most[i] > 0 then
+    local shape, level, debt = shapes[i], levels[i], 0
+    for p = 1, shape.n do debt = max(debt, -level[p] * shape.each[p]) end
+    local left = pack(shape.levels, unpack(level, 1, shape.n))
+    local value = pack('<dI4', now, shape.n) .. shape.list .. left
+    if shape.open then
       value = value .. others[i]
       if held[i] > 0 then value = value .. pack('<c{TAG_BYTES}dd', me, held[i], now + leases) end
     end
-    redis.call('SET', KEYS[i], value, 'PX', 120000 + math.ceil(min(debt, {WAIT_MAX_MS})))
+    redis.call('SET', KEYS[i], value, 'PX', shape.keep + math.ceil(min(debt, {WAIT_MAX_MS})))
   end
 end
 return table.concat(reply)
@@ -135,9 +183,6 @@ _SHA = hashlib.sha1(SCRIPT).hexdigest().encode()  # noqa: S324 - Valkey's name f
 
 # After the rows of a call, by their number: a row of 0 is none.
 _PADDING = ((0, 0, 0), (0, 0), (0,), ())
-_VERDICT = Struct("<4BI2d")
-
-RawVerdict = tuple[int, int, int, int, int, float, float]  # see `Verdict`
 
 
 class Waiter(Protocol):
@@ -147,12 +192,12 @@ class Waiter(Protocol):
         """Return whether it waits no more."""
         ...
 
-    def set_result(self, result: RawVerdict | None, /) -> None:
+    def set_result(self, result: Verdict | None, /) -> None:
         """Tell it the verdict; None: there is none."""
         ...
 
 
-# At most 3 scopes; of each what it gives at most, its tokens per minute; tokens.
+# At most 3 scopes; of each the tokens that it gives at most; tokens.
 Call = tuple[Waiter, Sequence[Scope], Sequence[int], int]
 
 
@@ -208,11 +253,11 @@ class Batch:
         """Return what to send; `in_full` with the script, for a server that does not know it."""
         return (b"EVAL", SCRIPT, *self._words) if in_full else (b"EVALSHA", _SHA, *self._words)
 
-    def verdicts(self, reply: object) -> Iterator[RawVerdict] | None:
+    def verdicts(self, reply: object) -> Iterator[Verdict] | None:
         """Return the answers to the calls; None when this is no reply of the script."""
-        if not isinstance(reply, bytes) or len(reply) != _VERDICT.size * len(self.calls):
+        if not isinstance(reply, bytes) or len(reply) != VERDICT.size * len(self.calls):
             return None
-        return cast("Iterator[RawVerdict]", _VERDICT.iter_unpack(reply))
+        return VERDICT.iter_unpack(reply)
 
     def restore(self) -> None:
         """Let what was taken wait again: the script did not run."""
@@ -226,22 +271,7 @@ class Batch:
         return len(self._taken)
 
     def _pack_row(self, scope: Scope) -> bytes:
-        scope.is_waiting = False
-        rpm, tpm, most, held = scope.rpm, scope.tpm, scope.requests_max, scope.held
-        news = scope.take_news()
-        back_requests, back_tokens, untold_requests, untold_tokens = news
-        if untold_requests or untold_tokens:
+        row, news = scope.take_row()
+        if news is not None:
             self._taken.append((scope, news))
-            return pack_row(
-                rpm,
-                tpm,
-                most,
-                held,
-                back_requests + max(0, -untold_requests),
-                min(UNSIGNED_MAX, max(0, untold_requests)),
-                min(UNSIGNED_MAX, max(0, untold_tokens)),
-                back_tokens + max(0, -untold_tokens),
-            )
-        if back_requests or back_tokens:
-            self._taken.append((scope, news))
-        return pack_row(rpm, tpm, most, held, back_requests, 0, 0, back_tokens)
+        return row

@@ -16,9 +16,10 @@ from contextlib import suppress
 import structlog
 from redis.exceptions import MasterDownError, NoScriptError, ReadOnlyError, ResponseError
 
-from gateway.limits.buckets import Limit, Scope
-from gateway.limits.script import TAG_BYTES, Batch, Call, RawVerdict
+from gateway.limits.buckets import Scope
+from gateway.limits.script import TAG_BYTES, Batch, Call
 from gateway.limits.valkey import ValkeyClient
+from gateway.limits.verdict import Verdict
 from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
@@ -67,7 +68,7 @@ class SharedBuckets:
         self._called_at_s = 0.0  # the first of them
         self._news: deque[Scope] = deque()
         self._leased: set[Scope] = set()
-        self._probe_scope = Scope("limit:probe", "", requests_max=1)  # its row is always written
+        self._probe_scope = Scope("limits:probe", "", requests_max=1)  # its row is always written
         self._batch: Batch | None = None  # under way
         self._sent_at_s = 0.0
         self._batch_called_at_s = 0.0
@@ -82,19 +83,19 @@ class SharedBuckets:
         valkey.listen(self)
 
     def ask(
-        self, scopes: Sequence[Scope], tpms: Sequence[int], tokens: int
-    ) -> asyncio.Future[RawVerdict | None] | None:
+        self, scopes: Sequence[Scope], caps: Sequence[int], tokens: int
+    ) -> asyncio.Future[Verdict | None] | None:
         """Reserve; None, at once or within the deadline: decide without Valkey.
 
-        `tpms` are the limits of the scopes as they are now: they may change before the answer.
+        `caps` are the tokens that the scopes give at most now: they may change before the answer.
         """
         if not self.is_up or len(self._calls) >= _CALLS_MAX:
             return None
-        future: asyncio.Future[RawVerdict | None] = self._loop.create_future()
+        future: asyncio.Future[Verdict | None] = self._loop.create_future()
         if not self._calls:
             self._called_at_s = self._loop.time()
             self._wake()
-        self._calls.append((future, scopes, tpms, tokens))
+        self._calls.append((future, scopes, caps, tokens))
         return future
 
     def tell(self, scopes: Sequence[Scope]) -> None:
@@ -107,7 +108,7 @@ class SharedBuckets:
                 continue
             scope.is_waiting = True
             self._news.append(scope)
-            if scope.requests_max:
+            if scope.is_leased:
                 self._has_free_place = True
         if self.is_up and self._news:
             self._wake_for_news()
@@ -126,25 +127,25 @@ class SharedBuckets:
         """
         for scope in scopes:
             scope.held += 1
-            if scope.requests_max:
+            if scope.is_leased:
                 self._leased.add(scope)
         self.tell(scopes)
 
     def abandon(
         self,
-        answer: asyncio.Future[RawVerdict | None],
+        answer: asyncio.Future[Verdict | None],
         scopes: Sequence[Scope],
-        tpms: Sequence[int],
+        caps: Sequence[int],
         tokens: int,
     ) -> None:
         """Give back what an answer grants that nobody takes, because its client has left."""
         if answer.cancelled():
             return  # the reply is yet to come, and looks at that
         verdict = answer.result()
-        if verdict is not None and verdict[0] == Limit.NONE:
+        if verdict is not None and not verdict[0]:
             for scope in scopes:
                 scope.held -= 1
-            self._give_back(scopes, tpms, tokens)
+            self._give_back(scopes, caps, tokens)
 
     # What the connection says.
 
@@ -313,21 +314,21 @@ class SharedBuckets:
         else:
             self._valkey.drop(reason)
 
-    def _answer(self, calls: Sequence[Call], verdicts: Iterable[RawVerdict]) -> None:
+    def _answer(self, calls: Sequence[Call], verdicts: Iterable[Verdict]) -> None:
         leased = self._leased
-        for verdict, (future, scopes, tpms, tokens) in zip(verdicts, calls, strict=True):
+        for verdict, (future, scopes, caps, tokens) in zip(verdicts, calls, strict=True):
             is_granted = not verdict[0]
             if future.done():
                 if is_granted:
-                    self._give_back(scopes, tpms, tokens)
+                    self._give_back(scopes, caps, tokens)
                 continue
             if is_granted:
                 for scope in scopes:  # as `hold` does; a call less for every call
                     scope.held += 1
-                    if scope.requests_max:
+                    if scope.is_leased:
                         leased.add(scope)
             else:  # what is open may be from before it was limited
-                leased.update([it for it in scopes if it.requests_max and it.held])
+                leased.update([it for it in scopes if it.is_leased and it.held])
             future.set_result(verdict)
 
     def _let_go(self, calls: Sequence[Call]) -> None:
@@ -335,9 +336,9 @@ class SharedBuckets:
             if not future.done():
                 future.set_result(None)
 
-    def _give_back(self, scopes: Sequence[Scope], tpms: Sequence[int], tokens: int) -> None:
-        for scope, tpm in zip(scopes, tpms, strict=True):
-            scope.give_back(min(tokens, tpm))
+    def _give_back(self, scopes: Sequence[Scope], caps: Sequence[int], tokens: int) -> None:
+        for scope, cap in zip(scopes, caps, strict=True):
+            scope.give_back(min(tokens, cap))
         self.tell(scopes)
 
 

@@ -171,10 +171,10 @@ async def test_values_that_are_no_bucket_count_as_absent(valkey) -> None:
     async with gateway(valkey[1]) as limiter:
         for index, value in enumerate(("x", nan * 3, "\x7f" * 24, nan * 6, "y" * 240)):
             who = caller(f"t{index}", rpm=2, tpm=100, requests_max=2)
-            await command(valkey[1], "SET", f"limit:{{t{index}}}", value)
+            await command(valkey[1], "SET", f"limits:{{t{index}}}", value)
             found = [await reserve(limiter, who, 10) for _ in range(3)]
             assert [one is not None for one in found] == [True, True, False]
-        await command(valkey[1], "HSET", "limit:{h}", "r", "0")
+        await command(valkey[1], "HSET", "limits:{h}", "r", "0")
         assert await reserve(limiter, caller("h", rpm=2), 10)
         assert limiter.local_decisions == 0
 
@@ -315,15 +315,15 @@ async def test_a_flushed_server_learns_again_what_is_open(valkey, monkeypatch) -
 
 async def test_a_clock_that_is_set_back_costs_nobody_more_than_what_it_waited_for(valkey) -> None:
     """Nobody is granted or settles, so that refused calls alone bring the new time."""
-    url, name = valkey[1], "limit:{t}"
+    url, name = valkey[1], "limits:{t}"
     async with gateway(url) as limiter:
         who = caller(rpm=60)
         while await reserve(limiter, who):
             pass
         value = await command(url, "GET", name)
         assert isinstance(value, bytes)
-        requests, tokens, at_ms = struct.unpack_from("<ddd", value)
-        later = struct.pack("<ddd", requests, tokens, at_ms + 3_600_000) + value[24:]
+        (at_ms,) = struct.unpack_from("<d", value)
+        later = struct.pack("<d", at_ms + 3_600_000) + value[8:]
         await command(url, "SET", name, later)
         async with asyncio.timeout(10):
             assert await granted(limiter, who), "one refills each second"

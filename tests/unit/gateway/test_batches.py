@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from gateway.limits.buckets import Scope
 from gateway.limits.script import Batch, Call
+from tests.unit.gateway.limit_rows import LimitRow, limit_rows
 
-ROW, CALL = Struct("<7Id"), Struct("<4I")
-LIMITS = ((0, 100, 0), (10, 0, 0), (10, 100, 3))
+CALL = Struct("<4I")
+LIMITS = ({"tpm": 100}, {"rpm": 10}, {"rpm": 10, "tpm": 100, "requests_max": 3})
 
 
 class Waiter:
@@ -32,8 +33,8 @@ CHANGES: tuple[Callable[[Scope], None], ...] = (
     lambda scope: scope.give_back(5),
     lambda scope: scope.take(7, 0.5),
     lambda scope: scope.restore_news((1, 2, 3, 4)),
-    lambda scope: scope.limit(5, 6, 0),
-    lambda scope: scope.limit(5, 6, 7),
+    lambda scope: scope.limit({"rpm": 5, "tpm": 6}),
+    lambda scope: scope.limit({"rpm": 5, "tpm": 6, "requests_max": 7}),
 )
 
 steps = st.lists(
@@ -48,13 +49,11 @@ steps = st.lists(
 )
 
 
-def said(scope: Scope) -> tuple[float, ...]:
+def said(scope: Scope) -> LimitRow:
     """Return the row of a scope, from its attributes."""
-    return (
-        scope.rpm,
-        scope.tpm,
-        scope.requests_max,
-        scope.held if scope.requests_max else 0,
+    return LimitRow(
+        dict(scope.limits),
+        scope.held if "requests_max" in scope.limits else 0,
         scope.back_requests + max(0, -scope.untold_requests),
         max(0, scope.untold_requests),
         max(0, scope.untold_tokens),
@@ -62,39 +61,35 @@ def said(scope: Scope) -> tuple[float, ...]:
     )
 
 
-def without_idle_held(row: tuple[float, ...]) -> tuple[float, ...]:
-    """Return a row as the script reads it: how many are held counts where that is limited."""
-    return row if row[2] else (*row[:3], 0, *row[4:])
-
-
-def told(scope: Scope) -> tuple[float, ...]:
+def told(scope: Scope) -> LimitRow:
     """Return the row of a scope in a batch that calls for it."""
     words = Batch(b"12345678", [(Waiter(), (scope,), (), 1)], []).command()
-    return without_idle_held(ROW.unpack(cast("bytes", words[-3])))
+    (row,) = limit_rows(cast("bytes", words[-3]))
+    return without_idle_held(row)
+
+
+def without_idle_held(row: LimitRow) -> LimitRow:
+    """Return a row as the script reads it: how many are held counts where that is limited."""
+    return row if "requests_max" in row.limits else row._replace(held=0)
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("limits", LIMITS)
-def test_every_change_is_told_once(
-    limits: tuple[int, int, int], change: Callable[[Scope], None]
-) -> None:
-    scope = Scope("s", "", rpm=limits[0], tpm=limits[1], requests_max=limits[2])
+def test_every_change_is_told_once(limits: dict[str, int], change: Callable[[Scope], None]) -> None:
+    scope = Scope("s", "", **limits)
     scope.held = 9
-    assert told(scope)[:3] == limits
+    assert told(scope).limits == limits
     change(scope)
     expected = said(scope)
     assert told(scope) == expected
-    assert told(scope) == (*expected[:4], 0, 0, 0, 0)
+    assert told(scope) == LimitRow(expected.limits, expected.held)
 
 
 @given(steps=steps)
 def test_rows_say_what_their_scopes_say(
     steps: list[tuple[int, int] | list[tuple[list[int], int]]],
 ) -> None:
-    scopes = [
-        Scope(f"s{index}", "", rpm=rpm, tpm=tpm, requests_max=most)
-        for index, (rpm, tpm, most) in enumerate(LIMITS)
-    ]
+    scopes = [Scope(f"s{index}", "", **limits) for index, limits in enumerate(LIMITS)]
     for scope in scopes:
         scope.held = 99
     for step in steps:
@@ -113,12 +108,13 @@ def test_rows_say_what_their_scopes_say(
         assert len(set(names)) == len(names)
         called = {f"s{index}".encode() for places, _ in step for index in places}
         assert set(names[:asked]) == called
-        found = [without_idle_held(row) for row in ROW.iter_unpack(rows)]
-        assert found == [expected[name.decode()] for name in names]
+        assert [without_idle_held(row) for row in limit_rows(rows)] == [
+            expected[name.decode()] for name in names
+        ]
         assert [
             (need, *(names[row - 1].decode() for row in of if row))
             for need, *of in CALL.iter_unpack(packed)
         ] == [(tokens, *(f"s{index}" for index in places)) for places, tokens in step]
         assert {scope.name for scope in others} <= {name.decode() for name in names}
         assert all(not scope.row for scope in scopes)
-        assert not any(said(scope)[4:] != (0, 0, 0, 0) for scope in others)
+        assert not any(said(scope)[2:] != (0, 0, 0, 0) for scope in others)

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.buckets import Limit, Scope, decide_locally, part
+from gateway.limits.buckets import Scope, decide_locally, part
 from gateway.limits.headers import duration
+from gateway.limits.verdict import Verdict
+from sluice.limits import BY_NUMBER
 
 MINUTE_MS = 60_000
 
@@ -27,6 +29,11 @@ class Limits:
         return Scope(name, name, rpm=self.rpm, tpm=self.tpm, requests_max=self.requests_max)
 
 
+def refused_by(verdict: Verdict) -> str:
+    """Return the kind of limit that refused; empty: it was granted."""
+    return BY_NUMBER[verdict[0]].name if verdict[0] else ""
+
+
 limits = st.builds(Limits, st.integers(0, 20), st.integers(0, 100))
 
 
@@ -39,7 +46,7 @@ def test_grants_stay_within_capacity_plus_refill(
     began_ms = now_ms
     for pause_ms, need, _ in steps:
         now_ms += pause_ms
-        if decide_locally([scope], need, share, now_ms).limit == Limit.NONE:
+        if not refused_by(decide_locally([scope], need, share, now_ms)):
             requests += 1
             tokens += min(need, tpm)
         minutes = (now_ms - began_ms) / MINUTE_MS
@@ -55,7 +62,7 @@ def test_settled_use_is_paid_for_in_the_end(
     scope, now_ms, used_total, slack = limits.scope(), 1e6, 0, 0
     for pause_ms, need, used in steps:
         now_ms += pause_ms
-        if decide_locally([scope], need, 1.0, now_ms).limit == Limit.NONE:
+        if not refused_by(decide_locally([scope], need, 1.0, now_ms)):
             scope.settle_local(min(need, limits.tpm), used, was_served=True)
             used_total += used
             slack = max(slack, used)
@@ -71,30 +78,30 @@ def test_a_refused_caller_that_waits_is_served(
     for pause_ms, need, _ in steps:
         now_ms += pause_ms
         verdict = decide_locally([scope], need, 1.0, now_ms)
-        if verdict.limit != Limit.NONE:
-            now_ms += verdict.wait_ms + 1e-6
-            assert decide_locally([scope], need, 1.0, now_ms).limit == Limit.NONE
+        if refused_by(verdict):
+            now_ms += verdict[2] + 1e-6
+            assert not refused_by(decide_locally([scope], need, 1.0, now_ms))
 
 
 @given(need=st.integers(0, 50))
 def test_all_scopes_or_none(need: int) -> None:
     free, full = Limits(10, 100).scope("free"), Limits(1).scope("full")
-    assert decide_locally([full], 0, 1.0, 1e6).limit == Limit.NONE
+    assert not refused_by(decide_locally([full], 0, 1.0, 1e6))
     verdict = decide_locally([free, full], need, 1.0, 1e6)
-    assert (verdict.limit, verdict.scope) == (Limit.REQUESTS, 1)
-    assert free.refill(1.0, 1e6) == (10, 100)
+    assert (refused_by(verdict), verdict[1]) == ("rpm", 1)
+    assert free.refill(1.0, 1e6) == {"rpm": 10, "tpm": 100}
 
 
 def test_requests_at_once_end_before_others_begin() -> None:
     scope = Limits(requests_max=4).scope()
     granted = 0
-    while decide_locally([scope], 10, 0.5, 1e6).limit == Limit.NONE:
+    while not refused_by(decide_locally([scope], 10, 0.5, 1e6)):
         scope.held += 1
         granted += 1
     assert granted == 2, "half of 4"
-    assert decide_locally([scope], 10, 0.5, 1e6).limit == Limit.CONCURRENCY
+    assert refused_by(decide_locally([scope], 10, 0.5, 1e6)) == "requests_max"
     scope.settle_local(0, 10, was_served=True)
-    assert decide_locally([scope], 10, 0.5, 1e6).limit == Limit.NONE
+    assert not refused_by(decide_locally([scope], 10, 0.5, 1e6))
 
 
 @given(
@@ -104,7 +111,7 @@ def test_what_is_told_is_what_was_used(used: list[tuple[int, int, bool]]) -> Non
     scope, now_ms, told = Limits(tpm=2**32 - 1, rpm=2**32 - 1).scope(), 1e6, 0
     for reserved, spent, is_told_between in used:
         now_ms += 24 * 3600 * 1000
-        if decide_locally([scope], reserved, 1.0, now_ms).limit != Limit.NONE:
+        if refused_by(decide_locally([scope], reserved, 1.0, now_ms)):
             continue
         if is_told_between:
             told += scope.take_news()[3]

@@ -2,18 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
-from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from redis.exceptions import NoScriptError, OutOfMemoryError
 
 from gateway.directory import Principal
 from gateway.limits import shared
-from gateway.limits.buckets import Limit
 from gateway.limits.limiter import Limiter, LimitExceededError, Reservation
+from gateway.limits.verdict import SHOWN, UNLIMITED, VERDICT
 from sluice.errors import ErrorCode
+from sluice.limits import BY_NAME
 from sluice.wire.control.v1 import control_pb2 as control
+from tests.unit.gateway.limit_rows import LimitRow, limit_rows
 
 if TYPE_CHECKING:
     from gateway.limits.valkey import ValkeyClient
@@ -24,9 +25,16 @@ PRINCIPAL = Principal(
 BY_THE_MINUTE = Principal(
     control.ApiKey(id="l"), control.Tenant(id="u"), control.Tier(rpm=10, tpm=1000)
 )
-ROW = Struct("<7Id")
-REPLY = Struct("<4BI2d").pack
-GRANTED = REPLY(Limit.NONE, 0, 0, 0, 0, 9, 700)
+
+
+def reply(refused_by: str = "", wait_ms: int = 0, **rests: float) -> bytes:
+    """Return the answer to a call, of its first scope alone."""
+    number = BY_NAME[refused_by].number if refused_by else 0
+    left = [rests.get(kind.name, UNLIMITED) for kind in SHOWN]
+    return VERDICT.pack(number, 0, wait_ms, *(0 for _ in SHOWN), *left)
+
+
+GRANTED = reply(rpm=9, tpm=700)
 
 
 class Valkey:
@@ -49,24 +57,11 @@ class Valkey:
         self.dropped = reason
 
 
-class Told(NamedTuple):
-    """The row of an account in a batch."""
-
-    rpm: int
-    tpm: int
-    most: int
-    held: int
-    back_requests: int
-    untold_requests: int
-    untold_tokens: int
-    back_tokens: float
-
-
-def told(words: Sequence[bytes | int], tenant_id: str = "t") -> Told:
+def told(words: Sequence[bytes | int], tenant_id: str = "t") -> LimitRow:
+    """Return the row of an account in a batch."""
     count = cast("int", words[2])
-    place = words[3 : 3 + count].index(b"limit:{%b}" % tenant_id.encode())
-    rows = cast("bytes", words[5 + count])
-    return Told._make(ROW.unpack_from(rows, place * ROW.size))
+    place = words[3 : 3 + count].index(b"limits:{%b}" % tenant_id.encode())
+    return limit_rows(cast("bytes", words[5 + count]))[place]
 
 
 async def ready() -> tuple[Valkey, Limiter]:
@@ -100,16 +95,16 @@ async def test_a_client_that_leaves_while_its_reservation_is_made(
     is_granted: bool, is_reply_first: bool
 ) -> None:
     valkey, limiter = await ready()
-    reply = GRANTED if is_granted else REPLY(Limit.TOKENS, 0, 0, 0, 5000, 9, 0)
+    answer = GRANTED if is_granted else reply("tpm", 5000, rpm=9, tpm=0)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(reserve(limiter))
         await sent(valkey, 1)
         if is_reply_first:
-            valkey.listener.replied(reply)
+            valkey.listener.replied(answer)
         task.cancel()
         await asyncio.wait([task])
         if not is_reply_first:
-            valkey.listener.replied(reply)
+            valkey.listener.replied(answer)
         assert task.cancelled()
     if not is_granted:
         assert len(valkey.sent) == 1
@@ -284,8 +279,8 @@ async def test_a_probe_touches_no_tenant_whatever_it_is_called() -> None:
     await reserve(limiter, principal=of_the_name)
     valkey.sent.clear()
     valkey.listener.connected()
-    assert valkey.sent[0].count(b"limit:{probe}") == 1
-    assert told(valkey.sent[0], "probe").tpm == 1000
+    assert valkey.sent[0].count(b"limits:{probe}") == 1
+    assert told(valkey.sent[0], "probe").limits["tpm"] == 1000
 
 
 @pytest.mark.parametrize(("tpm", "taken"), [(0, 0), (100, 100), (1000, 300)])
@@ -381,15 +376,15 @@ async def test_what_goes_back_is_what_was_taken_by_the_limit_when_it_was_asked(
 @pytest.mark.parametrize(
     ("limit", "code", "words"),
     [
-        (Limit.REQUESTS, "rate_limit_requests", "10 requests per minute"),
-        (Limit.TOKENS, "rate_limit_tokens", "1000 tokens per minute"),
-        (Limit.CONCURRENCY, "rate_limit_concurrency", "at most 3"),
+        ("rpm", "rate_limit_requests", "10 requests per minute"),
+        ("tpm", "rate_limit_tokens", "1000 tokens per minute"),
+        ("requests_max", "rate_limit_concurrency", "at most 3"),
     ],
 )
-async def test_a_refusal_says_which_limit_of_what(limit: Limit, code: str, words: str) -> None:
+async def test_a_refusal_says_which_limit_of_what(limit: str, code: str, words: str) -> None:
     valkey, limiter = await ready()
-    reply = REPLY(limit, 0, 0, 0, 2500, 3, -250)
-    asyncio.get_running_loop().call_later(0.01, valkey.listener.replied, reply)
+    answer = reply(limit, 2500, rpm=3, tpm=-250)
+    asyncio.get_running_loop().call_later(0.01, valkey.listener.replied, answer)
     with pytest.raises(LimitExceededError) as refused:
         await reserve(limiter)
     error = refused.value

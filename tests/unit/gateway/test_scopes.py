@@ -13,8 +13,9 @@ from gateway.limits.scopes import Scopes
 from sluice.wire.control.v1 import control_pb2 as control
 
 
-def shown(scopes: tuple[Scope, ...]) -> list[tuple[str, int, int, int]]:
-    return [(s.name, s.rpm, s.tpm, s.requests_max) for s in scopes]
+def shown(scopes: tuple[Scope, ...]) -> list[tuple[str | int, ...]]:
+    kinds = ("rpm", "tpm", "requests_max")
+    return [(s.name, *(s.limits.get(kind, 0) for kind in kinds)) for s in scopes]
 
 
 KEY = control.ApiKey(id="k", rpm=1)
@@ -26,9 +27,9 @@ TIER.model_limits["big"].CopyFrom(control.Limits(tpm=50))
 def test_account_key_and_model() -> None:
     scopes = Scopes().of(Principal(KEY, TENANT, TIER), "big").scopes
     assert shown(scopes) == [
-        ("limit:{t}", 10, 100, 4),
-        ("limit:{t}:key:k", 1, 0, 0),
-        ("limit:{t}:model:big", 0, 50, 0),
+        ("limits:{t}", 10, 100, 4),
+        ("limits:{t}:key:k", 1, 0, 0),
+        ("limits:{t}:model:big", 0, 50, 0),
     ]
 
 
@@ -42,7 +43,7 @@ def test_only_what_has_limits() -> None:
 def test_a_tenants_own_limits_replace_its_tiers() -> None:
     own = control.Tenant(id="t", limits=control.Limits(tpm=7, requests_max=9))
     scopes = Scopes().of(Principal(control.ApiKey(id="k"), own, TIER), "small").scopes
-    assert shown(scopes) == [("limit:{t}", 10, 7, 9)]
+    assert shown(scopes) == [("limits:{t}", 10, 7, 9)]
 
 
 def test_bound_once_until_something_changes() -> None:
@@ -53,7 +54,7 @@ def test_bound_once_until_something_changes() -> None:
     first.scopes[0].held = 3
     tier = control.Tier(rpm=20)
     second = scopes.of(Principal(KEY, TENANT, tier), "big")
-    assert shown(second.scopes)[0] == ("limit:{t}", 20, 0, 0)
+    assert shown(second.scopes)[0] == ("limits:{t}", 20, 0, 0)
     assert second.scopes[0] is first.scopes[0], "what is open stays counted"
     assert second.forecast is first.forecast
 
@@ -66,10 +67,10 @@ def test_who_was_let_in_before_a_change_does_not_undo_it() -> None:
     account = scopes.of(after, "big").scopes[0]
     late = scopes.of(before, "small")
     assert late.scopes[0] is account
-    assert account.rpm == 10
+    assert account.limits["rpm"] == 10
     account_again = scopes.of(Principal(KEY, TENANT, control.Tier(rpm=20)), "small").scopes[0]
     assert account_again is account
-    assert account.rpm == 20
+    assert account.limits["rpm"] == 20
 
 
 class CountedKey:
@@ -110,7 +111,9 @@ def test_callers_come_are_replaced_and_leave(seed: int, monkeypatch: pytest.Monk
         binding = scopes.of(caller, model_id)
         assert binding.principal() is caller
         assert binding.tenant_id == key_id
-        assert shown(binding.scopes) == [(f"limit:{{{key_id}}}:key:{key_id}", caller.key.rpm, 0, 0)]
+        assert shown(binding.scopes) == [
+            (f"limits:{{{key_id}}}:key:{key_id}", caller.key.rpm, 0, 0)
+        ]
         assert scopes.of(caller, model_id) is binding
 
 

@@ -1,0 +1,154 @@
+"""The kinds of limits, for database, admin REST, wire, CLI and gateways alike. Pure.
+
+A limit is what one kind may come to in one scope: an account, a key, or a model in an account. A
+set of limits is a dictionary of values by the names of their kinds; what is not in it, or is 0, is
+not limited. A new kind is one more line of `KINDS`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from sluice.errors import ErrorCode
+from sluice.wire.control.v1 import control_pb2 as wire
+
+VALUE_MAX = 2**31 - 1  # what PostgreSQL's integer and the wire's uint32 have in common
+SLOT_WAIT_MS = 1000  # of requests at once: when one of those that are open ends is not known
+
+Limits = dict[str, int]
+Holder = wire.Tier | wire.Tenant | wire.ApiKey
+
+
+class Counted(IntEnum):
+    """What a limit counts; the first three as gateways tell it to Valkey."""
+
+    REQUESTS = 1
+    TOKENS = 2  # of prompts and answers
+    OPEN = 3  # requests that have begun and not ended
+    LENGTH = 4  # tokens of one request: nothing adds up
+
+
+_CODES = {
+    Counted.REQUESTS: ErrorCode.RATE_LIMIT_REQUESTS,
+    Counted.TOKENS: ErrorCode.RATE_LIMIT_TOKENS,
+    Counted.OPEN: ErrorCode.RATE_LIMIT_CONCURRENCY,
+    Counted.LENGTH: ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LimitKind:
+    """One kind of limit.
+
+    Attributes:
+        number: In Valkey, 1 to 255; never used again.
+        name: In JSON, in options, and on the wire.
+        counted: What adds up.
+        text: What it counts, in words that follow a number.
+        window_s: What refills in so many seconds; 0: nothing does.
+        header: End of its `x-ratelimit-*` headers; empty: it has none.
+        event_name: In the events of requests; empty: the name.
+    """
+
+    number: int
+    name: str
+    counted: Counted
+    text: str
+    window_s: int = 0
+    header: str = ""
+    event_name: str = ""
+
+    @property
+    def code(self) -> ErrorCode:
+        """What a request beyond it is refused with."""
+        return _CODES[self.counted]
+
+    @property
+    def window_ms(self) -> int:
+        """The same in milliseconds."""
+        return self.window_s * 1000
+
+    def help(self, of: str) -> str:
+        """Return a sentence for an option; `of` says whose limit it is."""
+        return f"{self.text[0].upper()}{self.text[1:]} {of}"
+
+    def ms_each(self, value: float) -> float:
+        """Return how long one takes to come back where `value` is the limit."""
+        return self.window_ms / value if self.window_s else SLOT_WAIT_MS
+
+
+_Kind = LimitKind
+CONTEXT = _Kind(
+    number=4,
+    name="context_tokens_max",
+    counted=Counted.LENGTH,
+    text="tokens of one request and its answer",
+)
+KINDS = (
+    _Kind(
+        number=1,
+        name="rpm",
+        counted=Counted.REQUESTS,
+        text="requests per minute",
+        window_s=60,
+        header="requests",
+    ),
+    _Kind(
+        number=2,
+        name="tpm",
+        counted=Counted.TOKENS,
+        text="tokens per minute",
+        window_s=60,
+        header="tokens",
+    ),
+    _Kind(
+        number=3,
+        name="requests_max",
+        counted=Counted.OPEN,
+        text="requests at once",
+        event_name="at_once",
+    ),
+    CONTEXT,
+)
+BY_NAME = {kind.name: kind for kind in KINDS}
+BY_NUMBER = {kind.number: kind for kind in KINDS}
+# Those that add up. A key has no others: how long a request may be does not depend on it.
+METERED = tuple(kind for kind in KINDS if kind.counted is not Counted.LENGTH)
+NAMES = tuple(kind.name for kind in KINDS)
+METERED_NAMES = tuple(kind.name for kind in METERED)
+
+
+def metered(limits: Mapping[str, int]) -> Limits:
+    """Return those that add up, in the order of kinds."""
+    return {name: limits[name] for name in METERED_NAMES if name in limits}
+
+
+def narrowest(*all_limits: Mapping[str, int]) -> Limits:
+    """Return the least of each kind that is limited somewhere."""
+    found: Limits = {}
+    for limits in all_limits:
+        for name, value in limits.items():
+            found[name] = min(value, found.get(name, value))
+    return found
+
+
+def limits_of(holder: Holder, model_id: str = "") -> Limits:
+    """Return the limits in a message of the control plane; of a kind that we do not know, none.
+
+    Args:
+        holder: Who has them.
+        model_id: Those for one model; empty: those for all together.
+    """
+    return _columns_of(holder, model_id)
+
+
+def _columns_of(holder: Holder, model_id: str) -> Limits:
+    """Return what the fields say that had a kind each."""
+    found: wire.Limits | wire.Tier | wire.ApiKey | None
+    if isinstance(holder, wire.Tenant):
+        found = None if model_id else holder.limits
+    elif model_id:
+        found = holder.model_limits.get(model_id) if isinstance(holder, wire.Tier) else None
+    else:
+        found = holder
+    return {name: value for name in NAMES if (value := getattr(found, name, 0))}
