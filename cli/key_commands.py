@@ -9,14 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from cli.admin import AsJson, Tenant, ask, given, show_one
+from cli.limit_options import limit_options
 from cli.render import console, show_json, show_objects
+from sluice.limits import METERED, METERED_NAMES, Limits
 from sluice.scopes import Scope
 
 keys = typer.Typer(help="API keys of a tenant.", no_args_is_help=True)
 
 _DURATION = re.compile(r"(\d{1,6})([smhd])")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_SHOWN = ("id", "is_disabled", "expires", "rpm", "tpm", "requests_max", "scopes", "models")
+_SHOWN = ("id", "is_disabled", "expires", *METERED_NAMES, "scopes", "models")
 
 
 def duration_s(text: str) -> int:
@@ -41,6 +43,8 @@ def expiry_unix_ms(text: str, now_s: float) -> int:
     return round((now_s + duration_s(text)) * 1000)
 
 
+_of_key = limit_options(METERED, "within the tenant's; 0: no limit.")
+
 KeyId = Annotated[str, typer.Argument(help="Id of the key, not the key.")]
 Scopes = Annotated[
     list[Scope] | None, typer.Option("--scope", help="What it is for (repeat); default: all.")
@@ -49,7 +53,6 @@ Models = Annotated[
     list[str] | None,
     typer.Option("--model", help="Name, or 'beginning*', that it may use (repeat); default: all."),
 ]
-Limit = Annotated[int | None, typer.Option(min=0, help="Within the tenant's; 0: no limit.")]
 Expires = Annotated[
     str | None, typer.Option(help="90d, 12h, the last day as 2030-12-31, or never.")
 ]
@@ -70,34 +73,32 @@ def show_key(tenant: Tenant, key: KeyId, *, as_json: AsJson = False) -> None:
 
 
 @keys.command("create")
+@_of_key
 def create_key(
     tenant: Tenant,
     *,
     scopes: Scopes = None,
     models: Models = None,
-    rpm: Limit = None,
-    tpm: Limit = None,
-    requests_max: Limit = None,
+    limits: Limits,
     expires: Expires = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a key and show it, this one time."""
-    body = _properties(scopes, models, rpm, tpm, requests_max, expires)
+    body = _properties(scopes, models, limits, expires)
     show_once(
         ask(lambda api: api.call("POST", f"/v1/tenants/{tenant}/keys", body)), as_json=as_json
     )
 
 
 @keys.command("update")
+@_of_key
 def update_key(
     tenant: Tenant,
     key: KeyId,
     *,
     scopes: Scopes = None,
     models: Models = None,
-    rpm: Limit = None,
-    tpm: Limit = None,
-    requests_max: Limit = None,
+    limits: Limits,
     expires: Expires = None,
     is_disabled: Annotated[
         bool | None, typer.Option("--disable/--enable", help="Refuse it, or take it again.")
@@ -105,7 +106,7 @@ def update_key(
     as_json: AsJson = False,
 ) -> None:
     """Change what is given of a key; gateways follow within a second."""
-    body = _properties(scopes, models, rpm, tpm, requests_max, expires)
+    body = _properties(scopes, models, limits, expires)
     body |= given(is_disabled=is_disabled)
     changed = ask(lambda api: api.call("PATCH", f"/v1/tenants/{tenant}/keys/{key}", body))
     show_objects([changed if as_json else readable(changed)], _SHOWN, as_json=as_json)
@@ -133,18 +134,14 @@ def revoke_key(tenant: Tenant, key: KeyId) -> None:
 def _properties(
     scopes: list[Scope] | None,
     models: list[str] | None,
-    rpm: int | None,
-    tpm: int | None,
-    requests_max: int | None,
+    limits: Limits,
     expires: str | None,
 ) -> dict[str, Any]:
     """Return those properties of a key that were given."""
     return given(
         scopes=scopes or None,
         models=models or None,
-        rpm=rpm,
-        tpm=tpm,
-        requests_max=requests_max,
+        **limits,
         expires_at_unix_ms=None if expires is None else expiry_unix_ms(expires, time.time()),
     )
 

@@ -8,17 +8,20 @@ import typer
 from cli import budget_commands, text_commands
 from cli.admin import WHERE, AsJson, Tenant, ask, delete_one, given, show_one
 from cli.api import Json
+from cli.limit_options import limit_options
 from cli.render import show_objects
 from cli.stack_commands import fail
+from sluice.limits import KINDS, Limits
 
 tenants = typer.Typer(help="Who may use the platform.", no_args_is_help=True)
 
 _SHOWN = ("id", "name", "tier_id", "weight", "is_disabled", "limits", "fallbacks", "pins")
 
+_of_tenant = limit_options(KINDS, "instead of the tier's; 0: the tier's.")
+
 Tier = Annotated[str | None, typer.Option(help="Id of its tier.")]
 Name = Annotated[str | None, typer.Option(help="For people.")]
 Weight = Annotated[int | None, typer.Option(min=1, help="Its share among tenants of its tier.")]
-Limit = Annotated[int | None, typer.Option(min=0, help="Instead of the tier's; 0: the tier's.")]
 Fallback = Annotated[
     list[str] | None,
     typer.Option(
@@ -51,45 +54,39 @@ def show_tenant(tenant: Tenant, *, as_json: AsJson = False) -> None:
 
 
 @tenants.command("create")
+@_of_tenant
 def create_tenant(
     tenant: Tenant,
     *,
     tier: Tier = None,
     name: Name = None,
     weight: Weight = None,
-    rpm: Limit = None,
-    tpm: Limit = None,
-    requests_max: Limit = None,
-    context_tokens_max: Limit = None,
+    limits: Limits,
     fallback: Fallback = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a tenant (by default of tier `standard`), or change what is given of it."""
     changes = given(tier_id=tier, name=name, weight=weight)
-    limits = _limits(rpm, tpm, requests_max, context_tokens_max)
     fallbacks = _fallbacks(fallback or [])
     new = {"name": tenant, "tier_id": "standard"}
     _put(tenant, changes, limits, fallbacks, as_json=as_json, new=new)
 
 
 @tenants.command("update")
+@_of_tenant
 def update_tenant(
     tenant: Tenant,
     *,
     tier: Tier = None,
     name: Name = None,
     weight: Weight = None,
-    rpm: Limit = None,
-    tpm: Limit = None,
-    requests_max: Limit = None,
-    context_tokens_max: Limit = None,
+    limits: Limits,
     fallback: Fallback = None,
     is_disabled: Disabled = None,
     as_json: AsJson = False,
 ) -> None:
     """Change what is given of a tenant."""
     changes = given(tier_id=tier, name=name, weight=weight, is_disabled=is_disabled)
-    limits = _limits(rpm, tpm, requests_max, context_tokens_max)
     fallbacks = _fallbacks(fallback or [])
     _put(tenant, changes, limits, fallbacks, as_json=as_json)
 
@@ -117,12 +114,6 @@ def unpin(tenant: Tenant, model: PinnedModel, *, as_json: AsJson = False) -> Non
         return {name: release for name, release in pins.items() if name != model}
 
     _put_pins(tenant, without, as_json=as_json)
-
-
-def _limits(
-    rpm: int | None, tpm: int | None, requests_max: int | None, context_tokens_max: int | None
-) -> dict[str, int]:
-    return given(rpm=rpm, tpm=tpm, requests_max=requests_max, context_tokens_max=context_tokens_max)
 
 
 def _fallbacks(options: list[str]) -> dict[str, str]:

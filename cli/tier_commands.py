@@ -6,24 +6,26 @@ import typer
 
 from cli.admin import AsJson, ask, delete_one, given, show_one
 from cli.api import Json
+from cli.limit_options import limit_options
 from cli.render import show_objects
+from sluice.limits import KINDS, NAMES, Limits
 
 tiers = typer.Typer(help="Priority classes and their limits.", no_args_is_help=True)
 
 _SHOWN = (
-    *("id", "priority", "rpm", "tpm", "requests_max", "context_tokens_max", "model_limits"),
+    *("id", "priority", *NAMES, "model_limits"),
     *("ttft_deadline_ms", "reserved_percent", "is_preemptible"),
 )
-_LIMITS = ("rpm", "tpm", "requests_max", "context_tokens_max")
+
+_of_tier = limit_options(KINDS, "of each tenant; 0: none.")
 
 Tier = Annotated[str, typer.Argument(help="Id of a tier.")]
 Priority = Annotated[int | None, typer.Option(min=0, help="The higher one is served first.")]
-Limit = Annotated[int | None, typer.Option(min=0, help="Of each tenant; 0: none.")]
 ModelLimit = Annotated[
     list[str] | None,
     typer.Option(
         metavar="'MODEL NAME=N ...'",
-        help=f"Of one model, within the others: {', '.join(_LIMITS)}; MODEL alone ends it.",
+        help=f"Of one model, within the others: {', '.join(NAMES)}; MODEL alone ends it.",
     ),
 ]
 Deadline = Annotated[
@@ -50,14 +52,12 @@ def show_tier(tier: Tier, *, as_json: AsJson = False) -> None:
 
 
 @tiers.command("create")
+@_of_tier
 def create_tier(
     tier: Tier,
     *,
     priority: Priority = None,
-    rpm: Limit = None,
-    tpm: Limit = None,
-    requests_max: Limit = None,
-    context_tokens_max: Limit = None,
+    limits: Limits,
     model_limit: ModelLimit = None,
     ttft_deadline_ms: Deadline = None,
     reserved_percent: Reserved = None,
@@ -67,26 +67,20 @@ def create_tier(
     """Create a tier, or change what is given of it."""
     changes = given(
         priority=priority,
-        rpm=rpm,
-        tpm=tpm,
-        requests_max=requests_max,
-        context_tokens_max=context_tokens_max,
         ttft_deadline_ms=ttft_deadline_ms,
         reserved_percent=reserved_percent,
         is_preemptible=is_preemptible,
     )
-    _put(tier, changes, model_limits(model_limit or []), as_json=as_json, new={})
+    _put(tier, changes | limits, model_limits(model_limit or []), as_json=as_json, new={})
 
 
 @tiers.command("update")
+@_of_tier
 def update_tier(
     tier: Tier,
     *,
     priority: Priority = None,
-    rpm: Limit = None,
-    tpm: Limit = None,
-    requests_max: Limit = None,
-    context_tokens_max: Limit = None,
+    limits: Limits,
     model_limit: ModelLimit = None,
     ttft_deadline_ms: Deadline = None,
     reserved_percent: Reserved = None,
@@ -96,15 +90,11 @@ def update_tier(
     """Change what is given of a tier; gateways follow within a second."""
     changes = given(
         priority=priority,
-        rpm=rpm,
-        tpm=tpm,
-        requests_max=requests_max,
-        context_tokens_max=context_tokens_max,
         ttft_deadline_ms=ttft_deadline_ms,
         reserved_percent=reserved_percent,
         is_preemptible=is_preemptible,
     )
-    _put(tier, changes, model_limits(model_limit or []), as_json=as_json)
+    _put(tier, changes | limits, model_limits(model_limit or []), as_json=as_json)
 
 
 @tiers.command("delete")
@@ -123,8 +113,8 @@ def model_limits(options: list[str]) -> dict[str, dict[str, int]]:
     for option in options:
         model, *limits = option.split() or [""]
         parts = [limit.partition("=") for limit in limits]
-        if not model or any(name not in _LIMITS or not n.isdecimal() for name, _, n in parts):
-            message = f"{option!r} is not MODEL NAME=N ... with names of {', '.join(_LIMITS)}"
+        if not model or any(name not in NAMES or not n.isdecimal() for name, _, n in parts):
+            message = f"{option!r} is not MODEL NAME=N ... with names of {', '.join(NAMES)}"
             raise typer.BadParameter(message, param_hint="--model-limit")
         found[model] = {name: int(n) for name, _, n in parts}
     return found

@@ -27,6 +27,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from sluice.limits import METERED_NAMES, NAMES
+
 metadata = MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -79,9 +81,7 @@ tiers = Table(
     metadata,
     Column("id", Text, primary_key=True),
     count_column("priority"),
-    count_column("rpm"),
-    count_column("tpm"),
-    count_column("context_tokens_max"),
+    *(count_column(name) for name in NAMES),
     count_column("ttft_deadline_ms"),
     Column(
         "reserved_permille",
@@ -91,7 +91,6 @@ tiers = Table(
         server_default="0",
     ),
     flag_column("is_preemptible"),
-    count_column("requests_max"),
     object_column("model_limits"),
 )
 
@@ -120,10 +119,8 @@ api_keys = Table(
     Column("secret_sha256", LargeBinary, nullable=False, unique=True),
     Column("expires_at_unix_ms", BigInteger, nullable=False, server_default="0"),
     flag_column("is_disabled"),
-    count_column("rpm"),
-    count_column("tpm"),
+    *(count_column(name) for name in METERED_NAMES),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    count_column("requests_max"),
     list_column("scopes"),
     list_column("models"),
 )

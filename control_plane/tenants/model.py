@@ -1,12 +1,14 @@
 """Who uses the platform: tiers, tenants and their API keys."""
 
 import re
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_serializer
+from pydantic import AfterValidator, Field, create_model, model_serializer
 
 from control_plane.fields import Body, Count, Id, Text, is_id
 from control_plane.percent import PercentInTenths, ShareField
+from sluice.limits import METERED_NAMES, NAMES
 from sluice.scopes import Scope
 
 SALT_BYTES = 16
@@ -66,13 +68,17 @@ Pins = Annotated[
 ]
 
 
-class LimitsBody(Body):
-    """What one caller may use; 0 is no limit, or in an exception: as without it."""
+def _limits(names: Iterable[str]) -> type[Body]:
+    """Return a body with a limit of each kind."""
+    fields: dict[str, Any] = dict.fromkeys(names, (Count, 0))
+    return create_model("_Limits", __base__=Body, **fields)
 
-    rpm: Count = 0
-    tpm: Count = 0
-    requests_max: Count = 0
-    context_tokens_max: Count = 0
+
+_Limits, _MeteredLimits = _limits(NAMES), _limits(METERED_NAMES)
+
+
+class LimitsBody(_Limits):
+    """What one caller may use; 0 is no limit, or in an exception: as without it."""
 
     @model_serializer
     def _set_ones(self) -> dict[str, int]:
@@ -83,7 +89,7 @@ class LimitsBody(Body):
 ModelLimits = Annotated[dict[Id, LimitsBody], Field(max_length=256, default_factory=_no_limits)]
 
 
-class TierBody(Body):
+class TierBody(_Limits):
     """A priority class and its limits; 0 is no limit.
 
     `requests_max` bounds what a tenant has running or waiting at once; `model_limits` are what a
@@ -94,10 +100,6 @@ class TierBody(Body):
     """
 
     priority: Count = 0
-    rpm: Count = 0
-    tpm: Count = 0
-    requests_max: Count = 0
-    context_tokens_max: Count = 0
     model_limits: ModelLimits
     ttft_deadline_ms: Count = 0
     reserved_percent: PercentInTenths = 0.0
@@ -121,7 +123,7 @@ class TenantBody(Body):
     pins: Pins
 
 
-class KeyBody(Body):
+class KeyBody(_MeteredLimits):
     """An API key; limits of 0 are the tenant's only, no scopes are all, no models are all too.
 
     `models` are public names, of which one that ends in `*` stands for all that begin like it.
@@ -129,8 +131,5 @@ class KeyBody(Body):
 
     expires_at_unix_ms: Annotated[int, Field(ge=0, le=2**53)] = 0
     is_disabled: bool = False
-    rpm: Count = 0
-    tpm: Count = 0
-    requests_max: Count = 0
     scopes: Scopes
     models: Patterns
