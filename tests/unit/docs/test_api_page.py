@@ -4,12 +4,14 @@ import re
 from pathlib import Path
 
 from sluice.errors import ErrorCode
+from sluice.limits import METERED
 
 ROOT = Path(__file__).parents[3]
 # Nobody reads these answers: the client has gone, or does not take what it is sent.
 UNREAD = {ErrorCode.CLIENT_CLOSED, ErrorCode.SLOW_READER}
 # The gateway passes a router's codes on.
 SENDERS = ("gateway", "router")
+OF_LIMITS = {kind.code for kind in METERED}  # the gateway refuses by the table of kinds
 
 
 def documented() -> dict[ErrorCode, int]:
@@ -33,7 +35,7 @@ def named_in(package: str) -> set[ErrorCode]:
 
 def test_the_table_has_exactly_the_codes_that_the_gateway_sends():
     of_engines = {code for code in ErrorCode if code.policy.is_of_engine}
-    sent = of_engines.union(*(named_in(package) for package in SENDERS)) - UNREAD
+    sent = of_engines.union(OF_LIMITS, *(named_in(package) for package in SENDERS)) - UNREAD
     assert set(documented()) == sent
 
 
@@ -42,7 +44,7 @@ def test_the_statuses_are_right():
 
 
 def test_every_code_is_used_by_somebody():
-    used = set().union(
+    used = OF_LIMITS.union(
         *(named_in(package) for package in (*SENDERS, "control_plane", "telemetry", "replica"))
     )
     assert used == set(ErrorCode)
