@@ -102,6 +102,14 @@ KINDS = (
         header="tokens",
     ),
     _Kind(
+        number=5,
+        name="rpd",
+        counted=Counted.REQUESTS,
+        text="requests per day",
+        window_s=86_400,
+        header="requests-day",
+    ),
+    _Kind(
         number=3,
         name="requests_max",
         counted=Counted.OPEN,

@@ -117,7 +117,7 @@ def test_models_say_how_they_are(real_client) -> None:
         shown = real_client.models.retrieve(name)
         assert (shown.kind, shown.readiness, shown.context_window) == (kind, "ready", window)
         assert shown.capacity["replicas_ready"] >= 1
-        assert shown.limits.keys() == {"rpm", "tpm", "requests_max"}
+        assert shown.limits.keys() == {"rpm", "tpm", "rpd", "requests_max"}
         assert listed[name].kind == kind
     adapters = [model for model in listed.values() if model.is_adapter]
     assert adapters

@@ -319,7 +319,7 @@ async def test_models_say_what_they_are_and_how_they_are(embedding) -> None:
             "context_window": CONTEXT,
             "readiness": "ready",
             "capacity": {"replicas_ready": 1, "queued": 0, "running": 0, "wait_ms": None},
-            "limits": {"rpm": 5, "tpm": 1000, "requests_max": None},
+            "limits": {"rpm": 5, "tpm": 1000, "rpd": None, "requests_max": None},
         }
         assert listed["tiny"].kind == "chat"
         assert listed["tiny"].readiness == "ready"

@@ -138,6 +138,21 @@ async def test_parallel_starts_never_overshoot(valkey, seed: int) -> None:
     assert started["account"] >= 10
 
 
+async def test_a_day_is_limited_beside_the_minute(valkey) -> None:
+    """What a minute would grant, a day refuses; its bucket is kept for as long as it refills."""
+    who = caller(rpm=1000, rpd=3)
+    async with gateway(valkey[1]) as one, gateway(valkey[1]) as other:
+        found = [await granted(gate, who) for gate in (one, other, one)]
+        shown = found[2].headers
+        assert shown["x-ratelimit-limit-requests-day"] == "3"
+        assert shown["x-ratelimit-remaining-requests-day"] == "0", "and 997 of the minute's"
+        with pytest.raises(LimitExceededError) as refused:
+            await other.reserve(who, "m", prompt_tokens=0, output_tokens_max=0, is_bounded=True)
+        assert "3 requests per day" in refused.value.message
+        assert 28_000 < (refused.value.retry_after_s or 0) <= 28_800, "a third of a day"
+        assert int(str(await command(valkey[1], "PTTL", "limits:{t}"))) > 86_400_000
+
+
 async def test_all_of_a_tick_are_answered_each_with_its_own(valkey) -> None:
     async with gateway(valkey[1]) as limiter:
         callers = [caller(f"t{index}", rpm=1 + index % 3) for index in range(700)]

@@ -152,19 +152,21 @@ class Removals(_message.Message):
     def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ..., text_policies: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("rpm", "tpm", "requests_max", "context_tokens_max")
+    __slots__ = ("rpm", "tpm", "requests_max", "context_tokens_max", "rpd")
     RPM_FIELD_NUMBER: _ClassVar[int]
     TPM_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    RPD_FIELD_NUMBER: _ClassVar[int]
     rpm: int
     tpm: int
     requests_max: int
     context_tokens_max: int
-    def __init__(self, rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., requests_max: _Optional[int] = ..., context_tokens_max: _Optional[int] = ...) -> None: ...
+    rpd: int
+    def __init__(self, rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., requests_max: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., rpd: _Optional[int] = ...) -> None: ...
 
 class Tier(_message.Message):
-    __slots__ = ("id", "priority", "rpm", "tpm", "context_tokens_max", "ttft_deadline_ms", "reserved_permille", "is_preemptible", "requests_max", "model_limits")
+    __slots__ = ("id", "priority", "rpm", "tpm", "context_tokens_max", "ttft_deadline_ms", "reserved_permille", "is_preemptible", "requests_max", "model_limits", "rpd")
     class ModelLimitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +184,7 @@ class Tier(_message.Message):
     IS_PREEMPTIBLE_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
     MODEL_LIMITS_FIELD_NUMBER: _ClassVar[int]
+    RPD_FIELD_NUMBER: _ClassVar[int]
     id: str
     priority: int
     rpm: int
@@ -192,7 +195,8 @@ class Tier(_message.Message):
     is_preemptible: bool
     requests_max: int
     model_limits: _containers.MessageMap[str, Limits]
-    def __init__(self, id: _Optional[str] = ..., priority: _Optional[int] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., ttft_deadline_ms: _Optional[int] = ..., reserved_permille: _Optional[int] = ..., is_preemptible: _Optional[bool] = ..., requests_max: _Optional[int] = ..., model_limits: _Optional[_Mapping[str, Limits]] = ...) -> None: ...
+    rpd: int
+    def __init__(self, id: _Optional[str] = ..., priority: _Optional[int] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., ttft_deadline_ms: _Optional[int] = ..., reserved_permille: _Optional[int] = ..., is_preemptible: _Optional[bool] = ..., requests_max: _Optional[int] = ..., model_limits: _Optional[_Mapping[str, Limits]] = ..., rpd: _Optional[int] = ...) -> None: ...
 
 class Tenant(_message.Message):
     __slots__ = ("id", "name", "tier_id", "cache_salt", "is_disabled", "weight", "limits", "fallbacks", "pins")
@@ -231,7 +235,7 @@ class Tenant(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., tier_id: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., is_disabled: _Optional[bool] = ..., weight: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., fallbacks: _Optional[_Mapping[str, str]] = ..., pins: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ApiKey(_message.Message):
-    __slots__ = ("id", "tenant_id", "secret_sha256", "expires_at_unix_ms", "is_disabled", "rpm", "tpm", "requests_max", "scopes", "models")
+    __slots__ = ("id", "tenant_id", "secret_sha256", "expires_at_unix_ms", "is_disabled", "rpm", "tpm", "requests_max", "scopes", "models", "rpd")
     ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     SECRET_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +246,7 @@ class ApiKey(_message.Message):
     REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
     SCOPES_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    RPD_FIELD_NUMBER: _ClassVar[int]
     id: str
     tenant_id: str
     secret_sha256: bytes
@@ -252,7 +257,8 @@ class ApiKey(_message.Message):
     requests_max: int
     scopes: _containers.RepeatedScalarFieldContainer[str]
     models: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., secret_sha256: _Optional[bytes] = ..., expires_at_unix_ms: _Optional[int] = ..., is_disabled: _Optional[bool] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., requests_max: _Optional[int] = ..., scopes: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
+    rpd: int
+    def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., secret_sha256: _Optional[bytes] = ..., expires_at_unix_ms: _Optional[int] = ..., is_disabled: _Optional[bool] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., requests_max: _Optional[int] = ..., scopes: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., rpd: _Optional[int] = ...) -> None: ...
 
 class Base(_message.Message):
     __slots__ = ("digest", "name", "context_tokens_max")
