@@ -13,6 +13,8 @@ from router.core.types.config import CoreConfig
 from router.fleet import Fleet, Target
 from router.hub import Hub
 from router.metrics import RouterMetrics
+from router.pool_peers import PoolPeers
+from router.pool_reports import PoolReports
 from router.prefetch import Prefetch
 from router.service import SERVER_OPTIONS, RouterService
 from router.settings import Settings
@@ -55,7 +57,8 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
     )
     metrics.follow(watcher.age_s, partial(_pool_of, watcher.state))
     async with AsyncExitStack() as stack:
-        service = RouterService(hub, settings.instance_id)
+        reports = PoolReports(hub, settings.instance_id)
+        service = RouterService(hub, settings.instance_id, reports)
         server = await _start_server(service, settings.grpc_address)
         stack.push_async_callback(server.stop, None)
         await stack.enter_async_context(
@@ -79,10 +82,14 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         prefetch = Prefetch(
             tasks, partial(_load, fleet), hub.adapters_held, router_id=settings.instance_id
         )
+        peers = PoolPeers(hub, tasks, reports, router_id=settings.instance_id)
+        metrics.follow_peers(peers.age_s)
         watcher.on_change(lambda _: fleet.follow(watcher.state))
+        watcher.on_change(lambda _: peers.follow(watcher.state))
         watcher.on_change(prefetch.hear)
         watcher.load_from_disk()
         watching = tasks.create_task(watcher.run())
+        reporting = tasks.create_task(reports.run())
         following = tasks.create_task(_follow_now_and_then(fleet, prefetch, watcher))
         log.info("router_started", instance_id=settings.instance_id, address=settings.grpc_address)
         await stop.wait()
@@ -95,6 +102,8 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         service.end()
         await hub.flush(_FLUSH_S)
         following.cancel()
+        reporting.cancel()
+        peers.stop()
         prefetch.stop()
         await fleet.stop()
         await server.stop(_FLUSH_S)

@@ -17,6 +17,7 @@ from router.core.router import RouterCore
 from router.core.types.actions import Actions, Transfer
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Dispatch
+from router.core.types.service import ServiceReport
 from router.counting import TokenCounts
 from router.metrics import RouterMetrics
 from router.outgoing import GatewayLink, HostOutbox
@@ -116,11 +117,32 @@ class Hub:
             case _:
                 raise ValueError("name a request_id, or give a submit")
 
+    # --- other cells of a pool --------------------------------------------------------------
+
+    def service_report(
+        self, cell_id: str, router_id: str, accounts_max: int
+    ) -> ServiceReport | None:
+        """Return a cell's next report of what tenants were served; None: it is not ours."""
+        cell = self.core.cells.get(cell_id)
+        now = self._loop.time()
+        return None if cell is None else cell.service_report(router_id, accounts_max, now)
+
+    def service_now(self, cell_id: str, router_id: str, accounts_max: int) -> ServiceReport | None:
+        """Return a report of a cell for a router that has heard none; None: it is not ours."""
+        cell = self.core.cells.get(cell_id)
+        return None if cell is None else cell.service_now(router_id, accounts_max)
+
+    def service_elsewhere(self, cells: Iterable[str], report: ServiceReport) -> None:
+        """Count what a cell reports in our other cells of its pool."""
+        for cell_id in cells:
+            if cell_id != report.cell_id:
+                self.core.on_service_elsewhere(cell_id, report, self._loop.time())
+
     # --- replicas ---------------------------------------------------------------------------
 
     def plan(self, cells: list[str], replicas: list[ReplicaPlan]) -> None:
         """Take over the control plane's assignment."""
-        self.core.on_cells(cells, replicas)
+        self.core.on_cells(cells, replicas, self.next_epoch())
         self._tick_soon()
 
     def attached(self, replica_id: str, outbox: HostOutbox, limits: EngineLimits) -> None:

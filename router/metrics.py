@@ -81,6 +81,12 @@ class RouterMetrics:
         self._control_age_s = Gauge(
             "router_control_age_seconds", "Age of the control state", registry=self.registry
         )
+        self._peers_age_s = Gauge(
+            "router_pool_service_age_seconds",
+            "Age of what the router that is silent for longest told of the service of tenants in"
+            " its cells of our pools; 0: there is no other router",
+            registry=self.registry,
+        )
         gauges = {
             "queued": ("router_queue_requests", "Waiting requests"),
             "queued_tokens": ("router_queue_tokens", "Prompt tokens of waiting requests"),
@@ -97,6 +103,10 @@ class RouterMetrics:
         """Read at each scrape how old the control state is, and which pool a cell belongs to."""
         self._control_age_s.set_function(control_age_s)
         self._pool_of = pool_of
+
+    def follow_peers(self, age_s: Callable[[], float]) -> None:
+        """Read at each scrape how old the word of the other routers of our pools is."""
+        self._peers_age_s.set_function(age_s)
 
     def take(self, stats: Stats) -> None:
         """Add what happened since the last call."""

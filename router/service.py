@@ -10,6 +10,7 @@ import structlog
 
 from router.hub import Hub
 from router.outgoing import GatewayLink
+from router.pool_reports import PoolReports
 from sluice.wire.router.v1 import router_pb2 as wire
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _SERVICE = "sluice.wire.router.v1.RouterService"
 _HELLO_TIMEOUT_S = 5.0
 _WRITE_TIMEOUT_S = 10.0
 _LOOK_S = 1.0
-_TOO_SLOW = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the gateway reads too slowly")
+_TOO_SLOW = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the caller reads too slowly")
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", -1),
@@ -35,8 +36,9 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 class RouterService:
     """Serves gateways; requests are parsed, responses go out as bytes that were built once."""
 
-    def __init__(self, hub: Hub, router_id: str) -> None:
+    def __init__(self, hub: Hub, router_id: str, reports: PoolReports) -> None:
         self._hub = hub
+        self._reports = reports
         self._router_id = router_id
         self._ended = asyncio.Event()
 
@@ -58,13 +60,19 @@ class RouterService:
             request_deserializer=wire.PingRequest.FromString,
             response_serializer=wire.PingResponse.SerializeToString,
         )
-        methods = {"Connect": handler, "Explain": explain, "Ping": ping}
+        follow = grpc.unary_stream_rpc_method_handler(
+            self.follow_service,  # pyright: ignore[reportArgumentType]
+            request_deserializer=wire.FollowServiceRequest.FromString,
+            response_serializer=None,
+        )
+        methods = {"Connect": handler, "Explain": explain, "Ping": ping, "FollowService": follow}
         handlers = grpc.method_handlers_generic_handler(_SERVICE, methods)
         server.add_generic_rpc_handlers((handlers,))
 
     def end(self) -> None:
         """End every stream, after what waits for it has been written."""
         self._hub.is_ending = True
+        self._reports.stop()
         self._ended.set()
 
     async def explain(
@@ -87,6 +95,22 @@ class RouterService:
     ) -> wire.PingResponse:
         """Say that the loop turns."""
         return wire.PingResponse()
+
+    async def follow_service(
+        self,
+        request: wire.FollowServiceRequest,
+        context: "grpc.aio.ServicerContext[wire.FollowServiceRequest, bytes]",
+    ) -> None:
+        """Tell another router what tenants are served here, until it leaves or is too slow."""
+        reader = self._reports.open(request.pool_id)
+        try:
+            while (message := await reader.next()) is not None:
+                async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                    await context.write(message)
+        except TimeoutError:
+            await context.abort(*_TOO_SLOW)
+        finally:
+            self._reports.close(request.pool_id, reader)
 
     async def connect(
         self,

@@ -27,6 +27,7 @@ from router.core.queue.fair_queue import FairQueue
 from router.core.types.config import CoreConfig
 from router.core.types.plan import Role
 from router.core.types.request import Dispatch, Request
+from router.core.types.service import ServiceReport
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _SMOOTHING = 0.05
@@ -52,21 +53,23 @@ class CellBook:
     """The state of one cell that this router owns (or owned, while its requests run).
 
     Attributes:
+        epoch: Greater than that of every earlier book of this cell at this router.
         uncached_mean: Prompt tokens to compute per request, of late.
         told: State that gateways heard last.
         is_dirty: Whether gateways have not heard of the latest change.
     """
 
     __slots__ = (
-        *("cell_id", "config", "is_owned", "queue", "fleet", "forecast", "answers"),
+        *("cell_id", "config", "epoch", "is_owned", "queue", "fleet", "forecast", "answers"),
         *("adapter_waiters", "uncached_mean", "told", "is_dirty"),
         *("_claims", "_preempt_at", "_priced", "_supply", "_supply_until"),
         *("_runs_below", "_runs_below_of", "_runs_below_until"),
     )
 
-    def __init__(self, cell_id: str, config: CoreConfig) -> None:
+    def __init__(self, cell_id: str, config: CoreConfig, epoch: int = 1) -> None:
         self.cell_id = cell_id
         self.config = config
+        self.epoch = epoch
         self.is_owned = True
         self.queue = FairQueue()
         self.fleet = CellFleet()
@@ -377,6 +380,18 @@ class CellBook:
             backlog_s=book.backlog_s(now),
             prefill_s=book.prefill_s(uncached, request.prompt_tokens - uncached),
         )
+
+    # --- news for other cells ---------------------------------------------------------------
+
+    def service_report(self, owner: str, accounts_max: int, now: float) -> ServiceReport:
+        """Return the next report of what tenants were served; the largest changes come first."""
+        accounts = self.queue.report(accounts_max, now)
+        return ServiceReport(self.cell_id, owner, self.epoch, self.queue.reports, accounts)
+
+    def service_now(self, owner: str, accounts_max: int) -> ServiceReport:
+        """Return a report for a cell that has heard none; it belongs to the last one."""
+        accounts = self.queue.recent(accounts_max)
+        return ServiceReport(self.cell_id, owner, self.epoch, self.queue.reports, accounts)
 
     # --- news for gateways ------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from router.core.types.config import CoreConfig
 from router.core.types.ending import FINISHED, Ending, count
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Dispatch, Gateway, Request
+from router.core.types.service import ServiceReport
 from sluice.errors import ErrorCode, policy_of
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -100,16 +101,17 @@ class RouterCore:
 
     # --- cells and replicas -----------------------------------------------------------------
 
-    def on_cells(self, owned: Iterable[str], plans: Iterable[ReplicaPlan]) -> None:
+    def on_cells(self, owned: Iterable[str], plans: Iterable[ReplicaPlan], epoch: int = 1) -> None:
         """Take over which cells are ours and which replicas they have; complete every time.
 
+        `epoch` is that of the cells that are new, greater than that of earlier ones.
         Requests that wait for a cell that moved away are evicted, those that run there end here.
         """
         wanted = dict.fromkeys(owned)
         for cell_id in wanted:
             cell = self.cells.get(cell_id)
             if cell is None:
-                cell = self.cells[cell_id] = CellBook(cell_id, self.config)
+                cell = self.cells[cell_id] = CellBook(cell_id, self.config, epoch)
             cell.is_owned = cell.is_dirty = True
         planned = {plan.replica_id: plan for plan in plans if plan.cell_id in wanted}
         for plan in planned.values():
@@ -215,6 +217,14 @@ class RouterCore:
         for dispatch in dispatches:
             if dispatch.is_open:
                 self.lifecycle.retry(dispatch, ErrorCode.REPLICA_LOST, what, now)
+
+    # --- other cells of a pool --------------------------------------------------------------
+
+    def on_service_elsewhere(self, cell_id: str, report: ServiceReport, now: float) -> None:
+        """Count what another cell of its pool reports in one of our cells."""
+        cell = self.cells.get(cell_id)
+        if cell is not None:
+            cell.queue.hear(report, now)
 
     # --- canary probes ----------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from router.core.types.actions import Actions
 from router.core.types.config import CoreConfig
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Request
+from router.core.types.service import ServiceReport
 from sim.engines import Engine, Job, StepRecord
 from sim.pool import Pool
 from sluice.hashing import BLOCK_TOKENS
@@ -26,6 +27,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 LINK_S = 0.001  # from a decision to the engine
 FRAME_S = 0.1  # steps that only decode are told of so often, at least
 HEARTBEAT_S = 0.25  # of an engine that has nothing to do
+ACCOUNTS_TOLD = 4096  # in one round of reports, of all cells together
 _GATEWAY = 1
 _EPOCH = 1
 _TICK_MIN_S = 1e-6  # so that time moves
@@ -52,6 +54,8 @@ class RouterSettings:
         cells: Each has a core of its own and every n-th replica.
         config: Of the core.
         output_max: What clients allow, tokens; None: twice the longest answer of the trace.
+        service_age_s: Age of the oldest service that cells know of one another, at most; None: each
+            counts by itself.
     """
 
     report_age_s: float = 0.1
@@ -59,6 +63,7 @@ class RouterSettings:
     cells: int = 1
     config: CoreConfig = STUDY_CONFIG
     output_max: int | None = None
+    service_age_s: float | None = None
 
 
 class _Link:
@@ -144,6 +149,23 @@ class Sluice:
             cell.core.on_gateway(_GATEWAY, pool.now)
         for replica in pool.alive:
             self.added(replica)
+        if self.settings.service_age_s is not None and len(self._cells) > 1:
+            self._tell_service(self.settings.service_age_s / 2)
+
+    def _tell_service(self, half_age_s: float) -> None:
+        """Report every half age, while anything is to come; a report takes the other half."""
+        for number, cell in enumerate(self._cells):
+            book = cell.core.cells[cell.cell_id]
+            accounts_max = ACCOUNTS_TOLD // len(self._cells)
+            report = book.service_report(f"router-{number}", accounts_max, self.pool.now)
+            self._after(half_age_s, self._hear_service, cell, report)
+        if self._jobs or not self.pool.jobs or self.pool.now < self.pool.jobs[-1].arrived_at:
+            self._after(half_age_s, self._tell_service, half_age_s)
+
+    def _hear_service(self, teller: _Cell, report: ServiceReport) -> None:
+        for cell in self._cells:
+            if cell is not teller:
+                cell.core.on_service_elsewhere(cell.cell_id, report, self.pool.now)
 
     def _engine_limits(self, replica: Engine) -> EngineLimits:
         cache = replica.cache.capacity
@@ -192,7 +214,7 @@ class Sluice:
 
     def arrive(self, job: Job) -> None:
         """See `Policy`."""
-        cell = self._choose(job)
+        cell = self._cells[self.choose_cell(job)]
         self._submit(job, cell)
         self._tick(cell)
 
@@ -222,10 +244,10 @@ class Sluice:
             self._longest = max(job.request.output_tokens for job in self.pool.jobs)
         return 2 * self._longest
 
-    def _choose(self, job: Job) -> _Cell:
-        """Return the cell as gateways choose it."""
+    def choose_cell(self, job: Job) -> int:
+        """Return the number of the cell that gateways choose."""
         if len(self._cells) == 1:
-            return self._cells[0]
+            return 0
         shared = AFFINITY_BLOCKS * BLOCK_TOKENS // self.pool.block_tokens
         wish = Wish(
             session=max(0, job.request.session + 1),
@@ -235,7 +257,7 @@ class Sluice:
         )
         view = choose([cell.view for cell in self._cells], wish)
         view.tokens_owed += job.prompt_tokens
-        return next(cell for cell in self._cells if cell.view is view)
+        return next(n for n, cell in enumerate(self._cells) if cell.view is view)
 
     # --- the core ---------------------------------------------------------------------------
 

@@ -9,11 +9,20 @@ inside a tenant the order of `router.core.queue.tenant_queue`.
 What is charged is what is computed: prompt tokens that are not found in a cache, at dispatch, and
 output tokens as they come. At the end the charge is set to what the engine did compute; a request
 that never ran pays nothing, and what is computed again after a loss is not paid again.
+
+The count of a tenant is one over all cells of the pool, as far as their reports have come.
 """
 
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from operator import attrgetter
+
+from router.core.queue.pool_service import PoolService
+from router.core.queue.service_ledger import largest_changes
 from router.core.queue.tenant_queue import TenantQueue
 from router.core.queue.tier import SHARE_MIN, Tier
 from router.core.types.request import Dispatch, Request
+from router.core.types.service import ServiceReport, TenantService
 
 __all__ = ["FairQueue", "TenantQueue", "Tier"]
 
@@ -27,9 +36,11 @@ class FairQueue:
     Attributes:
         requests: Waiting.
         tokens: Of their prompts.
+        reports: Number of the last report to other cells.
+        pool: Service in the other cells of the pool.
     """
 
-    __slots__ = ("_descending", "_now", "_tiers", "requests", "tokens")
+    __slots__ = ("_descending", "_now", "_tiers", "pool", "reports", "requests", "tokens")
 
     def __init__(self) -> None:
         self._tiers: dict[int, Tier] = {}
@@ -37,6 +48,8 @@ class FairQueue:
         self._now = 0.0  # of the last peek
         self.requests = 0
         self.tokens = 0
+        self.reports = 0
+        self.pool = PoolService()
 
     # --- in and out -------------------------------------------------------------------------
 
@@ -54,6 +67,7 @@ class FairQueue:
         tier = self._tiers.get(request.priority)
         if tier is None:
             tier = self._tiers[request.priority] = Tier(request.priority)
+            tier.ledger.reports = self.reports
             self._descending = sorted(self._tiers.values(), key=lambda tier: -tier.priority)
         tier.push(request, is_new=is_new)
         self._count(request, 1)
@@ -66,7 +80,7 @@ class FairQueue:
             other.earn(service, now)
         tier.pay(service)
         self._count(request, -1)
-        return tier.take(request)
+        return tier.take(request, now)
 
     def remove(self, request: Request) -> None:
         """Remove a waiting request that ends here; a charge for nothing is returned.
@@ -90,6 +104,43 @@ class FairQueue:
     def _count(self, request: Request, count: int) -> None:
         self.requests += count
         self.tokens += count * request.prompt_tokens
+
+    # --- other cells ------------------------------------------------------------------------
+
+    def report(self, accounts_max: int, now: float) -> list[TenantService]:
+        """Begin a report; return the accounts that have changed most since they were reported."""
+        self.reports += 1
+        for tier in self._descending:
+            tier.follow_provisions(now)
+        tiers = {tenant: tier for tier in self._descending for tenant in tier.ledger.recent()}
+        chosen = largest_changes(tiers, accounts_max)
+        told = self._told(chosen, tiers)
+        for tier in self._descending:
+            tier.ledger.told((one for one in chosen if tiers[one] is tier), self.reports)
+        return told
+
+    def recent(self, accounts_max: int) -> list[TenantService]:
+        """Return the accounts that change now, as the last report could have held them."""
+        tiers = {tenant: tier for tier in self._descending for tenant in tier.ledger.recent()}
+        return self._told(list(tiers)[:accounts_max], tiers)
+
+    @staticmethod
+    def _told(
+        tenants: Iterable[TenantQueue], tiers: Mapping[TenantQueue, Tier]
+    ) -> list[TenantService]:
+        return [
+            TenantService(tiers[one].priority, one.tenant_id, one.since, one.service)
+            for one in tenants
+        ]
+
+    def hear(self, report: ServiceReport, now: float) -> None:
+        """Take the report of another cell of the pool."""
+        changes = sorted(self.pool.hear(report, now), key=attrgetter("priority"))
+        for priority, group in groupby(changes, key=attrgetter("priority")):
+            tier = self._tiers.get(priority)
+            if tier is not None:
+                services = ((change.tenant_id, change.service) for change in group)
+                tier.serve_elsewhere(services, self.pool.cells, now)
 
     # --- order ------------------------------------------------------------------------------
 

@@ -92,10 +92,12 @@ class TenantQueue(ServiceAccount):
         requests: Number of waiting requests.
         tokens: Prompt tokens of the waiting requests.
         listing: Number of the tenant's entry in the tier's heap; 0: no entry.
+        since: Number of the first report that could tell of the account.
+        told: `service` in the last report that held it.
     """
 
     __slots__ = (
-        *("tenant_id", "running", "requests", "tokens", "listing"),
+        *("tenant_id", "running", "requests", "tokens", "listing", "since", "told"),
         *("_returned", "_overdue", "_overdue_tokens", "_rest", "_sizes"),
         *("_shortest", "_due", "_late", "_hidden", "_stash"),
     )
@@ -103,7 +105,8 @@ class TenantQueue(ServiceAccount):
     def __init__(self, tenant_id: str, totals: TierTotals) -> None:
         super().__init__(totals)
         self.tenant_id = tenant_id
-        self.running = self.requests = self.tokens = self.listing = 0
+        self.running = self.requests = self.tokens = self.listing = self.since = 0
+        self.told = 0.0
         self._returned: dict[int, _Entry] = {}
         self._overdue: dict[int, _Entry] = {}
         self._overdue_tokens = 0  # uncached, of the returned and the overdue

@@ -1,10 +1,14 @@
 """One tier: whose turn it is among its tenants, and what share of the cell the tier has had."""
 
 import math
+from collections.abc import Iterable
 from heapq import heappop, heappush, heapreplace
 
 from router.core.queue.backlog_estimate import FRESH_S, BacklogEstimate
+from router.core.queue.provision import Provision
+from router.core.queue.service_ledger import ServiceLedger
 from router.core.queue.tenant_queue import TenantQueue
+from router.core.queue.virtual_time import VirtualTime
 from router.core.types.account import TierTotals
 from router.core.types.request import Dispatch, Request
 
@@ -16,6 +20,7 @@ _CREDIT_REQUESTS = 2.0  # mean ones; what a tenant keeps whose queue was empty w
 _SERVICE_PRIOR = 512.0  # of a request, until some have ended
 _OUTPUT_PRIOR = 128.0  # tokens per dispatch, until some have ended
 _SMOOTHING = 0.02
+LAG_S = 3.0  # of this tier's turns; what a tenant loses here at most for service elsewhere
 _TENANTS_KEPT = 1024  # idle ones are forgotten above this, where that changes nothing
 
 
@@ -27,16 +32,20 @@ class Tier:
     One with requests that still run was not away: it keeps a credit of a few requests, which it
     has when others got more while its queue was empty for a moment.
 
+    Service in other cells of the pool counts like service here, but puts a tenant behind the others
+    by at most `LAG_S`: what it had elsewhere is not held against it for longer.
+
     Attributes:
         totals: Service so far, and uncached tokens that wait; its tenants keep the sums.
         credit: Service that the tier may claim before higher ones. While it waits it earns its
             share of all service of the cell; what it is served is paid from it.
         requests: Waiting.
         tokens: Of their prompts.
+        ledger: Accounts to tell other cells of.
     """
 
     __slots__ = (
-        *("priority", "is_preemptible", "share", "totals", "credit"),
+        *("priority", "is_preemptible", "share", "totals", "credit", "ledger"),
         *("requests", "tokens"),
         *("_tenants", "_tenants_max", "_heap", "_listings", "_last"),
         *(
@@ -47,6 +56,9 @@ class Tier:
             "_debt_at",
             "_largest",
             "_backlog_estimate",
+            "_virtual_time",
+            "_provisions",
+            "_cells",
         ),
     )
 
@@ -70,6 +82,10 @@ class Tier:
         self._output_mean, self._service_mean = _OUTPUT_PRIOR, _SERVICE_PRIOR
         self._debt_at = self._largest = 0.0
         self._backlog_estimate: BacklogEstimate | None = None
+        self.ledger = ServiceLedger()
+        self._virtual_time = VirtualTime()
+        self._provisions: dict[TenantQueue, Provision] = {}
+        self._cells = 0  # of the pool, beside this one
 
     # --- in and out -------------------------------------------------------------------------
 
@@ -93,16 +109,24 @@ class Tier:
             self._list(tenant)
         self._changed(request, 1)
 
-    def take(self, request: Request) -> TenantQueue:
+    def take(self, request: Request, now: float) -> TenantQueue:
         """Remove a request that is dispatched and charge its tenant, once, for the prompt."""
         tenant = self.remove(request)
         tenant.running += 1
         self._last = tenant
+        self._virtual_time.reach(tenant.counter)
+        self.ledger.note(tenant)
         if not request.is_charged:
             request.is_charged = True
             request.charged_tokens = request.uncached_tokens
             tenant.counter += request.charged_tokens / tenant.weight
             self.totals.served += request.charged_tokens
+        provision = self._provisions.get(tenant)
+        if provision is not None:
+            change = provision.follow(tenant.service, self._cells, now)
+            _move(tenant, tenant.counter + change)
+            if change < 0.0 and tenant.listing:
+                self._list(tenant)
         return tenant
 
     def remove(self, request: Request) -> TenantQueue:
@@ -146,6 +170,7 @@ class Tier:
         request.charged_tokens = computed
         self.totals.served += more
         tenant.counter += more / tenant.weight
+        self.ledger.note(tenant)
         if more < 0 and tenant.listing:
             self._list(tenant)
 
@@ -162,16 +187,16 @@ class Tier:
         if tenant is None:
             if len(self._tenants) >= self._tenants_max:
                 self._forget_idle()
-            tenant = self._tenants[tenant_id] = TenantQueue(
-                tenant_id, self.totals
-            )  # `push` lifts it
+            tenant = TenantQueue(tenant_id, self.totals)  # `push` lifts it
+            self._tenants[tenant_id] = tenant
+            self.ledger.open(tenant)
         return tenant
 
     def _lift(self, tenant: TenantQueue) -> None:
         top = self._top() or self._last
         if top is not None:
             credit = self.lift_credit / tenant.weight if tenant.running else 0.0
-            tenant.counter = max(tenant.counter, top.counter - credit)
+            _move(tenant, max(tenant.counter, top.counter - credit))
 
     @property
     def lift_credit(self) -> float:
@@ -209,11 +234,60 @@ class Tier:
             if tenant.requests or tenant.running or tenant.listing or tenant.counter > least
         }
         self._tenants_max = max(_TENANTS_KEPT, 2 * len(self._tenants))
+        self.ledger.keep(self._tenants.values())
+        kept = set(self._tenants.values())
+        self._provisions = {key: one for key, one in self._provisions.items() if key in kept}
 
     def load(self, tenant_id: str) -> tuple[int, int]:
         """Return the requests and prompt tokens of a tenant that wait."""
         tenant = self._tenants.get(tenant_id)
         return (0, 0) if tenant is None else (tenant.requests, tenant.tokens)
+
+    # --- other cells ------------------------------------------------------------------------
+
+    def serve_elsewhere(
+        self, services: Iterable[tuple[str, float]], cells: int, now: float
+    ) -> None:
+        """Count virtual service of tenants in other cells of the pool, so many of them.
+
+        A tenant that is unknown here has nothing to lose or to win.
+        """
+        self._cells = cells
+        self.look_no_further()
+        turn, limit = self._turn(now)
+        for tenant_id, service in services:
+            tenant = self._tenants.get(tenant_id)
+            if tenant is not None:
+                provision = self._provisions.get(tenant)
+                if provision is None:
+                    provision = self._provisions[tenant] = Provision(tenant.service, now)
+                self._shift(tenant, provision.settle(service), turn, limit)
+
+    def follow_provisions(self, now: float) -> None:
+        """Let provisions follow the service in this cell, and lapse."""
+        self.look_no_further()
+        turn, limit = self._turn(now)
+        for tenant, provision in list(self._provisions.items()):
+            self._shift(tenant, provision.follow(tenant.service, self._cells, now), turn, limit)
+            if provision.is_over:
+                del self._provisions[tenant]
+
+    def _turn(self, now: float) -> tuple[float, float]:
+        """Return the counter of the tenant whose turn it is, and how far ahead others may be."""
+        self._virtual_time.sample(self.totals.served, now)
+        top = self._top() or self._last
+        turn = 0.0 if top is None else top.counter
+        return turn, turn + LAG_S * self._virtual_time.pace
+
+    def _shift(self, tenant: TenantQueue, service: float, turn: float, limit: float) -> None:
+        """Charge service elsewhere up to the limit, or give it back, but no further than a turn."""
+        before = tenant.counter
+        if service >= 0.0:
+            _move(tenant, max(before, min(before + service, limit)))
+        else:
+            _move(tenant, max(before + service, min(before, turn)))
+            if tenant.listing:
+                self._list(tenant)
 
     # --- order ------------------------------------------------------------------------------
 
@@ -321,3 +395,9 @@ class Tier:
     def waiting(self) -> list[Request]:
         """Return everything that waits; for checks and for the end, not for decisions."""
         return [request for tenant in self._tenants.values() for request in tenant.waiting()]
+
+
+def _move(tenant: TenantQueue, counter: float) -> None:
+    """Set a tenant's counter for another reason than service in this cell."""
+    tenant.elsewhere += counter - tenant.counter
+    tenant.counter = counter

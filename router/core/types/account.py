@@ -23,12 +23,19 @@ class ServiceAccount:
         weight: Share of the tenant within its tier.
         counter: Virtual service: computed prompt tokens and 2 x output tokens, over the weight. The
             token path adds the output; the queue adds everything else.
+        elsewhere: Part of the counter that is no service of this cell: service in other cells of
+            the pool, and lifts.
         totals: Sums of the tier.
     """
 
-    __slots__ = ("counter", "totals", "weight")
+    __slots__ = ("counter", "elsewhere", "totals", "weight")
 
     def __init__(self, totals: TierTotals) -> None:
         self.weight = 1
-        self.counter = 0.0
+        self.counter = self.elsewhere = 0.0
         self.totals = totals
+
+    @property
+    def service(self) -> float:
+        """Virtual service in this cell since the account was opened."""
+        return self.counter - self.elsewhere

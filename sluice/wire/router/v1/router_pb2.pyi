@@ -27,6 +27,40 @@ OUTCOME_KIND_EVICTED: OutcomeKind
 OUTCOME_KIND_FAILED: OutcomeKind
 OUTCOME_KIND_LOST: OutcomeKind
 
+class FollowServiceRequest(_message.Message):
+    __slots__ = ("router_id", "pool_id")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    pool_id: str
+    def __init__(self, router_id: _Optional[str] = ..., pool_id: _Optional[str] = ...) -> None: ...
+
+class FollowServiceResponse(_message.Message):
+    __slots__ = ("router_id", "cells")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    cells: _containers.RepeatedCompositeFieldContainer[CellService]
+    def __init__(self, router_id: _Optional[str] = ..., cells: _Optional[_Iterable[_Union[CellService, _Mapping]]] = ...) -> None: ...
+
+class CellService(_message.Message):
+    __slots__ = ("cell_id", "epoch", "number", "tenant_ids", "priorities", "since", "service")
+    CELL_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TENANT_IDS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    cell_id: str
+    epoch: int
+    number: int
+    tenant_ids: _containers.RepeatedScalarFieldContainer[str]
+    priorities: _containers.RepeatedScalarFieldContainer[int]
+    since: _containers.RepeatedScalarFieldContainer[int]
+    service: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, cell_id: _Optional[str] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., tenant_ids: _Optional[_Iterable[str]] = ..., priorities: _Optional[_Iterable[int]] = ..., since: _Optional[_Iterable[int]] = ..., service: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class PingRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

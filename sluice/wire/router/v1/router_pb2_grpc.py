@@ -49,6 +49,11 @@ class RouterServiceStub:
                 request_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingRequest.SerializeToString,
                 response_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingResponse.FromString,
                 _registered_method=True)
+        self.FollowService = channel.unary_stream(
+                '/sluice.wire.router.v1.RouterService/FollowService',
+                request_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.FollowServiceRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.FollowServiceResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -74,6 +79,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FollowService(self, request, context):
+        """to routers with cells of the same pool: what tenants are served here
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +103,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Ping,
                     request_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingRequest.FromString,
                     response_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingResponse.SerializeToString,
+            ),
+            'FollowService': grpc.unary_stream_rpc_method_handler(
+                    servicer.FollowService,
+                    request_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.FollowServiceRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.FollowServiceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +191,33 @@ class RouterService:
             '/sluice.wire.router.v1.RouterService/Ping',
             sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingRequest.SerializeToString,
             sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FollowService(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.wire.router.v1.RouterService/FollowService',
+            sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.FollowServiceRequest.SerializeToString,
+            sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.FollowServiceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,51 @@
+"""Estimates the service of a tenant in other cells that their reports do not hold yet.
+
+Reports are old. While they are under way, all cells see a tenant behind at the same moment, serve
+it all at once, and then none for long. So what a cell serves is charged together with the
+service elsewhere that goes with it, by the ratio of late. Reports use this provision up before they
+count; what no report claims lapses. At all times the tenant is charged for what was reported and
+for the provision, so the estimate costs no accuracy in the end.
+"""
+
+import math
+
+_MEMORY_S = 3.0  # of the ratio and of a provision; above the greatest age of reports in use
+
+
+class Provision:
+    """The provision for one tenant in one tier.
+
+    Attributes:
+        amount: Virtual service that is charged and not reported yet.
+    """
+
+    __slots__ = ("_at", "_here", "_service", "_there", "amount")
+
+    def __init__(self, service: float, now: float) -> None:
+        self.amount = self._here = self._there = 0.0
+        self._service = service
+        self._at = now
+
+    def follow(self, service: float, ratio_max: int, now: float) -> float:
+        """Take the tenant's virtual service here so far; return the change of the amount."""
+        kept = math.exp((self._at - now) / _MEMORY_S)
+        self._at = now
+        self._there *= kept
+        served, self._service = service - self._service, service
+        self._here = max(0.0, self._here * kept + served)
+        ratio = min(float(ratio_max), self._there / self._here) if self._here else 0.0
+        before = self.amount
+        self.amount = max(0.0, before * kept + served * ratio)
+        return self.amount - before
+
+    def settle(self, reported: float) -> float:
+        """Take reported virtual service; return what the provision does not cover."""
+        self._there = max(0.0, self._there + reported)
+        covered = min(self.amount, max(0.0, reported))
+        self.amount -= covered
+        return reported - covered
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is provided for, and hardly anything was served elsewhere of late."""
+        return self.amount < 1.0 and self._there < 1.0

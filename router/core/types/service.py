@@ -1,0 +1,41 @@
+"""Holds the reports in which the cells of a pool tell what their tenants were served."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class TenantService(NamedTuple):
+    """The service of one tenant in one tier of a cell.
+
+    Attributes:
+        priority: Of the tier.
+        tenant_id: The tenant.
+        since: Number of the first report that could tell of this account.
+        service: Virtual service since the account was opened: computed prompt tokens and 2 x output
+            tokens, over the weight. A sum, so that a report may be lost or come twice.
+    """
+
+    priority: int
+    tenant_id: str
+    since: int
+    service: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceReport:
+    """The accounts of one cell that have changed of late.
+
+    Attributes:
+        cell_id: The cell.
+        owner: Router that owns it.
+        epoch: Of the owner's book of the cell; a later book has a greater one.
+        number: Of this report in the epoch; it grows.
+        accounts: Changed ones.
+    """
+
+    cell_id: str
+    owner: str
+    epoch: int
+    number: int
+    accounts: Sequence[TenantService] = ()

@@ -1,0 +1,144 @@
+"""Hears what tenants are served in the cells of our pools that other routers own.
+
+Peers come from the control plane's snapshot, so this goes on while the control plane is away. A
+peer that is silent is counted no more: a cell then goes by its own count.
+"""
+
+import asyncio
+import random
+from contextlib import aclosing
+from typing import TYPE_CHECKING, NamedTuple
+
+import grpc.aio
+import structlog
+
+from router.hub import Hub
+from router.pool_reports import PoolReports, unpacked
+from sluice.channels import RenewedChannel
+from sluice.identity import Role
+from sluice.lifecycle import backoff_s
+from sluice.watch import ControlState
+from sluice.wire.router.v1 import router_pb2 as wire
+from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+log = structlog.get_logger(__name__)
+
+_SILENCE_S = 3.0  # a peer says something every second
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),  # a proxy in the environment is not for our own fleet
+)
+
+
+class Peer(NamedTuple):
+    """A router that owns cells of one of our pools."""
+
+    pool_id: str
+    router_id: str
+    address: str
+
+
+def cells_by_pool(state: ControlState, router_id: str) -> dict[str, list[str]]:
+    """Return the cells that a router owns."""
+    found: dict[str, list[str]] = {}
+    for cell in state.cells.values():
+        if cell.router_id == router_id:
+            found.setdefault(cell.pool_id, []).append(cell.id)
+    return found
+
+
+def peers_of(state: ControlState, router_id: str) -> set[Peer]:
+    """Return the other routers with cells of the pools of which a router owns some."""
+    pools = cells_by_pool(state, router_id)
+    return {
+        Peer(cell.pool_id, cell.router_id, cell.router_address)
+        for cell in state.cells.values()
+        if cell.pool_id in pools and cell.router_address and cell.router_id not in ("", router_id)
+    }
+
+
+class PoolPeers:
+    """One stream from every peer, as long as it is one."""
+
+    def __init__(
+        self, hub: Hub, tasks: asyncio.TaskGroup, reports: PoolReports, *, router_id: str
+    ) -> None:
+        """Prepare; streams run in `tasks`."""
+        self._hub = hub
+        self._tasks = tasks
+        self._reports = reports
+        self._router_id = router_id
+        self._cells: Mapping[str, Sequence[str]] = {}
+        self._streams: dict[Peer, asyncio.Task[None]] = {}
+        self._heard_at: dict[Peer, float] = {}
+        self._is_stopping = False
+
+    def follow(self, state: ControlState) -> None:
+        """Adopt whose cells are whose."""
+        if self._is_stopping:
+            return
+        self._cells = cells_by_pool(state, self._router_id)
+        self._reports.follow(self._cells)
+        wanted = peers_of(state, self._router_id)
+        for peer in self._streams.keys() - wanted:
+            self._streams.pop(peer).cancel()
+            del self._heard_at[peer]
+        for peer in wanted - self._streams.keys():
+            self._heard_at[peer] = asyncio.get_running_loop().time()
+            self._streams[peer] = self._tasks.create_task(self._hear(peer))
+
+    def stop(self) -> None:
+        """End all streams."""
+        self._is_stopping = True
+        for stream in self._streams.values():
+            stream.cancel()
+
+    def age_s(self) -> float:
+        """Return how long ago the peer that is silent for longest was heard; 0: there is none."""
+        now = asyncio.get_running_loop().time()
+        return max((now - heard_at for heard_at in self._heard_at.values()), default=0.0)
+
+    async def _hear(self, peer: Peer) -> None:
+        attempt = 0
+        link = RenewedChannel(peer.address, Role.ROUTER, options=_CHANNEL_OPTIONS)
+        async with aclosing(link):
+            while True:
+                heard_at, reason = self._heard_at.get(peer), "the stream ended"
+                try:
+                    await self._read(peer, await link.current())
+                except grpc.aio.AioRpcError as error:
+                    reason = error.details() or error.code().name
+                except ValueError as error:
+                    reason = str(error)
+                except TimeoutError:
+                    reason = f"silent for {_SILENCE_S:g} s"
+                if self._heard_at.get(peer) != heard_at:
+                    attempt = 0
+                if attempt in (0, 10):  # told once, and again when it lasts
+                    log.warning("pool_peer_lost", router_id=peer.router_id, reason=reason)
+                pause_s = backoff_s(attempt, first_s=0.1, max_s=2.0)
+                attempt += 1
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
+
+    async def _read(self, peer: Peer, channel: grpc.aio.Channel) -> None:
+        """Read one stream to its end; TimeoutError when it falls silent."""
+        request = wire.FollowServiceRequest(router_id=self._router_id, pool_id=peer.pool_id)
+        call = RouterServiceStub(channel).FollowService(request)
+        try:
+            while True:
+                async with asyncio.timeout(_SILENCE_S):
+                    message = await call.read()
+                if not isinstance(message, wire.FollowServiceResponse):  # grpc.aio.EOF
+                    return
+                for report in unpacked(message):
+                    self._hub.service_elsewhere(self._cells.get(peer.pool_id, ()), report)
+                self._heard_at[peer] = asyncio.get_running_loop().time()
+        finally:
+            call.cancel()
