@@ -70,14 +70,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         )
         stack.callback(hub.close)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        fleet = Fleet(
-            hub,
-            tasks,
-            _open_stream,
-            _probe,
-            router_id=settings.instance_id,
-            silence_s=settings.silence_s,
-        )
+        fleet = _fleet(hub, tasks, settings)
         hub.transfer_by(Transfers(tasks, fleet.target, _open_stream, hub.transferred).start)
         prefetch = Prefetch(
             tasks, partial(_load, fleet), hub.adapters_held, router_id=settings.instance_id
@@ -108,6 +101,11 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         await fleet.stop()
         await server.stop(_FLUSH_S)
     log.info("router_stopped")
+
+
+def _fleet(hub: Hub, tasks: asyncio.TaskGroup, settings: Settings) -> Fleet:
+    router_id, silence_s = settings.instance_id, settings.silence_s
+    return Fleet(hub, tasks, _open_stream, _probe, router_id=router_id, silence_s=silence_s)
 
 
 def _pool_of(state: ControlState, cell_id: str) -> str:
