@@ -24,10 +24,11 @@ class Models:
         self._pools = pools
 
     async def list_all(self, request: web.Request) -> web.Response:
-        """GET /v1/models."""
+        """GET /v1/models: by name, those that chat first, as many tools take the first one."""
         principal = self._admitted(request)
         found = self._directory.models(principal)
         models = [self._shown(public.name, public.model, principal) for public in found]
+        models.sort(key=lambda shown: shown["kind"] != "chat")
         return _json({"object": "list", "data": models})
 
     async def get_one(self, request: web.Request) -> web.Response:
