@@ -1,12 +1,21 @@
-"""What another user of the machine can reach, and whom we may let run programs."""
+"""What another user of the machine can reach, and what this process may do."""
 
 import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-# Of capabilities(7): to change owners, users and groups, to signal, trace and read everybody.
-_NEEDED = {"CHOWN": 0, "DAC_OVERRIDE": 1, "KILL": 5, "SETGID": 6, "SETUID": 7, "SYS_PTRACE": 19}
+# Of capabilities(7): to change owners, users and groups, to signal, trace and read everybody, and
+# to mount.
+_BITS = {
+    "CHOWN": 0,
+    "DAC_OVERRIDE": 1,
+    "KILL": 5,
+    "SETGID": 6,
+    "SETUID": 7,
+    "SYS_PTRACE": 19,
+    "SYS_ADMIN": 21,
+}
 
 
 def can_traverse(path: Path, uid: int, gid: int) -> bool:
@@ -35,21 +44,10 @@ def closed_part(path: Path, uid: int, gid: int) -> str:
     return ""
 
 
-def why_not_as(uid: int, paths: Iterable[Path]) -> str:
-    """Return why we, who are root, cannot let another user run programs; empty: we can.
-
-    Args:
-        uid: User and group id.
-        paths: That the programs need; links are followed.
-    """
-    lacking = sorted(name for name, bit in _NEEDED.items() if not _effective() >> bit & 1)
-    if lacking:
-        return f"this root lacks the capabilities {', '.join(lacking)}"
-    for path in paths:
-        for form in (path.absolute(), path.resolve()):
-            if closed := closed_part(form, uid, uid):
-                return f"user id {uid} may not enter {closed}, on the way to {form}"
-    return ""
+def lacking_capabilities(names: Iterable[str]) -> list[str]:
+    """Return which of these capabilities this process does not have."""
+    effective = _effective()
+    return sorted(name for name in names if not effective >> _BITS[name] & 1)
 
 
 def is_root() -> bool:

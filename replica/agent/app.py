@@ -347,7 +347,7 @@ def build_agent(settings: AgentSettings) -> Agent:
         artifacts_dir=settings.artifacts_dir,
         engines=settings.engine_names,
         host=host,
-        uid=engine_user(settings),
+        user=engine_user(settings),
         metrics_told=_told(settings.http_address, host),
         hides_secrets=settings.hides_secrets,
     )

@@ -1,29 +1,130 @@
 """As whom engines run: what is loaded there must not be root because the agent is."""
 
+import json
+import os
+import subprocess
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import structlog
 
 import replica
+from replica.agent import engine_entry
+from replica.agent.engine_view import EngineView, view_for
 from replica.agent.installation import inspect_installation
 from replica.agent.settings import AgentSettings
-from sluice.accounts import is_root, why_not_as
+from sluice.accounts import is_root, lacking_capabilities
 
 log = structlog.get_logger(__name__)
 
+_TRIAL_S = 60.0  # Python's start: 0.1 s on an idle machine
+# Run as the engines' user: its Python finds our packages, and each path is open to it.
+_TRIAL = """
+import os, sys
+import replica, sluice
+closed = [path for path in sys.argv[1:] if not os.access(path, os.R_OK | os.X_OK)]
+sys.exit(f"user id {os.getuid()} may not read {', '.join(closed)}" if closed else 0)
+"""
 
-def engine_user(settings: AgentSettings) -> int | None:
-    """Return the user id that engines run as; None: the agent's own."""
+
+@dataclass(frozen=True, slots=True)
+class EngineUser:
+    """Another user than the agent's, and what is opened for it.
+
+    Attributes:
+        uid: User and group id.
+        view: What its engines see of directories that are closed to it.
+    """
+
+    uid: int
+    view: EngineView = field(default_factory=EngineView)
+
+    def command(self, program: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        """Return what root runs to have a program run as this user.
+
+        Args:
+            program: With its arguments; the program is an absolute path.
+            environment: Variables for it alone, added to those that it inherits.
+        """
+        entry = {
+            "uid": self.uid,
+            "closed": {path: asdict(found) for path, found in self.view.closed.items()},
+            "environment": dict(environment),
+        }
+        script = str(Path(engine_entry.__file__).resolve())
+        return [sys.executable, "-I", "-S", script, json.dumps(entry), *program]
+
+
+def engine_user(settings: AgentSettings) -> EngineUser | None:
+    """Return the user that engines run as; None: the agent's own."""
     if not is_root() or settings.engine_uid == 0:
         return None
+    for path in (settings.state_dir, settings.artifacts_dir):
+        path.mkdir(parents=True, exist_ok=True)
+    user, why = find_user(settings.engine_uid, needed_paths(settings))
+    if user is None:
+        log.warning(
+            "engines_run_as_root",
+            reason=why,
+            fix="mend the reason, or run the agent as a user that is not root",
+        )
+    return user
+
+
+def needed_paths(settings: AgentSettings) -> list[Path]:
+    """Return the directories that engines read: programs, packages, artifacts, their own state."""
     found = inspect_installation()
-    paths = [
-        *(found.bin_dir, Path(sys.executable), Path(replica.__file__)),
-        *(settings.state_dir, settings.artifacts_dir),
+    return [
+        *(Path(sys.prefix), Path(sys.base_prefix), found.bin_dir),
+        Path(replica.__file__).parents[1],
         *(Path(path) for path in (found.triton, found.libpython_dir) if path),
+        *(settings.state_dir, settings.artifacts_dir),
     ]
-    if why := why_not_as(settings.engine_uid, paths):
-        log.warning("engines_run_as_root", reason=why, fix="open it, or run the agent as a user")
-        return None
-    return settings.engine_uid
+
+
+def find_user(uid: int, paths: Sequence[Path]) -> tuple[EngineUser | None, str]:
+    """Return a user that can run engines, tried by running Python as it; else None, and why not."""
+    if lacking := lacking_capabilities(_capabilities(needs_view=False)):
+        return None, f"this root lacks the capabilities {', '.join(lacking)}"
+    view = view_for(uid, paths)
+    if view.problem:
+        return None, view.problem
+    if view.closed and (lacking := lacking_capabilities(_capabilities(needs_view=True))):
+        return None, (
+            f"user id {uid} may not enter {', '.join(view.closed)}, and this root lacks"
+            f" {', '.join(lacking)} to open parts of it for engines: chmod o+x it, or install"
+            " Python and Sluice elsewhere"
+        )
+    user = EngineUser(uid, view)
+    why = _try(user, paths)
+    return (None, why) if why else (user, "")
+
+
+def _capabilities(*, needs_view: bool) -> Iterable[str]:
+    if needs_view:
+        return ("SYS_ADMIN",)
+    return ("CHOWN", "DAC_OVERRIDE", "KILL", "SETGID", "SETUID", "SYS_PTRACE")
+
+
+def _try(user: EngineUser, paths: Sequence[Path]) -> str:
+    """Return why a user's Python does not work; empty: it does."""
+    python = str(inspect_installation().bin_dir / "python3")
+    known = [str(path.absolute()) for path in paths if path.exists()]
+    try:
+        done = subprocess.run(
+            user.command([python, "-c", _TRIAL, *known], {}),
+            env={"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=_TRIAL_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"Python could not be run as user id {user.uid}: {error}"
+    if done.returncode == 0:
+        return ""
+    told = done.stderr.strip().splitlines()
+    return f"Python does not run as user id {user.uid}: {told[-1] if told else done.returncode}"

@@ -35,7 +35,10 @@ class SecretOptionError(OSError):
 
 
 class SecretOption:
-    """One option of one program: put `arguments` last and `environment` in, start, `hand_over`."""
+    """One option of one program.
+
+    Put `arguments` last, `environment` and `gate` into the environment, start it, `hand_over`.
+    """
 
     def __init__(self, option: str, gate: Path) -> None:
         """Prepare.
@@ -65,8 +68,13 @@ class SecretOption:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the program's environment needs besides."""
-        return {_GATE: str(self._gate), _OPTION: self._option}
+        """What the program's environment needs besides, from its start or from before."""
+        return {_OPTION: self._option}
+
+    @property
+    def gate(self) -> Mapping[str, str]:
+        """What it needs as well; whatever has this is held."""
+        return {_GATE: str(self._gate)}
 
     def hand_over(self, pid: int) -> None:
         """Give a program that was just started its option, and let it run; blocks.

@@ -37,8 +37,8 @@ class AgentSettings(ServiceSettings):
         engines: Drivers that this node offers, separated by commas.
         engine_host: Address that Triton listens on, or a name of it, looked up at the start;
             routers must reach it.
-        engine_uid: User and group id that engines run as where the agent is root, if that user can
-            reach the programs; 0: as the agent.
+        engine_uid: User and group id that engines run as where the agent is root; what of closed
+            directories they need is opened for them alone; 0: as the agent.
         hides_secrets: Whether the secret of an engine is kept from other users of the node, who can
             list its processes. Without it, the secret is an argument of Triton's.
         on_stop: What SIGTERM does to engines: `stop` ends them, too; `leave` ends the agent alone,

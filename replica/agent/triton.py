@@ -23,6 +23,7 @@ import structlog
 
 import replica
 from replica.agent.artifacts.local_api import SOCKET
+from replica.agent.engine_user import EngineUser
 from replica.agent.installation import (
     SHM,
     STUB,
@@ -91,6 +92,7 @@ class Launch:
             Triton's on; empty without an agent.
         vital_program: File name of the program whose end Triton does not survive, nor notice.
         secret: The option that no other user may read; None: it stands in the command.
+        uid: User and group that it runs as; None: as we do.
     """
 
     process: ProcessSpec
@@ -100,6 +102,7 @@ class Launch:
     vital_program: str
     run_file: RunFile
     secret: SecretOption | None = None
+    uid: int | None = None
 
     @property
     def metrics_url(self) -> str:
@@ -114,7 +117,7 @@ class Launch:
         """
         if self.secret is None:
             return await ChildProcess.start(self.process)
-        self.secret.prepare(self.process.uid)
+        self.secret.prepare(self.uid)
         child = await ChildProcess.start(self.process)
         try:
             await asyncio.to_thread(self.secret.hand_over, child.pid)
@@ -153,7 +156,7 @@ class TritonLauncher:
         engines: Sequence[str] = DEFAULT_ENGINES,
         host: str = LOOPBACK,
         model_source: Path | None = None,
-        uid: int | None = None,
+        user: EngineUser | None = None,
         metrics_told: str = "",
         hides_secrets: bool = True,
     ) -> None:
@@ -165,7 +168,7 @@ class TritonLauncher:
             engines: Drivers that this node offers.
             host: Address that Triton listens on; routers must reach it.
             model_source: The Triton model; None takes the product's, by engine.
-            uid: User and group that engines run as; None: as we do.
+            user: Whom engines run as; None: as we do.
             metrics_told: host:port at which this node passes engines' metrics on; empty: nowhere.
             hides_secrets: Whether other users of the node must not see engines' secrets.
         """
@@ -174,10 +177,15 @@ class TritonLauncher:
         self._engines = tuple(engines)
         self._host = host
         self._model_source = model_source
-        self.uid = uid
+        self._user = user
         self._metrics_told = metrics_told
         self._hides_secrets = hides_secrets
         self.owner = _short_hash(str(self._state_dir))
+
+    @property
+    def uid(self) -> int | None:
+        """User and group that engines run as; None: as we do."""
+        return self._user.uid if self._user else None
 
     async def remove_leftovers(self, spare: Mapping[str, int] = _NONE) -> list[int]:
         """Kill every process that an agent of this state directory started, and clean up.
@@ -251,28 +259,31 @@ class TritonLauncher:
         launch.process.cleanup()
         option = _access_option()
         secret = SecretOption(option, home / "gate") if self._hides_secrets else None
-        process = replace(
-            launch.process,
-            command=[
-                *_command(found, home, model, self._shm_prefix(replica_id), self._host, ports),
-                *_tls_options(home),
-                *(secret.arguments if secret else (option,)),
-            ],
-            env={
-                **self._environment(found, replica_id, spec, artifact),
-                **(secret.environment if secret else {}),
-            },
-        )
+        command = [
+            *_command(found, home, model, self._shm_prefix(replica_id), self._host, ports),
+            *_tls_options(home),
+            *(secret.arguments if secret else (option,)),
+        ]
+        variables = self._environment(found, replica_id, spec, artifact)
+        gate = secret.gate if secret else {}
+        if secret:
+            variables |= secret.environment
+        if self._user:  # what starts Triton must not wait at the gate
+            command = self._user.command(command, gate)
+        else:
+            variables |= gate
         self._give(home)
+        process = replace(launch.process, command=command, env=variables)
         return replace(launch, process=process, secret=secret)
 
     def _give(self, home: Path) -> None:
         """Let the engine's user have what the engine writes, and its key."""
-        if self.uid is None:
+        uid = self.uid
+        if uid is None:
             return
         for folder, _, files in os.walk(home):
             for name in ("", *files):
-                os.chown(Path(folder, name), self.uid, self.uid, follow_symlinks=False)
+                os.chown(Path(folder, name), uid, uid, follow_symlinks=False)
         home.chmod(0o700)
 
     def _launch(self, replica_id: str, ports: Ports, run_file: RunFile) -> Launch:
@@ -285,8 +296,6 @@ class TritonLauncher:
             log_file=home / "triton.log",
             ready=lambda: port_answers(self._host, ports.grpc),
             cwd=home,
-            uid=self.uid,
-            gid=self.uid,
             stop_grace_s=_STOP_GRACE_S,
             cleanup=lambda: _remove_shared_memory(prefix),
         )
@@ -297,6 +306,7 @@ class TritonLauncher:
             metrics_address=self._metrics_told and f"{self._metrics_told}/engines/{replica_id}",
             vital_program=STUB,
             run_file=run_file,
+            uid=self.uid,
         )
 
     def _shm_prefix(self, replica_id: str) -> str:

@@ -1,6 +1,8 @@
 """What a stranger on the machine gets at each socket of a stack without TLS."""
 
+import os
 import socket
+import subprocess
 
 import grpc
 import httpx
@@ -102,6 +104,18 @@ def test_what_is_open_names_no_key(it: Listener, stack: Stack, ports: dict[str, 
         assert secret not in text
     refused = httpx.post(f"http://127.0.0.1:{ports[it.name]}/v2/repository/index", json={})
     assert refused.status_code in {404, 405}, "health and metrics, nothing else"
+
+
+def test_engines_are_not_root(stack: Stack):
+    """Where the agent is, and may mount; else it warns, and there is no other user to be had."""
+    if os.geteuid() == 0:
+        tried = subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True)
+        if tried.returncode:
+            pytest.skip("root may not mount here (CAP_SYS_ADMIN)")
+    found = [psutil.Process(pid) for pid in marked_processes(Home(stack.home.resolve()).marker)]
+    engines = [it for it in found if it.name().startswith("triton")]
+    assert len(engines) >= 2, "Triton and its stub"
+    assert 0 not in {uid for it in engines for uid in (*it.uids(), *it.gids())}
 
 
 def test_postgres_has_no_port_and_a_directory_closed_to_others(stack: Stack):

@@ -27,7 +27,7 @@ def test_it_arrives_and_no_other_user_and_no_child_sees_it(tmp_path: Path) -> No
     option.prepare()
     process = subprocess.Popen(
         [sys.executable, "-c", _TELL, "plain", *option.arguments],
-        env={"OTHER": "kept", **option.environment},
+        env={"OTHER": "kept", **option.environment, **option.gate},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )

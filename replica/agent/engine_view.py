@@ -1,0 +1,122 @@
+"""Which parts of closed directories engines of another user need to see.
+
+A node's Python may be installed in a home that its owner alone may enter. Its mode stays. Engines
+get a mount namespace in which that directory holds nothing but what they need (`engine_entry`).
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_LINKS_MAX = 1024  # followed in all; a loop of them has no end
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A directory that a user may not enter.
+
+    Attributes:
+        trees: Files and directories beneath it that the user needs, with all that they hold.
+        links: Symbolic links on the way to them, and what they say.
+    """
+
+    trees: tuple[str, ...]
+    links: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """What has to be opened for a user.
+
+    Attributes:
+        closed: By path of the directory; none of them lies in another one.
+        problem: Why no view helps, with the fix; empty: it does.
+    """
+
+    closed: Mapping[str, Closed] = field(default_factory=dict[str, Closed])
+    problem: str = ""
+
+
+def view_for(uid: int, paths: Iterable[Path]) -> EngineView:
+    """Return what a user without other groups lacks on the way to `paths`.
+
+    Args:
+        uid: User and group id.
+        paths: That the user needs; links are followed, and what does not exist is left out.
+    """
+    # Not resolved: engines go by these very paths, links and all.
+    waiting = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100
+    trees: dict[str, set[str]] = {}
+    links: dict[str, dict[str, str]] = {}
+    followed = 0
+    while waiting:
+        way = _walk(waiting.pop(), uid)
+        if way.link:
+            followed += 1
+            if followed > _LINKS_MAX:
+                return EngineView(problem=f"{way.link} is a link of links without an end")
+            waiting.append(way.end)
+            if way.closed:
+                links.setdefault(way.closed, {})[way.link] = way.target
+        elif way.is_shut or way.closed == "/":
+            return EngineView(problem=f"{way.end} is closed to user id {uid}: chmod o+x {way.end}")
+        elif way.closed:
+            trees.setdefault(way.closed, set()).add(str(way.end))
+    return EngineView(
+        {top: Closed(_outermost(found), links.get(top, {})) for top, found in trees.items()}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How far a path leads.
+
+    Attributes:
+        end: The path, or where it goes on behind the link.
+        closed: First directory on it that the user may not enter; empty: none.
+        link: First symbolic link on it; empty: none.
+        target: What that says.
+        is_shut: Whether the end itself is a directory that the user may not enter.
+    """
+
+    end: Path
+    closed: str = ""
+    link: str = ""
+    target: str = ""
+    is_shut: bool = False
+
+
+def _walk(path: Path, uid: int) -> _Way:
+    closed, is_shut = "", False
+    for part in (*reversed(path.parents), path):
+        try:
+            status = part.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return _Way(path)  # whoever makes it makes it open
+        if stat.S_ISLNK(status.st_mode):
+            target = str(part.readlink())
+            aim = os.path.normpath(part.parent / target)
+            return _Way(Path(aim, path.relative_to(part)), closed, str(part), target)
+        is_shut = stat.S_ISDIR(status.st_mode) and not _may_enter(status, uid)
+        if is_shut and not closed:
+            closed = str(part)
+    return _Way(path, closed, is_shut=is_shut)
+
+
+def _may_enter(status: os.stat_result, uid: int) -> bool:
+    if status.st_uid == uid:
+        return bool(status.st_mode & stat.S_IXUSR)
+    if status.st_gid == uid:
+        return bool(status.st_mode & stat.S_IXGRP)
+    return bool(status.st_mode & stat.S_IXOTH)
+
+
+def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths that lie in no other one."""
+    kept: list[str] = []
+    for path in sorted(paths):
+        if not any(Path(path).is_relative_to(other) for other in kept):
+            kept.append(path)
+    return tuple(kept)
