@@ -21,6 +21,7 @@ import router.metrics
 import telemetry.metrics
 from cli.settings_table import SETTINGS, accepted, descriptions
 from cli.stack.listeners import LISTENERS
+from cli.stack.openings import OPENINGS
 from sluice.errors import POLICIES, Evidence
 
 _UNITS = {
@@ -67,6 +68,8 @@ Those that begin with `nv_` bear TensorRT-LLM's names.
 _ERRORS_BEGIN, _ERRORS_END = "<!-- errors: made by `make docs` -->", "<!-- end of errors -->"
 _SOCKETS_BEGIN = "<!-- sockets: made by `make docs` -->"
 _SOCKETS_END = "<!-- end of sockets -->"
+_OPENINGS_BEGIN = "<!-- ports: made by `make docs` -->"
+_OPENINGS_END = "<!-- end of ports -->"
 _ERROR_COLUMNS = {
     "moves": "moves",
     "is_asked_again": "asked again",
@@ -223,11 +226,12 @@ def overload_page(text: str) -> str:
 
 
 def security_page(text: str) -> str:
-    """Return docs/security.md with its table of sockets made anew.
+    """Return docs/security.md with its tables of sockets and of ports made anew.
 
     Args:
-        text: The page, with a table between the two marks.
+        text: The page, with each table between its two marks.
     """
+    text = _with_openings(text)
     head, _, rest = text.partition(_SOCKETS_BEGIN)
     _, _, tail = rest.partition(_SOCKETS_END)
     columns = ("process", "socket", "protocol", "for", "known by", "a stranger gets")
@@ -236,6 +240,17 @@ def security_page(text: str) -> str:
         for it in LISTENERS
     )
     return f"{head}{_SOCKETS_BEGIN}\n{_table(columns, rows)}{_SOCKETS_END}{tail}"
+
+
+def _with_openings(text: str) -> str:
+    head, _, rest = text.partition(_OPENINGS_BEGIN)
+    _, _, tail = rest.partition(_OPENINGS_END)
+    columns = ("where", "service", "port", "for", "known by", "reached from")
+    rows = (
+        (it.deployment, it.service, it.port_text, it.purpose, str(it.secret), ", ".join(it.callers))
+        for it in OPENINGS
+    )
+    return f"{head}{_OPENINGS_BEGIN}\n{_table(columns, rows)}{_OPENINGS_END}{tail}"
 
 
 def main() -> None:

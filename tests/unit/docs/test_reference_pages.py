@@ -34,6 +34,7 @@ def test_the_table_of_sockets_is_as_the_code():
     text = (ROOT / "docs" / "security.md").read_text()
     assert text == security_page(text), STALE
     assert "| gateway | public |" in text
+    assert "| Kubernetes | replica | 9201 |" in text
 
 
 def test_every_service_with_settings_is_on_the_page():
