@@ -37,7 +37,8 @@ from replica.agent.replica_state import (
     wake_at,
 )
 from replica.agent.runs import RunRecord
-from replica.agent.triton import Launch, LaunchError, last_error
+from replica.agent.triton import Launch, LaunchError
+from replica.agent.triton_log import last_error
 from sluice.detector.replies import WrongAnswerError
 from sluice.errors import PlatformError
 from sluice.process import AdoptedProcess, OwnedProcess

@@ -1,0 +1,22 @@
+"""What Triton's log says."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def last_error(log_file: Path | None) -> str:
+    """Return what Triton said when it gave up, e.g. why the model did not load; empty if nothing.
+
+    Its last lines are a table of its settings and a stack trace.
+    """
+    if log_file is None:
+        return ""
+    with suppress(OSError):
+        with log_file.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 32_768))
+            lines = file.read().decode(errors="replace").splitlines()
+        for line in reversed(lines):
+            if line.startswith("error: "):
+                return line.rpartition("state: ")[2].removeprefix("error: ").strip()
+    return ""
