@@ -16,6 +16,7 @@ _E2E_OF_ONE = frozenset({"test_openai_sdk.py", "test_promises.py"})
 _TWO = frozenset(
     {
         "tests/contract/test_golden_mutations.py",
+        "tests/contract/test_pool_service.py",
         "tests/integration/agent/test_adoption.py",
         "tests/integration/agent/test_agent.py",
         "tests/integration/agent/test_cordon.py",
