@@ -1,0 +1,1 @@
+"""Scaling: how many replicas each pool needs, why, and what carries it out."""

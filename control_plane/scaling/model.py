@@ -1,0 +1,155 @@
+"""Records of scaling: what operators set for a pool, what is observed of it, and what is decided."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from control_plane.scaling.demand import DemandHistory
+
+# Boot times of a pool that has none measured yet, in seconds: between the field's published 85 and 300.
+BOOT_PRIOR_S = (180.0, 300.0)
+_BOOTS_KEPT = 32
+
+
+class Cause(StrEnum):
+    """Causes of a pool's number of replicas."""
+
+    DEMAND = "demand"
+    SURGE = "surge"
+    BACKLOG = "backlog"
+    SPARE = "spare"
+    HOLD = "hold"
+    LEARNING = "learning"
+    MINIMUM = "minimum"
+    MAXIMUM = "maximum"
+    PIN = "pin"
+    PAUSE = "pause"
+    BUDGET = "budget"
+    IDLE = "idle"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One step of the way to a number of replicas.
+
+    Attributes:
+        cause: What the step follows from.
+        replicas: Replicas that this cause asks for, or allows.
+        text: The step in words and numbers.
+    """
+
+    cause: Cause
+    replicas: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingSettings:
+    """What operators set for one pool.
+
+    Attributes:
+        replicas_min: Replicas that the pool keeps at least; 0 lets it go to none while it is idle.
+        replicas_max: Replicas that it gets at most.
+        minute_worth: Minutes that the pool at its maximum may run for one violated minute less.
+        idle_s: Seconds without demand after which a pool whose minimum is 0 goes to none.
+        accelerators: Accelerators of one replica.
+        price: Money per replica and hour.
+        pin: Replicas that an operator set by hand; None: none.
+        pin_until: When the pin ends, on the clock of `plan`; infinite: when it is lifted.
+        is_paused: Whether the pool stays as it is.
+    """
+
+    replicas_min: int = 1
+    replicas_max: int = 1
+    minute_worth: float = 2.8
+    idle_s: float = 900.0
+    accelerators: int = 0
+    price: float = 0.0
+    pin: int | None = None
+    pin_until: float = float("inf")
+    is_paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bounds over all pools together.
+
+    Attributes:
+        accelerators: Accelerators that replicas may hold.
+        price: Money per hour that replicas may cost.
+    """
+
+    accelerators: float = float("inf")
+    price: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What is observed of a pool now.
+
+    Attributes:
+        ready: Replicas that serve.
+        booting: Replicas that are on their way.
+        backlog_work_s: Work-seconds that wait.
+        objective_s: First-token objective of the strictest tier with demand.
+        single_s: First token of a median request on an idle replica, in seconds; 0: not known.
+        unplaced: Replicas that were asked for and find no place.
+        unplaced_s: Seconds for which that has been so.
+    """
+
+    ready: int
+    booting: int
+    backlog_work_s: float
+    objective_s: float = 1.5
+    single_s: float = 0.0
+    unplaced: int = 0
+    unplaced_s: float = 0.0
+
+
+@dataclass(slots=True)
+class PoolState:
+    """What `plan` knows of one pool.
+
+    Attributes:
+        settings: What operators set.
+        facts: What is observed now.
+        history: The pool's demand, as far back as it is known.
+        asks: Times of earlier plans and the replicas that demand asked for, the oldest first.
+        boots_s: Seconds that the last replicas took to boot.
+        known_since: When the history began, on the clock of `plan`.
+        demand_at: When there was last demand or backlog.
+    """
+
+    settings: ScalingSettings
+    facts: PoolFacts
+    history: DemandHistory = field(default_factory=DemandHistory)
+    asks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    boots_s: list[float] = field(default_factory=list[float])
+    known_since: float = 0.0
+    demand_at: float = 0.0
+
+    def booted(self, seconds: float) -> None:
+        """Learn the boot time of one replica."""
+        self.boots_s.append(seconds)
+        del self.boots_s[:-_BOOTS_KEPT]
+
+    def boot_s(self, share: float) -> float:
+        """Return the boot time within which a share of the replicas is ready, in seconds."""
+        known = sorted((*BOOT_PRIOR_S, *self.boots_s) if len(self.boots_s) < 8 else self.boots_s)
+        return known[min(len(known) - 1, int(share * len(known)))]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """A pool's number of replicas, with the way to it.
+
+    Attributes:
+        wanted: Replicas to have.
+        ask: Replicas that demand asks for, before holding, bounds and budget; not rounded.
+        reasons: The steps to `wanted`, in order; the last one decided.
+        warnings: What an operator must know, in words.
+    """
+
+    wanted: int
+    ask: float
+    reasons: tuple[Reason, ...]
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,244 @@
+"""Decides how many replicas each pool gets, and says why; pure.
+
+Capacity covers the demand that is expected while a replica boots. Beyond that, spare replicas are
+bought where they are cheapest: as long as the violated minutes that they save are worth more than
+they cost. A backlog is served by replicas beyond the demand, which go as soon as it is gone. Down
+goes a pool only when no ask of the last minutes needs the replica: hysteresis lies in time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from math import ceil
+
+from control_plane.scaling.demand import Forecast
+from control_plane.scaling.model import (
+    Budget,
+    Cause,
+    PoolPlan,
+    PoolState,
+    Reason,
+    ScalingSettings,
+)
+
+HOLD_S = 300.0  # a replica goes when nothing has asked for it for so long
+_UTILISATION = 0.97  # share of a replica's time that it can be given without a queue
+_NOISE_SIGMAS = 2.0  # of a bucket's demand, served without a queue
+_SURGE_SIGMAS = 1.3  # of the demand in a surge, whose projection already leans upwards
+_PEAK_SIGMAS = 1.0  # of the demand at a surge's peak
+_SURGE_MINUTES = 5.0  # violated by a surge that nothing was ready for: a boot and a backlog
+_BACKLOG_S = 0.5  # of work per ready replica is no queue yet
+_DRAIN_S = 20.0  # time in which a backlog is to be gone once replicas are there
+_UNPLACED_S = 600.0  # an ask without effect for so long holds nothing of a budget any more
+
+
+def plan(pools: Mapping[str, PoolState], budget: Budget, now: float) -> dict[str, PoolPlan]:
+    """Return each pool's number of replicas.
+
+    Args:
+        pools: All pools that are scaled, by their ids.
+        budget: Bounds over all of them together.
+        now: Seconds on a clock that never goes back.
+    """
+    plans = {key: _plan_pool(state, now) for key, state in pools.items()}
+    return _within(budget, pools, plans)
+
+
+def remember(state: PoolState, decided: PoolPlan, now: float) -> None:
+    """Keep what a plan asked for, so that later ones hold it."""
+    state.asks.append((now, decided.ask))
+    while state.asks and state.asks[0][0] <= now - HOLD_S:
+        del state.asks[0]
+    if state.history.now > 0 or state.facts.backlog_work_s > 0:
+        state.demand_at = now
+
+
+def _plan_pool(state: PoolState, now: float) -> PoolPlan:
+    settings, facts = state.settings, state.facts
+    have = facts.ready + facts.booting
+    reasons, ask = _asked(state)
+    warnings = _warnings(state)
+    if settings.pin is not None and now < settings.pin_until:
+        text = f"an operator set {settings.pin}"
+        return PoolPlan(
+            settings.pin, ask, (*reasons, Reason(Cause.PIN, settings.pin, text)), warnings
+        )
+    if settings.is_paused:
+        reasons.append(Reason(Cause.PAUSE, have, f"scaling is paused: {have} stay"))
+        return PoolPlan(have, ask, tuple(reasons), warnings)
+    wanted = max(reason.replicas for reason in reasons)
+    if wanted < have:
+        wanted = _held(state, now, wanted, reasons)
+    wanted = _bounded(state, now, wanted, reasons)
+    return PoolPlan(wanted, ask, tuple(reasons), warnings)
+
+
+def _asked(state: PoolState) -> tuple[list[Reason], float]:
+    """Return what demand, spare and backlog each ask for, and the ask that is held."""
+    facts = state.facts
+    forecast = state.history.forecast(state.boot_s(1.0) + 15.0)
+    sigmas = _SURGE_SIGMAS if forecast.is_surge else _NOISE_SIGMAS
+    need = forecast.expected * (1 + sigmas * forecast.noise) / _UTILISATION
+    if forecast.is_surge:
+        text = (
+            f"a surge: {forecast.now:.1f} work-seconds per second after {forecast.base:.1f},"
+            f" {forecast.expected:.1f} expected"
+        )
+        reasons = [Reason(Cause.SURGE, ceil(need), text)]
+    else:
+        text = (
+            f"demand of {forecast.expected:.1f} work-seconds per second"
+            f" with {forecast.noise:.0%} noise"
+        )
+        reasons = [Reason(Cause.DEMAND, ceil(need), text)]
+    ask = need
+    spare = _spare(forecast, need, state.settings)
+    if spare > need:
+        text = f"spare for a surge to {spare * _UTILISATION:.1f}: cheaper than the minutes it saves"
+        reasons.append(Reason(Cause.SPARE, ceil(spare), text))
+        ask = spare
+    if facts.backlog_work_s > facts.ready * _BACKLOG_S:
+        deficit = max(0.0, forecast.now - facts.ready)
+        owed = facts.backlog_work_s + deficit * _wait_s(state)
+        drain = forecast.now + owed / _DRAIN_S
+        text = f"a backlog of {owed:.0f} work-seconds when replicas come"
+        reasons.append(Reason(Cause.BACKLOG, ceil(drain), text))
+    return reasons, ask
+
+
+def _wait_s(state: PoolState) -> float:
+    """Return the seconds until the first of many new replicas are ready."""
+    return state.boot_s(0.0) * 1.1
+
+
+def _spare(forecast: Forecast, need: float, settings: ScalingSettings) -> float:
+    """Return the capacity whose cost and expected violated minutes are least.
+
+    One candidate is what demand needs, the others cover one of the surge peaks each.
+    """
+    worth = settings.minute_worth / 60 * settings.replicas_max
+    saved = worth * forecast.surges_per_hour * _SURGE_MINUTES
+    tops = [
+        forecast.base * peak * (1 + _PEAK_SIGMAS * forecast.noise) / _UTILISATION
+        for peak in forecast.peaks
+    ]
+
+    def cost(capacity: float) -> float:
+        missed = sum(top > capacity + 1e-9 for top in tops)
+        return capacity + saved * missed / len(tops)
+
+    return min((need, *(top for top in tops if top > need)), key=cost)
+
+
+def _held(state: PoolState, now: float, wanted: int, reasons: list[Reason]) -> int:
+    """Return the number of replicas that stay although demand needs fewer."""
+    facts = state.facts
+    have = facts.ready + facts.booting
+    if now - state.known_since < HOLD_S:
+        reasons.append(Reason(Cause.LEARNING, have, "demand is not known for long enough"))
+        return have
+    held = max((ask for at, ask in state.asks if at > now - HOLD_S), default=0.0)
+    if facts.backlog_work_s > facts.ready * _BACKLOG_S:
+        # Replicas that work off a queue stay until it is gone.
+        held = max(held, facts.ready)
+    if (kept := min(have, ceil(held))) > wanted:
+        reasons.append(Reason(Cause.HOLD, kept, f"asked for in the last {HOLD_S:.0f} s"))
+        return kept
+    return wanted
+
+
+def _bounded(state: PoolState, now: float, wanted: int, reasons: list[Reason]) -> int:
+    """Return the number of replicas within the pool's own bounds."""
+    settings, facts = state.settings, state.facts
+    low, high = settings.replicas_min, max(settings.replicas_min, settings.replicas_max)
+    if wanted > high:
+        reasons.append(Reason(Cause.MAXIMUM, high, f"at most {high}"))
+        return high
+    is_idle = facts.backlog_work_s <= 0 and now - state.demand_at >= settings.idle_s
+    least = low if low or is_idle else 1
+    if wanted < least:
+        text = f"at least {low}" if low else f"idle for less than {settings.idle_s:.0f} s"
+        reasons.append(Reason(Cause.MINIMUM if low else Cause.IDLE, least, text))
+        return least
+    return wanted
+
+
+def _warnings(state: PoolState) -> tuple[str, ...]:
+    settings, facts = state.settings, state.facts
+    found: list[str] = []
+    if facts.single_s > facts.objective_s:
+        found.append(
+            f"a single request takes {facts.single_s:.2f} s to its first token, the objective is"
+            f" {facts.objective_s:.2f} s: more replicas do not help"
+        )
+    if settings.replicas_min > settings.replicas_max:
+        found.append(
+            f"replicas_min {settings.replicas_min} is above replicas_max {settings.replicas_max}"
+        )
+    if facts.unplaced and facts.unplaced_s > _UNPLACED_S:
+        found.append(
+            f"{facts.unplaced} replicas have found no place for {facts.unplaced_s / 60:.0f} min:"
+            " add nodes, or lower replicas_max"
+        )
+    return tuple(found)
+
+
+def _within(
+    budget: Budget, pools: Mapping[str, PoolState], plans: dict[str, PoolPlan]
+) -> dict[str, PoolPlan]:
+    """Cut plans so that all pools together stay within the budget.
+
+    Replicas that serve and are wanted come first, then each pool in turn gets the replica that
+    brings it nearest to its ask. What finds no place for long holds nothing.
+    """
+    asked = {key: _placeable(pools[key], decided) for key, decided in plans.items()}
+    if _fits(budget, pools, asked):
+        return plans
+    granted = {key: min(pools[key].facts.ready, want) for key, want in asked.items()}
+    accelerators = sum(pools[key].settings.accelerators * n for key, n in granted.items())
+    price = sum(pools[key].settings.price * n for key, n in granted.items())
+    queue = [_turn(key, granted[key], pools[key], asked[key]) for key in asked]
+    heapify(queue)
+    while queue:
+        _, key = heappop(queue)
+        settings = pools[key].settings
+        if granted[key] >= asked[key]:
+            continue
+        after = (accelerators + settings.accelerators, price + settings.price)
+        if after[0] > budget.accelerators or after[1] > budget.price:
+            continue
+        accelerators, price = after
+        granted[key] += 1
+        heappush(queue, _turn(key, granted[key], pools[key], asked[key]))
+    return {key: _cut(decided, asked[key], granted[key]) for key, decided in plans.items()}
+
+
+def _placeable(state: PoolState, decided: PoolPlan) -> int:
+    facts = state.facts
+    if facts.unplaced and facts.unplaced_s > _UNPLACED_S:
+        return min(decided.wanted, facts.ready + max(0, facts.booting - facts.unplaced) + 1)
+    return decided.wanted
+
+
+def _fits(budget: Budget, pools: Mapping[str, PoolState], asked: Mapping[str, int]) -> bool:
+    accelerators = sum(pools[key].settings.accelerators * n for key, n in asked.items())
+    price = sum(pools[key].settings.price * n for key, n in asked.items())
+    return accelerators <= budget.accelerators and price <= budget.price
+
+
+def _turn(key: str, granted: int, state: PoolState, asked: int) -> tuple[tuple[bool, float], str]:
+    """Return a pool's place in the order of grants: minimums first, then the least served."""
+    return (granted >= state.settings.replicas_min, granted / max(asked, 1)), key
+
+
+def _cut(decided: PoolPlan, asked: int, granted: int) -> PoolPlan:
+    if granted >= asked:
+        return decided
+    reason = Reason(Cause.BUDGET, granted, f"the budget leaves {granted} of {asked}")
+    warning = f"the budget leaves {granted} of {asked} replicas: raise it, or lower other pools"
+    return replace(
+        decided,
+        wanted=granted,
+        reasons=(*decided.reasons, reason),
+        warnings=(*decided.warnings, warning),
+    )

@@ -1,0 +1,137 @@
+"""Scaling policies on curves of demand: `python -m sim.scaling --demand FILE --policy sluice,hpa,oracle`.
+
+A curve has one number per line: work-seconds demanded in that second, where one ready replica does
+one. `sluice` is the product's `plan`; the others are rules of the field. See docs/scaling.md.
+"""
+
+import argparse
+import gzip
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sim.scaling.fluid import Outcome, Terms, play
+from sim.scaling.rules import RULES, rule_of
+
+_LADDER_TIERS = (0.4, 0.3, 0.3)
+_LADDER_SLEEPERS = 0.05
+
+
+def read_curve(path: Path) -> list[float]:
+    """Return a curve; a name that ends in .gz is unpacked.
+
+    Raises:
+        ValueError: A line is no number, is negative, or there is none.
+    """
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+        curve = [float(line) for line in lines if line.strip()]
+    if not curve or not all(0 <= value < float("inf") for value in curve):
+        raise ValueError(f"{path}: one number per line is needed, from 0 upwards")
+    return curve
+
+
+def _record(path: Path, policy: str, seed: int, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "demand": path.name,
+        "policy": policy,
+        "seed": seed,
+        "violation_minutes": outcome.violation_minutes,
+        "violated_work_share": round(outcome.violated_work_share, 4),
+        "gpu_hours": round(outcome.gpu_hours, 1),
+        "changes": outcome.changes,
+        "ttft_max_s": round(outcome.ttft_max_s, 1),
+        "batch_late_share": round(outcome.batch_late_share, 4),
+    }
+
+
+def _plot(path: Path, demand: Sequence[float], outcomes: dict[str, Outcome]) -> None:
+    """Draw a day: demand, replicas paid for and ready, violated minutes."""
+    import matplotlib as mpl  # a development tool, imported when used
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, rows = plt.subplots(len(outcomes), 1, figsize=(10, 2.6 * len(outcomes)), squeeze=False)
+    minutes = [sum(demand[at : at + 60]) / 60 for at in range(0, len(demand) - 59, 60)]
+    hours = [at / 60 for at in range(len(minutes))]
+    for axes, (policy, outcome) in zip(rows[:, 0], outcomes.items(), strict=True):
+        axes.plot(hours, minutes, color="#7f8c8d", linewidth=0.8, label="demand")
+        axes.plot(hours, outcome.provisioned, color="#2980b9", linewidth=0.8, label="paid for")
+        axes.plot(hours, outcome.ready, color="#27ae60", linewidth=0.8, label="ready")
+        late = [at for at, ttft_s in zip(hours, outcome.ttft_s, strict=True) if ttft_s > 1.5]
+        axes.plot(late, [0] * len(late), "|", color="#c0392b", label="violated")
+        axes.set_ylabel(policy)
+    rows[0, 0].legend(loc="upper left", ncols=4, fontsize=8)
+    rows[-1, 0].set_xlabel("hours")
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def _terms(options: argparse.Namespace) -> Terms:
+    ladder = options.ladder
+    return Terms(
+        boot_s=tuple(options.boot_s),
+        replicas_min=options.replicas_min,
+        replicas_max=options.replicas_max,
+        objective_s=options.objective_s,
+        sleepers_share=_LADDER_SLEEPERS if ladder else 0.0,
+        tiers=_LADDER_TIERS if ladder else (1.0,),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sim.scaling", description=__doc__)
+    parser.add_argument("--demand", type=Path, nargs="+", required=True, help="curves, *.gz or text")
+    parser.add_argument(
+        "--policy",
+        default=",".join(RULES),
+        help=f"policies, separated by commas (default: all of {', '.join(RULES)})",
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="seeds of the boot times")
+    parser.add_argument(
+        "--ladder",
+        action="store_true",
+        help="tiers of 40, 30 and 30 %% (batch) of the work, served in this order, and 5 %% sleepers",
+    )
+    parser.add_argument("--boot-s", type=float, nargs=2, default=(180.0, 300.0), metavar=("MIN", "MAX"))
+    parser.add_argument("--replicas-min", type=int, default=1)
+    parser.add_argument("--replicas-max", type=int, default=400)
+    parser.add_argument("--objective-s", type=float, default=1.5, help="of first tokens")
+    parser.add_argument("--json", type=Path, help="write the results there, as a list")
+    parser.add_argument("--plot", type=Path, help="draw the last curve there")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play all policies on all curves; return the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    policies = [name for name in options.policy.split(",") if name]
+    if unknown := sorted(set(policies) - set(RULES)):
+        parser.error(f"no policy {', '.join(unknown)}: there are {', '.join(RULES)}")
+    terms = _terms(options)
+    records: list[dict[str, Any]] = []
+    outcomes: dict[str, Outcome] = {}
+    demand: list[float] = []
+    for path in options.demand:
+        try:
+            demand = read_curve(path)
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
+        for policy in policies:
+            for seed in range(options.seeds):
+                outcomes[policy] = play(demand, rule_of(policy, terms, demand), terms, seed)
+                records.append(_record(path, policy, seed, outcomes[policy]))
+                print(json.dumps(records[-1]), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(records, indent=1) + "\n")
+    if options.plot:
+        _plot(options.plot, demand, outcomes)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
