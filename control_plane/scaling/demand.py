@@ -1,4 +1,4 @@
-"""Holds the demand that a pool has seen, and forecasts what it must serve while a replica boots; pure.
+"""Holds a pool's demand, and forecasts what it must serve while a replica boots; pure.
 
 Demand is measured in work-seconds per second: the work that one ready replica does in one second.
 """
@@ -13,15 +13,16 @@ _NOW = 2  # buckets whose mean is the demand of now
 _BASE = 40  # buckets (10 minutes) whose median is the demand without its noise
 _NOISE_SAMPLES = 240  # buckets: an hour
 _NOISE_LEAST = 0.03
+_NOISE_SAMPLE_MAX = 1.0  # squared logarithm: a first bucket of almost nothing says little
 # Until a pool's own noise is measured, it is as noisy as the public conversation trace. The prior
 # weighs as much as five minutes of buckets.
 _NOISE_PRIOR, _NOISE_PRIOR_SAMPLES = 0.08, 20
-# A demand this many standard deviations above the base is a surge. Quarters of the base are the least.
+# A demand this many standard deviations above the base is a surge; a quarter of it is the least.
 _SURGE_SIGMAS, _SURGE_LEAST = 3.5, 1.25
 # A surge counts as over once demand is back at the base for this many buckets.
 _SURGE_OVER = 8
-# Surges that a pool has before its own are known: one in four hours, with these peaks over the base,
-# each as likely as the others. Their weight is that of one surge in two hours of observation.
+# Before a pool's own surges are known it has one in four hours, with these peaks over the base,
+# each as likely as the others. The prior weighs as much as eight hours of observation.
 _PRIOR_SURGES, _PRIOR_HOURS = 2.0, 8.0
 _PRIOR_PEAKS = (1.5, 1.75, 2.0, 2.25, 2.5)
 _PEAKS_KEPT = 32
@@ -39,7 +40,7 @@ class Forecast:
     Attributes:
         now: Work-seconds per second of the last half minute.
         base: Work-seconds per second of the last ten minutes, by their median.
-        expected: Work-seconds per second to serve: the base with its growth, or a surge's projection.
+        expected: Work-seconds per second to serve: the base with its growth, or a surge's end.
         noise: Standard deviation of the logarithm of a bucket's demand over the base.
         is_surge: Whether noise does not explain the demand of now.
         surges_per_hour: Rate at which surges begin.
@@ -70,6 +71,7 @@ class DemandHistory:
 
     buckets: "deque[float]" = field(default_factory=lambda: _floats(120))
     days: "deque[float]" = field(default_factory=lambda: _floats(_SLOTS * _DAYS))
+    _usual: "deque[float]" = field(default_factory=lambda: _floats(_BASE))
     _noise: "deque[float]" = field(default_factory=lambda: _floats(_NOISE_SAMPLES))
     _peaks: "deque[float]" = field(default_factory=lambda: _floats(_PEAKS_KEPT))
     _hours: float = 0.0
@@ -89,19 +91,17 @@ class DemandHistory:
         if len(self._quarter) * BUCKET_S >= _SLOT_S:
             self.days.append(fmean(self._quarter))
             self._quarter.clear()
-        if base <= 0 or len(self.buckets) < _BASE // 4:
-            return
-        self._follow_surge(base)
-        if not self._before and demand > 0:
-            self._noise.append(log(demand / base) ** 2)
+        if base > 0 and len(self._usual) >= _BASE // 4:
+            self._follow_surge(base)
+            if not self._before and demand > 0:
+                self._noise.append(min(_NOISE_SAMPLE_MAX, log(demand / base) ** 2))
+        if not self._before:
+            self._usual.append(demand)
 
     @property
     def base(self) -> float:
-        """Median demand of the last ten minutes; while a surge goes on, of those before it."""
-        if self._before:
-            return self._before
-        recent = list(self.buckets)[-_BASE:]
-        return median(recent) if recent else 0.0
+        """Median demand of the last ten minutes outside surges."""
+        return median(self._usual) if self._usual else 0.0
 
     @property
     def now(self) -> float:
@@ -147,6 +147,7 @@ class DemandHistory:
                 self._end_surge()
         if self._before and self._lasting() > 2 * _BASE:
             # Demand that stays is the new base.
+            self._usual.extend(list(self.buckets)[-_BASE:])
             self._end_surge()
 
     def _end_surge(self) -> None:
@@ -177,7 +178,7 @@ class DemandHistory:
         return self.now + rise / _NOW * min(lasting, 4)
 
     def _growth(self, horizon_s: float) -> float:
-        """Return base at the horizon over base now, as yesterday and last week had it; 1: not known."""
+        """Return the base's growth until the horizon as earlier days had it; 1: not known."""
         ahead = max(1, round(horizon_s / _SLOT_S))
         known = list(self.days)
         ratios: list[float] = []

@@ -1,11 +1,11 @@
-"""Records of scaling: what operators set for a pool, what is observed of it, and what is decided."""
+"""Records of scaling: a pool's settings, its observed facts, and the plan for it."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from control_plane.scaling.demand import DemandHistory
 
-# Boot times of a pool that has none measured yet, in seconds: between the field's published 85 and 300.
+# Boot times in seconds of a pool that has measured none: the field publishes 85 to 300.
 BOOT_PRIOR_S = (180.0, 300.0)
 _BOOTS_KEPT = 32
 
@@ -60,7 +60,7 @@ class ScalingSettings:
 
     replicas_min: int = 1
     replicas_max: int = 1
-    minute_worth: float = 2.8
+    minute_worth: float = 3.0
     idle_s: float = 900.0
     accelerators: int = 0
     price: float = 0.0

@@ -1,4 +1,4 @@
-"""Scaling policies on curves of demand: `python -m sim.scaling --demand FILE --policy sluice,hpa,oracle`.
+"""Scaling policies on curves of demand: `python -m sim.scaling --demand FILE ...`.
 
 A curve has one number per line: work-seconds demanded in that second, where one ready replica does
 one. `sluice` is the product's `plan`; the others are rules of the field. See docs/scaling.md.
@@ -84,7 +84,9 @@ def _terms(options: argparse.Namespace) -> Terms:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sim.scaling", description=__doc__)
-    parser.add_argument("--demand", type=Path, nargs="+", required=True, help="curves, *.gz or text")
+    parser.add_argument(
+        "--demand", type=Path, nargs="+", required=True, help="curves, *.gz or text"
+    )
     parser.add_argument(
         "--policy",
         default=",".join(RULES),
@@ -94,9 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ladder",
         action="store_true",
-        help="tiers of 40, 30 and 30 %% (batch) of the work, served in this order, and 5 %% sleepers",
+        help="tiers of 40, 30 and 30 %% (batch) of the work, in this order, and 5 %% sleepers",
     )
-    parser.add_argument("--boot-s", type=float, nargs=2, default=(180.0, 300.0), metavar=("MIN", "MAX"))
+    parser.add_argument(
+        "--boot-s", type=float, nargs=2, default=(180.0, 300.0), metavar=("MIN", "MAX")
+    )
     parser.add_argument("--replicas-min", type=int, default=1)
     parser.add_argument("--replicas-max", type=int, default=400)
     parser.add_argument("--objective-s", type=float, default=1.5, help="of first tokens")

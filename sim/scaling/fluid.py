@@ -1,8 +1,7 @@
 """Plays a curve of demand through a fluid model of one pool, second by second.
 
 One ready replica does one work-second per second. A booting replica is paid for. First-token time
-is 0.15 s, plus the backlog per ready replica, plus up to 0.3 s above 90 % utilisation. The model and
-its constants are those of the yardstick that the field's rules were measured by.
+is 0.15 s, plus the backlog per ready replica, plus up to 0.3 s above 90 % utilisation.
 """
 
 import random
@@ -29,7 +28,7 @@ class Terms:
         replicas_min: Replicas that a policy may not go below.
         replicas_max: Replicas that a policy may not go above.
         objective_s: First-token objective in seconds.
-        sleepers_share: Share of the replicas of the busiest minute so far that sleep; they are paid for.
+        sleepers_share: Sleepers per replica of the busiest minute so far; they are paid for.
         wake_s: Least and greatest seconds that a sleeper takes to wake.
         tiers: Shares of the demand by tier, the highest first; together 1.
         batch_deadline_s: Seconds that work of the lowest of several tiers may wait.
@@ -159,7 +158,7 @@ class _Pool:
 
     def __init__(self, first: int, terms: Terms, seed: int) -> None:
         self._terms = terms
-        self._random = random.Random(seed)
+        self._random = random.Random(seed)  # noqa: S311 -- boot times, no secrets
         self.ready, self.sleeping = first, 0
         self._boots: list[float] = []
         self._wakes: list[float] = []
@@ -178,7 +177,6 @@ class _Pool:
             come = [at for at in waiting if at <= t]
             self.ready += len(come)
             waiting[:] = [at for at in waiting if at > t]
-
 
     def scale(self, t: int, want: int, sleepers: int) -> None:
         have = self.ready + self.booting
@@ -210,7 +208,11 @@ def play(demand: Sequence[float], rule: Rule, terms: Terms, seed: int = 0) -> Ou
     first = max(terms.replicas_min, 1, ceil(sum(demand[:_FIRST_S]) / _FIRST_S / FIRST_UTILISATION))
     if (own := getattr(rule, "replicas", None)) is not None:
         first = own
-    pool, queues, sight = _Pool(min(first, terms.replicas_max), terms, seed), _Queues(terms), Sight(demand)
+    pool, queues, sight = (
+        _Pool(min(first, terms.replicas_max), terms, seed),
+        _Queues(terms),
+        Sight(demand),
+    )
     minutes = _Minutes(terms.objective_s)
     paid_s = late = top_work = 0.0
     changes = 0

@@ -80,7 +80,11 @@ class StepRule:
         if want > have:
             self._up_at = t
             return want
-        windows = [fmean(sight.utilisation[at : at + 15]) for at in range(t - 899, t + 1, 15)] if t >= 900 else [1.0]
+        windows = (
+            [fmean(sight.utilisation[at : at + 15]) for at in range(t - 899, t + 1, 15)]
+            if t >= 900
+            else [1.0]
+        )
         if max(windows) < 0.40 and t - self._down_at >= 60:
             self._down_at = t
             return have - 1
@@ -157,7 +161,7 @@ class ThroughputRule:
 
 @dataclass(slots=True)
 class SloRule:
-    """llm-d's SLO-aware law, the half on first tokens: up above 0.55 of the objective, down below 0.40."""
+    """llm-d's SLO-aware law for first tokens: up above 0.55 of the objective, down below 0.40."""
 
     terms: Terms
     every_s: int = _EVERY_S
@@ -195,9 +199,7 @@ class OracleRule:
         """Return the replicas for the greatest ten-second mean until a replica could be ready."""
         if not self._smooth:
             curve = sight.future
-            self._smooth = [
-                sum(curve[max(0, at - 5) : at + 5]) / 10 for at in range(len(curve))
-            ]
+            self._smooth = [sum(curve[max(0, at - 5) : at + 5]) / 10 for at in range(len(curve))]
         ahead = int(self.terms.boot_s[1]) + self.every_s
         return ceil(max(self._smooth[t : t + ahead + 1]) / 0.96)
 

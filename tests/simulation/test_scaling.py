@@ -1,0 +1,81 @@
+"""The product's `plan` in the fluid model, beside the field's rules, on a day that is made here."""
+
+import json
+import random
+from math import cos, pi
+from pathlib import Path
+
+import pytest
+
+from sim.scaling.__main__ import main
+from sim.scaling.fluid import Terms, play
+from sim.scaling.rules import RULES, rule_of
+
+_HOURS = 6
+
+
+def _curve(seed: int) -> list[float]:
+    """Return six hours with two flash crowds, in work-seconds per second."""
+    drawn = random.Random(seed)
+    crowds = [(drawn.randrange(3600, 20000), drawn.uniform(1.5, 2.5)) for _ in range(2)]
+    curve: list[float] = []
+    for second in range(_HOURS * 3600):
+        level = 22 - 12 * cos(2 * pi * second / 86400)
+        for begin, factor in crowds:
+            age = second - begin
+            if 0 <= age < 600:
+                level *= 1 + (factor - 1) * min(1.0, age / 60, (600 - age) / 60)
+        curve.append(level * drawn.lognormvariate(0, 0.05))
+    return curve
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_ours_violates_less_than_the_field_for_what_it_costs(seed: int) -> None:
+    terms, curve = Terms(), _curve(seed)
+    outcomes = {
+        name: play(curve, rule_of(name, terms, curve), terms, seed)
+        for name in ("sluice", "hpa", "kpa", "throughput", "oracle")
+    }
+    ours, oracle = outcomes["sluice"], outcomes["oracle"]
+    assert oracle.violation_minutes == 0
+    assert ours.gpu_hours < 2.2 * oracle.gpu_hours
+    for name in ("hpa", "kpa", "throughput"):
+        assert ours.violation_minutes <= outcomes[name].violation_minutes, name
+
+
+def test_the_same_seed_gives_the_same_outcome() -> None:
+    terms, curve = Terms(), _curve(0)[:7200]
+    assert play(curve, rule_of("sluice", terms, curve), terms, 3) == play(
+        curve, rule_of("sluice", terms, curve), terms, 3
+    )
+
+
+def test_sleepers_and_tiers_shorten_the_violation_of_the_upper_tiers() -> None:
+    curve = _curve(1)
+    plain = Terms()
+    ladder = Terms(sleepers_share=0.05, tiers=(0.4, 0.3, 0.3))
+    before = play(curve, rule_of("sluice", plain, curve), plain)
+    after = play(curve, rule_of("sluice", ladder, curve), ladder)
+    assert after.violation_minutes <= before.violation_minutes
+    assert after.batch_late_share <= 0.05
+
+
+def test_the_command_writes_a_list_and_refuses_what_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curve = tmp_path / "curve.txt"
+    curve.write_text("\n".join(["4.0"] * 900))
+    out = tmp_path / "out.json"
+    assert main(["--demand", str(curve), "--policy", "sluice,oracle", "--json", str(out)]) == 0
+    records = json.loads(out.read_text())
+    assert [record["policy"] for record in records] == ["sluice", "oracle"]
+    names = {"policy", "violation_minutes", "violated_work_share", "gpu_hours", "changes"}
+    assert all(names <= record.keys() for record in records)
+    curve.write_text("4.0\nmany\n")
+    for arguments in (["--demand", str(curve)], ["--demand", str(tmp_path / "none")]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+    with pytest.raises(SystemExit):
+        main(["--demand", str(curve), "--policy", "guess"])
+    told = capsys.readouterr().err
+    assert all(name in told for name in RULES)

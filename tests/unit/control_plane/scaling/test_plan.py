@@ -1,0 +1,217 @@
+"""Rules of `plan`: bounds, pins, spare, backlog, budget, idle pools; drills of peers' complaints."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.scaling.demand import BUCKET_S
+from control_plane.scaling.model import (
+    Budget,
+    Cause,
+    PoolFacts,
+    PoolPlan,
+    PoolState,
+    ScalingSettings,
+)
+from control_plane.scaling.plan import HOLD_S, plan, remember
+
+_OPEN = Budget()
+
+
+def _state(settings: ScalingSettings, demand: float, minutes: float = 60.0) -> PoolState:
+    state = PoolState(settings, PoolFacts(ready=1, booting=0, backlog_work_s=0.0))
+    for _ in range(int(minutes * 60 / BUCKET_S)):
+        state.history.add(demand)
+    return state
+
+
+def _plan(state: PoolState, now: float, budget: Budget = _OPEN) -> PoolPlan:
+    decided = plan({"pool": state}, budget, now)["pool"]
+    remember(state, decided, now)
+    return decided
+
+
+def _settings(least: int = 1, most: int = 400, **others: float) -> ScalingSettings:
+    return ScalingSettings(replicas_min=least, replicas_max=most, minute_worth=0.0, **others)  # pyright: ignore[reportArgumentType]
+
+
+def test_constant_demand_gets_its_work_and_its_noise_and_stays() -> None:
+    state = _state(_settings(), 10.0)
+    asked: set[int] = set()
+    for at in range(40):
+        state.history.add(10.0)
+        state.facts = PoolFacts(max(asked, default=10), 0, 0.0)
+        asked.add(_plan(state, 1000.0 + BUCKET_S * at).wanted)
+    assert len(asked) == 1
+    assert 11 <= asked.pop() <= 14
+
+
+def test_the_replica_that_stays_is_asked_to_take_over_the_load_of_the_one_that_goes() -> None:
+    """ai-dynamo/dynamo#9294: 2 <-> 1 at constant load."""
+    state = _state(_settings(), 1.3)
+    state.facts = PoolFacts(2, 0, 0.0)
+    for at in range(80):
+        state.history.add(1.3)
+        assert _plan(state, 1000.0 + BUCKET_S * at).wanted == 2
+
+
+def test_a_queue_asks_for_replicas_even_where_first_tokens_look_fine() -> None:
+    """ai-dynamo/dynamo#10528: a planner that cannot see queue time."""
+    state = _state(_settings(), 4.0)
+    state.facts = PoolFacts(5, 0, backlog_work_s=600.0)
+    decided = _plan(state, 1000.0)
+    assert decided.wanted >= 4 + 600 / 20
+    assert Cause.BACKLOG in {reason.cause for reason in decided.reasons}
+
+
+def test_an_objective_that_one_request_misses_is_a_warning_and_no_floor() -> None:
+    """ai-dynamo/dynamo#11624."""
+    state = _state(_settings(), 2.0)
+    state.facts = PoolFacts(3, 0, 0.0, objective_s=0.5, single_s=0.9)
+    decided = _plan(state, 1000.0)
+    assert decided.wanted <= 3
+    assert "0.90 s" in decided.warnings[0]
+    assert "0.50 s" in decided.warnings[0]
+
+
+def test_replicas_that_find_no_place_are_told_and_neither_block_others_nor_going_down() -> None:
+    """ai-dynamo/dynamo#14251: no accelerator to be had."""
+    settings = _settings(accelerators=1)
+    stuck, other = _state(settings, 20.0), _state(settings, 5.0)
+    stuck.facts = PoolFacts(2, 20, 0.0, unplaced=20, unplaced_s=3600.0)
+    other.facts = PoolFacts(4, 0, 0.0)
+    plans = plan({"stuck": stuck, "other": other}, Budget(accelerators=10), 1000.0)
+    assert plans["other"].wanted == plan({"other": other}, _OPEN, 1000.0)["other"].wanted
+    assert "no place" in plans["stuck"].warnings[0]
+    for at in range(int(HOLD_S / BUCKET_S) + 50):
+        stuck.history.add(1.0)
+        decided = _plan(stuck, 1000.0 + BUCKET_S * at)
+    assert decided.wanted < 5  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+def test_a_number_set_by_hand_stands_until_its_time_is_over() -> None:
+    """ai-dynamo/dynamo#4420."""
+    state = _state(_settings(), 10.0)
+    state.facts = PoolFacts(12, 0, 0.0)
+    state.settings = replace(state.settings, pin=3, pin_until=2000.0)
+    assert _plan(state, 1999.0).wanted == 3
+    assert _plan(state, 1999.0).reasons[-1].cause is Cause.PIN
+    assert _plan(state, 2000.0).wanted > 3
+
+
+def test_a_paused_pool_stays_as_it_is() -> None:
+    state = _state(_settings(), 10.0)
+    state.settings = replace(state.settings, is_paused=True)
+    state.facts = PoolFacts(4, 1, 100.0)
+    assert _plan(state, 1000.0).wanted == 5
+
+
+def test_down_goes_a_pool_only_when_nothing_has_asked_for_the_replica_for_the_hold() -> None:
+    state = _state(_settings(), 20.0)
+    before = _plan(state, 1000.0).wanted
+    state.facts = PoolFacts(before, 0, 0.0)
+    first_down = None
+    for at in range(1, 120):
+        state.history.add(5.0)
+        decided = _plan(state, 1000.0 + BUCKET_S * at)
+        if decided.wanted < before and first_down is None:
+            first_down = BUCKET_S * at
+    assert first_down is not None
+    assert first_down >= HOLD_S
+
+
+def test_what_is_not_known_for_long_is_not_taken_away() -> None:
+    state = PoolState(_settings(), PoolFacts(10, 0, 0.0), known_since=1000.0)
+    state.history.add(0.1)
+    assert _plan(state, 1015.0).wanted == 10
+
+
+def test_an_idle_pool_goes_to_none_and_comes_back_with_the_first_work() -> None:
+    state = _state(_settings(0, 8, idle_s=600.0), 0.0)
+    state.facts = PoolFacts(1, 0, 0.0)
+    assert _plan(state, 599.0).wanted == 1
+    assert _plan(state, 601.0).wanted == 0
+    state.facts = PoolFacts(0, 0, backlog_work_s=0.5)
+    assert _plan(state, 602.0).wanted >= 1
+
+
+def test_spare_is_bought_where_it_is_cheap() -> None:
+    def spare(demand: float) -> float:
+        state = _state(ScalingSettings(1, 400, minute_worth=3.0), demand)
+        return _plan(state, 1000.0).ask / demand
+
+    assert spare(8.0) > 2.0
+    assert spare(60.0) < 1.5
+
+
+def test_a_surge_asks_for_more_than_it_has_reached() -> None:
+    state = _state(_settings(), 10.0)
+    state.facts = PoolFacts(12, 0, 0.0)
+    for demand in (14.0, 19.0):
+        state.history.add(demand)
+    decided = _plan(state, 1000.0)
+    assert decided.reasons[0].cause is Cause.SURGE
+    assert decided.wanted > 19
+
+
+def test_a_minimum_over_the_budget_is_cut_and_told() -> None:
+    state = _state(_settings(10, 20, accelerators=8), 1.0)
+    decided = _plan(state, 1000.0, Budget(accelerators=32))
+    assert decided.wanted == 4
+    assert decided.reasons[-1].cause is Cause.BUDGET
+    assert "raise it" in decided.warnings[-1]
+
+
+_POOLS = st.lists(
+    st.tuples(
+        st.integers(0, 5),  # minimum
+        st.integers(1, 40),  # maximum
+        st.integers(0, 8),  # accelerators
+        st.floats(0, 10),  # price
+        st.floats(0, 50),  # demand
+        st.integers(0, 20),  # ready
+        st.integers(0, 5),  # booting
+        st.floats(0, 1e4),  # backlog
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(_POOLS, st.integers(0, 400), st.floats(0, 1000))
+def test_no_plan_buys_over_the_budget_nor_stops_what_serves_for_it(
+    rows: list[tuple[int, int, int, float, float, int, int, float]],
+    accelerators: int,
+    price: float,
+) -> None:
+    """ai-dynamo/dynamo#12428: over all pools and roles together."""
+    pools: dict[str, PoolState] = {}
+    for number, row in enumerate(rows):
+        settings = ScalingSettings(row[0], row[1], accelerators=row[2], price=row[3])
+        pools[str(number)] = _state(settings, row[4], minutes=2)
+        pools[str(number)].facts = PoolFacts(row[5], row[6], row[7])
+    free = plan(pools, _OPEN, 1e6)
+    bound = plan(pools, Budget(accelerators, price), 1e6)
+    held = {key: min(state.facts.ready, free[key].wanted) for key, state in pools.items()}
+
+    def of(counts: dict[str, int]) -> tuple[float, float]:
+        return (
+            sum(pools[key].settings.accelerators * n for key, n in counts.items()),
+            sum(pools[key].settings.price * n for key, n in counts.items()),
+        )
+
+    used, least = of({key: decided.wanted for key, decided in bound.items()}), of(held)
+    assert used[0] <= max(accelerators, least[0])
+    assert used[1] <= max(price, least[1]) * (1 + 1e-9)
+    for key, decided in bound.items():
+        assert held[key] <= decided.wanted <= free[key].wanted
+
+
+@pytest.mark.parametrize("pools", [200])
+def test_plan_is_one_pass_over_many_pools(pools: int) -> None:
+    states = {str(number): _state(_settings(accelerators=1), 20.0) for number in range(pools)}
+    plans = plan(states, Budget(accelerators=1000), 1000.0)
+    assert sum(decided.wanted for decided in plans.values()) == 1000
+    assert max(d.wanted for d in plans.values()) - min(d.wanted for d in plans.values()) <= 1
