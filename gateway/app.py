@@ -88,7 +88,9 @@ class Gateway:
         self.directory = Directory(self.watcher.state, self.assets.has)
         self.lag = LoopLag(self.metrics.loop_lag.observe)
         self.pace = Pace(self.lag)
-        self.links = RouterLinks(self.directory, settings.instance_id, self.pace, events.emit)
+        self.links = RouterLinks(
+            self.directory, settings.instance_id, self.pace, events.emit, events.put_on_disk
+        )
         self.embedders = Embedders(self.watcher.state)
         self.valkey = ValkeyClient(
             settings.valkey_url.get_secret_value(), deadline_s=settings.limit_deadline_s

@@ -8,7 +8,8 @@ what cannot be kept is counted.
 
 Delivery is at least once (a replayed batch may have arrived before): consumers go by `event_id`.
 In memory only, and so lost by a crash of the process: the last `_TICK_S` of events, and what the
-broker has not acknowledged within `broker_wait_s`.
+broker has not acknowledged within `broker_wait_s`. Routers tell of these instead. A router that is
+lost cannot: then `put_on_disk` spools what the broker does not take at once.
 """
 
 import threading
@@ -36,6 +37,8 @@ _TICK_S = 0.05  # how long an event may lie in memory before the thread sees it
 _CHUNK = 256  # events per step of the thread, so that it never holds the interpreter for long
 _REPLAY_BATCH = 1_000
 _RETRY_PAUSE_S = 0.5
+# How long the broker may take for what is to be put on disk: what is written there is sent again.
+_ACKNOWLEDGED_S = 0.2
 _PURGE_S = 5.0  # purging is local and takes microseconds; a client stuck longer is given up
 
 
@@ -140,6 +143,8 @@ class EventProducer:
         self._produced = self._failures = self._spooled = self._unspooled = 0
         self._failed: list[bytes] = []
         self._replaying, self._retry_at = 0, 0.0
+        self._disk_wanted = False  # by the thread of the caller
+        self._disk_at: float | None = None
         self._spool = spool_directory and Spool(
             spool_directory,
             max_bytes=spool_max_bytes,
@@ -160,6 +165,14 @@ class EventProducer:
         else:
             self._queue.append(payload)
         self._emitted += 1
+
+    def put_on_disk(self) -> None:
+        """Let no event lie in memory alone for longer than a moment; never blocks.
+
+        To be called when nobody else could tell of them any more if this process were killed. They
+        may arrive twice.
+        """
+        self._disk_wanted = True
 
     @property
     def stats(self) -> EventStats:
@@ -222,6 +235,7 @@ class EventProducer:
         emitted = self._emitted
         self._step(time.monotonic())
         if not self._queue and len(self._producer) == 0 and self._is_direct:
+            self._disk_at = None
             with self._settled:
                 self._settled_emitted = emitted
                 self._settled.notify_all()
@@ -234,7 +248,7 @@ class EventProducer:
             self._failed.clear()
             self._replaying = 0
             self._spool.clear()
-        if self._failed and self._is_direct:
+        if (self._failed or self._is_disk_due(now)) and self._is_direct:
             self._fall_back()
         if self._is_direct:
             self._ship()
@@ -245,6 +259,15 @@ class EventProducer:
             return
         while self._queue and not self._may_wait():
             self._keep(self._take())
+
+    def _is_disk_due(self, now: float) -> bool:
+        """Return whether what is in memory has to be written to disk now."""
+        if self._disk_wanted:
+            self._disk_wanted, self._disk_at = False, self._disk_at or now + _ACKNOWLEDGED_S
+        if self._disk_at is None or now < self._disk_at:
+            return False
+        self._disk_at = None
+        return self._spool is not None
 
     def _may_wait(self) -> bool:
         """Whether the queue can stay in memory until the spool is empty.

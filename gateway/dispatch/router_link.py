@@ -80,6 +80,7 @@ class RouterLink:
         on_change: Callable[[], None],
         pace: Pace,
         emit: Callable[[bytes], None] = lambda _: None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare.
 
@@ -89,6 +90,7 @@ class RouterLink:
             on_change: Called when the link comes up or goes down, or owns a cell.
             pace: Of this worker; told where steps begin and end.
             emit: Takes what the router tells of requests whose gateway was lost.
+            on_lost: Called when the router is gone, and with it what it knew of ended requests.
         """
         self.address = address
         self.router_id = ""
@@ -98,6 +100,7 @@ class RouterLink:
         self._on_change = on_change
         self._pace = pace
         self._emit = emit
+        self._on_lost = on_lost
         self._generations: dict[int, Generation] = {}
         self._last_handle = 0
         self._batches: deque[wire.ConnectRequest] = deque()
@@ -335,6 +338,7 @@ class RouterLink:
         for generation in generations.values():
             generation.end(Ending(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone"))
         if was_up:
+            self._on_lost()
             self._on_change()
         return was_up
 

@@ -42,6 +42,7 @@ class RouterLinks:
         gateway_id: str,
         pace: Pace,
         emit: Callable[[bytes], None] = lambda _: None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare; nothing is opened yet.
 
@@ -50,8 +51,10 @@ class RouterLinks:
             gateway_id: Tells routers who we are.
             pace: Told where steps begin and end.
             emit: Takes what routers tell of requests whose gateway was lost.
+            on_lost: Called when a router is gone, and with it what it knew of ended requests.
         """
         self._emit = emit
+        self._on_lost = on_lost
         self._pace = pace
         self._directory = directory
         self._gateway_id = gateway_id
@@ -88,7 +91,12 @@ class RouterLinks:
                 wanted = self._directory.router_addresses()
                 for address in sorted(wanted - self._links.keys()):
                     link = RouterLink(
-                        address, self._gateway_id, self._announce, self._pace, self._emit
+                        address,
+                        self._gateway_id,
+                        self._announce,
+                        self._pace,
+                        self._emit,
+                        self._on_lost,
                     )
                     self._links[address] = link
                     tasks[address] = group.create_task(link.run())

@@ -140,6 +140,24 @@ async def test_events_go_straight_again_although_more_come_all_the_time(
         assert set(await arrived(broker.address, number)) == {f"{n:06}" for n in range(number)}
 
 
+async def test_what_may_not_lie_in_memory_is_put_on_disk_unless_the_broker_takes_it(
+    broker: Any, tmp_path: Path
+) -> None:
+    with producing(broker.address, tmp_path / "there", broker_wait_s=WAIT_S) as producer:
+        producer.emit(event(0))
+        producer.put_on_disk()
+        assert await asyncio.to_thread(producer.flush, WAIT_S)
+        assert producer.stats.spooled == 0
+    away = f"127.0.0.1:{free_port()}"
+    with producing(away, tmp_path / "away", broker_wait_s=WAIT_S) as producer:
+        for number in range(3):
+            producer.emit(event(number))
+        await until(lambda: not producer._queue)  # the client has them, and waits for the broker
+        producer.put_on_disk()
+        await until(lambda: producer.stats.spooled == 3)
+        assert producer.stats.dropped == 0
+
+
 async def test_what_a_stopped_process_spooled_the_next_one_sends(
     broker: Any, tmp_path: Path
 ) -> None:

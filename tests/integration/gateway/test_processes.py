@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import pytest
 import pytest_asyncio
 from confluent_kafka import Consumer
 
+from cli.stack.broker import broker_spec
 from replica.agent.replica_state import EngineSpec
 from replica.agent.triton import MODEL
 from sluice import shared_secret
@@ -28,6 +29,7 @@ from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from sluice.watch import write_snapshot
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from tests.integration.conftest import child_environment
 from tests.support.tritons import Triton, running_tritons
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
@@ -349,6 +351,50 @@ async def test_what_a_killed_gateway_had_open_is_told_once_and_in_full(site, bro
         assert parts[0].replica_id.startswith("replica-")
         assert parts[0].output_tokens > 0
         assert (parts[0].tenant_id, parts[0].key_id, parts[0].model) == ("one", "k", "tiny")
+
+
+@pytest.mark.parametrize("is_router_lost", [False, True])
+async def test_a_finished_answer_is_told_although_its_event_was_in_a_killed_gateways_memory(
+    site, tmp_path: Path, is_router_lost: bool
+) -> None:
+    """Its client has the last byte, its event is not at the broker, which is away: then the kill.
+
+    The router tells of it; where that was lost first, the gateway has put the event on disk.
+    """
+    port = free_port()
+    place = site(f"127.0.0.1:{port}")
+    async with running(place.router()) as router, running(place.gateway()) as gateway:
+        await place.until_ready()
+        async with place.sdk() as sdk:
+            answers = [
+                await sdk.chat.completions.create(
+                    model="tiny", messages=HELLO, max_tokens=20, **options
+                )
+                for options in ({}, {"stop": ["a", "e", "t"]}, {"n": 2})
+            ]
+        ids = {f"evt_{answer.id.partition('-')[2]}" for answer in answers}
+        if is_router_lost:
+            os.kill(router.pid, signal.SIGKILL)
+            await until_spooled(place.home / "gateway" / "events")
+        os.kill(gateway.pid, signal.SIGKILL)
+        await gateway.stop()
+        broker = broker_spec(port, tmp_path / "broker.log", child_environment())
+        async with AsyncExitStack() as again:
+            await again.enter_async_context(running(broker))
+            if is_router_lost:
+                await router.stop()
+                await again.enter_async_context(running(place.router()))
+            await again.enter_async_context(running(place.gateway()))
+            await place.until_ready()
+            await asyncio.to_thread(Ledger(place.kafka).read_until, ids)
+
+
+async def until_spooled(directory: Path) -> None:
+    """Wait for less time than a gateway leaves events in memory while its broker is away."""
+    for _ in range(60):
+        if any(path.stat().st_size for path in directory.glob("*/*.spool")):
+            return
+        await asyncio.sleep(0.05)
 
 
 async def test_what_engines_made_is_counted_apart_and_equals_what_is_told(site, broker) -> None:
