@@ -60,7 +60,8 @@ class Profile:
     Attributes:
         rate: Requests per second, mean over the day.
         session_spread: Sigma of the logarithm of a session's median length.
-        counts_every_turn: Whether every request of a session is counted, not its first in a window.
+        counts_every_turn: Whether every request of a session is counted, not its first in a window,
+            and every answer for what it is like.
     """
 
     rate: float = 60.0
@@ -70,11 +71,19 @@ class Profile:
 
 @dataclass(slots=True)
 class _Callers:
-    """Requests or sessions, one to an index: what they ask for and where they go."""
+    """Requests or sessions, one to an index: what they ask for and where they go.
+
+    Attributes:
+        style: Factor of their answers' lengths.
+        is_canary: Whom canary answers.
+        is_pinned: Whose tenant is.
+        is_new: Who has had no answer of that release before.
+    """
 
     style: _Floats
     is_canary: NDArray[np.bool_]
     is_pinned: NDArray[np.bool_]
+    is_new: NDArray[np.bool_]
 
 
 class Traffic:
@@ -94,7 +103,8 @@ class Traffic:
         self._names = [self._name() for _ in range(slots)]
         self._tenants = self._some_tenants(slots)
         self._styles = draw.lognormal(0, profile.session_spread, slots)
-        self._sessions = _Callers(np.zeros(0), np.zeros(0, np.bool_), np.zeros(0, np.bool_))
+        nobody = np.zeros(0, np.bool_)
+        self._sessions = _Callers(np.zeros(0), nobody, nobody, nobody)
         self._split: Split | None = None
 
     def window(self, split: Split, mirrored: int, canary: Release) -> tuple[Arm, Arm, int]:
@@ -112,10 +122,10 @@ class Traffic:
         drift = 1 + 0.5 * day
         errors_too = self._incident()
         is_canary = callers.is_canary
-        control = self._arm(CONTROL, callers.style[~is_canary], drift, errors_too)
+        control = self._arm(CONTROL, callers, ~is_canary, drift, errors_too)
         if mirrored:
             is_canary = self._draw.random(len(is_canary)) < mirrored / 10_000
-        return self._arm(canary, callers.style[is_canary], drift, errors_too), control, exposed
+        return self._arm(canary, callers, is_canary, drift, errors_too), control, exposed
 
     def _incident(self) -> float:
         """Return the share of requests that fail now whatever release they are for."""
@@ -144,6 +154,8 @@ class Traffic:
         if not self._profile.counts_every_turn:
             turns = np.unique(turns)
         together = _joined(single, self._sessions, turns)
+        if not self._profile.counts_every_turn:
+            self._sessions.is_new[turns] = False
         return together, int(exposed)
 
     def _renew(self, split: Split, ended: NDArray[np.int64]) -> None:
@@ -161,14 +173,27 @@ class Traffic:
             self._styles[slots] * self._tenant_style[tenants],
         )
         if split != self._split:
+            if self._split is not None:
+                has_stayed = sent.is_canary == self._sessions.is_canary
+                has_stayed[ended] = False
+                sent.is_new[has_stayed] = self._sessions.is_new[has_stayed]
             self._split, self._sessions = split, sent
             return
         self._sessions.style[ended] = sent.style
         self._sessions.is_canary[ended] = sent.is_canary
         self._sessions.is_pinned[ended] = sent.is_pinned
+        self._sessions.is_new[ended] = True
 
-    def _arm(self, release: Release, style: _Floats, drift: float, errors_too: float) -> Arm:
-        draw, requests = self._draw, len(style)
+    def _arm(
+        self,
+        release: Release,
+        callers: _Callers,
+        is_own: NDArray[np.bool_],
+        drift: float,
+        errors_too: float,
+    ) -> Arm:
+        draw, style = self._draw, callers.style[is_own]
+        requests = len(style)
         fate = draw.random(requests)
         failing = min(1.0, release.errors * drift + errors_too)
         is_overloaded = fate < _OVERLOADED
@@ -178,7 +203,8 @@ class Traffic:
         is_served = ~(is_overloaded | is_closed | is_failed)
         is_late = is_served & (ttft_ms > _DEADLINE_MS)
         answered = is_served & ~is_late
-        answers = int(np.count_nonzero(answered))
+        first = answered & callers.is_new[is_own]
+        answers = int(np.count_nonzero(first))
         tokens = draw.lognormal(0, _LENGTH_SPREAD, requests) * release.output_tokens * style
         tpot_us = draw.lognormal(0, _TPOT_SPREAD, requests) * release.tpot_us * drift**0.5
         errors = {
@@ -190,13 +216,14 @@ class Traffic:
         return Arm(
             requests,
             errors,
+            first_answers=answers,
             refusals=int(draw.binomial(answers, release.refusals)),
             empty_answers=int(self._flaws.binomial(answers, release.empty)),
             repetitive_answers=int(self._flaws.binomial(answers, release.repetitive)),
             cut_answers=int(self._flaws.binomial(answers, release.cut)),
             ttft_ms=histogram(ttft_ms[answered]),
             tpot_us=histogram(tpot_us[answered]),
-            output_tokens=histogram(tokens[answered]),
+            output_tokens=histogram(tokens[first]),
             golden_runs=_GOLDEN_RUNS,
             golden_mismatches=int(draw.binomial(_GOLDEN_RUNS, release.golden_wrong)),
         )
@@ -232,6 +259,7 @@ def _sent(
         style,
         np.array([choice.is_canary for choice in choices], np.bool_),
         np.array([choice.is_pinned for choice in choices], np.bool_),
+        np.ones(len(choices), np.bool_),
     )
 
 
@@ -239,5 +267,7 @@ def _joined(single: _Callers, sessions: _Callers, turns: NDArray[np.int64]) -> _
     """Return the requests of both kinds, without pinned ones."""
     style = np.concatenate((single.style, sessions.style[turns]))
     is_canary = np.concatenate((single.is_canary, sessions.is_canary[turns]))
+    is_new = np.concatenate((single.is_new, sessions.is_new[turns]))
     is_drawn = ~np.concatenate((single.is_pinned, sessions.is_pinned[turns]))
-    return _Callers(style[is_drawn], is_canary[is_drawn], ~is_drawn[is_drawn])
+    drawn = style[is_drawn], is_canary[is_drawn], ~is_drawn[is_drawn], is_new[is_drawn]
+    return _Callers(*drawn)

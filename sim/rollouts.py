@@ -74,6 +74,7 @@ class Outcome:
         metric: Whose gate was breached.
         lasted_s: From the first stage's share to the end.
         exposed: Requests of tenants who are not pinned that canary served.
+        judged: Of what the breached gate counts, those of canary.
     """
 
     seed: int
@@ -82,6 +83,7 @@ class Outcome:
     metric: Metric | None
     lasted_s: float
     exposed: int
+    judged: int = 0
 
 
 class _Loop:
@@ -131,9 +133,10 @@ def simulate(plan: Plan, release: Release, profile: Profile, seed: int) -> Outco
         if len(unread) > _LAG_WINDOWS:
             loop.tell(Evidence((unread.pop(0),)))
     ended = loop.rollout
-    metric = ended.verdict.metric if ended.verdict is not None else None
+    verdict = ended.verdict
+    metric, judged = (None, 0) if verdict is None else (verdict.metric, verdict.suspect.total)
     lasted_s = (loop.now_ms - opened_ms) / 1000
-    return Outcome(seed, ended.phase, ended.stage, metric, lasted_s, exposed)
+    return Outcome(seed, ended.phase, ended.stage, metric, lasted_s, exposed, judged)
 
 
 def plan_for(alpha: float, *, is_full: bool = False, has_shadow: bool = False) -> Plan:

@@ -14,6 +14,7 @@ from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
 from telemetry.store import Store
 
 WINDOWS_MAX = 1_000
+SESSION_QUIET_S = 300  # after so long without a request a session is counted as a new one
 WINDOW_MS_MIN, WINDOW_MS_MAX = 1_000, 3_600_000
 
 
@@ -29,6 +30,9 @@ def _bucket(value: str) -> str:
 # LIMIT 1 BY keeps the first request of each session in each window and arm, and with it one row per
 # event although duplicates may not be merged yet. Requests without a session each count.
 #
+# What answers are like is counted once per session: not where the session's answer before lies in
+# an earlier window and not long back. So the rows begin earlier than the windows.
+#
 # A failure with a code that this version does not know counts by its status.
 _WINDOWS = f"""
 SELECT
@@ -36,19 +40,27 @@ SELECT
     is_canary,
     count() AS requests,
     sumMapIf(map(error, 1), error != '') AS errors,
-    countIf(is_refusal AND error = '') AS refusals,
-    countIf(is_empty AND error = '') AS empty_answers,
-    countIf(is_repetitive AND error = '') AS repetitive_answers,
-    countIf(outcome = 'length' AND error = '') AS cut_answers,
+    countIf(is_first AND error = '') AS first_answers,
+    countIf(is_first AND is_refusal AND error = '') AS refusals,
+    countIf(is_first AND is_empty AND error = '') AS empty_answers,
+    countIf(is_first AND is_repetitive AND error = '') AS repetitive_answers,
+    countIf(is_first AND outcome = 'length' AND error = '') AS cut_answers,
     sumMapIf(map({_bucket("first_token_us / 1000")}, 1), first_token_us > 0) AS ttft_ms,
     sumMapIf(
         map({_bucket("(total_us - first_token_us) / (output_tokens - 1)")}, 1),
         error = '' AND choices <= 1 AND output_tokens >= 2
             AND first_token_us BETWEEN 1 AND total_us
     ) AS tpot_us,
-    sumMapIf(map({_bucket("output_tokens")}, 1), error = '') AS answer_tokens
+    sumMapIf(map({_bucket("output_tokens")}, 1), is_first AND error = '') AS answer_tokens
+FROM (
+SELECT
+    *,
+    session_hash = 0 OR received_at
+        > lagInFrame(received_at, 1, toDateTime64(0, 3, 'UTC')) OVER session
+        + toIntervalSecond({SESSION_QUIET_S}) AS is_first
 FROM (
     SELECT
+        received_at, tenant_id, session_hash, event_id,
         intDiv(toUnixTimestamp64Milli(received_at), {{window_ms:Int64}}) AS window,
         is_copy OR arm = {wire.ARM_CANARY} AS is_canary,
         multiIf(
@@ -65,13 +77,19 @@ FROM (
         total_us, output_tokens, choices, is_refusal, is_empty, is_repetitive, outcome
     FROM requests
     WHERE rollout_id = {{rollout:String}}
-        AND received_at >= fromUnixTimestamp64Milli({{start_ms:Int64}}, 'UTC')
+        AND received_at >= fromUnixTimestamp64Milli({{earlier_ms:Int64}}, 'UTC')
         AND received_at < fromUnixTimestamp64Milli({{end_ms:Int64}}, 'UTC')
         AND (is_copy OR arm IN ({wire.ARM_CONTROL}, {wire.ARM_CANARY}))
         AND NOT is_pinned
     ORDER BY received_at, event_id
     LIMIT 1 BY window, is_canary, tenant_id, session_hash, if(session_hash = 0, event_id, '')
 )
+WINDOW session AS (
+    PARTITION BY is_canary, tenant_id, session_hash ORDER BY received_at, event_id
+    ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING
+)
+)
+WHERE window >= intDiv({{start_ms:Int64}}, {{window_ms:Int64}})
 GROUP BY window, is_canary
 SETTINGS max_execution_time = 20
 """  # noqa: S608 - constants of the code; values are parameters
@@ -85,17 +103,20 @@ class ArmCounts:
     Attributes:
         requests: Those that count.
         errors: By code.
+        first_answers: Answers that are the first of their session, and those without one: what
+            follows, but for times, is of these.
         refusals: Answers in which the model declined.
         empty_answers: Answers of nothing.
         repetitive_answers: Answers that say again and again what they have said.
         cut_answers: Answers that had not come to an end at the limit of their length.
         ttft_ms: Milliseconds, of those that got a first token.
         tpot_us: Microseconds between tokens, the mean of each complete answer.
-        output_tokens: Of complete answers.
+        output_tokens: Of complete first answers.
     """
 
     requests: int = 0
     errors: Mapping[str, int] = field(default_factory=dict[str, int])
+    first_answers: int = 0
     refusals: int = 0
     empty_answers: int = 0
     repetitive_answers: int = 0
@@ -148,6 +169,7 @@ async def rollout_windows(
             "rollout": rollout_id,
             "window_ms": window_ms,
             "start_ms": starts_ms.start,
+            "earlier_ms": (starts_ms.start - SESSION_QUIET_S * 1000) // window_ms * window_ms,
             "end_ms": starts_ms.stop,
             "codes": _CODES,
         },
@@ -168,6 +190,7 @@ def _arm(row: Mapping[str, Any]) -> ArmCounts:
     return ArmCounts(
         row["requests"],
         row["errors"],
+        row["first_answers"],
         row["refusals"],
         row["empty_answers"],
         row["repetitive_answers"],

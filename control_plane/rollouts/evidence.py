@@ -37,6 +37,22 @@ class Metric(StrEnum):
     GOLDEN = "golden"
 
 
+# Of what answers are like: no incident makes answers longer or empty, so windows are compared
+# together until control has so many. With one of canary beside two of control a window says little.
+CONTENT_REFERENCE_MIN = 32
+CONTENT = frozenset(
+    {
+        Metric.LONG_ANSWERS,
+        Metric.SHORT_ANSWERS,
+        Metric.REFUSALS,
+        Metric.FEWER_REFUSALS,
+        Metric.EMPTY_ANSWERS,
+        Metric.REPETITIVE_ANSWERS,
+        Metric.CUT_ANSWERS,
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """How many values fell into each bucket; `sluice.buckets.bucket_of` says which."""
@@ -69,11 +85,15 @@ class Arm:
 
     Counted when all of them have ended or timed out: by the end of the window only the quick ones
     have. Without requests of pinned tenants, who were not drawn by lot. Of each session at most
-    one request, the first: its turns are alike, and would be taken for independent ones.
+    one request, the first in the window. What answers are like is counted once per session: its
+    turns are alike whenever they come, and would be taken for independent ones.
 
     Attributes:
         requests: All of them.
         errors: Those that ended with an error, by code.
+        first_answers: Answers that are the first of their session, and those without a session:
+            refusals, flaws and lengths are of these. None: of all answers, as an older telemetry
+            service counts them.
         refusals: Answers in which the model declined.
         empty_answers: Answers of nothing.
         repetitive_answers: Answers that say again and again what they have said.
@@ -81,13 +101,14 @@ class Arm:
         ttft_ms: Of those that got a first token.
         tpot_us: Mean time between tokens of an answer, one value each: the single gaps (ITL) of an
             answer are no independent observations.
-        output_tokens: Of complete answers.
+        output_tokens: Of complete first answers.
         golden_runs: Golden prompts that were asked, which are no requests of the above.
         golden_mismatches: Those whose answer is not the one that its release is known by.
     """
 
     requests: int = 0
     errors: Mapping[ErrorCode, int] = field(default_factory=dict[ErrorCode, int])
+    first_answers: int | None = None
     refusals: int = 0
     empty_answers: int = 0
     repetitive_answers: int = 0
@@ -101,12 +122,17 @@ class Arm:
     def __post_init__(self) -> None:
         flaws = (self.refusals, self.empty_answers, self.repetitive_answers, self.cut_answers)
         assert min(flaws) >= 0, flaws
-        assert max(flaws) <= self.answers, (flaws, self.answers)
+        assert max(flaws) <= self.judged <= self.answers, (flaws, self.judged, self.answers)
 
     @property
     def answers(self) -> int:
         """Requests that ended without an error."""
         return self.requests - sum(self.errors.values())
+
+    @property
+    def judged(self) -> int:
+        """Answers that are looked at for what they are like."""
+        return self.answers if self.first_answers is None else self.first_answers
 
     @property
     def faults(self) -> Count:
@@ -268,19 +294,19 @@ def comparisons(window: Window, thresholds: Thresholds) -> dict[Metric, Comparis
 
 
 def _refusals(arm: Arm) -> Count:
-    return Count(arm.refusals, arm.answers)
+    return Count(arm.refusals, arm.judged)
 
 
 def _empty(arm: Arm) -> Count:
-    return Count(arm.empty_answers, arm.answers)
+    return Count(arm.empty_answers, arm.judged)
 
 
 def _repetitive(arm: Arm) -> Count:
-    return Count(arm.repetitive_answers, arm.answers)
+    return Count(arm.repetitive_answers, arm.judged)
 
 
 def _cut(arm: Arm) -> Count:
-    return Count(arm.cut_answers, arm.answers)
+    return Count(arm.cut_answers, arm.judged)
 
 
 def _golden(arm: Arm) -> Count:

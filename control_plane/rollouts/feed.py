@@ -176,6 +176,7 @@ class _ToldArm(_Told):
     errors: dict[ErrorCode, _Number]
     refusals: _Number
     # A telemetry service of the last release does not count these.
+    first_answers: _Number | None = None
     empty_answers: _Number = 0
     repetitive_answers: _Number = 0
     cut_answers: _Number = 0
@@ -187,8 +188,10 @@ class _ToldArm(_Told):
     def _adds_up(self) -> Self:
         answers = self.requests - sum(self.errors.values())
         flaws = (self.refusals, self.empty_answers, self.repetitive_answers, self.cut_answers)
-        counts = (*flaws, sum(self.tpot_us.values()), sum(self.output_tokens.values()))
-        if max(counts) > answers or sum(self.ttft_ms.values()) > self.requests:
+        judged = answers if self.first_answers is None else self.first_answers
+        is_too_much = max(*flaws, sum(self.output_tokens.values())) > judged or judged > answers
+        is_too_much |= sum(self.tpot_us.values()) > answers
+        if is_too_much or sum(self.ttft_ms.values()) > self.requests:
             raise ValueError("more answers are counted than there are")
         return self
 
@@ -196,6 +199,7 @@ class _ToldArm(_Told):
         return Arm(
             requests=self.requests,
             errors=self.errors,
+            first_answers=self.first_answers,
             refusals=self.refusals,
             empty_answers=self.empty_answers,
             repetitive_answers=self.repetitive_answers,

@@ -9,7 +9,16 @@ state, evidence that was told before is passed over, and time that nobody watche
 from dataclasses import dataclass, replace
 from math import log
 
-from control_plane.rollouts.evidence import Metric, Window, comparisons, known, remember, scale
+from control_plane.rollouts.evidence import (
+    CONTENT,
+    CONTENT_REFERENCE_MIN,
+    Metric,
+    Window,
+    comparisons,
+    known,
+    remember,
+    scale,
+)
 from control_plane.rollouts.plan import Gate
 from control_plane.rollouts.sequential import Count, SequentialTest, observe, rescaled
 from control_plane.rollouts.state import (
@@ -243,8 +252,9 @@ def _opened(rollout: Rollout, now_ms: int) -> Rollout:
     past = known(rollout.baseline, thresholds)
     past[Metric.GOLDEN] = past.get(Metric.GOLDEN, _NOTHING) + _EXPECTED
     tests = {
-        gate.metric: observe(
-            SequentialTest(gate.tolerated), _NOTHING, past.get(gate.metric, _NOTHING)
+        gate.metric: rescaled(
+            SequentialTest(gate.tolerated, CONTENT_REFERENCE_MIN if gate.metric in CONTENT else 0),
+            past.get(gate.metric, _NOTHING),
         )
         for gate in rollout.plan.gates
     }

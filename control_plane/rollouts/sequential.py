@@ -20,6 +20,9 @@ Null hypothesis, in every window: p1 <= p0 + margin * (1 - p0), whatever p0 is i
   by Ville's inequality (1939) P(e >= 1 / alpha at any time) <= alpha, however often one looks,
   however traffic is split, and however that depends on what was seen before.
 
+- Windows may be put together before anything is bet on them, as long as when that ends does not
+  depend on what was bad: it depends on how many of the reference there are, and on time.
+
 Assumed: given the window and the release, requests fail independently of each other. Requests of
 one session are alike; docs/rollouts.md says what is done about that, and what it costs.
 """
@@ -38,6 +41,7 @@ _PATIENCE_WINDOWS = 64
 # quarter of itself, and what moves over the day is followed. Below 50 nothing is bet.
 _MEMORY_REQUESTS_MAX = 2_000
 _MEMORY_REQUESTS_MIN = 50
+_WAITING_WINDOWS_MAX = 30  # are put together: 5 min of windows of 10 s
 _ONE_SIDED_95 = 1.645  # standard deviations
 _LOG_NOTHING = -1e9  # finite, so that it can be written as JSON
 
@@ -67,6 +71,7 @@ class SequentialTest:
 
     Attributes:
         margin: Tolerated difference of the rates, 0 to below 1; see the module.
+        reference_min: Windows are put together until there are so many of control; 0: none is.
         bets: How many windows could be bet on: both arms had requests, control was known.
         log_kept: Natural logarithm of the part of the stake that is kept back.
         log_bet: The same of what each alternative has; in the order of the alternatives.
@@ -74,9 +79,13 @@ class SequentialTest:
         memory_total: Control requests in memory.
         canary: All that was counted in windows that were bet on: what the e-value says is of these.
         control: The same of control.
+        waiting_windows: Windows that are put together and not bet on yet.
+        waiting_canary: What was counted in these.
+        waiting_control: The same of control.
     """
 
     margin: float
+    reference_min: int = 0
     bets: int = 0
     log_kept: float = 0.0
     log_bet: tuple[float, ...] = (_LOG_NOTHING,) * len(_ODDS_RATIOS)
@@ -84,6 +93,9 @@ class SequentialTest:
     memory_total: float = 0.0
     canary: Count = Count(0, 0)
     control: Count = Count(0, 0)
+    waiting_windows: int = 0
+    waiting_canary: Count = Count(0, 0)
+    waiting_control: Count = Count(0, 0)
 
     def __post_init__(self) -> None:
         assert 0 <= self.margin < 1, self.margin
@@ -103,6 +115,22 @@ def observe(test: SequentialTest, canary: Count, control: Count) -> SequentialTe
 
     A window in which an arm has nothing says nothing, but control's requests are remembered.
     """
+    waiting = replace(
+        test,
+        waiting_windows=test.waiting_windows + 1,
+        waiting_canary=test.waiting_canary + canary,
+        waiting_control=test.waiting_control + control,
+    )
+    is_enough = waiting.waiting_control.total >= test.reference_min
+    is_late = waiting.waiting_windows >= _WAITING_WINDOWS_MAX
+    return _settled(waiting) if is_enough or is_late else waiting
+
+
+def _settled(test: SequentialTest) -> SequentialTest:
+    """Return the test with what waits taken into account."""
+    canary, control = test.waiting_canary, test.waiting_control
+    nothing = Count(0, 0)
+    test = replace(test, waiting_windows=0, waiting_canary=nothing, waiting_control=nothing)
     if canary.total and control.total and test.memory_total >= _MEMORY_REQUESTS_MIN:
         test = _with_bets(test, canary, control)
         test = replace(test, canary=test.canary + canary, control=test.control + control)
@@ -116,6 +144,7 @@ def rescaled(test: SequentialTest, past: Count) -> SequentialTest:
         test: What it has won or lost stays, as does what it has counted.
         past: What control's past is on the new scale.
     """
+    test = _settled(test)
     return _with_memory(replace(test, memory_bad=0.0, memory_total=0.0), past)
 
 

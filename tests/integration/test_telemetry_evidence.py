@@ -70,6 +70,8 @@ def expected(events: Iterable[RequestEvent], rollout_id: str) -> list[WindowCoun
     """Return what the windows must be, by the words of `Arm` and not by those of the query."""
     arms: dict[tuple[int, bool], list[RequestEvent]] = {}
     seen: set[object] = set()
+    heard: set[object] = set()  # all windows together are shorter than a session may be quiet
+    first: set[str] = set()
     ordered = sorted(events, key=lambda event: (event.received_at_unix_ms, event.event_id))
     for event in ordered:
         if event.rollout_id != rollout_id or event.is_pinned or event.arm == 0:
@@ -80,18 +82,21 @@ def expected(events: Iterable[RequestEvent], rollout_id: str) -> list[WindowCoun
         if (window, is_canary, session) not in seen:
             seen.add((window, is_canary, session))
             arms.setdefault((window, is_canary), []).append(event)
+            if (is_canary, session) not in heard:
+                first.add(event.event_id)
+            heard.add((is_canary, session))
     return [
         WindowCounts(
             BEGIN_MS + window * WINDOW_MS,
             BEGIN_MS + (window + 1) * WINDOW_MS,
-            control=arm_of(arms.get((window, False), [])),
-            canary=arm_of(arms.get((window, True), [])),
+            control=arm_of(arms.get((window, False), []), first),
+            canary=arm_of(arms.get((window, True), []), first),
         )
         for window in range(WINDOWS)
     ]
 
 
-def arm_of(events: Sequence[RequestEvent]) -> ArmCounts:
+def arm_of(events: Sequence[RequestEvent], first: set[str]) -> ArmCounts:
     errors: Counter[str] = Counter()
     flaws: Counter[str] = Counter()
     ttft_ms: Counter[int] = Counter()
@@ -109,11 +114,13 @@ def arm_of(events: Sequence[RequestEvent]) -> ArmCounts:
         elif event.status >= 400:
             errors["internal" if event.status >= 500 else "invalid_request"] += 1
         else:
-            flaws["refusals"] += event.is_refusal
-            flaws["empty_answers"] += event.is_empty
-            flaws["repetitive_answers"] += event.is_repetitive
-            flaws["cut_answers"] += event.outcome == "length"
-            output_tokens[bucket_of(event.output_tokens)] += 1
+            if event.event_id in first:
+                flaws["first_answers"] += 1
+                flaws["refusals"] += event.is_refusal
+                flaws["empty_answers"] += event.is_empty
+                flaws["repetitive_answers"] += event.is_repetitive
+                flaws["cut_answers"] += event.outcome == "length"
+                output_tokens[bucket_of(event.output_tokens)] += 1
             spent_us, gaps = event.total_us - first_us, event.output_tokens - 1
             if first_us and spent_us >= 0 and gaps >= 1 and event.choices <= 1:
                 tpot_us[bucket_of(spent_us / gaps)] += 1
@@ -151,3 +158,39 @@ async def test_windows_are_those_of_the_reference(store: Store, seed: int) -> No
     copies = await recent_requests(store, RequestFilter(are_copies=True), limit=1_000)
     assert {row["event_id"] for row in copies} == {e.event_id for e in events if e.is_copy}
     assert {row["arm"] for row in copies} == {"canary"}
+
+
+async def test_what_answers_are_like_is_counted_once_per_session(store: Store) -> None:
+    """A session that was quiet for five minutes is a new one; whoever has none counts each time."""
+    seconds = {7: (0, 9, 12, 200, 600, 615), 8: (605,), 0: (1, 2, 300, 301)}
+    events = [
+        RequestEvent(
+            schema_version=1,
+            event_id=f"e{session}-{second}",
+            received_at_unix_ms=BEGIN_MS + second * 1_000,
+            tenant_id="a",
+            session_hash=session,
+            rollout_id="r",
+            arm=ARM_CONTROL,
+            is_repetitive=True,
+            outcome="stop",
+            status=200,
+            output_tokens=5,
+        )
+        for session, all_of_it in seconds.items()
+        for second in all_of_it
+    ]
+    await store.insert(Batch(events))
+    found = {}
+    # In parts: what came before a part's first window is known, too.
+    for begin_ms, end_ms in ((0, 200_000), (200_000, 610_000), (610_000, 620_000)):
+        starts_ms = complete_windows(BEGIN_MS + begin_ms, BEGIN_MS + end_ms, WINDOW_MS)
+        for window in await rollout_windows(store, "r", starts_ms):
+            found[(window.start_ms - BEGIN_MS) // 1_000] = window.control
+    requests = {second: arm.requests for second, arm in found.items() if arm.requests}
+    assert requests == {0: 3, 10: 1, 200: 1, 300: 2, 600: 2, 610: 1}
+    first = {second: arm.first_answers for second, arm in found.items() if arm.first_answers}
+    assert first == {0: 3, 300: 2, 600: 2}
+    assert {second: arm.repetitive_answers for second, arm in found.items() if arm.requests} == (
+        dict.fromkeys(requests, 0) | first
+    )

@@ -60,7 +60,7 @@ def test_garbage_goes_back_within_twenty_answers_without_any_prompt_of_its_own(
         outcome = simulate(Plan(), SCENARIOS[name], Profile(rate=1.0), seed)
         assert (outcome.phase, outcome.stage) == (Phase.ROLLED_BACK, 0)
         assert outcome.metric in metrics
-        assert outcome.exposed <= 20
+        assert outcome.judged <= 20
 
 
 @pytest.mark.parametrize("name", rollouts.GOOD)

@@ -165,3 +165,14 @@ def test_what_cannot_be_is_refused():
         Window(10, 10, Arm(), Arm())
     with pytest.raises(AssertionError):
         Histogram((1, 2))
+
+
+def test_what_answers_are_like_is_told_of_first_answers():
+    lengths = of([5, 5, 900])
+    arm = Arm(10, first_answers=3, cut_answers=2, ttft_ms=of([1] * 10), output_tokens=lengths)
+    assert (arm.answers, arm.judged, arm.faults) == (10, 3, Count(0, 10))
+    seen = comparisons(Window(0, 1, canary=arm, control=Arm(4)), Thresholds())
+    assert seen[Metric.CUT_ANSWERS].suspect == Count(2, 3)
+    assert seen[Metric.CUT_ANSWERS].reference == Count(0, 4), "all of an older telemetry service"
+    with pytest.raises(AssertionError):
+        Arm(10, first_answers=3, cut_answers=4)

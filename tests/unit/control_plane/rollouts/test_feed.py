@@ -118,6 +118,8 @@ async def test_windows_come_when_the_store_has_what_was_sent_by_the_question(
         [window(0, refusals=1)],
         [window(0, requests=1, output_tokens={"3": 2})],
         [window(0, requests=1, cut_answers=2)],
+        [window(0, first_answers=6)],
+        [window(0, first_answers=2)],
         [window(0, requests=1, ttft_ms={"97": 1})],
         [window(0, requests=1, errors={"new": 1})],
         [window(0, requests=-1)],

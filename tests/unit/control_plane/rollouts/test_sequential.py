@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from control_plane.rollouts.sequential import Count, SequentialTest, detectable_rate, observe
+from control_plane.rollouts.sequential import (
+    Count,
+    SequentialTest,
+    detectable_rate,
+    observe,
+    rescaled,
+)
 
 ADAPTER = TypeAdapter(SequentialTest)
 NOTHING = Count(0, 0)
@@ -252,3 +258,26 @@ def test_too_few_requests_detect_nothing():
     few = replace(known(0.05, 0.01), canary=Count(0, 2), control=Count(0, 200))
     assert detectable_rate(few, 0.001) is None
     assert detectable_rate(known(0.05, 0.01), 0.001) is None
+
+
+def test_windows_are_put_together_until_there_is_enough_of_control():
+    alone = known(0.02, 0.01)
+    together = observe(replace(alone, reference_min=32), Count(1, 1), Count(0, 2))
+    for _ in range(14):
+        assert (together.bets, together.log_e) == (0, alone.log_e)
+        together = observe(together, NOTHING, Count(0, 2))
+    together = observe(together, NOTHING, Count(1, 2))
+    whole = observe(alone, Count(1, 1), Count(1, 32))
+    assert replace(together, reference_min=0) == whole
+    assert whole.log_e > observe(alone, Count(1, 1), Count(0, 2)).log_e, "canary is rarer there"
+
+
+def test_windows_do_not_wait_for_control_for_ever_nor_for_another_scale():
+    test = replace(known(0.02, 0.01), reference_min=32)
+    for number in range(30):
+        assert test.bets == 0, number
+        test = observe(test, Count(0, 1), Count(0, 1))
+    assert (test.bets, test.canary, test.waiting_windows) == (1, Count(0, 30), 0)
+    test = rescaled(observe(test, Count(1, 1), Count(0, 5)), Count(50, 1_000))
+    assert (test.canary, test.waiting_control) == (Count(1, 31), NOTHING)
+    assert (test.memory_bad, test.memory_total) == (50, 1_000)
