@@ -101,10 +101,8 @@ class Gateway:
             clock=asyncio.get_running_loop().time,
             require_budget=Budgets(self.watcher.state).require,
         )
-        self.dispatcher = Dispatcher(self.links)
-        self.events = events
-        self.decided = Decided(self.metrics)
-        self.open_requests = OpenRequests()
+        self.dispatcher, self.events = Dispatcher(self.links), events
+        self.decided, self.open_requests = Decided(self.metrics), OpenRequests()
         self.confirmations = Confirmations(
             settings.control_address,
             settings.instance_id,

@@ -132,10 +132,8 @@ class EventProducer:
         Raises:
             OSError: The spool directory cannot be written.
         """
-        self._topic = topic
-        self._may_spool = may_spool
-        self._is_over = is_over
-        self._queue_max = queue_max
+        self._topic, self._queue_max = topic, queue_max
+        self._may_spool, self._is_over = may_spool, is_over
         self._config = _client_config(bootstrap, queue_max, broker_wait_s, linger_ms)
         self._config["on_delivery"] = self._on_failure
         self._queue: deque[bytes] = deque()
