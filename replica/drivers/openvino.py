@@ -89,6 +89,9 @@ def choose_precision(options: OpenvinoOptions, cpu_flags: frozenset[str]) -> tup
         raise OptionsError(
             f"kv_precision {kv_precision} needs precision {kv_precision}, not {precision}"
         )
+    if kv_precision == "bf16" and cpu_flags and "avx512f" not in cpu_flags:
+        # OpenVINO's attention has no bf16 pool without these instructions (2026.4).
+        raise OptionsError("kv_precision bf16 needs a CPU with AVX-512: use u8")
     return precision, kv_precision
 
 

@@ -18,6 +18,7 @@ class Events:
     stats = EventStats(*[0] * 9)
 
     def emit(self, payload: bytes) -> None: ...
+    def put_on_disk(self) -> None: ...
 
 
 def gateway(state_dir: Path) -> Gateway:

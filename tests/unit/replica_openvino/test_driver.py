@@ -160,6 +160,13 @@ def test_impossible_precisions_are_refused(options: dict) -> None:
         choose_precision(OpenvinoOptions(**options), frozenset())
 
 
+def test_a_bf16_pool_is_refused_where_the_cpu_cannot_read_it() -> None:
+    options = OpenvinoOptions(precision="bf16", kv_precision="bf16")
+    with pytest.raises(OptionsError, match="use u8"):
+        choose_precision(options, frozenset({"avx2"}))
+    assert choose_precision(options, frozenset({"avx2", "avx512f"})) == ("bf16", "bf16")
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("adapter_slots", -1), ("adapter_rank", 0), ("base_graph", "yes")]
 )

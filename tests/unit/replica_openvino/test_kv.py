@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from replica.drivers.openvino import read_cpu_flags
 from replica.engine.speculation import PromptLookup
 from replica.engine.types import Fork, KvBlocks, RefusedError, Sampling
 from sluice.hashing import block_hashes, cache_root
@@ -16,8 +17,9 @@ KINDS = [
     {"precision": "f32", "kv_precision": "f32"},
     {"precision": "f32", "kv_precision": "u8"},
     {"precision": "bf16", "kv_precision": "u8"},
-    {"precision": "bf16", "kv_precision": "bf16"},
 ]
+if "avx512f" in read_cpu_flags():  # without it the driver refuses a bf16 pool
+    KINDS.append({"precision": "bf16", "kv_precision": "bf16"})
 SAMPLING = Sampling(temperature=1.0, seed=3)
 
 
@@ -56,7 +58,8 @@ def test_blocks_of_an_adapter_are_transferred_under_its_own_root(
 
 def test_layouts_tell_engines_apart(load) -> None:
     layouts = {load(**kind).export_blocks([]).layout for kind in KINDS}
-    assert len(layouts) == 3  # the precision of the computation does not matter
+    # The precision of the computation does not matter.
+    assert len(layouts) == len({kind["kv_precision"] for kind in KINDS})
     (u8,) = (layout for layout in layouts if "u8" in layout)
     assert u8.endswith("32 tokens, 2 layers of keys u8[2, 40, 32] values u8[2, 32, 40]")
 
