@@ -1,7 +1,7 @@
-"""What the answers of a pool to one golden prompt come to, and what follows for its replicas; pure.
+"""Judges the answers of a pool to one golden prompt, and decides about its replicas; pure.
 
-The vote is `sluice.detector.consensus`; in a pool with fewer than three answers, right is what was
-known to be right before. What speaks against a replica is counted by `sluice.detector.record`.
+The vote is `sluice.detector.consensus`; a pool with fewer than three answers keeps the
+answer that was right before. `sluice.detector.record` counts the evidence against a replica.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ ASKINGS = THRESHOLDS[EvidenceKind.GOLDEN].of  # last answers of a replica, to ea
 
 
 class Source(StrEnum):
-    """Where it is known from what is right."""
+    """Origins of the right answer."""
 
     CONSENSUS = "consensus"
     HISTORY = "history"
@@ -33,7 +33,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a replica answered.
+    """The answer of one replica.
 
     Attributes:
         number: Of all answers; later ones have greater ones.
@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What is right, and how that is known."""
+    """The right answer, and its origin."""
 
     text: Text
     source: Source
@@ -73,16 +73,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the answers of a pool to one prompt come to.
+    """The judgement of a pool's answers to one prompt.
 
     Attributes:
-        truth: What is right; None: nobody knows.
+        truth: The right answer; None: it is not known.
         findings: Suspects, by id.
         deviating: Numbers of the answers that deviate, and in what.
         is_split: No answer has a majority.
         is_changed: The pool agrees on something else than it did before.
         unexpected: Replicas whose newest answer does not begin with the expected tokens.
-        learned: What is known to be right from now on; None: nothing new.
+        learned: The answer that is right from now on; None: nothing new.
     """
 
     truth: Truth | None
@@ -96,7 +96,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows for a pool: who is taken out, and who should be and may not."""
+    """Replicas of a pool that are taken out, and those that should be and may not."""
 
     quarantine: tuple[str, ...]
     spared: tuple[str, ...]

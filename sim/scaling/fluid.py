@@ -162,7 +162,6 @@ class _Pool:
         self.ready, self.sleeping = first, 0
         self._boots: list[float] = []
         self._wakes: list[float] = []
-        self.booted: list[float] = []
 
     @property
     def booting(self) -> int:
