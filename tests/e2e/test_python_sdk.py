@@ -110,6 +110,7 @@ def test_a_seed_repeats_an_answer_and_another_one_does_not(client) -> None:
 
 
 def test_penalties_keep_tokens_from_coming_again(client) -> None:
+    # The extremes are compared: a greedy answer of 40 tokens may have few repetitions by itself.
     def ask(**penalty: float) -> list[str]:
         answer = client.completions.create(
             model=MODEL,
@@ -123,8 +124,8 @@ def test_penalties_keep_tokens_from_coming_again(client) -> None:
         return answer.choices[0].logprobs.tokens
 
     for name in ("presence_penalty", "frequency_penalty"):
-        less, plain, more = (len(set(ask(**{name: value}))) for value in (2, 0, -2))
-        assert less > plain > more, name
+        penalised, rewarded = (len(set(ask(**{name: value}))) for value in (2, -2))
+        assert penalised > rewarded, name
 
 
 def test_max_completion_tokens_is_exact(client) -> None:

@@ -98,7 +98,8 @@ async def test_a_known_version_is_answered_with_what_is_newer(shared_control_pla
         await plane.put("tiers/k", rpm=7)
         newer = await read_until(newest.version, holds(7))
         assert not any(response.is_snapshot for response in newer)
-        assert len(newer[-1].SerializeToString()) < 200
+        # Replicas of other tests may change beside it.
+        assert [tier.id for tier in newer[-1].upserts.tiers] == ["k"]
         again = await read_until(newer[-1].version, lambda _: True)
         assert [response.is_heartbeat for response in again] == [True]
         for strange in (1, 2**62):  # before this database, and from the future
