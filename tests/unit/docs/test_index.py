@@ -1,5 +1,6 @@
 """The README can be read in a minute, and every page of the documentation is found from its index."""
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -28,3 +29,24 @@ def test_the_glossary_has_each_word_once() -> None:
         if word not in ("word", "---")
     ]
     assert len(words) == len(set(words)) > 50
+
+
+def test_each_picture_is_drawn_from_its_source_and_shown() -> None:
+    sources = sorted((DOCS / "pictures").glob("*.dot"))
+    assert sources
+    shown = "".join(page.read_text() for page in DOCS.glob("*.md"))
+    for source in sources:
+        told = source.with_suffix(".svg").read_text().split("\n", 1)[0]
+        drawn_from = hashlib.sha256(source.read_bytes()).hexdigest()
+        assert told == f"<!-- {drawn_from} -->", f"{source.name}: run docs/pictures/draw"
+        assert f"(pictures/{source.stem}.svg)" in shown
+
+
+def test_decisions_are_numbered_and_listed() -> None:
+    pages = sorted(page.name for page in (DOCS / "decisions").glob("0*.md"))
+    assert [int(name[:4]) for name in pages] == list(range(1, len(pages) + 1))
+    listed = re.findall(r"\]\((0\d{3}-[\w-]+\.md)\)", (DOCS / "decisions/README.md").read_text())
+    assert listed == pages
+    for name in pages:
+        headings = re.findall(r"^## (.+)$", (DOCS / "decisions" / name).read_text(), re.MULTILINE)
+        assert headings == ["Decision", "Why", "Measured", "What would overturn it"], name
