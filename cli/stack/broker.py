@@ -5,16 +5,17 @@ keeps everything in memory, so **after a restart it is empty** (the port stays, 
 holds about 5 MB per partition (the oldest go first), and has no admin API and no isolation of
 transactions. Production runs Kafka; only the address in the settings differs.
 
-The mock listens on a random loopback port. A relay on the fixed port forwards to it, and the mock
-advertises the fixed port, so that clients never learn the other one.
+Only this process can reach the mock. A relay on the fixed port forwards to it, after a login by
+SASL where `BROKER_PASSWORD` is set; the mock advertises that port.
 
 Run: `python -m cli.stack.broker --port 9092 --topic sluice.requests.v1:16`.
 """
 
 import argparse
 import asyncio
-import ctypes
+import os
 import socket
+import struct
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,6 +23,9 @@ from pathlib import Path
 
 import uvloop
 
+from cli.stack.broker_login import FRAME_MAX_BYTES, Login, LoginError, apis_of, versions_request
+from cli.stack.mock_cluster import MockCluster
+from cli.stack.scram import MECHANISM, Credential
 from sluice.events import REQUESTS_TOPIC, TEXTS_TOPIC
 from sluice.lifecycle import stop_signals
 from sluice.process import ProcessSpec, port_answers
@@ -31,96 +35,83 @@ _HOST = "127.0.0.1"
 _PARTITIONS = 16
 _RELAY_CHUNK_BYTES = 256 << 10
 _CONNECT_S = 5.0
-# A killed consumer's partitions go to its successor after this long (KIP-848 groups).
-_SESSION_TIMEOUT_MS = 4000
-_HEARTBEAT_MS = 500
-_V = ctypes.c_void_p
-_TEXT = ctypes.c_char_p
-_INT = ctypes.c_int
-_I32 = ctypes.c_int32
-
-# Name -> (argument types, result type); upstream calls the mock API experimental, so every symbol
-# is looked up at the start.
-_SYMBOLS: dict[str, tuple[list[type], type | None]] = {
-    "rd_kafka_conf_new": ([], _V),
-    "rd_kafka_conf_set": ([_V, _TEXT, _TEXT, _TEXT, ctypes.c_size_t], _INT),
-    "rd_kafka_new": ([_INT, _V, _TEXT, ctypes.c_size_t], _V),
-    "rd_kafka_destroy": ([_V], None),
-    "rd_kafka_mock_cluster_new": ([_V, _INT], _V),
-    "rd_kafka_mock_cluster_bootstraps": ([_V], _TEXT),
-    "rd_kafka_mock_cluster_destroy": ([_V], None),
-    "rd_kafka_mock_topic_create": ([_V, _TEXT, _INT, _INT], _INT),
-    "rd_kafka_mock_group_initial_rebalance_delay_ms": ([_V, _I32], None),
-    "rd_kafka_mock_set_group_consumer_session_timeout_ms": ([_V, _INT], None),
-    "rd_kafka_mock_set_group_consumer_heartbeat_interval_ms": ([_V, _INT], None),
-    "rd_kafka_mock_broker_set_host_port": ([_V, _I32, _TEXT, _INT], None),
-}
+_LOGIN_S = 10.0
+_PASSWORD = "BROKER_PASSWORD"  # noqa: S105 - the name of a variable
+_USER = "sluice"
 
 
-class MockCluster:
-    """One mock broker; lives in threads of librdkafka until `close`."""
+class Relay:
+    """Lets clients in, and forwards what they say to the mock cluster."""
 
-    def __init__(
-        self, advertised_port: int, topics: Mapping[str, int], advertised_host: str = _HOST
-    ) -> None:
-        """Start the broker and create `topics` (name -> partitions).
+    def __init__(self, path: str, credential: Credential | None, apis: bytes) -> None:
+        """Prepare.
 
-        Raises:
-            RuntimeError: The installed librdkafka has no usable mock cluster.
+        Args:
+            path: Of the Unix socket of the mock cluster.
+            credential: What clients prove to know; None: they need not.
+            apis: Those of the mock cluster, as `apis_of` returns them.
         """
-        self._library = _load_library()
-        error = ctypes.create_string_buffer(512)
-        conf = self._library.rd_kafka_conf_new()
-        # 3: errors only; without it librdkafka warns that `bootstrap.servers` is missing.
-        self._library.rd_kafka_conf_set(conf, b"log_level", b"3", error, len(error))
-        self._client = self._library.rd_kafka_new(0, conf, error, len(error))
-        if not self._client:
-            raise RuntimeError(f"librdkafka did not start: {error.value.decode()}")
-        self._cluster = self._library.rd_kafka_mock_cluster_new(self._client, 1)
-        if not self._cluster:
-            raise RuntimeError("librdkafka did not start its mock cluster")
-        address = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
-        self.port = int(address.rpartition(":")[2])
-        self._library.rd_kafka_mock_group_initial_rebalance_delay_ms(self._cluster, 0)
-        self._library.rd_kafka_mock_set_group_consumer_session_timeout_ms(
-            self._cluster, _SESSION_TIMEOUT_MS
-        )
-        self._library.rd_kafka_mock_set_group_consumer_heartbeat_interval_ms(
-            self._cluster, _HEARTBEAT_MS
-        )
-        self._library.rd_kafka_mock_broker_set_host_port(
-            self._cluster, 1, advertised_host.encode(), advertised_port
-        )
-        for topic, partitions in topics.items():
-            code = self._library.rd_kafka_mock_topic_create(
-                self._cluster, topic.encode(), partitions, 1
-            )
-            if code != 0:
-                raise RuntimeError(f"topic {topic} was not created: librdkafka error {code}")
+        self._path = path
+        self._credential = credential
+        self._apis = apis
 
-    def close(self) -> None:
-        """Stop the broker; everything in it is gone."""
-        self._library.rd_kafka_mock_cluster_destroy(self._cluster)
-        self._library.rd_kafka_destroy(self._client)
+    async def serve(self, client: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection until either side closes it."""
+        try:
+            async with asyncio.timeout(_LOGIN_S):
+                if self._credential is not None:
+                    await _log_in(client, writer, Login(self._credential, self._apis))
+                broker, broker_writer = await asyncio.open_unix_connection(self._path)
+        except (OSError, EOFError, TimeoutError, LoginError):
+            writer.close()
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_pump(client, broker_writer))
+                group.create_task(_pump(broker, writer))
+        finally:
+            writer.close()
+            broker_writer.close()
 
 
-async def _relay(
-    client: asyncio.StreamReader, writer: asyncio.StreamWriter, target_port: int
-) -> None:
-    """Forward one connection to `target_port` until either side closes it."""
+async def _log_in(client: asyncio.StreamReader, writer: asyncio.StreamWriter, login: Login) -> None:
+    """Answer the client until it is logged in; raises LoginError, OSError and EOFError."""
+    try:
+        while not login.is_done:
+            await _send(writer, login.answer(await _frame(client, FRAME_MAX_BYTES)))
+    except LoginError as error:
+        if error.reply:
+            await _send(writer, error.reply)
+        raise
+
+
+async def _frame(source: asyncio.StreamReader, max_bytes: int) -> bytes:
+    (length,) = struct.unpack(">i", await source.readexactly(4))
+    if not 0 <= length <= max_bytes:
+        raise LoginError(f"a frame of {length} bytes before the login")
+    return await source.readexactly(length)
+
+
+async def _send(sink: asyncio.StreamWriter, frame: bytes) -> None:
+    sink.write(struct.pack(">i", len(frame)) + frame)
+    await sink.drain()
+
+
+async def _apis(path: str) -> bytes:
+    """Return the APIs of the mock cluster; RuntimeError when it does not answer."""
     try:
         async with asyncio.timeout(_CONNECT_S):
-            broker, broker_writer = await asyncio.open_connection(_HOST, target_port)
-    except (OSError, TimeoutError):
-        writer.close()
-        return
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_pump(client, broker_writer))
-            group.create_task(_pump(broker, writer))
-    finally:
-        writer.close()
-        broker_writer.close()
+            source, sink = await asyncio.open_unix_connection(path)
+            try:
+                await _send(sink, versions_request())
+                return apis_of(await _frame(source, _RELAY_CHUNK_BYTES))
+            finally:
+                sink.close()
+    except (OSError, EOFError, TimeoutError, ValueError, struct.error, LoginError) as error:
+        raise RuntimeError(
+            f"librdkafka's mock cluster does not answer on a Unix socket ({error!r}): "
+            "install confluent-kafka 2.16"
+        ) from error
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -132,44 +123,24 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
     sink.close()
 
 
-def _load_library() -> ctypes.CDLL:
-    import confluent_kafka
-
-    folder = Path(confluent_kafka.__file__).parent.with_name("confluent_kafka.libs")
-    found = sorted(folder.glob("librdkafka-*.so.*"))
-    if not found:
-        raise RuntimeError(
-            f"no librdkafka in {folder}: install the confluent-kafka wheel (not a source build)"
-        )
-    library = ctypes.CDLL(str(found[0]))
-    for name, (arguments, result) in _SYMBOLS.items():
-        try:
-            function = getattr(library, name)
-        except AttributeError:
-            raise RuntimeError(
-                f"{found[0].name} lacks {name}: install confluent-kafka 2.16"
-            ) from None
-        function.argtypes = arguments
-        function.restype = result
-    return library
-
-
 def _topic(text: str) -> tuple[str, int]:
     name, _, partitions = text.partition(":")
     return name, int(partitions or _PARTITIONS)
 
 
-async def _run(host: str, port: int, topics: Mapping[str, int]) -> None:
+async def _run(host: str, port: int, topics: Mapping[str, int], password: str) -> None:
     # The port first: a taken one is found before anything else starts.
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
-    cluster = MockCluster(port, topics, host)
+    cluster = MockCluster(host, port, topics)
+    credential = Credential.of(_USER, password) if password else None
+    relay = Relay(cluster.path, credential, await _apis(cluster.path))
     async with stop_signals() as stop, asyncio.TaskGroup() as group:
         connections: set[asyncio.Task[None]] = set()
 
         def accept(client: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = group.create_task(_relay(client, writer, cluster.port))
+            task = group.create_task(relay.serve(client, writer))
             connections.add(task)
             task.add_done_callback(connections.discard)
 
@@ -192,7 +163,8 @@ def main() -> None:
         arguments.topic or [(REQUESTS_TOPIC, _PARTITIONS), (TEXTS_TOPIC, _PARTITIONS)]
     )
     try:
-        uvloop.run(_run(arguments.host, arguments.port, topics))
+        password = os.environ.pop(_PASSWORD, "")
+        uvloop.run(_run(arguments.host, arguments.port, topics, password))
     except OSError as error:
         sys.exit(
             f"port {arguments.port} cannot be used ({error.strerror}): stop what listens there"
@@ -201,16 +173,35 @@ def main() -> None:
         sys.exit(str(error))
 
 
-def broker_spec(port: int, log_file: Path, env: Mapping[str, str]) -> ProcessSpec:
-    """Return how to run the broker on a loopback port; ready as soon as the port answers."""
+def broker_spec(
+    port: int, log_file: Path, env: Mapping[str, str], *, password: str = ""
+) -> ProcessSpec:
+    """Return how to run the broker on a loopback port; ready as soon as the port answers.
+
+    Args:
+        port: On loopback.
+        log_file: Receives its output.
+        env: The whole environment of the process.
+        password: Clients prove that they know it, see `client_settings`; empty asks for none.
+    """
     return ProcessSpec(
         name="broker",
         command=[sys.executable, "-m", "cli.stack.broker", "--port", str(port)],
-        env=env,
+        env={**env, _PASSWORD: password} if password else env,
         log_file=log_file,
         ready=lambda: port_answers(_HOST, port),
         stop_grace_s=3.0,
     )
+
+
+def client_settings(password: str) -> dict[str, str]:
+    """Return the environment of processes that are clients of the broker."""
+    return {
+        "KAFKA__SECURITY_PROTOCOL": "sasl_plaintext",
+        "KAFKA__SASL_MECHANISM": MECHANISM,
+        "KAFKA__SASL_USERNAME": _USER,
+        "KAFKA__SASL_PASSWORD": password,
+    }
 
 
 if __name__ == "__main__":

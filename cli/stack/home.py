@@ -121,6 +121,7 @@ _PREFIXES = {
     "admin_key": "sk-sluice-admin",
     "valkey_password": "valkey",
     "tracestore_password": "traces",
+    "broker_password": "broker",
     "installation_secret": "installation",
 }
 
@@ -132,6 +133,7 @@ class Secrets:
     admin_key: str
     valkey_password: str
     tracestore_password: str
+    broker_password: str
     installation_secret: str
     demo_key_id: str = ""
     demo_key: str = ""

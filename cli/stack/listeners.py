@@ -86,13 +86,7 @@ LISTENERS = (
     Listener("valkey", "valkey", "RESP", "gateways", Secret.PASSWORD, "NOAUTH"),
     Listener("tracestore", "tracestore", "HTTP", "telemetry", Secret.PASSWORD, "403"),
     Listener(
-        "broker",
-        "broker",
-        "Kafka",
-        "gateways, routers, telemetry",
-        Secret.NONE,
-        "any message; telemetry drops events without our digest",
+        "broker", "broker", "Kafka", "gateways, telemetry", Secret.PASSWORD, "connection closed"
     ),
-    Listener("broker", "behind it", "Kafka", "its relay", Secret.NONE, "the same"),
     Listener("postgres", "postgres", "Unix socket", "control plane", Secret.ACCOUNT, "refused"),
 )

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from cli.certificates import create, settings_of
-from cli.stack.broker import broker_spec
+from cli.stack.broker import broker_spec, client_settings
 from cli.stack.home import Home, Secrets, write_atomic
 from cli.stack.postgres import database_url, postgres_spec, prepare_postgres
 from cli.stack.supervisor import Service
@@ -228,10 +228,16 @@ class ServicePlan:
             self._environment,
             password_file=home.tracestore_password_file,
         )
+        broker = broker_spec(
+            ports[BROKER],
+            home.log_file(BROKER),
+            self._environment,
+            password=self._secrets.broker_password,
+        )
         specs = (
             (postgres, partial(prepare_postgres, home.root, env={MARKER: home.marker})),
             (valkey, None),
-            (broker_spec(ports[BROKER], home.log_file(BROKER), self._environment), None),
+            (broker, None),
             (traces, self._write_tracestore_password),
         )
         return [
@@ -315,6 +321,7 @@ class ServicePlan:
                 ),
                 "GATEWAY__KAFKA_BOOTSTRAP": self._address(BROKER),
                 "GATEWAY__DRAIN_S": str(_DRAIN_S),
+                **client_settings(self._secrets.broker_password),
             },
             needs=frozenset({MIGRATE, VALKEY}),
             uses=frozenset({CONTROL, ROUTER, BROKER, TELEMETRY}),
@@ -338,6 +345,7 @@ class ServicePlan:
                 "TELEMETRY__ADMIN_KEY_SHA256": self._secrets.admin_key_sha256,
                 "TELEMETRY__CONTROL_PLANE_URL": self._options.admin_url,
                 "TELEMETRY__CONTROL_PLANE_KEY": self._secrets.admin_key,
+                **client_settings(self._secrets.broker_password),
                 **spans,
             },
             needs=frozenset({BROKER, TRACESTORE}),

@@ -8,10 +8,13 @@ import grpc
 import httpx
 import psutil
 import pytest
+from confluent_kafka import KafkaException, Producer
 
+from cli.stack.broker import client_settings
 from cli.stack.home import Home
 from cli.stack.listeners import LISTENERS, Listener, Secret
 from cli.stack.postgres import locate
+from sluice.kafka import KafkaSettings
 from sluice.process import marked_processes
 from tests.e2e.conftest import Stack
 
@@ -56,7 +59,6 @@ def ports(stack: Stack) -> dict[str, int]:
     known["inference"] = int(options["--grpc-port"])
     known["metrics"] = int(options["--metrics-port"])
     (known["chunks"],) = listening["agent"] - {known["agent_http"]}
-    (known["behind it"],) = listening["broker"] - {known["broker"]}
     return known
 
 
@@ -91,6 +93,15 @@ def test_valkey_answers_no_stranger(ports: dict[str, int]):
     with socket.create_connection(("127.0.0.1", ports["valkey"]), TIMEOUT_S) as link:
         link.sendall(b"KEYS *\r\n")
         assert link.recv(100).startswith(b"-NOAUTH")
+
+
+@pytest.mark.parametrize("stranger", [{}, client_settings("wrong")], ids=["no login", "password"])
+def test_the_broker_answers_no_stranger(ports: dict[str, int], stranger: dict[str, str]):
+    values = {name.removeprefix("KAFKA__").lower(): value for name, value in stranger.items()}
+    options = KafkaSettings.model_validate(values).options()
+    server = {"bootstrap.servers": f"127.0.0.1:{ports['broker']}", "log_level": 0}
+    with pytest.raises(KafkaException):
+        Producer({**server, **options}).list_topics(timeout=2)
 
 
 OPEN = [it for it in INET if it.secret is Secret.NONE and it.protocol == "HTTP"]

@@ -75,7 +75,8 @@ def test_secrets_are_made_once_and_closed_to_others(tmp_path) -> None:
     first = load_secrets(home)
     assert load_secrets(home) == first
     assert stat.S_IMODE(home.secrets_file.stat().st_mode) == 0o600
-    assert len({first.admin_key, first.valkey_password, first.tracestore_password}) == 3
+    passwords = {first.valkey_password, first.tracestore_password, first.broker_password}
+    assert len(passwords | {first.admin_key}) == 4
     save_secrets(home, with_demo_key(first, "id", "key"))
     assert load_secrets(home).demo_key == "key"
     assert load_secrets(home).admin_key == first.admin_key

@@ -1,0 +1,108 @@
+"""The server's half of SCRAM-SHA-256 (RFC 5802, RFC 7677): both sides prove to know a password.
+
+The password itself never travels: who listens on the broker's port in its place learns nothing,
+and gets no events, because clients check the answer as well. Pure but for the salt of a process.
+"""
+
+import hashlib
+import hmac
+import secrets
+from base64 import b64decode, b64encode
+from dataclasses import dataclass, field
+
+MECHANISM = "SCRAM-SHA-256"
+_ITERATIONS = 4096  # what RFC 7677 asks for at least; the password is random, not a person's
+_SALT_BYTES = 16
+_HEADERS = ("n,,", "y,,")  # no channel to bind to: the connection is plain
+
+
+class ScramError(Exception):
+    """The client did not prove that it knows the password."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What checks a password without keeping it."""
+
+    user: str
+    salt: bytes
+    stored_key: bytes = field(repr=False)
+    server_key: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, user: str, password: str, salt: bytes = b"") -> "Credential":
+        """Derive it; some milliseconds."""
+        salt = salt or secrets.token_bytes(_SALT_BYTES)
+        salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, _ITERATIONS)
+        stored = hashlib.sha256(_mac(salted, b"Client Key")).digest()
+        return cls(user, salt, stored, _mac(salted, b"Server Key"))
+
+
+class Exchange:
+    """One client's proof: `first`, then `final`."""
+
+    def __init__(self, credential: Credential, nonce: str = "") -> None:
+        """Begin; `nonce` is drawn unless a test gives it."""
+        self._credential = credential
+        self._nonce = nonce or secrets.token_urlsafe(18)
+        self._header = self._client_first = self._server_first = ""
+
+    def first(self, message: bytes) -> bytes:
+        """Return the answer to the client's first message; raises ScramError."""
+        text = _text(message)
+        self._header, self._client_first = text[:3], text[3:]
+        said = _attributes(self._client_first)
+        if self._header not in _HEADERS or not said.keys() >= {"n", "r"} or not said["r"]:
+            raise ScramError("this is no first message of SCRAM")
+        if said["n"] != self._credential.user:
+            raise ScramError("the user is unknown")
+        self._nonce = said["r"] + self._nonce
+        salt = b64encode(self._credential.salt).decode()
+        self._server_first = f"r={self._nonce},s={salt},i={_ITERATIONS}"
+        return self._server_first.encode()
+
+    def final(self, message: bytes) -> bytes:
+        """Return what proves our side, when the client proved its own; raises ScramError."""
+        text = _text(message)
+        without_proof, _, shown = text.rpartition(",p=")
+        said = _attributes(without_proof)
+        if (
+            said.get("r") != self._nonce
+            or said.get("c") != b64encode(self._header.encode()).decode()
+        ):
+            raise ScramError("this is no final message of this exchange")
+        signed = f"{self._client_first},{self._server_first},{without_proof}".encode()
+        if not self._is_proof(_decoded(shown), signed):
+            raise ScramError("the password is wrong")
+        return b"v=" + b64encode(_mac(self._credential.server_key, signed))
+
+    def _is_proof(self, proof: bytes, signed: bytes) -> bool:
+        signature = _mac(self._credential.stored_key, signed)
+        if len(proof) != len(signature):
+            return False
+        client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
+        found = hashlib.sha256(client_key).digest()
+        return hmac.compare_digest(found, self._credential.stored_key)
+
+
+def _mac(key: bytes, text: bytes) -> bytes:
+    return hmac.digest(key, text, "sha256")
+
+
+def _text(message: bytes) -> str:
+    try:
+        return message.decode()
+    except UnicodeDecodeError:
+        raise ScramError("the message is no text") from None
+
+
+def _attributes(text: str) -> dict[str, str]:
+    """Return `a=value` parts by their letter."""
+    return {part[:1]: part[2:] for part in text.split(",") if part[1:2] == "="}
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except ValueError:
+        raise ScramError("the proof is not base64") from None
