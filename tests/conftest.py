@@ -3,6 +3,7 @@
 import os
 import ssl
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 # Test fixtures start servers as another user, for which Python forks. gRPC's fork handlers may
@@ -24,7 +25,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from sluice import process, shared_secret
 from tests.ports import free_port
-from tests.rings import ALL, EXAMPLES_OF_ONE, ONE, RINGS, ring_of
+from tests.rings import ALL, EXAMPLES_OF_ONE, ONE, RINGS, is_of
 from tests.stacks import FIXTURES, group_of, misplaced
 
 # Before anybody imports it by name.
@@ -78,17 +79,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     return StackScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of one ring, and put those of a stack side by side."""
-    ring = config.getoption("ring")
-    if ring != ALL:
-        others = [item for item in items if ring_of(item.nodeid) != ring]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if ring_of(item.nodeid) == ring]
-    _gather_stacks(items)
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of another ring: each worker would import them for nothing."""
+    if collection_path.suffix != ".py":
+        return None
+    file = collection_path.relative_to(config.rootpath).as_posix()
+    return None if is_of(config.getoption("ring"), file) else True
 
 
-def _gather_stacks(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests of a stack where the first of any stack's stands."""
     of_stacks = [item for item in items if group_of(item.nodeid) in FIXTURES]
     if not of_stacks:

@@ -73,6 +73,11 @@ def ring_of(nodeid: str) -> str:
     return TWO if file in _TWO else ONE
 
 
+def is_of(ring: str, file: str) -> bool:
+    """Return whether a run of a ring takes this file's tests."""
+    return ring in {ALL, ring_of(file)}
+
+
 def named_files() -> frozenset[str]:
     """Return the files that this module names."""
     return _TWO | {f"tests/e2e/{name}" for name in _E2E_OF_ONE}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rings import ONE, TWO, named_files, ring_of
+from tests.rings import ALL, ONE, TWO, is_of, named_files, ring_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,3 +25,8 @@ def test_the_named_files_exist():
 )
 def test_each_test_has_its_ring(nodeid: str, ring: str):
     assert ring_of(nodeid) == ring
+
+
+def test_a_run_takes_the_files_of_its_ring():
+    file = "tests/e2e/test_rollouts.py"
+    assert [is_of(ring, file) for ring in (ONE, TWO, ALL)] == [False, True, True]
