@@ -38,6 +38,7 @@ from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
 from gateway.objectives import Objectives
 from gateway.pool_board import PoolBoard
+from gateway.responses.endpoint import Responses
 from gateway.rollouts.confirm import Confirmations
 from gateway.rollouts.decided import Decided
 from gateway.rollouts.open_requests import OpenRequests
@@ -182,6 +183,8 @@ class Gateway:
         routes = Routes()
         for api in (ChatTask, CompletionTask):
             routes.add("POST", api.endpoint, partial(completer.handle, api))
+        responses = Responses(directory=self.directory, completer=completer)
+        routes.add("POST", "/v1/responses", responses.create)
         routes.add("POST", "/v1/embeddings", embeddings.handle)
         routes.add("POST", "/v1/tokenize", tokenizing.tokenize)
         routes.add("POST", "/v1/detokenize", tokenizing.detokenize)
@@ -190,7 +193,7 @@ class Gateway:
         routes.add("GET", "/openapi.json", describe)
         self._add_probes(routes)
         if self.settings.azure_paths:
-            tails = "chat/completions", "completions", "embeddings"
+            tails = "chat/completions", "completions", "embeddings", "responses"
             AzurePaths({tail: routes.find(f"/v1/{tail}").handler("POST") for tail in tails}).add_to(
                 routes
             )

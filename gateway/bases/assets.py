@@ -123,6 +123,7 @@ class BaseAssets:
         owner: str = "",
         options: Mapping[str, object] = MappingProxyType({}),
         context_tokens_max: int = 0,
+        param: str = "messages",
     ) -> EncodedPrompt:
         """Return the prompt as ids and block hashes; large ones are worked on in a thread.
 
@@ -133,11 +134,14 @@ class BaseAssets:
             owner: Whose turn at the threads it is: owners take turns.
             options: For the template, e.g. `enable_thinking`.
             context_tokens_max: Of the model; 0: no bound is looked at here.
+            param: Field of the body that the conversation came in.
 
         Raises:
             BadRequestError: CONTEXT_LENGTH_EXCEEDED, for a text that has too many characters.
         """
-        encode = partial(self._encode, messages, tools, cache_root, options, context_tokens_max)
+        encode = partial(
+            self._encode, messages, tools, cache_root, options, context_tokens_max, param
+        )
         if _size(messages, tools) <= _INLINE_CHARACTERS_MAX:
             try:
                 return finished(encode(_INLINE_CPU_S, None))
@@ -201,12 +205,13 @@ class BaseAssets:
         cache_root: bytes,
         options: Mapping[str, object],
         context_tokens_max: int,
+        param: str,
         cpu_s: float,
         tokenizing: Executor | None,
     ) -> Steps[EncodedPrompt]:
         template = self.calling_template if tools else self.template
-        pieces = template.pieces(messages, tools, options, cpu_s=cpu_s)
-        self.require_fit(sum(map(len, pieces)), context_tokens_max, "messages")
+        pieces = template.pieces(messages, tools, options, cpu_s=cpu_s, param=param)
+        self.require_fit(sum(map(len, pieces)), context_tokens_max, param)
         is_reasoning = self.dialect.opens_reasoning(pieces[-1][-_TAIL_CHARACTERS:])
         ids = yield from self._encoder.encode(pieces, cache_root, tokenizing)
         return _hashed(ids, cache_root, is_reasoning=is_reasoning)

@@ -118,6 +118,7 @@ class ChatTemplate:
         options: Mapping[str, object] = MappingProxyType({}),
         *,
         cpu_s: float = CPU_S,
+        param: str = "messages",
     ) -> list[str]:
         """Return the prompt text cut for the tokenizer, nearly always in one piece.
 
@@ -127,6 +128,7 @@ class ChatTemplate:
             options: What else the template may refer to, e.g. `enable_thinking`.
             cpu_s: Processor time that it may take; OutOfTimeError when less than `CPU_S` is not
                 enough.
+            param: Field of the body that the conversation came in.
 
         Raises:
             BadRequestError: These messages do not fit the template.
@@ -146,7 +148,7 @@ class ChatTemplate:
             raise BadRequestError(
                 ErrorCode.INVALID_REQUEST,
                 f"These messages do not fit the model's chat template: {error}",
-                param="messages",
+                param=param,
             ) from None
 
     def _marked(self, value: Any, mark: str) -> Any:

@@ -5,7 +5,7 @@ it has the value that means "nothing special". docs/parameters.md lists them all
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,8 @@ from gateway.bodies.parsing import parse
 TOP_LOGPROBS_MAX = 20
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 _OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 TemplateOptions = Annotated[
     dict[
@@ -41,7 +43,15 @@ TemplateOptions = Annotated[
 
 
 class ChatRequest(GenerationFields):
-    """A chat to be answered; null is the same as leaving a field out."""
+    """A chat to be answered; null is the same as leaving a field out.
+
+    Attributes:
+        effort_param: The field that `reasoning_effort` comes from.
+        parameters_param: The field that the schema of a tool comes from, by its number.
+    """
+
+    effort_param: ClassVar[str] = "reasoning_effort"
+    parameters_param: ClassVar[str] = "tools[{}].function.parameters"
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MESSAGES_MAX)]
     max_completion_tokens: OutputTokens | None = None
@@ -50,9 +60,7 @@ class ChatRequest(GenerationFields):
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=TOOLS_MAX)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Flag | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
+    reasoning_effort: Effort | None = None
     functions: Annotated[Any, Only([], instead="use 'tools'")] = None
     function_call: Annotated[Any, Only("none", "auto", instead="use 'tool_choice'")] = None
     audio: Annotated[Any, Only()] = None
@@ -65,7 +73,7 @@ class ChatRequest(GenerationFields):
     ] = None
     prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
     store: Flag | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
     chat_template_kwargs: TemplateOptions | None = None
     chat_template: Annotated[Any, Only(instead="a model has its base's template")] = None
     add_generation_prompt: Annotated[Any, Only(True, instead="use /v1/completions")] = None
@@ -166,17 +174,19 @@ class ChatRequest(GenerationFields):
         for name in _OWN_NAMES.intersection(self.chat_template_kwargs or ()):
             raise bad_value(f"chat_template_kwargs.{name}", "the server sets it")
         check_messages(self.messages)
-        if self.tools or self.tool_choice not in (None, "none", "auto"):
-            self._check_tools()
+        self.check_tools()
 
-    def _check_tools(self) -> None:
+    def check_tools(self) -> None:
+        """Raise BadRequestError when tools and what is to be called do not go together."""
+        if not self.tools and self.tool_choice in (None, "none", "auto"):
+            return
         functions = [tool.function for tool in self.tools or ()]
         names = {function.name for function in functions}
         if len(names) < len(functions):
             raise bad_value("tools", "two functions have the same name")
         for index, function in enumerate(functions):
             if function.parameters is not None:
-                schema_text(function.parameters, f"tools[{index}].function.parameters")
+                schema_text(function.parameters, self.parameters_param.format(index))
         if self.must_call and not functions:
             raise bad_value("tool_choice", "it needs 'tools'")
         if unknown := self._chosen_names() - names:

@@ -80,11 +80,15 @@ class StreamedGeneration(Generation):
         self._is_counted = False
         self._is_plain = self._line is None and self.pipe.is_transparent
         self._early: list[bytes] | None = []
-        self._head = chunks.head
         self._tail = _framed(chunks.tail)
-        self._frame_bytes = len(chunks.head) + len(chunks.tail)
+        self.take_head()
         self._transport: asyncio.WriteTransport | None = None
         self._until_check = _CHECK_EVERY
+
+    def take_head(self) -> None:
+        """Take what stands before the text of a chunk; to be called again when it changes."""
+        self._head = self.chunks.head
+        self._frame_bytes = len(self._head) + len(self.chunks.tail)
 
     def count_usage(self, head: StreamHead) -> None:
         """Let every chunk tell the usage until then; call before the first token."""

@@ -15,11 +15,13 @@ Logprob = Annotated[float, Field(le=0.001)]
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class _Shape(BaseModel):
+class Shape(BaseModel):
+    """A JSON object that has these fields and no others."""
+
     model_config = ConfigDict(extra="forbid")
 
 
-class ErrorDetail(_Shape):
+class ErrorDetail(Shape):
     """What went wrong."""
 
     message: str
@@ -28,25 +30,25 @@ class ErrorDetail(_Shape):
     code: str
 
 
-class ErrorEnvelope(_Shape):
+class ErrorEnvelope(Shape):
     """The body of every error, and the last event of a stream that failed."""
 
     error: ErrorDetail
 
 
-class PromptTokensDetails(_Shape):
+class PromptTokensDetails(Shape):
     """What became of the prompt."""
 
     cached_tokens: Count
 
 
-class CompletionTokensDetails(_Shape):
+class CompletionTokensDetails(Shape):
     """What the answer was."""
 
     reasoning_tokens: Count
 
 
-class CompletionUsage(_Shape):
+class CompletionUsage(Shape):
     """Token ids, counted."""
 
     prompt_tokens: Count
@@ -56,14 +58,14 @@ class CompletionUsage(_Shape):
     completion_tokens_details: CompletionTokensDetails
 
 
-class CalledFunction(_Shape):
+class CalledFunction(Shape):
     """A call; `arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
-class ToolCallAnswer(_Shape):
+class ToolCallAnswer(Shape):
     """One call of a tool."""
 
     id: str
@@ -71,7 +73,7 @@ class ToolCallAnswer(_Shape):
     function: CalledFunction
 
 
-class AssistantMessage(_Shape):
+class AssistantMessage(Shape):
     """The answer of a chat completion."""
 
     role: Literal["assistant"]
@@ -81,7 +83,7 @@ class AssistantMessage(_Shape):
     tool_calls: list[ToolCallAnswer] | None = None
 
 
-class TopLogprob(_Shape):
+class TopLogprob(Shape):
     """A token that might have come."""
 
     token: str
@@ -95,14 +97,14 @@ class ContentLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(_Shape):
+class ChatLogprobs(Shape):
     """Of all tokens of the answer but special ones, of those of calls and reasoning as well."""
 
     content: list[ContentLogprob]
     refusal: None
 
 
-class ChatChoice(_Shape):
+class ChatChoice(Shape):
     """One answer."""
 
     index: Count
@@ -111,7 +113,7 @@ class ChatChoice(_Shape):
     finish_reason: FinishReason
 
 
-class _Generated(_Shape):
+class _Generated(Shape):
     id: str
     created: Count
     model: str
@@ -127,7 +129,7 @@ class ChatCompletion(_Generated):
     choices: list[ChatChoice]
 
 
-class TextLogprobs(_Shape):
+class TextLogprobs(Shape):
     """Columns: one entry per token."""
 
     tokens: list[str]
@@ -136,7 +138,7 @@ class TextLogprobs(_Shape):
     text_offset: list[Count]
 
 
-class TextChoice(_Shape):
+class TextChoice(Shape):
     """One continuation."""
 
     index: Count
@@ -152,7 +154,7 @@ class TextCompletion(_Generated):
     choices: list[TextChoice]
 
 
-class Embedding(_Shape):
+class Embedding(Shape):
     """One vector: numbers, or little-endian float32 in base64."""
 
     object: Literal["embedding"]
@@ -160,14 +162,14 @@ class Embedding(_Shape):
     embedding: list[float] | str
 
 
-class EmbeddingUsage(_Shape):
+class EmbeddingUsage(Shape):
     """Token ids, counted."""
 
     prompt_tokens: Count
     total_tokens: Count
 
 
-class EmbeddingList(_Shape):
+class EmbeddingList(Shape):
     """The vectors of all inputs, in their order."""
 
     object: Literal["list"]
@@ -176,7 +178,7 @@ class EmbeddingList(_Shape):
     usage: EmbeddingUsage
 
 
-class Tokens(_Shape):
+class Tokens(Shape):
     """Token ids of a prompt; `max_model_len` is the context, null when it is not known."""
 
     count: Count
@@ -184,21 +186,21 @@ class Tokens(_Shape):
     tokens: list[int]
 
 
-class DecodedText(_Shape):
+class DecodedText(Shape):
     """The text of token ids."""
 
     prompt: str
 
 
 _KINDS: dict[str, Any] = dict.fromkeys(METERED_NAMES, (int | None, ...))
-_OfEachKind = create_model("_OfEachKind", __base__=_Shape, **_KINDS)
+_OfEachKind = create_model("_OfEachKind", __base__=Shape, **_KINDS)
 
 
 class ModelLimits(_OfEachKind):
     """Of the caller, for this model; null: none."""
 
 
-class Capacity(_Shape):
+class Capacity(Shape):
     """Of the pool that serves a model: lower bounds of counts, and an upper one of the wait."""
 
     replicas_ready: Count
@@ -207,7 +209,7 @@ class Capacity(_Shape):
     wait_ms: int | None
 
 
-class ModelCard(_Shape):
+class ModelCard(Shape):
     """A model, what the caller may do with it, and how it is now."""
 
     id: str
@@ -224,20 +226,20 @@ class ModelCard(_Shape):
     limits: ModelLimits
 
 
-class ModelList(_Shape):
+class ModelList(Shape):
     """All models that the caller may use."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class Version(_Shape):
+class Version(Shape):
     """The release that answers."""
 
     version: str
 
 
-class Status(_Shape):
+class Status(Shape):
     """How the worker is."""
 
     status: str

@@ -35,7 +35,7 @@ class ChatTask(ChatRequest, TextTask):
         effort = self.reasoning_effort
         if effort is not None and not assets.heeds_effort(effort):
             raise unsupported(
-                "reasoning_effort", "this model's chat template takes none; leave it out"
+                self.effort_param, "this model's chat template takes none; leave it out"
             )
         prompt = await assets.encode_chat(
             self.shown_messages,
@@ -44,6 +44,7 @@ class ChatTask(ChatRequest, TextTask):
             owner=resolved.tenant_id,
             options=self.template_options,
             context_tokens_max=resolved.context_tokens_max,
+            param=self.prompt_param(0),
         )
         return (prompt,)
 

@@ -87,11 +87,10 @@ class Completer:
         """Answer one request of an API."""
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, api.scope)
-        return await self._admit(
-            request, principal, await read_parsed(request, partial(parse, api))
-        )
+        task = await read_parsed(request, partial(parse, api))
+        return await self.answer(request, principal, task)
 
-    async def _admit(
+    async def answer(
         self, request: web.Request, principal: Principal, task: TextTask
     ) -> web.StreamResponse:
         """Answer one body, by the model that it names or by one that stands in for it."""

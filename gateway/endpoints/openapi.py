@@ -14,8 +14,10 @@ from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.completions import CompletionRequest
 from gateway.bodies.embeddings import EmbeddingRequest
+from gateway.bodies.responses import ResponseRequest
 from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.endpoints import answers
+from gateway.endpoints.response_answers import ResponseObject
 from sluice.errors import POLICIES
 
 Json = dict[str, Any]
@@ -90,6 +92,7 @@ _POSTS = (
         answers.TextCompletion,
         is_streamed=True,
     ),
+    _Endpoint("/v1/responses", "Answer items", ResponseRequest, ResponseObject, is_streamed=True),
     _Endpoint("/v1/embeddings", "Embed texts", EmbeddingRequest, answers.EmbeddingList),
     _Endpoint(
         "/v1/tokenize", "Turn a text or a chat into token ids", TokenizeRequest, answers.Tokens
@@ -180,7 +183,7 @@ def _post(post: _Endpoint) -> Json:
             "schema": {
                 "type": "string",
                 "description": 'With "stream": true: events with chunks, ended by `data: [DONE]`,'
-                " or by an error envelope instead.",
+                " or by an error envelope instead; those of a response are named.",
             }
         }
     headers = _REQUEST_ID | _RATE_HEADERS | (_MODEL if "model" in post.answer.model_fields else {})

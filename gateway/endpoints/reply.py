@@ -9,7 +9,6 @@ it has asked for.
 import time
 from collections.abc import Coroutine, Sequence
 
-import orjson
 from aiohttp import web
 
 from gateway.bodies.mistakes import bad_value
@@ -20,12 +19,11 @@ from gateway.dispatch.pace import Pace
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.endpoints.exchange import Exchange, finish_reason
 from gateway.endpoints.keep_alive import KeepAlive, KeepAlives
-from gateway.endpoints.task import TextTask
+from gateway.endpoints.task import StreamEnd, TextTask
 from gateway.metrics import FastHistogram
 from gateway.server.errors import AnsweredError
 from gateway.server.identity import identity_of
 from gateway.server.live_response import LiveResponse
-from gateway.text.sse import StreamHead
 from sluice.errors import ErrorCode, PlatformError
 
 _STREAM_HEADERS = {
@@ -74,7 +72,7 @@ class ReplyWriter:
     # --- streamed ---------------------------------------------------------------------------
 
     async def _stream(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
-        streams, usage_head = self._streams(exchange)
+        streams, end = self._streams(exchange)
         api = type(exchange.body)
         response = LiveResponse(request, _STREAM_HEADERS | _headers(request, exchange))
         exchange.begin(streams, self._gateway_id)
@@ -89,34 +87,35 @@ class ReplyWriter:
             async for ended in answers:
                 last = _end_choice(streams, ended.spec.choice, exchange)
         if answers.refusal is None:
-            usage = b"" if usage_head is None else usage_head.usage_chunk(_usage(exchange, api))
-            await _end(response, streams, last + api.last_event(usage))
+            last += end.last(_usage(exchange, api), int(time.time()))
+            await _end(response, streams, last)
         else:
             exchange.outcome = answers.refusal.code
             if answers.refusal.code is ErrorCode.SLOW_READER:
                 response.cut()
             else:
                 failure = _failure_of(answers.refusal, exchange)
-                await _end(response, streams, api.failure(failure))
+                await _end(response, streams, end.failure(failure))
         return response
 
-    def _streams(self, exchange: Exchange) -> tuple[list[StreamedGeneration], StreamHead | None]:
-        """Return the choices, and what the event with the usage begins with; None: nobody asked."""
+    def _streams(self, exchange: Exchange) -> tuple[list[StreamedGeneration], StreamEnd]:
+        """Return the choices, and what writes the end of them."""
         body = exchange.body
-        head = body.stream_head(
+        writers = body.stream_writers(
             exchange.uid,
             model=exchange.model.id,
             created_unix_s=exchange.received_at_unix_ms // 1000,
             fingerprint=exchange.fingerprint,
+            specs=exchange.specs,
         )
         streams = [
-            StreamedGeneration(spec, body.chunks(head, spec.choice), self._itl, self._pace)
-            for spec in exchange.specs
+            body.streamed(spec, chunks, self._itl, self._pace)
+            for spec, chunks in zip(exchange.specs, writers.chunks, strict=True)
         ]
-        if body.counts_usage:
+        if writers.counted is not None:
             for stream in streams:
-                stream.count_usage(head)
-        return streams, head if body.include_usage else None
+                stream.count_usage(writers.counted)
+        return streams, writers.end
 
     # --- whole ------------------------------------------------------------------------------
 
@@ -137,11 +136,12 @@ class ReplyWriter:
             model=exchange.model.id,
             created_unix_s=exchange.received_at_unix_ms // 1000,
             fingerprint=exchange.fingerprint,
-            choices=[body.choice_of(it, finish_reason(it)) for it in generations],
+            answers=[(it, finish_reason(it)) for it in generations],
             usage=_usage(exchange, type(body)),
+            ended_unix_s=int(time.time()),
         )
         return web.Response(
-            body=orjson.dumps(answer),
+            body=answer,
             content_type="application/json",
             headers=_headers(request, exchange),
         )

@@ -7,12 +7,15 @@ and bounds that comes to, and writes whole answers and the events of streams. Ev
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, Protocol
+
+import orjson
 
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.generation import GenerationFields
 from gateway.directory import ResolvedModel
-from gateway.dispatch.generation import WholeGeneration
+from gateway.dispatch.generation import GenerationSpec, WholeGeneration
+from gateway.dispatch.streamed import StreamedGeneration
 from gateway.dispatch.tally import Tally
 from gateway.server.errors import body_of
 from gateway.text.detokenizer import TokenTable
@@ -22,6 +25,32 @@ from gateway.text.sse import DONE, ChunkWriter, StreamHead, error_event
 from sluice.errors import PlatformError
 from sluice.scopes import Scope
 from sluice.wire.engine.v1 import engine_pb2 as engine
+
+
+class StreamEnd(Protocol):
+    """Writes the last bytes of a stream."""
+
+    def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
+        """Return the end of a stream that has all its choices; `usage` is what `usage_of` says."""
+        ...
+
+    def failure(self, error: PlatformError) -> bytes:
+        """Return the end of a stream that has failed."""
+        ...
+
+
+class StreamWriters(NamedTuple):
+    """What writes the events of a stream.
+
+    Attributes:
+        chunks: Of each choice.
+        end: Of all of them.
+        counted: The head of chunks that each tell the usage until then; None: none does.
+    """
+
+    chunks: Sequence[ChunkWriter]
+    end: StreamEnd
+    counted: StreamHead | None = None
 
 
 class TextTask(GenerationFields):
@@ -36,6 +65,7 @@ class TextTask(GenerationFields):
         kind: Name of a whole answer.
         chunk_kind: Name of a chunk.
         id_prefix: Of the completion's id.
+        streamed: What sends the tokens of a choice.
     """
 
     endpoint: ClassVar[str]
@@ -43,6 +73,7 @@ class TextTask(GenerationFields):
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
     id_prefix: ClassVar[str]
+    streamed: ClassVar[type[StreamedGeneration]] = StreamedGeneration
 
     # --- in ---------------------------------------------------------------------------------
 
@@ -83,28 +114,46 @@ class TextTask(GenerationFields):
         model: str,
         created_unix_s: int,
         fingerprint: str,
-        choices: Sequence[dict[str, object]],
+        answers: Sequence[tuple[WholeGeneration, str]],
         usage: dict[str, object],
-    ) -> dict[str, object]:
-        """Return a whole answer: what `choice_of` and `usage_of` say, and what it is called."""
+        ended_unix_s: int,
+    ) -> bytes:
+        """Return a whole answer: what `choice_of` and `usage_of` say, and what it is called.
+
+        Args:
+            uid: Of the request.
+            model: That answers.
+            created_unix_s: When the request came.
+            fingerprint: What the answer was made by.
+            answers: Each with its finish reason.
+            usage: What `usage_of` says.
+            ended_unix_s: When it was there.
+        """
+        del ended_unix_s  # OpenAI's does not tell
         answer: dict[str, object] = {
             "id": f"{self.id_prefix}-{uid}",
             "object": self.kind,
             "created": created_unix_s,
             "model": model,
             "system_fingerprint": fingerprint,
-            "choices": choices,
+            "choices": [self.choice_of(generation, reason) for generation, reason in answers],
             "usage": usage,
         }
         if self.served_tier:
             answer["service_tier"] = self.served_tier
-        return answer
+        return orjson.dumps(answer)
 
-    def stream_head(
-        self, uid: str, *, model: str, created_unix_s: int, fingerprint: str
-    ) -> StreamHead:
-        """Return what all events of a stream have in common."""
-        return StreamHead(
+    def stream_writers(
+        self,
+        uid: str,
+        *,
+        model: str,
+        created_unix_s: int,
+        fingerprint: str,
+        specs: Sequence[GenerationSpec],
+    ) -> StreamWriters:
+        """Return what writes the events of a stream; `specs` are its choices."""
+        head = StreamHead(
             self.chunk_kind,
             f"{self.id_prefix}-{uid}",
             model,
@@ -112,6 +161,11 @@ class TextTask(GenerationFields):
             fingerprint=fingerprint,
             service_tier=self.served_tier or "",
             with_usage=self.include_usage,
+        )
+        return StreamWriters(
+            [self.chunks(head, spec.choice) for spec in specs],
+            _CompletionEnd(head) if self.include_usage else _BARE_END,
+            head if self.counts_usage else None,
         )
 
     @staticmethod
@@ -125,12 +179,21 @@ class TextTask(GenerationFields):
             "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
         }
 
-    @staticmethod
-    def last_event(usage: bytes) -> bytes:
-        """Return the end of a stream that has all its choices; `usage` is its event, or empty."""
-        return usage + DONE
 
-    @staticmethod
-    def failure(error: PlatformError) -> bytes:
-        """Return the event that ends a stream that has failed."""
+class _CompletionEnd:
+    """The end of a completion's stream, behind an event with the usage if it has a head."""
+
+    __slots__ = ("_head",)
+
+    def __init__(self, head: StreamHead | None) -> None:
+        self._head = head
+
+    def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
+        del ended_unix_s
+        return DONE if self._head is None else self._head.usage_chunk(usage) + DONE
+
+    def failure(self, error: PlatformError) -> bytes:
         return error_event(body_of(error))
+
+
+_BARE_END = _CompletionEnd(None)

@@ -36,6 +36,11 @@ GOOD: dict[str, dict[str, Any]] = {
         "service_tier": "flex",
     },
     "/v1/completions": {"prompt": ["a", "b"], "n": 2, "echo": True, "max_tokens": 3},
+    "/v1/responses": {
+        "input": [{"role": "user", "content": "hi"}],
+        "max_output_tokens": 4,
+        "metadata": {"a": "b"},
+    },
     "/v1/tokenize": {"prompt": "hello"},
     "/v1/detokenize": {"tokens": [5, 6]},
 }

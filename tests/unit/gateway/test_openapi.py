@@ -27,7 +27,7 @@ def test_it_is_openapi_and_can_be_written() -> None:
         Draft202012Validator.check_schema(schema)
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions", "embeddings"])
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "embeddings"])
 def test_what_made_an_answer_is_told_in_headers(path: str) -> None:
     headers = DOCUMENT["paths"][f"/v1/{path}"]["post"]["responses"]["200"]["headers"]
     assert headers.keys() >= {"x-sluice-model", "x-sluice-release"}

@@ -10,11 +10,13 @@ import pytest
 from openai.resources.chat.completions import Completions as Chat
 from openai.resources.completions import Completions
 from openai.resources.embeddings import Embeddings
+from openai.resources.responses import Responses
 from pydantic import BaseModel
 
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.completions import CompletionRequest
 from gateway.bodies.embeddings import EmbeddingRequest
+from gateway.bodies.responses import ResponseRequest
 from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
 
 HERE = Path(__file__).parent
@@ -46,6 +48,7 @@ def documented(*sections: str) -> set[str]:
     [
         (Chat.create, (SHARED, "Chat completions")),
         (Completions.create, (SHARED, "Completions")),
+        (Responses.create, ("Responses",)),
         (Embeddings.create, ("Embeddings",)),
     ],
 )
@@ -61,6 +64,7 @@ def test_every_parameter_of_the_sdk_has_a_row(
     [
         ((ChatRequest,), (SHARED, "Chat completions")),
         ((CompletionRequest,), (SHARED, "Completions")),
+        ((ResponseRequest,), ("Responses",)),
         ((EmbeddingRequest,), ("Embeddings",)),
         ((TokenizeRequest, DetokenizeRequest), (TOKENIZE,)),
     ],

@@ -1,0 +1,260 @@
+"""The items of a response's input, and the turns of a chat that they come to. Pure.
+
+A model answers in turns: what it thought, said and called belongs to one of them, whatever the
+number of items. So items of the assistant that follow one another become one message.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from gateway.bodies.fields import ShortText, Text
+from gateway.bodies.messages import MESSAGES_MAX, PARTS_MAX, FunctionCall, Message, ToolCall
+from gateway.bodies.mistakes import bad_value
+
+_CallId = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class _Item(BaseModel):
+    """What clients send back as they got it, or as an SDK completed it: other fields do nothing."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class InputText(_Item):
+    """A piece of what was said to the model."""
+
+    type: Literal["input_text"]
+    text: Text
+
+
+class OutputText(_Item):
+    """A piece of what the model said."""
+
+    type: Literal["output_text"]
+    text: Text
+
+
+class RefusalText(_Item):
+    """What the model said when it refused."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        """The same, as other pieces have it."""
+        return self.refusal
+
+
+class ReasoningText(_Item):
+    """A piece of what the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: Text
+
+
+class SummaryText(_Item):
+    """A summary of that, which no model is shown."""
+
+    type: Literal["summary_text"]
+    text: Text
+
+
+_MessagePart = Annotated[InputText | OutputText | RefusalText, Field(discriminator="type")]
+_Parts = Annotated[list[_MessagePart], Field(fail_fast=True, max_length=PARTS_MAX)]
+_Results = Annotated[list[InputText], Field(fail_fast=True, max_length=PARTS_MAX)]
+
+
+class MessageItem(_Item):
+    """A message; `type` may be left out."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text | _Parts
+    phase: Literal["commentary", "final_answer"] | None = None
+
+    def text(self) -> str:
+        """Return the content as one string."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join([part.text for part in self.content])
+
+
+class CallItem(_Item):
+    """A call that the model made; `arguments` is JSON text."""
+
+    type: Literal["function_call"]
+    call_id: _CallId
+    name: ShortText
+    arguments: Text
+
+
+class ResultItem(_Item):
+    """What a call has brought."""
+
+    type: Literal["function_call_output"]
+    call_id: _CallId
+    output: Text | _Results
+
+    def text(self) -> str:
+        """Return the output as one string."""
+        if isinstance(self.output, str):
+            return self.output
+        return "".join([part.text for part in self.output])
+
+
+class ReasoningItem(_Item):
+    """What the model thought."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[SummaryText], Field(fail_fast=True, max_length=PARTS_MAX)] = []
+    content: Annotated[list[ReasoningText], Field(fail_fast=True, max_length=PARTS_MAX)] | None = (
+        None
+    )
+
+    def text(self) -> str:
+        """Return the content as one string; empty where only a summary is known."""
+        return "".join([part.text for part in self.content or ()])
+
+
+def _kind(value: Any) -> str | None:
+    """Return which item a value is."""
+    if isinstance(value, dict):
+        kind = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        if kind is None and "role" in value:
+            return "message"
+        return kind if isinstance(kind, str) else None
+    return getattr(value, "type", None)
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind),
+]
+InputItems = Annotated[list[InputItem], Field(fail_fast=True, max_length=MESSAGES_MAX)]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What the assistant says in one turn, so far; None: no item has brought that."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+
+    @property
+    def is_empty(self) -> bool:
+        return self.content is None and self.reasoning is None and not self.calls
+
+    def takes(self, item: MessageItem | CallItem | ReasoningItem) -> bool:
+        """Return whether an item belongs to this turn: one message, until calls are made."""
+        return isinstance(item, CallItem) or self.content is None or bool(self.calls)
+
+    def add(self, item: MessageItem | CallItem | ReasoningItem) -> None:
+        if isinstance(item, ReasoningItem):
+            self.reasoning = (self.reasoning or "") + item.text()
+        elif isinstance(item, CallItem):
+            call = FunctionCall.model_construct(name=item.name, arguments=item.arguments)
+            self.calls.append(ToolCall.model_construct(id=item.call_id, function=call))
+        else:
+            self.content = (self.content or "") + item.text()
+
+    def message(self) -> Message:
+        return Message.model_construct(
+            role="assistant",
+            content=self.content,
+            reasoning_content=self.reasoning or None,
+            tool_calls=self.calls or None,
+        )
+
+
+class _Turns:
+    """Puts items together; BadRequestError where they are in no order that a model knows."""
+
+    def __init__(self, param: str) -> None:
+        self._param = param
+        self.messages: list[Message] = []
+        self._turn = _Turn()
+        self._open: dict[str, int] = {}  # calls without a result -> number of the item
+        self._answered: set[str] = set()
+
+    def add(self, index: int, item: InputItem) -> None:
+        at = f"{self._param}[{index}]"
+        if isinstance(item, ResultItem):
+            self._add_result(at, item)
+            return
+        if self._open and not self._turn.calls:
+            raise self._unanswered()
+        if isinstance(item, MessageItem) and item.role != "assistant":
+            self.end_turn()
+            _require_said(at, item)
+            message = Message.model_construct(role=item.role, content=item.text())
+            self.messages.append(message)
+            return
+        if not self._turn.takes(item):
+            self.end_turn()
+        if isinstance(item, CallItem):
+            if item.call_id in self._open or item.call_id in self._answered:
+                raise bad_value(f"{at}.call_id", "another call has this id")
+            self._open[item.call_id] = index
+        self._turn.add(item)
+
+    def _add_result(self, at: str, item: ResultItem) -> None:
+        if item.call_id in self._answered:
+            raise bad_value(f"{at}.call_id", "this call has an output already")
+        if item.call_id not in self._open:
+            raise bad_value(f"{at}.call_id", f"there is no call '{item.call_id[:100]}' before it")
+        self._close_turn()
+        del self._open[item.call_id]
+        self._answered.add(item.call_id)
+        self.messages.append(
+            Message.model_construct(role="tool", content=item.text(), tool_call_id=item.call_id)
+        )
+
+    def end_turn(self) -> None:
+        """Nothing more belongs to the turn; what it called must have been answered."""
+        if self._open:
+            raise self._unanswered()
+        self._close_turn()
+
+    def _close_turn(self) -> None:
+        if not self._turn.is_empty:
+            self.messages.append(self._turn.message())
+            self._turn = _Turn()
+
+    def _unanswered(self) -> Exception:
+        call_id, index = next(iter(self._open.items()))
+        return bad_value(
+            f"{self._param}[{index}].call_id",
+            f"No tool output found for function call '{call_id[:100]}': its"
+            " 'function_call_output' comes behind it, and before anything else is said",
+        )
+
+
+def _require_said(at: str, item: MessageItem) -> None:
+    for number, part in enumerate(() if isinstance(item.content, str) else item.content):
+        if not isinstance(part, InputText):
+            raise bad_value(f"{at}.content[{number}].type", "only an assistant's has this type")
+
+
+def messages_of(items: Sequence[InputItem], param: str = "input") -> list[Message]:
+    """Return the turns that items come to.
+
+    Args:
+        items: In the order in which they came.
+        param: The field that they are in.
+
+    Raises:
+        BadRequestError: A call has no output, an output has no call, or ids are not unique.
+    """
+    turns = _Turns(param)
+    for index, item in enumerate(items):
+        turns.add(index, item)
+    turns.end_turn()
+    return turns.messages

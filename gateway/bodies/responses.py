@@ -1,0 +1,353 @@
+"""The body of a response: what is honoured, and a clear 400 for everything else. Pure.
+
+It says the same as that of a chat completion in other words: `chat_fields` are those of a chat.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from gateway.bodies.chat import TOP_LOGPROBS_MAX, Effort, TemplateOptions, Verbosity
+from gateway.bodies.fields import (
+    Elsewhere,
+    Flag,
+    FunctionName,
+    Integer,
+    Metadata,
+    ModelName,
+    Number,
+    Only,
+    ShortText,
+    Text,
+)
+from gateway.bodies.generation import OutputTokens, Penalty, Share
+from gateway.bodies.guides import (
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    ResponseFormat,
+    TextFormat,
+    schema_text,
+)
+from gateway.bodies.messages import (
+    TOOLS_MAX,
+    AllowedChoice,
+    AllowedTool,
+    AllowedTools,
+    FunctionReference,
+    FunctionTool,
+    Message,
+    NamedChoice,
+    Tool,
+    ToolChoice,
+)
+from gateway.bodies.mistakes import bad_value
+from gateway.bodies.parsing import Body, Strict
+from gateway.bodies.response_items import InputItem, InputItems, MessageItem, messages_of
+from sluice.errors import BadRequestError, ErrorCode
+
+LOGPROBS = "message.output_text.logprobs"
+_INCLUDES_MAX = 8
+# Of tools that run at OpenAI's.
+_TOOLS_ELSEWHERE = (
+    *("custom", "web_search", "web_search_preview", "file_search", "code_interpreter", "mcp"),
+    *("image_generation", "computer", "computer_use_preview", "local_shell", "shell"),
+    *("apply_patch", "namespace", "tool_search"),
+)
+_INCLUDES_ELSEWHERE = (
+    *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
+    *("message.input_image.image_url", "computer_call_output.output.image_url"),
+    "code_interpreter_call.outputs",
+)
+
+
+class SchemaFormat(Strict):
+    """JSON that a schema describes, which is enforced; see `JsonSchema`."""
+
+    type: Literal["json_schema"]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: Text | None = None
+    content: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: Flag | None = None
+
+
+class TextConfig(Strict):
+    """What the text of the answer is like."""
+
+    format: Annotated[
+        TextFormat | JsonObjectFormat | SchemaFormat | None, Field(discriminator="type")
+    ] = None
+    verbosity: Verbosity | None = None
+
+
+class ReasoningConfig(Strict):
+    """How much the model is to think; what it thought is an item of the answer, in full."""
+
+    effort: Effort | None = None
+    summary: Annotated[
+        Any, Only("auto", instead="what the model thought is told in full, and not summarised")
+    ] = None
+    generate_summary: Annotated[Any, Only("auto", instead="use 'summary'")] = None
+    context: Annotated[Any, Only("auto")] = None
+    mode: Annotated[Any, Only("standard")] = None
+
+
+class ResponseFunction(Strict):
+    """A function that the model may call."""
+
+    type: Annotated[
+        Literal["function"],
+        Elsewhere(*_TOOLS_ELSEWHERE, instead="describe the tool as a function, and run it"),
+    ]
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Flag | None = None
+    allowed_callers: Annotated[Any, Only(["direct"])] = None
+    defer_loading: Annotated[Any, Only(False)] = None
+    output_schema: Annotated[Any, Only()] = None
+
+
+class ChosenFunction(Strict):
+    """This function is to be called, once; in a list, it may be called."""
+
+    type: Annotated[Literal["function"], Elsewhere(*_TOOLS_ELSEWHERE, instead="name a function")]
+    name: FunctionName
+
+
+class AllowedFunctions(Strict):
+    """Only these may be called (auto), or one of them must be (required)."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[
+        list[ChosenFunction], Field(fail_fast=True, min_length=1, max_length=TOOLS_MAX)
+    ]
+
+
+def _choice_form(value: Any) -> str:
+    """Return which form of a choice this is; the tags are no names of fields."""
+    if not isinstance(value, dict):
+        return "a word"
+    kind: object = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return "some functions" if kind == "allowed_tools" else "a function"
+
+
+ResponseToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("a word")]
+    | Annotated[ChosenFunction, Tag("a function")]
+    | Annotated[AllowedFunctions, Tag("some functions")],
+    Discriminator(_choice_form),
+]
+Include = Annotated[
+    Literal["message.output_text.logprobs", "reasoning.encrypted_content"],
+    Elsewhere(*_INCLUDES_ELSEWHERE, instead="no tool of that kind runs here"),
+]
+
+
+class StreamOptions(Strict):
+    """What a stream brings besides events."""
+
+    include_obfuscation: Annotated[Any, Only(False)] = None
+
+
+class ResponseRequest(Body):
+    """A response to be made; null is the same as leaving a field out."""
+
+    model: ModelName
+    input: Text | InputItems | None = None
+    instructions: Text | None = None
+    stream: Flag | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: OutputTokens | None = None
+    max_tool_calls: Annotated[Integer, Field(ge=1, le=1 << 30)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    tools: Annotated[list[ResponseFunction], Field(fail_fast=True, max_length=TOOLS_MAX)] | None = (
+        None
+    )
+    tool_choice: ResponseToolChoice | None = None
+    parallel_tool_calls: Flag | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: Annotated[list[Include], Field(fail_fast=True, max_length=_INCLUDES_MAX)] | None = None
+    metadata: Metadata | None = None
+    user: ShortText | None = None
+    safety_identifier: ShortText | None = None
+    prompt_cache_key: ShortText | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    store: Flag | None = None
+    truncation: Annotated[Any, Only("disabled")] = None
+    background: Annotated[Any, Only(False)] = None
+    previous_response_id: Annotated[
+        Any, Only(instead="send the items of earlier turns as 'input'")
+    ] = None
+    conversation: Annotated[Any, Only(instead="send the items of earlier turns as 'input'")] = None
+    context_management: Annotated[Any, Only([])] = None
+    prompt: Annotated[Any, Only(instead="send its text as 'instructions' and 'input'")] = None
+    moderation: Annotated[Any, Only()] = None
+    image: Annotated[Any, Only()] = None
+    access_programs: Annotated[Any, Only()] = None
+    prompt_cache_options: Annotated[
+        Any,
+        Only({}, {"mode": "implicit"}, {"ttl": "30m"}, {"mode": "implicit", "ttl": "30m"}),
+    ] = None
+    prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
+    # Extensions, as chat completions have them.
+    seed: Annotated[Integer, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
+    top_k: Annotated[Integer, Field(ge=-1, le=1 << 20)] | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
+    ignore_eos: Flag | None = None
+    session_id: ShortText | None = None
+    priority: Annotated[Integer, Field(gt=-4, le=0)] | None = None
+    deadline_ms: Annotated[Integer, Field(ge=1, le=600_000)] | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+
+    @property
+    def items(self) -> Sequence[InputItem]:
+        """The input as items."""
+        if isinstance(self.input, str):
+            return (MessageItem(role="user", content=self.input),)
+        return self.input or ()
+
+    @cached_property
+    def messages(self) -> list[Message]:
+        """The turns of the input; BadRequestError where its items are in no order."""
+        return messages_of(self.items)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log probabilities are told."""
+        return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+
+    def check(self) -> None:
+        """See `Body`."""
+        if self.input is None:
+            text = "Missing required parameter: 'input'."
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, text, param="input")
+        if not self.items:
+            raise bad_value("input", "it has no items; send at least one")
+        if self.stream_options is not None and not self.stream:
+            raise bad_value("stream_options", "it needs 'stream': true")
+        form = None if self.text is None else self.text.format
+        if isinstance(form, SchemaFormat) and form.content is not None:
+            schema_text(form.content, "text.format.schema")
+        _ = self.messages  # refused here, not where they are used
+
+    def chat_fields(self) -> dict[str, Any]:
+        """Return the fields of a chat that asks for the same; all but the messages."""
+        text, reasoning = self.text or TextConfig(), self.reasoning or ReasoningConfig()
+        same = {name: getattr(self, name) for name in _SAME}
+        return same | {
+            "max_completion_tokens": self.max_output_tokens,
+            "logprobs": self.wants_logprobs or None,
+            "tools": [_tool(tool) for tool in self.tools] if self.tools else None,
+            "tool_choice": _tool_choice(self.tool_choice),
+            "response_format": _response_format(text),
+            "verbosity": text.verbosity,
+            "reasoning_effort": reasoning.effort,
+        }
+
+
+_SAME = (
+    *("model", "stream", "temperature", "top_p", "top_logprobs", "presence_penalty"),
+    *("frequency_penalty", "parallel_tool_calls", "metadata", "user", "safety_identifier"),
+    *("prompt_cache_key", "service_tier", "seed", "top_k", "min_p", "repetition_penalty"),
+    *("ignore_eos", "session_id", "priority", "deadline_ms", "chat_template_kwargs"),
+)
+
+
+def _tool(tool: ResponseFunction) -> Tool:
+    function = FunctionTool.model_construct(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=tool.strict,
+    )
+    return Tool.model_construct(type="function", function=function)
+
+
+def _tool_choice(choice: ResponseToolChoice | None) -> ToolChoice | None:
+    match choice:
+        case ChosenFunction(name=name):
+            return NamedChoice(type="function", function=FunctionReference(name=name))
+        case AllowedFunctions(mode=mode, tools=tools):
+            allowed = [
+                AllowedTool(type="function", function=FunctionReference(name=tool.name))
+                for tool in tools
+            ]
+            return AllowedChoice(
+                type="allowed_tools", allowed_tools=AllowedTools(mode=mode, tools=allowed)
+            )
+        case _:
+            return choice
+
+
+def _response_format(text: TextConfig) -> ResponseFormat | None:
+    form = text.format
+    if not isinstance(form, SchemaFormat):
+        return form
+    schema = JsonSchema.model_validate(
+        {"name": form.name, "schema": form.content, "strict": form.strict}
+    )
+    return JsonSchemaFormat(type="json_schema", json_schema=schema)
+
+
+def echo_of(request: ResponseRequest) -> Mapping[str, object]:
+    """Return what every answer says of its request."""
+    text, reasoning = request.text or TextConfig(), request.reasoning or ReasoningConfig()
+    form = {"type": "text"} if text.format is None else _format_told(text.format)
+    told_text: dict[str, object] = {"format": form}
+    if text.verbosity is not None:
+        told_text["verbosity"] = text.verbosity
+    choice = request.tool_choice
+    return {
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "presence_penalty": request.presence_penalty or 0.0,
+        "frequency_penalty": request.frequency_penalty or 0.0,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": reasoning.effort, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "text": told_text,
+        "tool_choice": choice if isinstance(choice, str) else _choice_told(choice),
+        "tools": [_tool_told(tool) for tool in request.tools or ()],
+        "top_logprobs": request.top_logprobs or 0,
+        "truncation": "disabled",
+        "user": request.user,
+    }
+
+
+def _format_told(form: TextFormat | JsonObjectFormat | SchemaFormat) -> dict[str, Any]:
+    if not isinstance(form, SchemaFormat):
+        return {"type": form.type}
+    return {
+        "type": "json_schema",
+        "name": form.name,
+        "description": form.description,
+        "schema": form.content or {"type": "object"},
+        "strict": bool(form.strict),
+    }
+
+
+def _choice_told(choice: ChosenFunction | AllowedFunctions | None) -> object:
+    return "auto" if choice is None else choice.model_dump()
+
+
+def _tool_told(tool: ResponseFunction) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }

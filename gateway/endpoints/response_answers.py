@@ -1,0 +1,159 @@
+"""The shape of responses, for the description of the API alone; see `answers`.
+
+Fields that clients of the Responses API never expect to be null are none that may be.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gateway.endpoints.answers import ContentLogprob, Count, Shape
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ToolWord = Literal["none", "auto", "required"]
+
+
+class OutputTextPart(Shape):
+    """Text that the model said."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[ContentLogprob]
+
+
+class ReasoningTextPart(Shape):
+    """Text that the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputMessage(Shape):
+    """What the model said."""
+
+    id: str
+    type: Literal["message"]
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[OutputTextPart]
+
+
+class OutputReasoning(Shape):
+    """What the model thought, in full."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[Any]
+    content: list[ReasoningTextPart]
+
+
+class OutputCall(Shape):
+    """A call that the model made; `arguments` is JSON text."""
+
+    id: str
+    type: Literal["function_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discriminator="type")]
+
+
+class InputTokensDetails(Shape):
+    """What became of the input."""
+
+    cached_tokens: Count
+
+
+class OutputTokensDetails(Shape):
+    """What the output was."""
+
+    reasoning_tokens: Count
+
+
+class ResponseUsage(Shape):
+    """Token ids, counted."""
+
+    input_tokens: Count
+    input_tokens_details: InputTokensDetails
+    output_tokens: Count
+    output_tokens_details: OutputTokensDetails
+    total_tokens: Count
+
+
+class ResponseFailure(Shape):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(Shape):
+    """Why a response is incomplete."""
+
+    reason: str
+
+
+class ReasoningTold(Shape):
+    """How much thinking was asked for."""
+
+    effort: str | None
+    summary: str | None
+
+
+class TextTold(Shape):
+    """What the text is like."""
+
+    format: dict[str, Any]
+    verbosity: str | None = None
+
+
+class FunctionTold(Shape):
+    """A function that might have been called."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool | None
+
+
+class ResponseObject(Shape):
+    """A response; a stream has events with pieces of it, and the whole as it begins and ends."""
+
+    id: str
+    object: Literal["response"]
+    created_at: Count
+    completed_at: Count | None
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    incomplete_details: IncompleteDetails | None
+    error: ResponseFailure | None
+    model: str
+    previous_response_id: str | None
+    instructions: str | None
+    output: list[OutputItem]
+    tools: list[FunctionTold]
+    tool_choice: ToolWord | dict[str, Any]
+    truncation: Literal["auto", "disabled"]
+    parallel_tool_calls: bool
+    text: TextTold
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    top_logprobs: Count
+    reasoning: ReasoningTold
+    usage: ResponseUsage | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    store: bool
+    background: bool
+    service_tier: str
+    metadata: dict[str, str]
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    user: str | None

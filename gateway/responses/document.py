@@ -1,0 +1,128 @@
+"""The JSON of a response and of its items: what is the same for all events is built once. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+import orjson
+
+
+class ResponseFrame:
+    """What a response says of itself, whatever has come of it.
+
+    Attributes:
+        response_id: Of the response.
+        uid: 32 hex digits, of which the ids of items are made.
+    """
+
+    __slots__ = ("_opening", "_rest", "_store", "response_id", "uid")
+
+    def __init__(
+        self,
+        response_id: str,
+        uid: str,
+        echo: Mapping[str, object],
+        *,
+        model: str,
+        created_unix_s: int,
+        is_stored: bool = False,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            response_id: Of the response.
+            uid: Of the request.
+            echo: What it says of its request.
+            model: That answers.
+            created_unix_s: When the request came.
+            is_stored: Whether it is to be found later.
+        """
+        self.response_id, self.uid = response_id, uid
+        opening: dict[str, object] = {
+            "id": response_id,
+            "object": "response",
+            "created_at": created_unix_s,
+            "model": model,
+        }
+        self._opening = orjson.dumps(opening)[:-1]
+        self._rest = orjson.dumps(dict(echo))[1:]
+        self._store = is_stored
+
+    def item_id(self, prefix: str, index: int) -> str:
+        """Return the id of an item of the output, by its place."""
+        return f"{prefix}_{self.uid}{index:02x}"
+
+    def written(
+        self,
+        status: str,
+        output: Sequence[bytes] = (),
+        *,
+        usage: Mapping[str, object] | None = None,
+        completed_unix_s: int | None = None,
+        incomplete: str | None = None,
+        error: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """Return the response as JSON.
+
+        Args:
+            status: OpenAI's word.
+            output: Its items, as JSON.
+            usage: What it has used; None: that is not known yet.
+            completed_unix_s: When it was completed, if it was.
+            incomplete: Why it is incomplete, if it is.
+            error: Why it failed, if it did.
+        """
+        state: dict[str, object] = {
+            "status": status,
+            "completed_at": completed_unix_s,
+            "incomplete_details": None if incomplete is None else {"reason": incomplete},
+            "error": error,
+            "usage": usage,
+            "store": self._store,
+        }
+        return b'%b,%b,"output":[%b],%b' % (
+            self._opening,
+            orjson.dumps(state)[1:-1],
+            b",".join(output),
+            self._rest,
+        )
+
+
+def ended_as(reason: str) -> tuple[str, str | None]:
+    """Return status and details of a response, by the finish reason of a completion."""
+    return ("incomplete", "max_output_tokens") if reason == "length" else ("completed", None)
+
+
+def text_part(text: bytes = b"", logprobs: bytes = b"") -> bytes:
+    """Return a part of a message; `text` as it stands inside a JSON string."""
+    form = b'{"type":"output_text","text":"%b","annotations":[],"logprobs":[%b]}'
+    return form % (text, logprobs)
+
+
+def message_item(item_id: str, status: str, parts: bytes = b"") -> bytes:
+    """Return a message of the assistant; `parts` is JSON."""
+    form = b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[%b]}'
+    return form % (item_id.encode(), status.encode(), parts)
+
+
+def reasoning_part(text: bytes = b"") -> bytes:
+    """Return a part of what the model thought; `text` as it stands inside a JSON string."""
+    return b'{"type":"reasoning_text","text":"%b"}' % text
+
+
+def reasoning_item(item_id: str, status: str, parts: bytes = b"") -> bytes:
+    """Return what the model thought; `parts` is JSON."""
+    form = b'{"id":"%b","type":"reasoning","status":"%b","summary":[],"content":[%b]}'
+    return form % (item_id.encode(), status.encode(), parts)
+
+
+def call_item(item_id: str, status: str, call_id: str, name: str, arguments: str = "") -> bytes:
+    """Return a call of a function."""
+    return orjson.dumps(
+        {
+            "id": item_id,
+            "type": "function_call",
+            "status": status,
+            "call_id": call_id,
+            "name": name,
+            "arguments": arguments,
+        }
+    )

@@ -1,0 +1,290 @@
+"""The events of a response's stream: one lifecycle, ids and numbers that never change. Pure.
+
+Items come one after the other: what the model thinks, says and calls, each opened and closed before
+the next one. A delta of text is the same two pieces of bytes around its number and its text.
+"""
+
+from collections.abc import Mapping
+
+import orjson
+
+from gateway.dialects.delta import CallDelta, Delta
+from gateway.responses.document import (
+    ResponseFrame,
+    call_item,
+    ended_as,
+    message_item,
+    reasoning_item,
+    reasoning_part,
+    text_part,
+)
+from gateway.text.detokenizer import json_fragment
+from gateway.text.sse import DONE
+from sluice.errors import PlatformError
+
+_FIRST_EVENTS = 2  # created, in_progress
+_TAIL = b'"}\n\n'
+
+
+class _OpenMessage:
+    """A message of the assistant, as far as it has come.
+
+    Attributes:
+        head: What stands before number and text of a delta.
+    """
+
+    __slots__ = ("_at", "_id", "_logprobs", "_text", "head")
+
+    def __init__(self, item_id: str, index: int) -> None:
+        self._id, self._text, self._logprobs = item_id, bytearray(), bytearray()
+        self._at = b'"item_id":"%b","output_index":%d,"content_index":0' % (item_id.encode(), index)
+        self.head = b"%b,%b" % (_event_head("response.output_text.delta"), self._at) + (
+            b',"logprobs":[],"sequence_number":'
+        )
+
+    def opening(self) -> list[tuple[str, bytes]]:
+        return [
+            ("response.output_item.added", b'"item":%b' % message_item(self._id, "in_progress")),
+            ("response.content_part.added", b'%b,"part":%b' % (self._at, text_part())),
+        ]
+
+    def add(self, fragment: bytes) -> None:
+        self._text += fragment
+
+    def logprobs_delta(self, fragment: bytes, logprobs: bytes) -> tuple[str, bytes]:
+        """Take text with its log probabilities, as JSON; return the event."""
+        self._text += fragment
+        self._logprobs += b"," + logprobs if self._logprobs and logprobs else logprobs
+        fields = b'%b,"logprobs":[%b],"delta":"%b"' % (self._at, logprobs, fragment)
+        return "response.output_text.delta", fields
+
+    def closing(self) -> list[tuple[str, bytes]]:
+        text = b'%b,"text":"%b","logprobs":[%b]' % (self._at, self._text, self._logprobs)
+        part = text_part(bytes(self._text), bytes(self._logprobs))
+        return [
+            ("response.output_text.done", text),
+            ("response.content_part.done", b'%b,"part":%b' % (self._at, part)),
+        ]
+
+    def item(self, status: str) -> bytes:
+        return message_item(self._id, status, text_part(bytes(self._text), bytes(self._logprobs)))
+
+
+class _OpenReasoning:
+    """What the model thinks, as far as it has come."""
+
+    __slots__ = ("_at", "_id", "_text")
+
+    def __init__(self, item_id: str, index: int) -> None:
+        self._id, self._text = item_id, bytearray()
+        self._at = b'"item_id":"%b","output_index":%d,"content_index":0' % (item_id.encode(), index)
+
+    def opening(self) -> list[tuple[str, bytes]]:
+        return [
+            ("response.output_item.added", b'"item":%b' % reasoning_item(self._id, "in_progress")),
+            ("response.content_part.added", b'%b,"part":%b' % (self._at, reasoning_part())),
+        ]
+
+    def delta(self, text: str) -> tuple[str, bytes]:
+        fragment = json_fragment(text)
+        self._text += fragment
+        return "response.reasoning_text.delta", b'%b,"delta":"%b"' % (self._at, fragment)
+
+    def closing(self) -> list[tuple[str, bytes]]:
+        part = reasoning_part(bytes(self._text))
+        return [
+            ("response.reasoning_text.done", b'%b,"text":"%b"' % (self._at, self._text)),
+            ("response.content_part.done", b'%b,"part":%b' % (self._at, part)),
+        ]
+
+    def item(self, status: str) -> bytes:
+        return reasoning_item(self._id, status, reasoning_part(bytes(self._text)))
+
+
+class _OpenCall:
+    """A call of a function, as far as it has come."""
+
+    __slots__ = ("_arguments", "_at", "_call_id", "_id", "_name", "number")
+
+    def __init__(self, item_id: str, index: int, first: CallDelta) -> None:
+        self._id, self._call_id, self._name = item_id, first.call_id, first.name
+        self._arguments: list[str] = []
+        self._at = b'"item_id":"%b","output_index":%d' % (item_id.encode(), index)
+        self.number = first.index
+
+    def opening(self) -> list[tuple[str, bytes]]:
+        item = call_item(self._id, "in_progress", self._call_id, self._name)
+        return [("response.output_item.added", b'"item":%b' % item)]
+
+    def delta(self, arguments: str) -> tuple[str, bytes]:
+        self._arguments.append(arguments)
+        fields = b'%b,"delta":"%b"' % (self._at, json_fragment(arguments))
+        return "response.function_call_arguments.delta", fields
+
+    def closing(self) -> list[tuple[str, bytes]]:
+        arguments = json_fragment("".join(self._arguments))
+        fields = b'%b,"name":"%b","arguments":"%b"' % (
+            self._at,
+            json_fragment(self._name),
+            arguments,
+        )
+        return [("response.function_call_arguments.done", fields)]
+
+    def item(self, status: str) -> bytes:
+        return call_item(self._id, status, self._call_id, self._name, "".join(self._arguments))
+
+
+class ResponseEvents:
+    """Writes all events of one stream; it is the writer of its one choice, and of its end.
+
+    Attributes:
+        tail: What stands after the text of a delta.
+    """
+
+    __slots__ = ("_frame", "_items", "_number", "_open", "_reason")
+
+    tail = _TAIL
+
+    def __init__(self, frame: ResponseFrame) -> None:
+        """Begin."""
+        self._frame = frame
+        self._number = _FIRST_EVENTS
+        self._items: list[bytes] = []
+        self._open: _OpenMessage | _OpenReasoning | _OpenCall | None = None
+        self._reason = ""
+
+    # --- what `StreamedGeneration` asks for -------------------------------------------------
+
+    @property
+    def head(self) -> bytes:
+        """What stands before number and text of a delta; empty while no message is open."""
+        return self._open.head if isinstance(self._open, _OpenMessage) else b""
+
+    @property
+    def is_in_message(self) -> bool:
+        """Whether text can come as it is, or a message has to be begun before."""
+        return isinstance(self._open, _OpenMessage)
+
+    def begin_message(self) -> bytes:
+        """Return the events before the first text of a message."""
+        events = self._closed("completed")
+        index = len(self._items)
+        return events + self._opened(_OpenMessage(self._frame.item_id("msg", index), index))
+
+    def numbered(self, fragment: bytes) -> bytes:
+        """Take text of the open message, as JSON; return what stands between head and tail."""
+        message = self._open
+        assert isinstance(message, _OpenMessage), "begin_message comes first"
+        message.add(fragment)
+        number, self._number = self._number, self._number + 1
+        return b'%d,"delta":"%b' % (number, fragment)
+
+    def first(self) -> bytes:
+        """Return the events that precede all that comes."""
+        response = b'"response":' + self._frame.written("in_progress")
+        return _written("response.created", 0, response) + _written(
+            "response.in_progress", 1, response
+        )
+
+    def delta(self, delta: Delta, logprobs: dict[str, object] | None = None) -> bytes:
+        """Return the events of whatever the delta holds."""
+        events = b""
+        if delta.reasoning:
+            events += self._reasoning(delta.reasoning)
+        calls = delta.calls
+        while calls and isinstance(self._open, _OpenCall) and calls[0].index == self._open.number:
+            events += self._call(calls[0])
+            calls = calls[1:]
+        if delta.content or logprobs is not None:
+            events += self._text(delta.content, logprobs)
+        for call in calls:
+            events += self._call(call)
+        return events
+
+    def finish(self, reason: str) -> bytes:
+        """Return the events that close what is open."""
+        self._reason = reason
+        if self._open is None and not self._items:
+            return self.begin_message() + self.finish(reason)
+        return self._closed(ended_as(reason)[0])
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def last(self, usage: Mapping[str, object], ended_unix_s: int) -> bytes:
+        """Return the event that ends a response which has all its output."""
+        status, details = ended_as(self._reason)
+        response = self._frame.written(
+            status,
+            self._items,
+            usage=usage,
+            completed_unix_s=None if details else ended_unix_s,
+            incomplete=details,
+        )
+        return self._event(f"response.{status}", b'"response":' + response) + DONE
+
+    def failure(self, error: PlatformError) -> bytes:
+        """Return the event that ends a response which has failed."""
+        items = [*self._items]
+        if self._open is not None:
+            items.append(self._open.item("incomplete"))
+        told = {"code": str(error.code), "message": error.message}
+        response = self._frame.written("failed", items, error=told)
+        return self._event("response.failed", b'"response":' + response) + DONE
+
+    # --- items ------------------------------------------------------------------------------
+
+    def _reasoning(self, text: str) -> bytes:
+        events = b""
+        if not isinstance(self._open, _OpenReasoning):
+            events = self._closed("completed")
+            index = len(self._items)
+            events += self._opened(_OpenReasoning(self._frame.item_id("rs", index), index))
+        assert isinstance(self._open, _OpenReasoning), "it was just opened"
+        return events + self._event(*self._open.delta(text))
+
+    def _text(self, text: str, logprobs: dict[str, object] | None) -> bytes:
+        events = b"" if self.is_in_message else self.begin_message()
+        assert isinstance(self._open, _OpenMessage), "it was just opened"
+        told = b"" if logprobs is None else orjson.dumps(logprobs["content"])[1:-1]
+        return events + self._event(*self._open.logprobs_delta(json_fragment(text), told))
+
+    def _call(self, call: CallDelta) -> bytes:
+        events = b""
+        if not isinstance(self._open, _OpenCall) or self._open.number != call.index:
+            events = self._closed("completed")
+            index = len(self._items)
+            events += self._opened(_OpenCall(self._frame.item_id("fc", index), index, call))
+        assert isinstance(self._open, _OpenCall), "it was just opened"
+        if not call.arguments:
+            return events
+        return events + self._event(*self._open.delta(call.arguments))
+
+    def _opened(self, item: _OpenMessage | _OpenReasoning | _OpenCall) -> bytes:
+        self._open = item
+        events = item.opening()
+        at = b',"output_index":%d' % len(self._items)
+        name, fields = events[0]
+        events[0] = (name, fields + at)
+        return b"".join([self._event(*event) for event in events])
+
+    def _closed(self, status: str) -> bytes:
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        written = item.item(status)
+        done = b'"item":%b,"output_index":%d' % (written, len(self._items))
+        self._items.append(written)
+        events = [*item.closing(), ("response.output_item.done", done)]
+        return b"".join([self._event(*event) for event in events])
+
+    def _event(self, name: str, fields: bytes) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return _written(name, number, fields)
+
+
+def _event_head(name: str) -> bytes:
+    return b'event: %b\ndata: {"type":"%b"' % (name.encode(), name.encode())
+
+
+def _written(name: str, number: int, fields: bytes) -> bytes:
+    return b'%b,"sequence_number":%d,%b}\n\n' % (_event_head(name), number, fields)

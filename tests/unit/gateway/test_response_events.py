@@ -1,0 +1,141 @@
+"""Whatever a model does, a response's stream is one lifecycle that adds up to its output."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.dialects.delta import CallDelta, Delta
+from gateway.responses.document import ResponseFrame
+from gateway.responses.events import ResponseEvents
+from sluice.errors import ErrorCode, PlatformError
+from tests.support.response_shapes import events_of
+
+ECHO: dict[str, Any] = {
+    "previous_response_id": None,
+    "instructions": 'say "no"\n',
+    "tools": [],
+    "tool_choice": "auto",
+    "truncation": "disabled",
+    "parallel_tool_calls": True,
+    "text": {"format": {"type": "text"}},
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "top_logprobs": 0,
+    "reasoning": {"effort": None, "summary": None},
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "background": False,
+    "service_tier": "default",
+    "metadata": {},
+    "safety_identifier": None,
+    "prompt_cache_key": None,
+    "user": None,
+}
+USAGE = {
+    "input_tokens": 1,
+    "input_tokens_details": {"cached_tokens": 0},
+    "output_tokens": 2,
+    "output_tokens_details": {"reasoning_tokens": 0},
+    "total_tokens": 3,
+}
+LOGPROB = {"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": []}
+TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
+
+
+def new_events() -> ResponseEvents:
+    frame = ResponseFrame("resp_1", "ab" * 16, ECHO, model="m", created_unix_s=7)
+    return ResponseEvents(frame)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[Delta]:
+    """Return deltas as parsers give them: each call is named once, in its first piece."""
+    deltas: list[Delta] = []
+    calls = 0
+    for kind in draw(st.lists(st.sampled_from(["text", "reasoning", "call", "more"]), max_size=12)):
+        text = draw(TEXTS)
+        if kind == "text":
+            deltas.append(Delta(text))
+        elif kind == "reasoning":
+            deltas.append(Delta(reasoning=text))
+        elif kind == "call":
+            deltas.append(Delta(calls=(CallDelta(calls, "", f"call_{calls}", "f"),)))
+            calls += 1
+        elif deltas and deltas[-1].calls:
+            deltas.append(Delta(calls=(CallDelta(calls - 1, text),)))
+    return deltas
+
+
+@given(answers(), st.sampled_from(["stop", "length", "tool_calls"]))
+def test_any_answer_is_one_lifecycle(deltas: list[Delta], reason: str) -> None:
+    writer = new_events()
+    parts = [writer.first()]
+    for delta in deltas:
+        if delta.content and not (delta.reasoning or delta.calls):  # as the hot path does it
+            if not writer.is_in_message:
+                parts.append(writer.begin_message())
+            text = json.dumps(delta.content, ensure_ascii=False)[1:-1].encode()
+            parts.append(writer.head + writer.numbered(text) + writer.tail)
+        else:
+            parts.append(writer.delta(delta))
+    parts += [writer.finish(reason), writer.last(USAGE, 8)]
+    events = events_of(b"".join(parts).decode())
+    response = events[-1]["response"]
+    said = "".join(
+        part["text"]
+        for item in response["output"]
+        if item["type"] == "message"
+        for part in item["content"]
+    )
+    assert said == "".join(delta.content for delta in deltas)
+    assert response["usage"] == USAGE
+    statuses = [item["status"] for item in response["output"]]
+    is_cut = reason == "length"
+    assert statuses == ["completed"] * (len(statuses) - 1) + [
+        "incomplete" if is_cut else "completed"
+    ]
+    assert response["status"] == ("incomplete" if is_cut else "completed")
+    assert (response["completed_at"] is None) == is_cut
+    details = {"reason": "max_output_tokens"} if is_cut else None
+    assert response["incomplete_details"] == details
+
+
+@given(answers())
+def test_a_failure_ends_it_once_with_what_had_come(deltas: list[Delta]) -> None:
+    writer = new_events()
+    parts = [writer.first(), *[writer.delta(delta) for delta in deltas]]
+    parts.append(writer.failure(PlatformError(ErrorCode.ENGINE_FAILED, "it is gone")))
+    events = events_of(b"".join(parts).decode())
+    response = events[-1]["response"]
+    assert response["error"] == {"code": "engine_failed", "message": "it is gone"}
+    assert [item["status"] for item in response["output"]][-1:] in ([], ["incomplete"])
+
+
+def test_log_probabilities_come_with_their_text_and_once_more_in_the_whole() -> None:
+    writer = new_events()
+    parts = [writer.first()]
+    parts += [writer.delta(Delta("a"), {"content": [LOGPROB]}) for _ in range(2)]
+    parts += [writer.finish("stop"), writer.last(USAGE, 8)]
+    events = events_of(b"".join(parts).decode())
+    (message,) = events[-1]["response"]["output"]
+    assert message["content"][0]["logprobs"] == [LOGPROB, LOGPROB]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_text_beside_calls_of_one_step_comes_before_those_that_begin(is_first: bool) -> None:
+    writer = new_events()
+    parts = [writer.first()]
+    begun = CallDelta(0, "{", "call_0", "f")
+    if not is_first:
+        parts.append(writer.delta(Delta(calls=(begun,))))
+    more = (begun,) if is_first else (CallDelta(0, "}"),)
+    parts.append(writer.delta(Delta("text", calls=more)))
+    parts += [writer.finish("tool_calls"), writer.last(USAGE, 8)]
+    events = events_of(b"".join(parts).decode())
+    kinds = [item["type"] for item in events[-1]["response"]["output"]]
+    assert kinds == (["message", "function_call"] if is_first else ["function_call", "message"])
