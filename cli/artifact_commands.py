@@ -83,7 +83,12 @@ def push_artifact(
 
 @artifacts.command("import")
 def import_artifact(
-    uri: Annotated[str, typer.Argument(help="file:///directory, s3://bucket/prefix, https://...")],
+    uri: Annotated[
+        str,
+        typer.Argument(
+            help="file:///directory, s3://bucket/prefix, https://..., or an adapter's .safetensors."
+        ),
+    ],
     *,
     base: Base = "",
     tenant: OfTenant = "",

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -24,6 +25,7 @@ from sluice.manifests import CHUNK_BYTES, FILES_MAX
 
 _CONNECT_S, _READ_S = 10.0, 30.0
 _INDEX_BYTES_MAX = 16 << 20
+_WEIGHTS_SUFFIX = ".safetensors"
 # A web server has no directories to list: these are what an artifact of a kind consists of.
 _NEEDED = {
     Kind.ADAPTER: (adapter_config.CONFIG_FILE, adapter_check.TENSOR_FILE),
@@ -43,6 +45,10 @@ class Files(Protocol):
         """Return the names of all files, relative to the source."""
         ...
 
+    async def missing(self, names: Collection[str]) -> list[str]:
+        """Return those of some names that are not there; the others can be read from now on."""
+        ...
+
     def read(self, name: str) -> AsyncIterator[bytes]:
         """Yield a file's bytes in pieces of `CHUNK_BYTES`; only the last may be shorter."""
         ...
@@ -50,7 +56,21 @@ class Files(Protocol):
 
 @asynccontextmanager
 async def open_source(source: Source, kind: Kind) -> AsyncGenerator[Files]:
-    """Open a source that is allowed; its errors are FetchErrors."""
+    """Open a source that is allowed; its errors are FetchErrors.
+
+    A source of an adapter that ends in `.safetensors` is its file of weights.
+    """
+    directory, _, name = source.path.rpartition("/")
+    if kind is Kind.ADAPTER and name.endswith(_WEIGHTS_SUFFIX):
+        async with _open_directory(replace(source, path=directory), kind) as files:
+            yield AdapterWeights(files, name)
+    else:
+        async with _open_directory(source, kind) as files:
+            yield files
+
+
+@asynccontextmanager
+async def _open_directory(source: Source, kind: Kind) -> AsyncGenerator[Files]:
     if source.scheme == "file":
         yield LocalFiles(Path(source.place), source.path)
     elif source.scheme == "s3":
@@ -66,6 +86,35 @@ async def open_source(source: Source, kind: Kind) -> AsyncGenerator[Files]:
             yield WebFiles(session, source, kind)
 
 
+class AdapterWeights:
+    """One file of weights, whatever its name, and the adapter's configuration beside it.
+
+    The weights alone do not say how much they are scaled (`lora_alpha`).
+    """
+
+    def __init__(self, files: Files, name: str) -> None:
+        """Read from a directory that may hold much else."""
+        self._files = files
+        self._name = name
+
+    async def names(self) -> list[str]:
+        """Return the two names that the artifact has; FetchError when a file is not there."""
+        if missing := await self._files.missing((adapter_config.CONFIG_FILE, self._name)):
+            raise FetchError(
+                f"{' and '.join(missing)} not found: keep {adapter_config.CONFIG_FILE} beside"
+                f" {self._name}, or give the adapter's directory"
+            )
+        return [adapter_config.CONFIG_FILE, adapter_check.TENSOR_FILE]
+
+    async def missing(self, names: Collection[str]) -> list[str]:
+        """Return the names that are none of the artifact's."""
+        return sorted(set(names) - set(await self.names()))
+
+    def read(self, name: str) -> AsyncIterator[bytes]:
+        """Yield a file's bytes."""
+        return self._files.read(self._name if name == adapter_check.TENSOR_FILE else name)
+
+
 class LocalFiles:
     """A directory below an allowed one; symbolic links are not followed."""
 
@@ -77,13 +126,24 @@ class LocalFiles:
         """Return the names of all files."""
         return await asyncio.to_thread(self._names)
 
-    def _names(self) -> list[str]:
+    async def missing(self, names: Collection[str]) -> list[str]:
+        """Return those of some names that are not there."""
+        await asyncio.to_thread(self._check)
+        is_there = await asyncio.to_thread(
+            lambda: {name: (self._directory / name).is_file() for name in names}
+        )
+        return [name for name in names if not is_there[name]]
+
+    def _check(self) -> None:
         if not self._directory.resolve().is_relative_to(self._root.resolve()):
             raise FetchError(
                 f"{self._directory} leads out of {self._root}: name the real directory"
             )
         if not self._directory.is_dir():
             raise FetchError(f"{self._directory} is no directory of the control plane's machine")
+
+    def _names(self) -> list[str]:
+        self._check()
         found: list[str] = []
         for path in self._directory.rglob("*"):
             name = path.relative_to(self._directory).as_posix()
@@ -126,6 +186,20 @@ class BucketFiles:
             found |= {str(item["path"]): int(item["size"]) for item in batch}
             if len(found) > FILES_MAX:
                 raise FetchError(f"there are more than {FILES_MAX} objects: name a longer prefix")
+        return found
+
+    async def missing(self, names: Collection[str]) -> list[str]:
+        """Return those of some objects that are not there."""
+        found: list[str] = []
+        for name in names:
+            try:
+                meta = await asyncio.to_thread(obstore.head, self._backend, name)
+            except FileNotFoundError:
+                found.append(name)
+            except (BaseError, OSError) as error:
+                raise _unreadable(name, error) from None
+            else:
+                self._sizes[name] = int(meta["size"])
         return found
 
     async def read(self, name: str) -> AsyncIterator[bytes]:
@@ -204,6 +278,10 @@ class WebFiles:
             if not await self._is_there(name):
                 raise FetchError(f"{name} is not there (404): is it the right directory?")
         return names
+
+    async def missing(self, names: Collection[str]) -> list[str]:
+        """Return those of some names that are not there."""
+        return [name for name in names if not await self._is_there(name)]
 
     async def _weights(self) -> list[str]:
         if await self._is_there(base_check.SINGLE_FILE):

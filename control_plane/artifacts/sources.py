@@ -76,7 +76,10 @@ def parse_source(uri: str, allowed: Allowed) -> Source:
         return Source("s3", parts.netloc, parts.path.strip("/"))
     if parts.scheme in _PORTS and parts.hostname:
         return _host(uri, allowed)
-    raise SourceError("file:///directory, s3://bucket/prefix or https://host/directory is expected")
+    raise SourceError(
+        "file:///directory, s3://bucket/prefix or https://host/directory is expected, or an"
+        " adapter's .safetensors in one"
+    )
 
 
 def is_public(address: str) -> bool:

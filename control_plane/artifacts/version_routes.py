@@ -52,11 +52,11 @@ class VersionBody(Body):
     """An adapter, or a base, that becomes a version of a model.
 
     An adapter (`lora`): `artifact_uri` is `sha256:` and the digest of an artifact, or what imports
-    take; `base_model` is a model without an adapter, whose base and pool serve this one. A base
-    alone (`none`): `pool_id` is the pool that serves it. Without `promote_to` the version can be
-    asked for as `model@version`, and the model stays what it is; `100%`, `production` and `stable`
-    are words for at once; `staged` begins a rollout by `plan`, or the model's own, whose id is in
-    the answer.
+    take: a directory, or the `.safetensors` in it; `base_model` is a model without an adapter,
+    whose base and pool serve this one. A base alone (`none`): `pool_id` is the pool that serves it.
+    Without `promote_to` the version can be asked for as `model@version`, and the model stays what
+    it is; `100%`, `production` and `stable` are words for at once; `staged` begins a rollout by
+    `plan`, or the model's own, whose id is in the answer.
     """
 
     artifact_uri: Annotated[str, Field(max_length=2048)] = ""

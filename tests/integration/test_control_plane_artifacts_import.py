@@ -106,6 +106,10 @@ async def test_a_base_and_its_adapter_come_from_a_directory_and_a_web_server(
     assert adapter.status_code == 200, adapter.text
     assert adapter.json()["tenant_id"] == "acme"
     assert adapter.json()["digest"] == digest_directory(base_dir.parent / "adapter")
+    for files in ("files", "unlisted"):
+        weights = f"{url.replace('files', files)}/adapter/adapter_model.safetensors"
+        single = await fetch(acme, weights, digest)
+        assert (single.status_code, single.json().get("digest")) == (200, adapter.json()["digest"])
     listed = (await acme.get("/v1/artifacts")).json()["data"]
     assert {item["digest"] for item in listed} == {digest, adapter.json()["digest"]}
 
@@ -119,6 +123,7 @@ async def test_what_is_not_there_or_not_allowed(site, base_dir, web_server, tmp_
         (f"file://{base_dir.parent}/link", "leads out of"),
         (f"file://{base_dir}", "deep is a symbolic link"),
         (f"file://{base_dir.parent}/none", "is no directory"),
+        (f"file://{base_dir}/model.safetensors", "is no directory"),
         ("s3://bucket/x", "nothing may be imported from bucket bucket"),
         (f"http://localhost:{web_server.port}/files/base", "nothing may be imported from host"),
         ("http://localhost/files/base", "is not a public address"),
@@ -147,6 +152,17 @@ async def test_a_prefix_of_a_bucket(
         assert answer.json()["digest"] == digest_directory(base_dir)
         missing = await fetch(site.admin, f"s3://{bucket.name}/nothing/here")
         assert missing.status_code == 400, missing.text
+
+        write_random_adapter(base_dir.parent / "adapter", base_dir, rank=2)
+        bucket.fill("in/adapter", base_dir.parent / "adapter")
+        weights = f"s3://{bucket.name}/in/adapter/adapter_model.safetensors"
+        single = await fetch(site.admin, weights, answer.json()["digest"])
+        assert single.status_code == 200, single.text
+        assert single.json()["digest"] == digest_directory(base_dir.parent / "adapter")
+        alone = await fetch(
+            site.admin, f"s3://{bucket.name}/in/adapter/none.safetensors", answer.json()["digest"]
+        )
+        assert "none.safetensors not found" in alone.json()["detail"], alone.text
 
 
 async def test_an_import_survives_the_death_of_its_control_plane(

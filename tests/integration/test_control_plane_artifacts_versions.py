@@ -71,7 +71,7 @@ async def test_a_publisher_publishes_promotes_and_goes_back(site) -> None:
     assert (await acme.get("/v1/models/acme/support")).json()["adapter_digest"] == second
     back = await acme.put(
         f"{path}/1",
-        json={"artifact_uri": f"sha256:{first}", "base_model": "tiny", "promote_to": "100%"},
+        json={"artifact_uri": f"sha256:{first}", "base_model": "tiny", "promote_to": "stable"},
     )
     assert back.status_code == 200, back.text
     gone_back = (await acme.get("/v1/models/acme/support")).json()
@@ -89,6 +89,24 @@ async def test_a_publisher_publishes_promotes_and_goes_back(site) -> None:
     assert rollout["owner_tenant_id"] == "acme"
     refused = await acme.put(f"{path}/2", json=body | {"promote_to": "100%"})
     assert (refused.status_code, rollout["id"] in refused.text) == (409, True)
+
+
+async def test_one_file_of_weights_is_an_adapter_with_the_configuration_beside_it(site) -> None:
+    acme = await site.publisher("acme")
+    directory = adapter(site, 6)
+    digest = digest_directory(directory)
+    weights = (directory / "adapter_model.safetensors").rename(directory / "v3.safetensors")
+    (directory / "optimizer.pt").write_bytes(b"not for serving")
+    body = {"artifact_uri": f"file://{weights}", "base_model": "tiny", "promote_to": "stable"}
+    made = await acme.put("/v1/models/acme/single/versions/3", json=body)
+    assert made.status_code == 201, made.text
+    assert made.json()["adapter_digest"] == digest, "as from a directory with these two files"
+    assert made.json()["is_promoted"]
+
+    (directory / "adapter_config.json").unlink()
+    refused = await acme.put("/v1/models/acme/single/versions/4", json=body)
+    assert refused.status_code == 400, refused.text
+    assert "keep adapter_config.json beside v3.safetensors" in refused.json()["detail"]
 
 
 async def test_what_is_refused(site) -> None:
