@@ -52,6 +52,9 @@ from control_plane.rollouts.plan_routes import PlanRoutes
 from control_plane.rollouts.rollback_routes import RollbackRoutes
 from control_plane.rollouts.routes import RolloutRoutes
 from control_plane.rollouts.service import Rollouts
+from control_plane.scaling.routes import INTERVAL_S as SCALING_INTERVAL_S
+from control_plane.scaling.routes import ScalingRoutes
+from control_plane.scaling.service import Scaling
 from control_plane.settings import Settings
 from control_plane.tenants import routes as tenants
 from control_plane.texts.routes import TextRoutes
@@ -118,7 +121,11 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         quality = Quality(
             database, feed, metrics.quality, budget, token_ids=lambda: base_prompts.token_ids
         )
-        parts = (feed, fleet, artifacts, distribution, rollouts, quality, base_prompts, budgets)
+        scaling = Scaling(database, settings.scaling_interval_s, metrics.show_scaling)
+        parts = (
+            *(feed, fleet, artifacts, distribution, rollouts, quality, base_prompts, budgets),
+            scaling,
+        )
         for work in parts:
             stack.callback(background.create_task(work.run()).cancel)
         presence = fleet.presence
@@ -128,6 +135,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
             presence.leave,
             metrics.count_watcher,
             Confirmations(database).confirm,
+            scaling.report,
         )
         agents = AgentService(database, feed, fleet, quality, trials)
         await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution)
@@ -138,6 +146,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
                 rollouts.wake,
                 rollouts.unreadable,
                 budget_interval_s=settings.budget_interval_s,
+                scaling_interval_s=settings.scaling_interval_s,
                 texts=await _texts(stack, settings),
             ),
         ]
@@ -158,6 +167,7 @@ def admin_routes(
     unread_rollouts: Mapping[str, str] = MappingProxyType({}),
     *,
     budget_interval_s: float = INTERVAL_S,
+    scaling_interval_s: float = SCALING_INTERVAL_S,
     texts: TextStore = NO_TEXTS,
 ) -> list[Route]:
     """Return the routes of the admin REST, of all domains that need the database alone."""
@@ -172,6 +182,7 @@ def admin_routes(
         *tenants.routes(database),
         *models.routes(database),
         *FleetRoutes(database).routes(),
+        *ScalingRoutes(database, scaling_interval_s).routes(),
         *HoursRoutes(database).routes(),
         *KeyRoutes(database, ADMIN_KEYS).routes(),
         *AuditRoutes(database).routes(),

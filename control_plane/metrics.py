@@ -9,6 +9,7 @@ from control_plane.budgets.model import UNKNOWN, State
 from control_plane.budgets.repository import NOTHING, Summary
 from control_plane.quality.metrics import QualityMetrics
 from control_plane.rollouts.state import UNREADABLE, Phase
+from control_plane.scaling.model import Shown
 from control_plane.watch.feed import Feed
 from sluice.certificate_metric import CertificateExpiry
 from sluice.watch import KINDS
@@ -72,6 +73,7 @@ class Metrics:
         self._define_distribution()
         self._define_rollouts()
         self._define_budgets()
+        self._define_scaling()
         self.quality = QualityMetrics(self.registry)
 
     def _define_distribution(self) -> None:
@@ -140,6 +142,38 @@ class Metrics:
             registry=self.registry,
         )
         self.show_budgets(NOTHING)
+
+    def _define_scaling(self) -> None:
+        self._wanted = Gauge(
+            "sluice_pool_replicas_wanted",
+            "Replicas that scaling wants of a pool with bounds; told by who leads, for others that"
+            " carry it out",
+            ["pool"],
+            registry=self.registry,
+        )
+        self._demand = Gauge(
+            "sluice_pool_demand",
+            "Demand of a pool with bounds: work-seconds per second, where one full replica does"
+            " one. Told by who leads",
+            ["pool"],
+            registry=self.registry,
+        )
+        self._late_s = Gauge(
+            "sluice_pool_replicas_late_seconds",
+            "For how long replicas that scaling wants are late beyond the longest boot; 0: they"
+            " are not. Told by who leads",
+            ["pool"],
+            registry=self.registry,
+        )
+
+    def show_scaling(self, pools: Mapping[str, Shown]) -> None:
+        """Set what scaling wants of each pool; none while another control plane leads."""
+        for gauge in (self._wanted, self._demand, self._late_s):
+            gauge.clear()
+        for pool_id, shown in pools.items():
+            self._wanted.labels(pool_id).set(shown.wanted)
+            self._demand.labels(pool_id).set(shown.demand)
+            self._late_s.labels(pool_id).set(shown.late_s)
 
     def show_budgets(self, summary: Summary) -> None:
         """Set what is known of all budgets."""

@@ -11,6 +11,7 @@ from control_plane.distribution import tables as distribution
 from control_plane.fleet import hours_tables as hours
 from control_plane.quality import tables as quality
 from control_plane.rollouts import tables as rollouts
+from control_plane.scaling import tables as scaling
 from control_plane.tables import metadata
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "metadata",
     "quality",
     "rollouts",
+    "scaling",
 ]

@@ -38,6 +38,8 @@ class Settings(ServiceSettings):
         audit_days: For which rows of the audit log are kept.
         replica_hours_days: For which it is kept which replicas ran when.
         budget_interval_s: How often each budget of a tenant is compared with the ledger.
+        scaling_interval_s: How often scaling looks at the pools that have bounds, and decides; it
+            counts demand in buckets of this length.
         quality_pool_hour_max: Of the quarantined replicas of a pool, so many are replaced within an
             hour.
         quality_node_day_max: A node with more quarantined replicas within a day gets no others.
@@ -66,6 +68,7 @@ class Settings(ServiceSettings):
     audit_days: Annotated[int, Field(ge=1, le=36_500)] = 400
     replica_hours_days: Annotated[int, Field(ge=1, le=36_500)] = 400
     budget_interval_s: Annotated[float, Field(ge=1, le=3600)] = 15
+    scaling_interval_s: Annotated[float, Field(ge=0.5, le=60)] = 15
     quality_pool_hour_max: Annotated[int, Field(ge=0)] = 3
     quality_node_day_max: Annotated[int, Field(ge=0)] = 3
 
@@ -96,5 +99,6 @@ class MigrateSettings(ServiceSettings):
     audit_days: str = ""
     replica_hours_days: str = ""
     budget_interval_s: str = ""
+    scaling_interval_s: str = ""
     quality_pool_hour_max: str = ""
     quality_node_day_max: str = ""

@@ -158,6 +158,12 @@ pools = Table(
         CheckConstraint("rollout_replicas >= 0", name="rollout_replicas"),
     ),
     Column("retire_at", DateTime(timezone=True)),
+    # What the scaling loop wants instead of `replicas_wanted`; NULL: the pool is not scaled.
+    Column(
+        "scaled_replicas",
+        Integer,
+        CheckConstraint("scaled_replicas >= 0", name="scaled_replicas"),
+    ),
 )
 
 # Why a pool has not all the replicas that are wanted; no row: it has, or soon will.

@@ -10,6 +10,7 @@ import structlog
 
 from router.core.router import RouterCore
 from router.core.types.config import CoreConfig
+from router.demand_reports import DemandReports
 from router.fleet import Fleet, Target
 from router.hub import Hub
 from router.metrics import RouterMetrics
@@ -83,6 +84,8 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         watcher.load_from_disk()
         watching = tasks.create_task(watcher.run())
         reporting = tasks.create_task(reports.run())
+        demand = DemandReports(hub, settings.control_address, settings.instance_id)
+        telling = tasks.create_task(demand.run())
         following = tasks.create_task(_follow_now_and_then(fleet, prefetch, watcher))
         log.info("router_started", instance_id=settings.instance_id, address=settings.grpc_address)
         await stop.wait()
@@ -96,6 +99,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         await hub.flush(_FLUSH_S)
         following.cancel()
         reporting.cancel()
+        telling.cancel()
         peers.stop()
         prefetch.stop()
         await fleet.stop()

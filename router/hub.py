@@ -18,6 +18,7 @@ from router.core.types.actions import Actions, Transfer
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Dispatch
 from router.core.types.service import ServiceReport
+from router.core.types.work import WorkReport
 from router.counting import TokenCounts
 from router.metrics import RouterMetrics
 from router.outgoing import GatewayLink, HostOutbox
@@ -137,6 +138,12 @@ class Hub:
         for cell_id in cells:
             if cell_id != report.cell_id:
                 self.core.on_service_elsewhere(cell_id, report, self._loop.time())
+
+    # --- demand -----------------------------------------------------------------------------
+
+    def work_reports(self) -> list[WorkReport]:
+        """Return the next reports of our cells, of the work that came to them."""
+        return [cell.work_report() for cell in self.core.cells.values() if cell.is_owned]
 
     # --- replicas ---------------------------------------------------------------------------
 

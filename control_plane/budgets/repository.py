@@ -33,7 +33,6 @@ from control_plane.rollouts.repository import clock_ms
 from control_plane.tables import budget_stops
 
 Values = dict[str, Any]
-_LEASE = "budgets"
 _RECENT = timedelta(hours=1)
 _SUMS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
 _HAS_STATE = budgets.c.id == budget_states.c.budget_id
@@ -112,12 +111,12 @@ def shown_state(now_ms: int) -> ColumnElement[str]:
     return case((is_present, budget_states.c.state), else_=model.UNKNOWN)
 
 
-async def hold_lease(connection: AsyncConnection, holder: str, lease_s: float) -> bool:
-    """Take the lease if nobody holds it, or keep it; return whether it is the holder's now."""
+async def hold_lease(connection: AsyncConnection, name: str, holder: str, lease_s: float) -> bool:
+    """Take a lease if nobody holds it, or keep it; return whether it is the holder's now."""
     now = func.clock_timestamp()
     values = {"holder": holder, "expires_at": now + func.make_interval(0, 0, 0, 0, 0, 0, lease_s)}
     is_free = or_(leases.c.holder == holder, leases.c.expires_at < now)
-    taken = insert(leases).values(name=_LEASE, **values)
+    taken = insert(leases).values(name=name, **values)
     query = taken.on_conflict_do_update(index_elements=["name"], set_=values, where=is_free)
     return await connection.scalar(query.returning(leases.c.holder)) == holder
 

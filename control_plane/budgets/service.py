@@ -27,6 +27,7 @@ from sluice.lifecycle import backoff_s
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
+_LEASE = "budgets"
 _LEASE_S = 30.0  # longer than a tick and a question to the ledger may take
 _REST = 4.0  # times as long as the ledger took: at most a fifth of the time a sum of ours runs
 _RETRY_MAX_S = 15.0
@@ -133,7 +134,7 @@ class Budgets:
         """Return what is due, if we are the one who does it, and what time it is."""
         now_ms, now_s = await clock_ms(connection), self._clock()
         due: dict[Period, list[Due]] = {}
-        if not await repository.hold_lease(connection, self._process, _LEASE_S):
+        if not await repository.hold_lease(connection, _LEASE, self._process, _LEASE_S):
             self._show(NOTHING)
             for pace in self._paces.values():
                 pace.took(())

@@ -81,7 +81,7 @@ class Pool:
     """What decides about a pool's replicas.
 
     Attributes:
-        replicas_wanted: By operators, or by a rollout if that is more.
+        replicas_wanted: By operators or the scaling loop, or by a rollout if that is more.
         cell_replicas_max: Of each of its cells; 0 is one cell for all.
         prefill: How many replicas only prefill.
         decode: How many only decode; the others do both.

@@ -55,6 +55,13 @@ RETIRE_AFTER_S = 15.0
 _USERS_MAX = 3  # of a pool, named to people
 _RETIREMENTS_MAX = 20  # in one step
 
+# What operators want of a pool, or the scaling loop in their place.
+_WANTED = func.coalesce(pools.c.scaled_replicas, pools.c.replicas_wanted)
+# The table is scaling's, which builds on the fleet.
+_scalings = table(
+    "pool_scalings",
+    *map(column, ("pool_id", "is_on", "pin", "pin_until", "pinned_by")),
+)
 # What lies on which node. The table is distribution's, whose metrics are all metrics, rollouts'
 # too, which build on this module: named here, it is no circle.
 _artifacts = table("node_artifacts", column("node_id"), column("digest"))
@@ -80,7 +87,7 @@ class Demand:
     """What is wanted of a pool.
 
     Attributes:
-        wanted: By operators.
+        wanted: By operators, or by the scaling loop.
         rollout: By the rollout in question; None: nothing.
         is_ending: What the rollout wants is to go.
     """
@@ -183,7 +190,7 @@ async def abandon(connection: AsyncConnection, model_id: str) -> None:
     operators want: which pool would be given up, nobody knows.
     """
     t, d = pools.c, pool_demands.c
-    held = select(t.id, t.replicas_wanted, d.replicas, t.id == models.c.pool_id)
+    held = select(t.id, _WANTED, d.replicas, t.id == models.c.pool_id)
     held = held.join(pool_demands, d.pool_id == t.id).join(models, models.c.id == d.model_id)
     held = held.where(d.model_id == model_id).order_by(t.id)
     rows = await connection.execute(held.with_for_update(of=pools, key_share=True))
@@ -211,7 +218,7 @@ async def retire_pools(connection: AsyncConnection) -> list[str]:
     is_orphan = and_(t.rollout_replicas.is_not(None), ~exists().where(d.pool_id == t.id))
     is_due = func.coalesce(t.retire_at <= func.now(), False)
     due = (
-        select(t.id, t.replicas_wanted, is_due)
+        select(t.id, _WANTED, is_due)
         .where(or_(is_due, is_over, is_orphan))
         .order_by(t.retire_at)
         .limit(_RETIREMENTS_MAX)
@@ -227,10 +234,20 @@ async def retire_pools(connection: AsyncConnection) -> list[str]:
         if is_wanted or await users(connection, pool_id):
             await _write(connection, pool_id, retire_at=_soon(t.retire_at))
             continue
-        await _write(connection, pool_id, replicas_wanted=0, retire_at=None)
+        await _write(connection, pool_id, replicas_wanted=0, scaled_replicas=None, retire_at=None)
+        unscaled = update(_scalings).where(_scalings.c.pool_id == pool_id)
+        await connection.execute(unscaled.values(is_on=False))
         await _record(connection, pool_id, wanted, 0, "nobody gets its release any more")
         retired.append(pool_id)
     return retired
+
+
+async def pin(connection: AsyncConnection, pool_id: str, replicas: int) -> None:
+    """Let a number of operators stand in a pool that is scaled, until it is lifted."""
+    t = _scalings.c
+    pinned = update(_scalings).where(t.pool_id == pool_id, t.is_on)
+    values = {"pin": replicas, "pin_until": None, "pinned_by": "replicas_wanted"}
+    await connection.execute(pinned.values(values))
 
 
 async def end_demands(connection: AsyncConnection, pool_id: str) -> None:
@@ -290,7 +307,7 @@ def _own(release: Release) -> ColumnElement[bool]:
 async def _locked(connection: AsyncConnection, model_id: str, *ids: str) -> Mapping[str, Demand]:
     """Return what is wanted of the pools, and of them by a model, held until the end."""
     t, d = pools.c, pool_demands.c
-    held = select(t.id, t.replicas_wanted).where(t.id.in_(sorted(ids))).order_by(t.id)
+    held = select(t.id, _WANTED).where(t.id.in_(sorted(ids))).order_by(t.id)
     rows = await connection.execute(held.with_for_update(key_share=True))
     found = {key: Demand(wanted) for key, wanted in rows.all()}
     query = select(d.pool_id, d.replicas, d.ends_at.is_not(None))
@@ -331,7 +348,7 @@ async def _steady(connection: AsyncConnection, pool_id: str, besides: Collection
     """Return how many replicas serve what is in no rollout to the pool; 0: nothing is."""
     if not await users(connection, pool_id, besides):
         return 0
-    query = select(pools.c.replicas_wanted).where(pools.c.id == pool_id)
+    query = select(_WANTED).where(pools.c.id == pool_id)
     return await connection.scalar(query) or 0
 
 

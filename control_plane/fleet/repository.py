@@ -30,9 +30,10 @@ _LOCK = 7310520303  # held by the one control plane that decides about the fleet
 # A control plane that dies cannot say that its routers left; then only their silence tells.
 _ROUTER_SILENCE_S = 6.0
 _CHANGES_KEPT = timedelta(hours=1)
-# What operators want, or a rollout needs if that is more.
+# What operators want, or the scaling loop in their place; what a rollout needs if that is more.
 _WANTED = func.greatest(
-    tables.pools.c.replicas_wanted, func.coalesce(tables.pools.c.rollout_replicas, 0)
+    func.coalesce(tables.pools.c.scaled_replicas, tables.pools.c.replicas_wanted),
+    func.coalesce(tables.pools.c.rollout_replicas, 0),
 )
 
 

@@ -27,6 +27,8 @@ async def _check_running(connection: AsyncConnection, key: str, values: Values) 
     row = (await connection.execute(query)).first()
     if row is None:
         return
+    if row.replicas_wanted != values["replicas_wanted"]:
+        await preparation.pin(connection, key, values["replicas_wanted"])
     if row.retire_at is not None:  # who writes it wants it, whatever a rollout left
         values |= {"retire_at": None}
         await preparation.end_demands(connection, key)
@@ -47,12 +49,21 @@ async def _make_cell(connection: AsyncConnection, key: str, _: Values) -> None:
 
 _REPLICA_FILTERS = ("pool_id", "node_id")
 _STATUS = (
-    *("id", "replicas_wanted", "rollout_replicas", "placed", "ready", "draining", "lost"),
+    *(
+        "id",
+        "replicas_wanted",
+        "rollout_replicas",
+        "scaled_replicas",
+        "placed",
+        "ready",
+        "draining",
+        "lost",
+    ),
     *("unplaced", "condition", "since"),
 )
 _STATUS_TYPES = {
     **dict.fromkeys(("replicas_wanted", "placed", "ready", "draining", "lost"), describe.INTEGER),
-    "rollout_replicas": describe.nullable(describe.INTEGER),
+    **dict.fromkeys(("rollout_replicas", "scaled_replicas"), describe.nullable(describe.INTEGER)),
     "unplaced": describe.INTEGER,
 }
 POOLS = Resource(
@@ -166,7 +177,8 @@ async def _pool_status(connection: AsyncConnection, key: str) -> Values | None:
         left = f", which waits for: {', '.join(users)}" if users else ""
         condition = f"its release was rolled out or back: goes to 0 replicas{left}"
     values = (
-        *(key, row.replicas_wanted, row.rollout_replicas, placed, ready, draining, lost),
+        *(key, row.replicas_wanted, row.rollout_replicas, row.scaled_replicas),
+        *(placed, ready, draining, lost),
         *(row.unplaced or 0, condition, "" if row.since is None else row.since.isoformat()),
     )
     return dict(zip(_STATUS, values, strict=True))

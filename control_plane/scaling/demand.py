@@ -5,8 +5,10 @@ Demand is measured in work-seconds per second: the work that one ready replica d
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import repeat
 from math import log, sqrt
 from statistics import fmean, median
+from typing import Any
 
 BUCKET_S = 15.0
 _NOW = 2  # buckets whose mean is the demand of now
@@ -67,6 +69,7 @@ class DemandHistory:
     Attributes:
         buckets: Mean demand of each bucket, the newest last; half an hour.
         days: Mean demand of each quarter of an hour; eight days, the newest last.
+        bucket_s: Seconds of a bucket.
     """
 
     buckets: "deque[float]" = field(default_factory=lambda: _floats(120))
@@ -80,15 +83,16 @@ class DemandHistory:
     _before: float = 0.0  # base before the surge that goes on; 0: there is none
     _peak: float = 0.0
     _calm: int = 0  # buckets since demand was last above the surge's threshold
+    bucket_s: float = BUCKET_S
 
     def add(self, demand: float) -> None:
         """Append the mean demand of one bucket, in work-seconds per second."""
         demand = max(0.0, demand)
         base = self.base
         self.buckets.append(demand)
-        self._hours += BUCKET_S / 3600
+        self._hours += self.bucket_s / 3600
         self._quarter.append(demand)
-        if len(self._quarter) * BUCKET_S >= _SLOT_S:
+        if len(self._quarter) * self.bucket_s >= _SLOT_S:
             self.days.append(fmean(self._quarter))
             self._quarter.clear()
         if base > 0 and len(self._usual) >= _BASE // 4:
@@ -97,6 +101,37 @@ class DemandHistory:
                 self._noise.append(min(_NOISE_SAMPLE_MAX, log(demand / base) ** 2))
         if not self._before:
             self._usual.append(demand)
+
+    def fill(self, demand: float, seconds: float) -> None:
+        """Append a time of which only the mean demand is known: nobody looked.
+
+        Days stay in step with the clock; of buckets no more are appended than are kept.
+        """
+        count = max(1, round(seconds / self.bucket_s))
+        kept = min(count, self.buckets.maxlen or 1)
+        quarters = int((count - kept) * self.bucket_s / _SLOT_S)
+        self.days.extend(repeat(demand, min(quarters, _SLOTS * _DAYS)))
+        for _ in range(kept):
+            self.add(demand)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `from_json` makes the same history of."""
+        return {
+            "bucket_s": self.bucket_s,
+            **{name: [round(one, 6) for one in getattr(self, name)] for name in _SERIES},
+            **{name: getattr(self, name) for name in _NUMBERS},
+        }
+
+    @classmethod
+    def from_json(cls, kept: dict[str, Any], bucket_s: float = BUCKET_S) -> "DemandHistory":
+        """Return a kept history; one with other buckets keeps its days and surges alone."""
+        found = cls(bucket_s=bucket_s)
+        is_same = kept.get("bucket_s") == bucket_s
+        for name in _SERIES if is_same else ("days", "_peaks"):
+            getattr(found, name).extend(map(float, kept.get(name, ())))
+        for name in _NUMBERS if is_same else ("_hours", "_surges"):
+            setattr(found, name, kept.get(name, 0))
+        return found
 
     @property
     def base(self) -> float:
@@ -191,3 +226,7 @@ class DemandHistory:
         # Two days that agree are believed; of two that do not, the one nearer to no change.
         ratio = min(ratios, key=lambda it: abs(log(it)))
         return min(_GROWTH_MAX, max(1.0, ratio))
+
+
+_SERIES = ("buckets", "days", "_usual", "_noise", "_peaks", "_quarter")
+_NUMBERS = ("_hours", "_surges", "_before", "_peak", "_calm")

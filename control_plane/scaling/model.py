@@ -19,6 +19,7 @@ class Cause(StrEnum):
     SPARE = "spare"
     HOLD = "hold"
     LEARNING = "learning"
+    OBSERVING = "observing"
     MINIMUM = "minimum"
     MAXIMUM = "maximum"
     PIN = "pin"
@@ -54,6 +55,7 @@ class ScalingSettings:
         accelerators: Accelerators of one replica.
         price: Money per replica and hour.
         pin: Replicas that an operator set by hand; None: none.
+        hold_s: Seconds for which a replica stays that something has asked for.
         pin_until: When the pin ends, on the clock of `plan`; infinite: when it is lifted.
         is_paused: Whether the pool stays as it is.
     """
@@ -67,6 +69,7 @@ class ScalingSettings:
     pin: int | None = None
     pin_until: float = float("inf")
     is_paused: bool = False
+    hold_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class PoolFacts:
         single_s: First token of a median request on an idle replica, in seconds; 0: not known.
         unplaced: Replicas that were asked for and find no place.
         unplaced_s: Seconds for which that has been so.
+        planned: Replicas that the last plan asked for; None: there was none.
+        unknown: Why demand is not known now, in words; empty: it is.
     """
 
     ready: int
@@ -103,6 +108,14 @@ class PoolFacts:
     single_s: float = 0.0
     unplaced: int = 0
     unplaced_s: float = 0.0
+    planned: int | None = None
+    unknown: str = ""
+
+    @property
+    def have(self) -> int:
+        """Replicas that there are, or will be."""
+        there = self.ready + self.booting
+        return there if self.planned is None else self.planned
 
 
 @dataclass(slots=True)
@@ -153,3 +166,18 @@ class PoolPlan:
     ask: float
     reasons: tuple[Reason, ...]
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What metrics say of a pool.
+
+    Attributes:
+        wanted: Replicas that it shall have.
+        demand: Work-seconds per second.
+        late_s: For how long its actuator has been late with replicas.
+    """
+
+    wanted: int
+    demand: float
+    late_s: float

@@ -21,7 +21,6 @@ from control_plane.scaling.model import (
     ScalingSettings,
 )
 
-HOLD_S = 300.0  # a replica goes when nothing has asked for it for so long
 _UTILISATION = 0.97  # share of a replica's time that it can be given without a queue
 _NOISE_SIGMAS = 2.0  # of a bucket's demand, served without a queue
 _SURGE_SIGMAS = 1.3  # of the demand in a surge, whose projection already leans upwards
@@ -47,7 +46,7 @@ def plan(pools: Mapping[str, PoolState], budget: Budget, now: float) -> dict[str
 def remember(state: PoolState, decided: PoolPlan, now: float) -> None:
     """Keep what a plan asked for, so that later ones hold it."""
     state.asks.append((now, decided.ask))
-    while state.asks and state.asks[0][0] <= now - HOLD_S:
+    while state.asks and state.asks[0][0] <= now - state.settings.hold_s:
         del state.asks[0]
     if state.history.now > 0 or state.facts.backlog_work_s > 0:
         state.demand_at = now
@@ -55,7 +54,7 @@ def remember(state: PoolState, decided: PoolPlan, now: float) -> None:
 
 def _plan_pool(state: PoolState, now: float) -> PoolPlan:
     settings, facts = state.settings, state.facts
-    have = facts.ready + facts.booting
+    have = facts.have
     reasons, ask = _asked(state)
     warnings = _warnings(state)
     if settings.pin is not None and now < settings.pin_until:
@@ -66,6 +65,9 @@ def _plan_pool(state: PoolState, now: float) -> PoolPlan:
     if settings.is_paused:
         reasons.append(Reason(Cause.PAUSE, have, f"scaling is paused: {have} stay"))
         return PoolPlan(have, ask, tuple(reasons), warnings)
+    if facts.unknown:
+        reasons.append(Reason(Cause.OBSERVING, have, f"{facts.unknown}: {have} stay"))
+        return PoolPlan(_bounded(state, now, have, reasons), ask, tuple(reasons), warnings)
     wanted = max(reason.replicas for reason in reasons)
     if wanted < have:
         wanted = _held(state, now, wanted, reasons)
@@ -76,7 +78,7 @@ def _plan_pool(state: PoolState, now: float) -> PoolPlan:
 def _asked(state: PoolState) -> tuple[list[Reason], float]:
     """Return what demand, spare and backlog each ask for, and the ask that is held."""
     facts = state.facts
-    forecast = state.history.forecast(state.boot_s(1.0) + 15.0)
+    forecast = state.history.forecast(state.boot_s(1.0) + state.history.bucket_s)
     sigmas = _SURGE_SIGMAS if forecast.is_surge else _NOISE_SIGMAS
     need = forecast.expected * (1 + sigmas * forecast.noise) / _UTILISATION
     if forecast.is_surge:
@@ -132,17 +134,17 @@ def _spare(forecast: Forecast, need: float, settings: ScalingSettings) -> float:
 
 def _held(state: PoolState, now: float, wanted: int, reasons: list[Reason]) -> int:
     """Return the number of replicas that stay although demand needs fewer."""
-    facts = state.facts
-    have = facts.ready + facts.booting
-    if now - state.known_since < HOLD_S:
+    facts, hold_s = state.facts, state.settings.hold_s
+    have = facts.have
+    if now - state.known_since < hold_s:
         reasons.append(Reason(Cause.LEARNING, have, "demand is not known for long enough"))
         return have
-    held = max((ask for at, ask in state.asks if at > now - HOLD_S), default=0.0)
+    held = max((ask for at, ask in state.asks if at > now - hold_s), default=0.0)
     if facts.backlog_work_s > facts.ready * _BACKLOG_S:
         # Replicas that work off a queue stay until it is gone.
         held = max(held, facts.ready)
     if (kept := min(have, ceil(held))) > wanted:
-        reasons.append(Reason(Cause.HOLD, kept, f"asked for in the last {HOLD_S:.0f} s"))
+        reasons.append(Reason(Cause.HOLD, kept, f"asked for in the last {hold_s:.0f} s"))
         return kept
     return wanted
 

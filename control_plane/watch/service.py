@@ -13,6 +13,7 @@ import structlog
 
 from control_plane.database import DatabaseDownError
 from control_plane.fields import is_digest, is_id
+from control_plane.scaling.work import CELLS_MAX
 from control_plane.watch.feed import Feed, Snapshot
 from control_plane.watch.history import joined
 from sluice.addresses import is_address
@@ -45,6 +46,7 @@ class WatchService:
         leave: Callable[[str], None],
         count: Callable[[str, int], None],
         confirm: Callable[[str, int, int, frozenset[str]], Awaitable[None]],
+        report: Callable[[wire.ReportDemandRequest], Awaitable[int]],
     ) -> None:
         """Prepare.
 
@@ -55,12 +57,15 @@ class WatchService:
             count: (role, +1 or -1) -> keeps the number of watchers.
             confirm: Keeps what a gateway says of itself: its id, the version by which it decides,
                 when (Unix ms; 0: never) its oldest open request came, and what it cannot serve yet.
+            report: Keeps what a router says of the work that came; returns ms until the next time,
+                ValueError: it makes no sense.
         """
         self._feed = feed
         self._present = present
         self._leave = leave
         self._count = count
         self._confirm = confirm
+        self._report = report
 
     def handler(self) -> "grpc.GenericRpcHandler[wire.WatchRequest, bytes]":
         """Return what `grpc.aio.Server.add_generic_rpc_handlers` takes."""
@@ -80,6 +85,11 @@ class WatchService:
                     self.confirm,  # pyright: ignore[reportArgumentType]
                     request_deserializer=wire.ConfirmRequest.FromString,
                     response_serializer=wire.ConfirmResponse.SerializeToString,
+                ),
+                "ReportDemand": grpc.unary_unary_rpc_method_handler(
+                    self.report_demand,  # pyright: ignore[reportArgumentType]
+                    request_deserializer=wire.ReportDemandRequest.FromString,
+                    response_serializer=wire.ReportDemandResponse.SerializeToString,
                 ),
             },
         )
@@ -115,6 +125,24 @@ class WatchService:
         except DatabaseDownError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
         return wire.ConfirmResponse()
+
+    async def report_demand(
+        self,
+        request: wire.ReportDemandRequest,
+        context: "grpc.aio.ServicerContext[wire.ReportDemandRequest, wire.ReportDemandResponse]",
+    ) -> wire.ReportDemandResponse:
+        """Keep what came to a router's cells; scaling goes by it."""
+        is_ours = all(is_id(cell.cell_id) for cell in request.cells)
+        if not (is_id(request.router_id) and is_ours and len(request.cells) <= CELLS_MAX):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "routers and cells need ids")
+        interval_ms = 0
+        try:
+            interval_ms = await self._report(request)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except DatabaseDownError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+        return wire.ReportDemandResponse(interval_ms=interval_ms)
 
     async def watch(self, request: wire.WatchRequest, context: Context) -> None:
         """Serve one watcher until it leaves, or stops reading."""

@@ -21,13 +21,17 @@ from router.core.decide.preemption import PREEMPTIONS_MAX, Room, RoomClaims, Run
 from router.core.fleet.answer_lengths import AnswerLengths
 from router.core.fleet.cell_fleet import CellFleet
 from router.core.fleet.health import HealthState
+from router.core.fleet.pool_speed import usual_speed
 from router.core.fleet.replica import ReplicaBook
+from router.core.fleet.work_meter import WorkMeter
 from router.core.queue.adapter_waiters import AdapterWaiters
 from router.core.queue.fair_queue import FairQueue
 from router.core.types.config import CoreConfig
 from router.core.types.plan import Role
 from router.core.types.request import Dispatch, Request
 from router.core.types.service import ServiceReport
+from router.core.types.work import WorkReport
+from sluice.priority import CLASSES
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _SMOOTHING = 0.05
@@ -54,6 +58,7 @@ class CellBook:
 
     Attributes:
         epoch: Greater than that of every earlier book of this cell at this router.
+        work: Work that came.
         uncached_mean: Prompt tokens to compute per request, of late.
         told: State that gateways heard last.
         is_dirty: Whether gateways have not heard of the latest change.
@@ -61,7 +66,7 @@ class CellBook:
 
     __slots__ = (
         *("cell_id", "config", "epoch", "is_owned", "queue", "fleet", "forecast", "answers"),
-        *("adapter_waiters", "uncached_mean", "told", "is_dirty"),
+        *("work", "adapter_waiters", "uncached_mean", "told", "is_dirty"),
         *("_claims", "_preempt_at", "_priced", "_supply", "_supply_until"),
         *("_runs_below", "_runs_below_of", "_runs_below_until"),
     )
@@ -75,6 +80,7 @@ class CellBook:
         self.fleet = CellFleet()
         self.forecast = Forecast()
         self.answers = AnswerLengths(config.output_tokens_expected)
+        self.work = WorkMeter()
         self.adapter_waiters = AdapterWaiters()
         self.uncached_mean = 0.0
         self.told = wire.CellState()
@@ -121,6 +127,16 @@ class CellBook:
         self._priced += 1
         weight = max(_SMOOTHING, 1 / self._priced)
         self.uncached_mean += weight * (request.uncached_tokens - self.uncached_mean)
+
+    def count_work(self, request: Request, *, is_refused: bool) -> None:
+        """Count a request that has its price as demand."""
+        self.work.came(
+            request.priority,
+            request.prompt_tokens,
+            request.uncached_tokens,
+            self.output_expected(request),
+            is_refused=is_refused,
+        )
 
     def renew_mean_speed(self, now: float) -> None:
         """Find the mean speed of the replicas anew, now and then."""
@@ -392,6 +408,30 @@ class CellBook:
         """Return a report for a cell that has heard none; it belongs to the last one."""
         accounts = self.queue.recent(accounts_max)
         return ServiceReport(self.cell_id, owner, self.epoch, self.queue.reports, accounts)
+
+    # --- news for the control plane ---------------------------------------------------------
+
+    def work_report(self) -> WorkReport:
+        """Return the next report of the work that came, and of what the replicas can do."""
+        meter, ready = self.work, self.fleet.ready()
+        meter.reports += 1
+        queued: dict[int, tuple[int, int]] = {}
+        for priority, requests, tokens in self.queue.backlogs():
+            before = queued.get(priority // CLASSES, (0, 0))
+            queued[priority // CLASSES] = (before[0] + requests, before[1] + tokens)
+        sequence_tokens = meter.prompt_mean + self.answers.mean
+        uncached = round(self.uncached_mean)
+        return WorkReport(
+            self.cell_id,
+            self.epoch,
+            meter.reports,
+            meter.tiers,
+            queued,
+            running=sum(len(book.dispatches) for book in self.fleet.replicas.values()),
+            replicas_ready=len(ready),
+            speed=usual_speed(ready, sequence_tokens=sequence_tokens, tpot_s=self.config.tpot_s),
+            first_token_s=self.fleet.idle_prefill_s(uncached, 0) if uncached else 0.0,
+        )
 
     # --- news for gateways ------------------------------------------------------------------
 

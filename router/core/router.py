@@ -31,6 +31,8 @@ from sluice.errors import ErrorCode, policy_of
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
+# What is refused with these is demand; all else is over a limit of its own, or goes elsewhere.
+_FOR_WANT_OF_ROOM = (ErrorCode.QUEUE_FULL, ErrorCode.OVERLOADED)
 SIGN_OF_LIFE_S = 0.25  # gateways take a router that says nothing for 0.9 s for frozen
 
 
@@ -84,6 +86,8 @@ class RouterCore:
         rejection = admission.rejection(
             request, cell, self.config, now, router_is_draining=self.is_draining
         )
+        if cell is not None and (rejection is None or rejection.code in _FOR_WANT_OF_ROOM):
+            cell.count_work(request, is_refused=rejection is not None)
         if rejection is not None:
             gateway.batch.outcomes.append(rejection.outcome(request.handle))
             count(rejection, self.lifecycle.stats)

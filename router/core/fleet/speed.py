@@ -8,6 +8,7 @@ grows, is seen within some steps.
 from statistics import median
 from typing import TYPE_CHECKING
 
+from router.core.fleet.decode_cost import DecodeCost
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 if TYPE_CHECKING:
@@ -52,11 +53,12 @@ class Speed:
         token_s: On top, per prompt token with nothing before it ...
         attention_s: ... and for every token before it.
         lag_s: From the end of a step to its frame here, and back to the engine.
+        decode_cost: Of output tokens, whatever the number of sequences.
     """
 
     __slots__ = (
         *("_contexts", "_costs", "_covariance", "_decodes", "_lags", "_prefills", "_variance"),
-        *("attention_s", "budget", "decode_step_s", "lag_s", "token_s"),
+        *("attention_s", "budget", "decode_cost", "decode_step_s", "lag_s", "token_s"),
     )
 
     def __init__(self, budget: int) -> None:
@@ -66,6 +68,7 @@ class Speed:
         self.token_s = _STEP_S / budget
         self.attention_s = 0.0
         self.lag_s = 0.0
+        self.decode_cost = DecodeCost()
         self._prefills = self._decodes = self._lags = 0
         self._contexts = self._costs = self._variance = self._covariance = 0.0  # weighted moments
 
@@ -84,6 +87,7 @@ class Speed:
             self._decodes += 1
             weight = max(_SMOOTHING, 1 / self._decodes)
             self.decode_step_s += weight * (step_s - self.decode_step_s)
+            self.decode_cost.observe(state.running, step_s)
 
     def _learn(self, cost_s: float, context: float) -> None:
         """Fit a line through cost per token over context, by moments that forget."""

@@ -190,6 +190,12 @@ class FairQueue:
         """Return (priority, waiting requests) of every tier there was so far."""
         return [(tier.priority, tier.requests) for tier in self._descending]
 
+    def backlogs(self) -> Iterable[tuple[int, int, int]]:
+        """Yield (priority, waiting requests, their uncached tokens) of every tier that waits."""
+        for tier in self._descending:
+            if tier.requests:
+                yield tier.priority, tier.requests, tier.totals.uncached_tokens
+
     # --- estimates --------------------------------------------------------------------------
 
     def tenant_load(self, priority: int, tenant_id: str) -> tuple[int, int]:

@@ -75,6 +75,70 @@ class LeaveResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ReportDemandRequest(_message.Message):
+    __slots__ = ("router_id", "cells")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    cells: _containers.RepeatedCompositeFieldContainer[CellDemand]
+    def __init__(self, router_id: _Optional[str] = ..., cells: _Optional[_Iterable[_Union[CellDemand, _Mapping]]] = ...) -> None: ...
+
+class ReportDemandResponse(_message.Message):
+    __slots__ = ("interval_ms",)
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    interval_ms: int
+    def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
+
+class CellDemand(_message.Message):
+    __slots__ = ("cell_id", "epoch", "number", "tiers", "running", "replicas_ready", "speed", "first_token_us")
+    CELL_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_READY_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_US_FIELD_NUMBER: _ClassVar[int]
+    cell_id: str
+    epoch: int
+    number: int
+    tiers: _containers.RepeatedCompositeFieldContainer[TierDemand]
+    running: int
+    replicas_ready: int
+    speed: EngineSpeed
+    first_token_us: int
+    def __init__(self, cell_id: _Optional[str] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierDemand, _Mapping]]] = ..., running: _Optional[int] = ..., replicas_ready: _Optional[int] = ..., speed: _Optional[_Union[EngineSpeed, _Mapping]] = ..., first_token_us: _Optional[int] = ...) -> None: ...
+
+class TierDemand(_message.Message):
+    __slots__ = ("priority", "requests", "prompt_tokens", "output_tokens", "refused", "queued", "queued_prompt_tokens")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    refused: int
+    queued: int
+    queued_prompt_tokens: int
+    def __init__(self, priority: _Optional[int] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., refused: _Optional[int] = ..., queued: _Optional[int] = ..., queued_prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class EngineSpeed(_message.Message):
+    __slots__ = ("prompt_token_us", "output_token_us", "sequences", "steps")
+    PROMPT_TOKEN_US_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKEN_US_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    prompt_token_us: float
+    output_token_us: float
+    sequences: int
+    steps: int
+    def __init__(self, prompt_token_us: _Optional[float] = ..., output_token_us: _Optional[float] = ..., sequences: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+
 class WatchResponse(_message.Message):
     __slots__ = ("version", "is_snapshot", "upserts", "removals", "is_heartbeat", "is_part")
     VERSION_FIELD_NUMBER: _ClassVar[int]

@@ -49,6 +49,11 @@ class ControlServiceStub:
                 request_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveResponse.FromString,
                 _registered_method=True)
+        self.ReportDemand = channel.unary_unary(
+                '/sluice.wire.control.v1.ControlService/ReportDemand',
+                request_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ReportDemandRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ReportDemandResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -74,6 +79,13 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportDemand(self, request, context):
+        """routers: the work that came to their cells
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +103,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveRequest.FromString,
                     response_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveResponse.SerializeToString,
+            ),
+            'ReportDemand': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportDemand,
+                    request_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ReportDemandRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ReportDemandResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +191,33 @@ class ControlService:
             '/sluice.wire.control.v1.ControlService/Leave',
             sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveRequest.SerializeToString,
             sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportDemand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.control.v1.ControlService/ReportDemand',
+            sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ReportDemandRequest.SerializeToString,
+            sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ReportDemandResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,7 +15,9 @@ from control_plane.scaling.model import (
     PoolState,
     ScalingSettings,
 )
-from control_plane.scaling.plan import HOLD_S, plan, remember
+from control_plane.scaling.plan import plan, remember
+
+HOLD_S = ScalingSettings().hold_s
 
 _OPEN = Budget()
 

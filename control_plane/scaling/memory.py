@@ -1,0 +1,226 @@
+"""What scaling keeps of a pool between two looks, and how a look renews it; pure.
+
+Times are seconds of PostgreSQL's clock: clocks of control planes do not matter.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from control_plane.scaling.demand import DemandHistory
+from control_plane.scaling.model import PoolFacts, PoolState, ScalingSettings
+from control_plane.scaling.work import CellWork, PoolSpeed, Seen, Sums, news
+
+_ABSENT_LOOKS = 4.0  # after so many intervals without a look nobody knows what was decided
+_OBSERVE_LOOKS = 2  # after that; then numbers change again
+_EFFECT_FACTOR = 1.5  # times the longest boot: later than that an actuator has done nothing
+
+
+def _no_sums() -> dict[int, Sums]:
+    return {}
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is kept of a pool.
+
+    Attributes:
+        history: Its demand.
+        seen: Sums that are counted in it; None: none was seen yet.
+        asks: As `PoolState` has them.
+        boots_s: As `PoolState` has them.
+        known_since: Since when it is looked at without a gap.
+        demand_at: When there was last demand.
+        looked_at: When it was last looked at; 0: never.
+        observes_until: Until then numbers stay.
+        missing_since: Since when fewer replicas are ready than are wanted; 0: they are not.
+        came: What came between the last two looks, by tier.
+        came_s: Seconds between these.
+    """
+
+    history: DemandHistory = field(default_factory=DemandHistory)
+    seen: Seen | None = None
+    asks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    boots_s: list[float] = field(default_factory=list[float])
+    known_since: float = 0.0
+    demand_at: float = 0.0
+    looked_at: float = 0.0
+    observes_until: float = 0.0
+    missing_since: float = 0.0
+    came: dict[int, Sums] = field(default_factory=_no_sums)
+    came_s: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `from_json` makes the same memory of."""
+        seen = None
+        if self.seen is not None:
+            seen = {key: [epoch, _rows(sums)] for key, (epoch, sums) in self.seen.items()}
+        return {
+            "history": self.history.as_json(),
+            "seen": seen,
+            "came": _rows(self.came),
+            **{name: getattr(self, name) for name in _PLAIN},
+        }
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any], bucket_s: float) -> "Memory":
+        """Return a kept memory; an empty one is new."""
+        found = cls(DemandHistory.from_json(kept.get("history", {}), bucket_s))
+        if (seen := kept.get("seen")) is not None:
+            found.seen = {key: (epoch, _sums(rows)) for key, (epoch, rows) in seen.items()}
+        found.came = _sums(kept.get("came", {}))
+        for name in _PLAIN:
+            if name in kept:
+                setattr(found, name, kept[name])
+        found.asks = [(at, ask) for at, ask in found.asks]
+        return found
+
+
+_PLAIN = (
+    *("asks", "boots_s", "known_since", "demand_at", "looked_at"),
+    *("observes_until", "missing_since", "came_s"),
+)
+
+
+def _rows(sums: Mapping[int, Sums]) -> dict[str, list[int]]:
+    return {str(priority): list(row) for priority, row in sums.items()}
+
+
+def _sums(rows: Mapping[str, Sequence[int]]) -> dict[int, Sums]:
+    return {int(key): (row[0], row[1], row[2], row[3]) for key, row in rows.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSight:
+    """What a look sees of a pool.
+
+    Attributes:
+        reports: Of its cells, by all routers that are not forgotten.
+        fresh: Keys of those that are from a present owner, and of late.
+        unheard: Cells whose owner has not reported of late, or that have none.
+        ready: Replicas that serve.
+        booting: Replicas that start.
+        booted_s: Boot times of the replicas that became ready since the last look.
+        planned: Replicas that the last plan asked for; None: none.
+        unplaced: Replicas that find no place.
+        unplaced_s: For how long.
+        objective_s: First-token objectives in seconds, by priority of the tier.
+    """
+
+    reports: Sequence[CellWork]
+    fresh: frozenset[str]
+    unheard: int
+    ready: int
+    booting: int
+    booted_s: Sequence[float] = ()
+    planned: int | None = None
+    unplaced: int = 0
+    unplaced_s: float = 0.0
+    objective_s: Mapping[int, float] = field(default_factory=dict[int, float])
+
+
+def look(
+    memory: Memory,
+    sight: PoolSight,
+    settings: ScalingSettings,
+    speed: PoolSpeed | None,
+    now: float,
+) -> PoolState:
+    """Take what is seen into the memory; return the state to plan by.
+
+    Args:
+        memory: Of the pool; is renewed.
+        sight: What is seen now.
+        settings: Of the pool.
+        speed: Of its replicas; None: nobody has measured it yet.
+        now: Time.
+    """
+    interval_s = memory.history.bucket_s
+    since_s = now - memory.looked_at
+    if since_s > _ABSENT_LOOKS * interval_s:
+        memory.known_since = now
+        memory.observes_until = now + (_OBSERVE_LOOKS - 0.5) * interval_s
+        memory.asks.clear()
+    if not memory.looked_at:
+        memory.demand_at, since_s = now, interval_s
+    came, memory.seen = news(sight.reports, memory.seen)
+    memory.came, memory.came_s = came, since_s
+    fresh = [report for report in sight.reports if report.key in sight.fresh]
+    if speed is not None:
+        work_s = sum(speed.work_s(prompt, output) for _, prompt, output, _ in came.values())
+        if since_s < 2 * interval_s:
+            memory.history.add(work_s / max(since_s, 1e-3))
+        else:
+            memory.history.fill(work_s / since_s, since_s)
+    if any(sums[0] for sums in came.values()) or any(report.queued for report in fresh):
+        memory.demand_at = now
+    facts = _facts(memory, sight, fresh, speed, now)
+    state = PoolState(
+        settings,
+        facts,
+        memory.history,
+        memory.asks,
+        memory.boots_s,
+        memory.known_since,
+        memory.demand_at,
+    )
+    for boot_s in sight.booted_s:
+        state.booted(boot_s)
+    if sight.booted_s and memory.missing_since:
+        memory.missing_since = now  # replicas do come
+    memory.looked_at = now
+    return state
+
+
+def _facts(
+    memory: Memory,
+    sight: PoolSight,
+    fresh: Sequence[CellWork],
+    speed: PoolSpeed | None,
+    now: float,
+) -> PoolFacts:
+    backlog_s, answer_tokens = 0.0, _answer_tokens(memory)
+    if speed is not None:
+        backlog_s = sum(
+            speed.work_s(tokens, requests * answer_tokens)
+            for report in fresh
+            for requests, tokens in report.queued.values()
+        )
+    busy = [priority for priority, sums in memory.came.items() if sums[0]]
+    facts = PoolFacts(
+        sight.ready,
+        sight.booting,
+        backlog_s,
+        single_s=max((report.first_token_s for report in fresh), default=0.0),
+        unplaced=sight.unplaced,
+        unplaced_s=sight.unplaced_s,
+        planned=sight.planned,
+        unknown=_unknown(memory, sight, speed, now),
+    )
+    objectives = [sight.objective_s[it] for it in busy if sight.objective_s.get(it)]
+    return replace(facts, objective_s=min(objectives)) if objectives else facts
+
+
+def _answer_tokens(memory: Memory) -> float:
+    requests = sum(sums[0] for sums in memory.came.values())
+    return sum(sums[2] for sums in memory.came.values()) / requests if requests else 0.0
+
+
+def _unknown(memory: Memory, sight: PoolSight, speed: PoolSpeed | None, now: float) -> str:
+    if sight.unheard:
+        return f"the routers of {sight.unheard} cells have not reported of late"
+    if speed is None:
+        return "nobody has measured yet how fast its replicas are"
+    if now < memory.observes_until:
+        return "scaling has only begun to look"
+    return ""
+
+
+def without_effect_s(memory: Memory, state: PoolState, wanted: int, now: float) -> float:
+    """Return for how long an actuator has been late with replicas that are wanted; 0: it is not."""
+    if state.facts.ready >= wanted:
+        memory.missing_since = 0.0
+        return 0.0
+    if not memory.missing_since:
+        memory.missing_since = now
+    return max(0.0, now - memory.missing_since - _EFFECT_FACTOR * state.boot_s(1.0))

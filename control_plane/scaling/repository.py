@@ -1,0 +1,416 @@
+"""Rows of scaling: reports as they come, pools as they are seen, decisions as they are made."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Float, cast, delete, func, select, tuple_, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane import tables
+from control_plane.fleet.hours_tables import replica_intervals
+from control_plane.fleet.model import ReplicaState
+from control_plane.scaling.memory import PoolSight
+from control_plane.scaling.model import Budget, PoolPlan, ScalingSettings
+from control_plane.scaling.tables import (
+    cell_demands,
+    engine_speeds,
+    pool_scaling_states,
+    pool_scalings,
+    scaling_budgets,
+    scaling_changes,
+)
+from control_plane.scaling.work import PoolSpeed, restored
+
+BUDGET = "fleet"  # the id of the only row
+_FORGOTTEN_AFTER = timedelta(days=1)  # reports of routers that are gone
+CHANGES_KEPT_DAYS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledPool:
+    """A pool with bounds.
+
+    Attributes:
+        settings: As operators set them; minimum and maximum are at least what rollouts need.
+        is_on: Whether what is decided is done.
+        memory: As it is kept.
+        speed_key: Base, hardware and configuration.
+        hand: Replicas that operators want, without scaling.
+        scaled: Replicas that the last plan asked for; None: it did not count.
+        sight: What is seen now.
+    """
+
+    id: str
+    settings: ScalingSettings
+    is_on: bool
+    memory: Mapping[str, Any]
+    speed_key: tuple[str, str, str]
+    hand: int
+    scaled: int | None
+    sight: PoolSight
+
+
+# --- reports -----------------------------------------------------------------------------------
+
+
+async def write_demands(connection: AsyncConnection, router_id: str, rows: Sequence[Any]) -> None:
+    """Keep a router's reports (cell, epoch, number, report); an older one changes nothing.
+
+    A cell that is gone is left out.
+    """
+    known = set(
+        await connection.scalars(
+            select(tables.cells.c.id).where(tables.cells.c.id.in_([row[0] for row in rows]))
+        )
+    )
+    values = [
+        {"cell_id": cell, "router_id": router_id, "epoch": epoch, "number": number, "report": told}
+        for cell, epoch, number, told in sorted(rows, key=lambda row: row[0])
+        if cell in known
+    ]
+    if not values:
+        return
+    made, t = insert(cell_demands).values(values), cell_demands.c
+    new = made.excluded
+    changed = {name: new[name] for name in ("epoch", "number", "report")}
+    is_newer = tuple_(new.epoch, new.number) > tuple_(t.epoch, t.number)
+    await connection.execute(
+        made.on_conflict_do_update(
+            index_elements=["cell_id", "router_id"],
+            set_=changed | {"received_at": func.now()},
+            where=is_newer,
+        )
+    )
+
+
+async def forget_demands(connection: AsyncConnection) -> None:
+    """Delete reports of routers that are gone, and old changes."""
+    old = cell_demands.c.received_at < func.now() - _FORGOTTEN_AFTER
+    await connection.execute(delete(cell_demands).where(old))
+    kept = timedelta(days=CHANGES_KEPT_DAYS)
+    older = scaling_changes.c.changed_at < func.now() - kept
+    await connection.execute(delete(scaling_changes).where(older))
+
+
+# --- what is seen ------------------------------------------------------------------------------
+
+
+async def clock_s(connection: AsyncConnection) -> float:
+    """Return the time of PostgreSQL, in Unix seconds."""
+    return float(await connection.scalar(select(_epoch(func.clock_timestamp()))) or 0.0)
+
+
+async def scaled_pools(
+    connection: AsyncConnection, fresh_s: float, pool_ids: Collection[str] | None = None
+) -> list[ScaledPool]:
+    """Return the pools with bounds, all or some, as they are now.
+
+    Args:
+        connection: To read with.
+        fresh_s: A report that is older says nothing of the present.
+        pool_ids: Of the pools; None: all.
+    """
+    p, s, kept, said = (
+        tables.pools.c,
+        pool_scalings.c,
+        pool_scaling_states.c,
+        tables.pool_conditions.c,
+    )
+    query = (
+        select(
+            *(p.id, p.base_digest, p.engine, p.engine_options, p.needs, p.replicas_wanted),
+            *(p.scaled_replicas, p.rollout_replicas, *s, kept.memory, said.unplaced),
+            (_epoch(s.pin_until)).label("pin_until_s"),
+            _epoch(func.now() - said.since).label("unplaced_s"),
+        )
+        .join(pool_scalings, s.pool_id == p.id)
+        .outerjoin(pool_scaling_states, kept.pool_id == p.id)
+        .outerjoin(tables.pool_conditions, said.pool_id == p.id)
+        .order_by(p.id)
+    )
+    if pool_ids is not None:
+        query = query.where(p.id.in_(sorted(pool_ids)))
+    rows = (await connection.execute(query)).mappings().all()
+    ids = [row["id"] for row in rows]
+    seen = await _Seen.read(connection, ids, fresh_s)
+    return [_scaled_pool(row, seen) for row in rows]
+
+
+def _scaled_pool(row: Mapping[Any, Any], seen: "_Seen") -> ScaledPool:
+    key = row["id"]
+    needs, options = row["needs"], row["engine_options"]
+    floor = row["rollout_replicas"] or 0
+    settings = ScalingSettings(
+        replicas_min=max(row["replicas_min"], floor),
+        replicas_max=max(row["replicas_max"], floor),
+        minute_worth=row["minute_worth"],
+        idle_s=row["idle_s"],
+        accelerators=needs.get("accelerators", 0),
+        price=row["price"],
+        pin=row["pin"],
+        pin_until=float("inf") if row["pin_until_s"] is None else float(row["pin_until_s"]),
+        is_paused=row["is_paused"],
+        hold_s=row["hold_s"],
+    )
+    planned = row["scaled_replicas"]
+    sight = PoolSight(
+        seen.reports.get(key, ()),
+        seen.fresh,
+        seen.unheard[key],
+        ready=seen.replicas[key, "ready"],
+        booting=seen.replicas[key, "booting"],
+        booted_s=seen.booted_s.get(key, ()),
+        planned=row["replicas_wanted"] if planned is None else planned,
+        unplaced=row["unplaced"] or 0,
+        unplaced_s=float(row["unplaced_s"] or 0.0),
+        objective_s=seen.objective_s,
+    )
+    configuration = json.dumps([row["engine"], options], sort_keys=True).encode()
+    kind = (row["base_digest"], seen.hardware.get(key, ""))
+    return ScaledPool(
+        key,
+        settings,
+        row["is_on"],
+        row["memory"] or {},
+        (*kind, hashlib.sha256(configuration).hexdigest()[:16]),
+        row["replicas_wanted"],
+        planned,
+        sight,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What is seen of some pools, by pool."""
+
+    reports: dict[str, list[Any]]
+    fresh: frozenset[str]
+    unheard: Counter[str]
+    replicas: Counter[tuple[str, str]]
+    booted_s: dict[str, list[float]]
+    hardware: dict[str, str]
+    objective_s: dict[int, float]
+
+    @classmethod
+    async def read(cls, connection: AsyncConnection, ids: Sequence[str], fresh_s: float) -> "_Seen":
+        """Read it."""
+        reports, fresh, unheard = await _reports(connection, ids, fresh_s)
+        return cls(
+            reports,
+            fresh,
+            unheard,
+            await _replicas(connection, ids),
+            await _booted_s(connection, ids),
+            await _hardware(connection, ids),
+            await _objectives(connection),
+        )
+
+
+async def _reports(
+    connection: AsyncConnection, ids: Sequence[str], fresh_s: float
+) -> tuple[dict[str, list[Any]], frozenset[str], Counter[str]]:
+    """Return reports by pool, the keys of the fresh ones, and how many cells are unheard."""
+    c, d = tables.cells.c, cell_demands.c
+    query = (
+        select(
+            *(c.pool_id, c.id, c.router_id, d.router_id, d.epoch, d.report),
+            _epoch(func.now() - d.received_at),
+        )
+        .outerjoin(cell_demands, d.cell_id == c.id)
+        .where(c.pool_id.in_(ids), ~c.is_draining)
+    )
+    reports: dict[str, list[Any]] = {}
+    fresh: set[str] = set()
+    cells: dict[str, str] = {}
+    heard: set[str] = set()
+    for pool_id, cell_id, owner, router_id, epoch, report, age_s in await connection.execute(query):
+        cells[cell_id] = pool_id
+        if router_id is None:
+            continue
+        key = f"{cell_id} {router_id}"
+        reports.setdefault(pool_id, []).append(restored(key, epoch, report))
+        if router_id == owner and float(age_s) <= fresh_s:
+            fresh.add(key)
+            heard.add(cell_id)
+    unheard = Counter(pool_id for cell_id, pool_id in cells.items() if cell_id not in heard)
+    return reports, frozenset(fresh), unheard
+
+
+async def _replicas(connection: AsyncConnection, ids: Sequence[str]) -> Counter[tuple[str, str]]:
+    r = tables.replicas.c
+    states = (int(ReplicaState.READY), int(ReplicaState.STARTING))
+    query = select(r.pool_id, r.state, func.count()).where(
+        r.pool_id.in_(ids), ~r.is_draining, r.state.in_(states)
+    )
+    found: Counter[tuple[str, str]] = Counter()
+    for pool_id, state, count in await connection.execute(query.group_by(r.pool_id, r.state)):
+        found[pool_id, "ready" if state == ReplicaState.READY else "booting"] = count
+    return found
+
+
+async def _booted_s(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, list[float]]:
+    """Return how long the replicas booted that became ready since the last look.
+
+    A replica's first interval begins when it was placed. One that was restarted says nothing.
+    """
+    r, now, before = tables.replicas.c, replica_intervals, replica_intervals.alias()
+    kept = pool_scaling_states.c
+    first = select(func.min(before.c.began_at)).where(before.c.replica_id == r.id).scalar_subquery()
+    query = (
+        select(r.pool_id, cast(_epoch(now.c.began_at - first), Float))
+        .join(now, now.c.replica_id == r.id)
+        .join(pool_scaling_states, kept.pool_id == r.pool_id)
+        .where(
+            r.pool_id.in_(ids),
+            r.state == int(ReplicaState.READY),
+            r.restarts == 0,
+            now.c.ended_at.is_(None),
+            now.c.is_running,
+            now.c.began_at > kept.decided_at,
+        )
+    )
+    found: dict[str, list[float]] = {}
+    for pool_id, boot_s in await connection.execute(query):
+        if boot_s > 0:
+            found.setdefault(pool_id, []).append(float(boot_s))
+    return found
+
+
+async def _hardware(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, str]:
+    """Return what most replicas of each pool run on."""
+    r, n = tables.replicas.c, tables.nodes.c
+    query = (
+        select(r.pool_id, n.accelerator_facts, n.cpu_count, func.count())
+        .join(tables.nodes, n.id == r.node_id)
+        .where(r.pool_id.in_(ids))
+        .group_by(r.pool_id, n.accelerator_facts, n.cpu_count)
+    )
+    votes: dict[str, Counter[str]] = {}
+    for pool_id, facts, cpus, count in await connection.execute(query):
+        names = sorted({fact.get("name", "") for fact in facts} - {""})
+        votes.setdefault(pool_id, Counter())[", ".join(names) or f"{cpus} CPUs"] += count
+    return {pool_id: counts.most_common(1)[0][0] for pool_id, counts in votes.items()}
+
+
+async def _objectives(connection: AsyncConnection) -> dict[int, float]:
+    t = tables.tiers.c
+    found: dict[int, float] = {}
+    query = select(t.priority, t.ttft_deadline_ms).where(t.ttft_deadline_ms > 0)
+    for priority, deadline_ms in await connection.execute(query):
+        found[priority] = min(found.get(priority, float("inf")), deadline_ms / 1000)
+    return found
+
+
+async def budget(connection: AsyncConnection, besides: Iterable[str]) -> Budget:
+    """Return what is left for the scaled pools, after what pools have that are set by hand.
+
+    Args:
+        connection: To read with.
+        besides: The scaled pools.
+    """
+    t, p = scaling_budgets.c, tables.pools.c
+    row = (await connection.execute(select(t.accelerators, t.price).where(t.id == BUDGET))).first()
+    if row is None:
+        return Budget()
+    wanted = func.greatest(p.replicas_wanted, func.coalesce(p.rollout_replicas, 0))
+    others = select(p.needs, wanted).where(p.id.not_in(sorted(besides)))
+    taken = 0
+    for needs, count in await connection.execute(others):
+        taken += needs.get("accelerators", 0) * count
+    accelerators, price = row
+    return Budget(
+        float("inf") if accelerators is None else max(0, accelerators - taken),
+        float("inf") if price is None else price,
+    )
+
+
+# --- speeds ------------------------------------------------------------------------------------
+
+
+async def speeds(
+    connection: AsyncConnection, keys: Collection[tuple[str, str, str]]
+) -> dict[tuple[str, str, str], PoolSpeed]:
+    """Return what was measured, by base, hardware and configuration."""
+    t = engine_speeds.c
+    key = (t.base_digest, t.hardware, t.configuration)
+    query = select(*key, t.prompt_token_s, t.output_token_s, t.sequences)
+    query = query.where(tuple_(*key).in_(sorted(keys)))
+    return {
+        (base, hardware, configuration): PoolSpeed(*speed)
+        for base, hardware, configuration, *speed in await connection.execute(query)
+    }
+
+
+async def write_speeds(
+    connection: AsyncConnection, found: Mapping[tuple[str, str, str], PoolSpeed]
+) -> None:
+    """Keep what is known of speeds now."""
+    names = ("prompt_token_s", "output_token_s", "sequences")
+    for key, speed in sorted(found.items()):
+        values = {name: getattr(speed, name) for name in names} | {"measured_at": func.now()}
+        kind = dict(zip(("base_digest", "hardware", "configuration"), key, strict=True))
+        query = insert(engine_speeds).values(**kind, **values)
+        await connection.execute(
+            query.on_conflict_do_update(index_elements=list(kind), set_=values)
+        )
+
+
+# --- decisions ---------------------------------------------------------------------------------
+
+
+async def write_decision(
+    connection: AsyncConnection,
+    pool: ScaledPool,
+    memory: Mapping[str, Any],
+    decision: Mapping[str, Any],
+) -> None:
+    """Keep what a look found."""
+    values = {"memory": memory, "decision": decision, "decided_at": func.now()}
+    query = insert(pool_scaling_states).values(pool_id=pool.id, **values)
+    await connection.execute(query.on_conflict_do_update(index_elements=["pool_id"], set_=values))
+
+
+async def write_number(connection: AsyncConnection, pool: ScaledPool, decided: PoolPlan) -> bool:
+    """Let a pool have the replicas that were decided; return whether these are others."""
+    before = pool.hand if pool.scaled is None else pool.scaled
+    p = tables.pools.c
+    is_other = p.scaled_replicas.is_distinct_from(decided.wanted)
+    changed = update(tables.pools).where(p.id == pool.id, is_other)
+    await connection.execute(changed.values(scaled_replicas=decided.wanted))
+    if before == decided.wanted:
+        return False
+    last = decided.reasons[-1]
+    await connection.execute(
+        insert(scaling_changes).values(
+            pool_id=pool.id,
+            before=before,
+            after=decided.wanted,
+            cause=str(decisive(decided).cause),
+            text="; ".join(reason.text for reason in decided.reasons)[:2000] or last.text,
+        )
+    )
+    return True
+
+
+def decisive(decided: PoolPlan) -> Any:
+    """Return the reason that decided: the last one that asks for the number."""
+    reasons = decided.reasons
+    return next((it for it in reversed(reasons) if it.replicas == decided.wanted), reasons[-1])
+
+
+async def release_numbers(connection: AsyncConnection) -> None:
+    """Let go of the pools that are not scaled any more: operators' numbers count again."""
+    p, s = tables.pools.c, pool_scalings.c
+    is_scaled = select(s.pool_id).where(s.pool_id == p.id, s.is_on).exists()
+    query = update(tables.pools).where(p.scaled_replicas.is_not(None), ~is_scaled)
+    await connection.execute(query.values(scaled_replicas=None))
+
+
+def _epoch(column: Any) -> Any:
+    return func.extract("epoch", column)

@@ -1,0 +1,359 @@
+"""REST of scaling: bounds of pools, numbers set by hand, and why a pool has the number it has."""
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from aiohttp import web
+from sqlalchemy import delete, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.access.roles import Action
+from control_plane.database import Database
+from control_plane.http import describe
+from control_plane.http.bodies import path_id, read_body
+from control_plane.http.resources import Values, asked_page, fetch, first, page, shown
+from control_plane.http.routes import ACTOR, Route
+from control_plane.http.writes import Answer, Write, Writes
+from control_plane.scaling import repository
+from control_plane.scaling.bodies import PinBody, ScalingBody, ScalingBudgetBody
+from control_plane.scaling.service import decision_of, look_at
+from control_plane.scaling.tables import (
+    pool_scaling_states,
+    pool_scalings,
+    scaling_budgets,
+    scaling_changes,
+)
+from control_plane.tables import pools
+from sluice.errors import BadRequestError, ErrorCode, PlatformError
+
+INTERVAL_S = 15.0
+_KIND = "scaling"
+_ONE = "/v1/pools/{id:[^/]+}/scaling"
+_READ, _WRITE = Action.READ_PLATFORM, Action.WRITE_FLEET
+_SETTINGS = tuple(ScalingBody.model_fields)
+_BY_HAND = ("is_paused", "pin", "pin_until", "pinned_by")
+_SHOWN = ("pool_id", *_SETTINGS, *_BY_HAND)
+_TYPES = {
+    "is_paused": describe.BOOLEAN,
+    "pin": describe.nullable(describe.INTEGER),
+    "pin_until": describe.nullable(describe.TEXT),
+}
+_DECISION: dict[str, Any] = {
+    **dict.fromkeys(("wanted", "ready", "booting"), describe.INTEGER),
+    **dict.fromkeys(
+        ("demand", "expected", "base", "noise", "backlog_work_s", "boot_s", "tiers_s", "late_s"),
+        describe.NUMBER,
+    ),
+    "cause": describe.TEXT,
+    "reasons": {"type": "array", "items": describe.OBJECT},
+    "warnings": describe.TEXTS,
+    "speed": describe.nullable(describe.OBJECT),
+    "tiers": describe.OBJECT,
+    "decided_at": describe.nullable(describe.TEXT),
+}
+_LISTED = ("pool_id", *_SETTINGS, *_BY_HAND, *_DECISION)
+_CHANGE = ("id", "pool_id", "changed_at", "before", "after", "cause", "text")
+_BUDGET = tuple(ScalingBudgetBody.model_fields)
+_ASKED = ("replicas_min", "replicas_max", "minute_worth")
+
+Set = Callable[[Write, str, Values], Awaitable[Values]]
+
+
+class ScalingRoutes:
+    """Handlers of scaling."""
+
+    def __init__(self, database: Database, interval_s: float = INTERVAL_S) -> None:
+        """Prepare; `interval_s` is that of the loop."""
+        self._database = database
+        self._writes = Writes(database)
+        self._interval_s = interval_s
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [*self._settings_routes(), *self._hand_routes(), *self._read_routes()]
+
+    def _settings_routes(self) -> list[Route]:
+        seen = describe.shown(_SHOWN, ScalingBody, _TYPES)
+        told, budget = describe.operation, describe.shown(_BUDGET, ScalingBudgetBody)
+        put = told(
+            "Create (201) or replace (200) the bounds within which a pool is scaled",
+            answer=seen,
+            body=ScalingBody,
+            also=(201,),
+        )
+        of_budget = "/v1/scaling/budget"
+        set_budget = told(
+            "Set the bounds over all pools together", answer=budget, body=ScalingBudgetBody
+        )
+        get_budget = told("Show the bounds over all pools together", answer=budget)
+        get = told("Show the bounds within which a pool is scaled", answer=seen)
+        remove = told("Scale a pool no more; it keeps the replicas it has")
+        return [
+            Route("GET", _ONE, self.get, _READ, _KIND, get),
+            Route("PUT", _ONE, self.put, _WRITE, _KIND, put),
+            Route("DELETE", _ONE, self.delete, _WRITE, _KIND, remove),
+            Route("GET", of_budget, self.get_budget, _READ, _KIND, get_budget),
+            Route("PUT", of_budget, self.put_budget, _WRITE, _KIND, set_budget),
+        ]
+
+    def _hand_routes(self) -> list[Route]:
+        seen = describe.shown(_SHOWN, ScalingBody, _TYPES)
+        told = describe.operation
+        pin = told("Set a pool's number by hand", answer=seen, body=PinBody)
+        pause = told("Leave a pool as it is", answer=seen)
+        resume = told("Scale a pool again: lift its pause, and a number set by hand", answer=seen)
+        return [
+            Route("POST", f"{_ONE}/pin", self.pin, _WRITE, _KIND, pin),
+            Route("POST", f"{_ONE}/pause", self.pause, _WRITE, _KIND, pause),
+            Route("POST", f"{_ONE}/resume", self.resume, _WRITE, _KIND, resume),
+        ]
+
+    def _read_routes(self) -> list[Route]:
+        types = _TYPES | _DECISION
+        row = describe.shown(_LISTED, ScalingBody, types)
+        decision = describe.shown(("pool_id", *_DECISION), types=_DECISION)
+        count: Values = dict.fromkeys(("id", "before", "after"), describe.INTEGER)
+        change = describe.shown(_CHANGE, types=count)
+        told, listing = describe.operation, describe.listing
+        status = listing("List the pools that have bounds, with what was decided last", row)
+        plan = told("Plan for a pool, with other bounds if given", answer=decision, query=_ASKED)
+        history = listing("List the changes of a pool's number, the newest first", change)
+        return [
+            Route("GET", "/v1/scaling", self.list, _READ, _KIND, status),
+            Route("GET", f"{_ONE}/plan", self.plan, _READ, _KIND, plan),
+            Route("GET", f"{_ONE}/changes", self.changes, _READ, _KIND, history),
+        ]
+
+    # --- reading --------------------------------------------------------------------------------
+
+    async def list(self, request: web.Request) -> web.Response:
+        """Return a page of pools with what was decided last."""
+        t, kept = pool_scalings, pool_scaling_states.c
+        query = select(t, kept.decision, kept.decided_at).outerjoin(
+            pool_scaling_states, kept.pool_id == t.c.pool_id
+        )
+        return await page(self._database, query, t.c.pool_id, request, _listed)
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Return the bounds of one."""
+        key = path_id(request)
+        rows = await fetch(
+            self._database, select(pool_scalings).where(pool_scalings.c.pool_id == key)
+        )
+        if not rows:
+            raise _missing(key)
+        return shown(request, _settings(rows[0]))
+
+    async def plan(self, request: web.Request) -> web.Response:
+        """Return what would be decided now; nothing is done."""
+        key, asked = path_id(request), _asked(request)
+
+        async def work(connection: AsyncConnection) -> Values:
+            found = await repository.scaled_pools(connection, 2 * self._interval_s, None)
+            if not any(it.id == key for it in found):
+                raise _missing(key)
+            pools_then = [
+                replace(it, settings=replace(it.settings, **asked), is_on=True)
+                if it.id == key
+                else it
+                for it in found
+            ]
+            looked = await look_at(connection, self._interval_s, pools_then)
+            one = next(it for it in looked if it.pool.id == key)
+            return {"pool_id": key, **decision_of(one), "decided_at": None}
+
+        return shown(request, await self._database.run(work))
+
+    async def changes(self, request: web.Request) -> web.Response:
+        """Return a page of changes; `?after=` the last id of a page continues it."""
+        key, t = path_id(request), scaling_changes.c
+        limit, after = asked_page(request)
+        query = select(scaling_changes).where(t.pool_id == key)
+        if after:
+            if not re.fullmatch(r"[0-9]{1,18}", after):
+                message = "after must be the id of a change"
+                raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="after")
+            query = query.where(t.id < int(after))
+        rows = await fetch(self._database, query.order_by(t.id.desc()).limit(limit + 1))
+        data = [row | {"changed_at": row["changed_at"].isoformat()} for row in rows[:limit]]
+        return shown(request, {"data": data, "has_more": len(rows) > limit})
+
+    async def get_budget(self, request: web.Request) -> web.Response:
+        """Return the bounds over all pools."""
+        is_it = scaling_budgets.c.id == repository.BUDGET
+        rows = await fetch(self._database, select(scaling_budgets).where(is_it))
+        return shown(request, _budget(rows[0] if rows else None))
+
+    # --- writing --------------------------------------------------------------------------------
+
+    async def put(self, request: web.Request) -> web.Response:
+        """Create or replace the bounds of one; off, it keeps the replicas that it has."""
+        body = await read_body(request, ScalingBody)
+        values = body.model_dump()
+
+        async def set_bounds(write: Write, key: str, before: Values) -> Values:
+            if not body.is_on:
+                await _keep_number(write, key)
+            return before | values
+
+        return await self._set(request, set_bounds, creates=True)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Forget the bounds of one (204)."""
+        key = path_id(request)
+
+        async def work(write: Write) -> Answer:
+            row = await _locked(write, key)
+            if row is None:
+                raise _missing(key)
+            write.check(_settings(row))
+            await _keep_number(write, key)
+            is_it = pool_scalings.c.pool_id == key
+            await write.connection.execute(delete(pool_scalings).where(is_it))
+            write.record("delete", key, _settings(row), None, owners=[None])
+            return Answer(None, key, 204)
+
+        return await self._writes.run(request, work)
+
+    async def pin(self, request: web.Request) -> web.Response:
+        """Set a number by hand."""
+        body = await read_body(request, PinBody)
+
+        async def pinned(write: Write, _: str, before: Values) -> Values:
+            until = datetime.now(UTC) + timedelta(seconds=body.for_s) if body.for_s else None
+            by = write.request[ACTOR].id
+            return before | {"pin": body.replicas, "pin_until": until, "pinned_by": by}
+
+        return await self._set(request, pinned)
+
+    async def pause(self, request: web.Request) -> web.Response:
+        """Leave one as it is."""
+
+        async def paused(_: Write, __: str, before: Values) -> Values:
+            return before | {"is_paused": True}
+
+        return await self._set(request, paused)
+
+    async def resume(self, request: web.Request) -> web.Response:
+        """Scale one again."""
+
+        async def resumed(_: Write, __: str, before: Values) -> Values:
+            return before | {"is_paused": False, "pin": None, "pin_until": None, "pinned_by": ""}
+
+        return await self._set(request, resumed)
+
+    async def put_budget(self, request: web.Request) -> web.Response:
+        """Set the bounds over all pools."""
+        values = (await read_body(request, ScalingBudgetBody)).model_dump()
+
+        async def work(write: Write) -> Answer:
+            t = scaling_budgets
+            query = select(t).where(t.c.id == repository.BUDGET).with_for_update()
+            before = _budget(await first(write.connection, query))
+            write.check(before)
+            made = insert(t).values(id=repository.BUDGET, **values)
+            await write.connection.execute(
+                made.on_conflict_do_update(index_elements=["id"], set_=values)
+            )
+            write.record("replace", "budget", before, values, owners=[None])
+            return Answer(values, "budget")
+
+        return await self._writes.run(request, work)
+
+    async def _set(
+        self, request: web.Request, change: Set, *, creates: bool = False
+    ) -> web.Response:
+        """Write what `change` makes of a pool's row."""
+        key = path_id(request)
+
+        async def work(write: Write) -> Answer:
+            row = await _locked(write, key)
+            if row is None and not creates:
+                raise _missing(key)
+            before = None if row is None else _settings(row)
+            write.check(before)
+            start: Values = {"is_paused": False, "pin": None, "pin_until": None, "pinned_by": ""}
+            made = await change(write, key, {"pool_id": key} | (start if row is None else row))
+            values = {name: made[name] for name in (*_SETTINGS, *_BY_HAND)}
+            query = insert(pool_scalings).values(pool_id=key, **values)
+            await write.connection.execute(
+                query.on_conflict_do_update(index_elements=["pool_id"], set_=values)
+            )
+            after = _settings(made)
+            write.record("create" if row is None else "change", key, before, after, owners=[None])
+            return Answer(after, key, 201 if row is None else 200)
+
+        return await self._writes.run(request, work)
+
+
+async def _locked(write: Write, key: str) -> Values | None:
+    """Return the row of a pool that is held; None: it has no bounds."""
+    held = select(pools.c.id).where(pools.c.id == key).with_for_update()
+    if await first(write.connection, held) is None:
+        raise PlatformError(ErrorCode.NOT_FOUND, f"there is no pools/{key}")
+    query = select(pool_scalings).where(pool_scalings.c.pool_id == key).with_for_update()
+    return await first(write.connection, query)
+
+
+async def _keep_number(write: Write, key: str) -> None:
+    """Let operators have the number that the pool has now."""
+    query = update(pools).where(pools.c.id == key, pools.c.scaled_replicas.is_not(None))
+    kept = query.values(replicas_wanted=pools.c.scaled_replicas, scaled_replicas=None)
+    await write.connection.execute(kept)
+
+
+def _settings(row: Values) -> Values:
+    until = row["pin_until"]
+    found = {name: row[name] for name in _SHOWN}
+    return found | {"pin_until": None if until is None else until.isoformat()}
+
+
+def _listed(row: Values) -> Values:
+    decision: Values = dict.fromkeys(_DECISION)
+    decision |= {"reasons": [], "warnings": [], "tiers": {}, "cause": ""}
+    decision |= dict.fromkeys(("wanted", "ready", "booting"), 0)
+    numbers = (
+        "demand",
+        "expected",
+        "base",
+        "noise",
+        "backlog_work_s",
+        "boot_s",
+        "tiers_s",
+        "late_s",
+    )
+    decision |= dict.fromkeys(numbers, 0.0)
+    decision |= row["decision"] or {}
+    at = row["decided_at"]
+    return _settings(row) | decision | {"decided_at": None if at is None else at.isoformat()}
+
+
+def _budget(row: Values | None) -> Values:
+    return dict.fromkeys(_BUDGET) if row is None else {name: row[name] for name in _BUDGET}
+
+
+def _asked(request: web.Request) -> dict[str, Any]:
+    """Return other bounds that a query asks for."""
+    found: dict[str, Any] = {}
+    for name in _ASKED:
+        text = request.query.get(name)
+        if text is None:
+            continue
+        if not re.fullmatch(
+            r"[0-9]{1,5}(\.[0-9]{1,6})?" if name == "minute_worth" else r"[0-9]{1,5}", text
+        ):
+            message = f"{name} must be a number from 0"
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=name)
+        found[name] = float(text) if name == "minute_worth" else int(text)
+    return found
+
+
+def _missing(key: str) -> PlatformError:
+    message = (
+        f"pool {key} has no bounds, so it is not scaled: set them with PUT, or `sluice scaling set`"
+    )
+    return PlatformError(ErrorCode.NOT_FOUND, message)

@@ -1,0 +1,256 @@
+"""The loop that scales: looks at the pools that have bounds, plans, and writes their numbers.
+
+Every control plane runs it; one holds the lease, and another takes it when that was silent. A look
+reads, decides and writes in one transaction that holds the lease's row, so two never decide from
+the same state. Nothing is kept in memory but what metrics show.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import structlog
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.budgets.repository import hold_lease
+from control_plane.database import Database, DatabaseDownError
+from control_plane.scaling import repository
+from control_plane.scaling.memory import Memory, look, without_effect_s
+from control_plane.scaling.model import Budget, PoolPlan, PoolState, Shown
+from control_plane.scaling.plan import plan, remember
+from control_plane.scaling.repository import ScaledPool
+from control_plane.scaling.work import PoolSpeed, checked, told_speed
+from sluice.ids import new_id
+from sluice.wire.control.v1 import control_pb2 as wire
+
+log = structlog.get_logger(__name__)
+
+_LEASE = "scaling"
+_LEASE_MIN_S = 5.0
+_LEASE_INTERVALS = 2.5  # longer than from one look to the next
+_REPORTS = 3  # of a router, in an interval
+_FRESH_INTERVALS = 2.0  # a report that is older says nothing of the present
+_DEADLINE_S = 10.0
+_PRUNE_LOOKS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A pool with what a look made of it.
+
+    Attributes:
+        speed: Of its replicas; None: nobody has measured it.
+        is_measured: Whether it was measured of late.
+        late_s: For how long its actuator has been late with replicas.
+    """
+
+    pool: ScaledPool
+    memory: Memory
+    state: PoolState
+    speed: PoolSpeed | None
+    is_measured: bool
+    decided: PoolPlan
+    late_s: float
+
+
+class Scaling:
+    """Owns the loop, and takes what routers report."""
+
+    def __init__(
+        self,
+        database: Database,
+        interval_s: float,
+        show: Callable[[Mapping[str, Shown]], None],
+    ) -> None:
+        """Prepare; `run` belongs into a TaskGroup.
+
+        Args:
+            database: Where everything is.
+            interval_s: Between two looks.
+            show: Takes what metrics say of each pool; nothing while another one leads.
+        """
+        self._database = database
+        self._interval_s = interval_s
+        self._show = show
+        self._process = new_id("scaling")
+        self._late: set[str] = set()
+        self._looks = 0
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            try:
+                await self.step()
+            except (DatabaseDownError, DBAPIError) as error:
+                log.warning("scaling_step_failed", error=str(getattr(error, "reason", error)))
+                self._show({})
+            except Exception:  # the numbers stand as they are; serving goes on
+                log.exception("scaling_step_broken")
+                self._show({})
+            await asyncio.sleep(self._interval_s)
+
+    async def step(self) -> None:
+        """Look once, if we are the one who does.
+
+        Raises:
+            DatabaseDownError: PostgreSQL does not answer.
+        """
+        looked = await self._database.run(self._look, deadline_s=_DEADLINE_S)
+        self._show({one.pool.id: _shown(one) for one in looked})
+        self._tell(looked)
+
+    async def report(self, message: wire.ReportDemandRequest) -> int:
+        """Keep a router's report; return milliseconds until the next one.
+
+        Raises:
+            ValueError: It makes no sense.
+            DatabaseDownError: PostgreSQL does not answer.
+        """
+        rows = [(it.cell_id, it.epoch, it.number, checked(it)) for it in message.cells]
+        if rows:
+            await self._database.run(
+                lambda connection: repository.write_demands(connection, message.router_id, rows)
+            )
+        return round(self._interval_s * 1000 / _REPORTS)
+
+    async def _look(self, connection: AsyncConnection) -> list[Looked]:
+        lease_s = max(_LEASE_MIN_S, _LEASE_INTERVALS * self._interval_s)
+        if not await hold_lease(connection, _LEASE, self._process, lease_s):
+            return []
+        self._looks += 1
+        if self._looks % _PRUNE_LOOKS == 1:
+            await repository.forget_demands(connection)
+        await repository.release_numbers(connection)
+        looked = await look_at(connection, self._interval_s)
+        measured = {it.pool.speed_key: it.speed for it in looked if it.is_measured and it.speed}
+        await repository.write_speeds(connection, measured)
+        for one in looked:
+            remember(one.state, one.decided, one.memory.looked_at)
+            one.memory.demand_at = one.state.demand_at
+            decision = decision_of(one)
+            await repository.write_decision(connection, one.pool, one.memory.as_json(), decision)
+            if one.pool.is_on:
+                await repository.write_number(connection, one.pool, one.decided)
+        return looked
+
+    def _tell(self, looked: Sequence[Looked]) -> None:
+        for one in looked:
+            before = one.pool.sight.planned
+            if one.pool.is_on and before != one.decided.wanted:
+                cause = str(repository.decisive(one.decided).cause)
+                log.info(
+                    "pool_scaled",
+                    pool=one.pool.id,
+                    before=before,
+                    after=one.decided.wanted,
+                    cause=cause,
+                )
+        late = {one.pool.id for one in looked if one.pool.is_on and one.late_s > 0}
+        for pool_id in sorted(late - self._late):
+            log.error("scaling_without_effect", pool=pool_id)
+        self._late = late
+
+
+async def look_at(
+    connection: AsyncConnection,
+    interval_s: float,
+    pools: Sequence[ScaledPool] | None = None,
+) -> list[Looked]:
+    """Look at pools and plan for them; writes nothing.
+
+    Args:
+        connection: To read with.
+        interval_s: Between two looks.
+        pools: As they are read, or as somebody asks what would be; None: read here.
+    """
+    if pools is None:
+        fresh_s = max(2.0, _FRESH_INTERVALS * interval_s)
+        pools = await repository.scaled_pools(connection, fresh_s)
+    now = await repository.clock_s(connection)
+    known = await repository.speeds(connection, {it.speed_key for it in pools})
+    told = _told_speeds(pools, known)
+    speeds = known | told
+    budget = await repository.budget(connection, [it.id for it in pools if it.is_on])
+    memories = {it.id: Memory.from_json(it.memory, interval_s) for it in pools}
+    states = {
+        it.id: look(memories[it.id], it.sight, it.settings, speeds.get(it.speed_key), now)
+        for it in pools
+    }
+    plans = _planned(pools, states, budget, now)
+    return [
+        Looked(
+            it,
+            memories[it.id],
+            states[it.id],
+            speeds.get(it.speed_key),
+            it.speed_key in told,
+            plans[it.id],
+            without_effect_s(memories[it.id], states[it.id], plans[it.id].wanted, now),
+        )
+        for it in pools
+    ]
+
+
+def _planned(
+    pools: Sequence[ScaledPool], states: Mapping[str, PoolState], budget: Budget, now: float
+) -> dict[str, PoolPlan]:
+    """Plan for pools that are on within the budget, and for each of the others by itself."""
+    on = {it.id: states[it.id] for it in pools if it.is_on}
+    found = plan(on, budget, now)
+    for it in pools:
+        if not it.is_on:
+            found |= plan({it.id: states[it.id]}, Budget(), now)
+    return found
+
+
+def _told_speeds(
+    pools: Sequence[ScaledPool], known: Mapping[tuple[str, str, str], PoolSpeed]
+) -> dict[tuple[str, str, str], PoolSpeed]:
+    """Return the speeds that were measured of late, smoothed."""
+    told: dict[tuple[str, str, str], PoolSpeed] = {}
+    for pool in pools:
+        fresh = [report for report in pool.sight.reports if report.key in pool.sight.fresh]
+        if (speed := told_speed(fresh)) is not None:
+            before = told.get(pool.speed_key, known.get(pool.speed_key))
+            told[pool.speed_key] = speed if before is None else before.learned(speed)
+    return told
+
+
+def decision_of(one: Looked) -> dict[str, Any]:
+    """Return what is shown of a look."""
+    facts, speed = one.state.facts, one.speed
+    forecast = one.state.history.forecast(one.state.boot_s(1.0))
+    return {
+        "wanted": one.decided.wanted,
+        "ready": facts.ready,
+        "booting": facts.booting,
+        "cause": str(repository.decisive(one.decided).cause),
+        "reasons": [asdict(reason) for reason in one.decided.reasons],
+        "warnings": [*one.decided.warnings, *_late_warning(one)],
+        "demand": round(forecast.now, 3),
+        "expected": round(forecast.expected, 3),
+        "base": round(forecast.base, 3),
+        "noise": round(forecast.noise, 3),
+        "backlog_work_s": round(facts.backlog_work_s, 3),
+        "boot_s": round(one.state.boot_s(1.0), 1),
+        "speed": None if speed is None else asdict(speed),
+        "tiers": {str(it): list(sums) for it, sums in sorted(one.memory.came.items())},
+        "tiers_s": round(one.memory.came_s, 3),
+        "late_s": round(one.late_s, 1),
+    }
+
+
+def _late_warning(one: Looked) -> list[str]:
+    if not one.late_s:
+        return []
+    missing = one.decided.wanted - one.state.facts.ready
+    return [
+        f"{missing} replicas are wanted and not ready, {one.late_s / 60:.0f} min longer than the"
+        " longest boot: see `sluice fleet pool show` and the logs of the agents"
+    ]
+
+
+def _shown(one: Looked) -> Shown:
+    return Shown(one.decided.wanted, one.state.history.now, one.late_s if one.pool.is_on else 0.0)

@@ -1,0 +1,94 @@
+"""Rows of scaling: what operators set, what routers report, what is kept, and what was decided."""
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    Table,
+    Text,
+    func,
+)
+
+from control_plane.tables import count_column, flag_column, metadata, object_column, words_column
+
+# Bounds of a pool, and what an operator has said by hand; no row: the pool is not scaled.
+pool_scalings = Table(
+    "pool_scalings",
+    metadata,
+    Column("pool_id", Text, ForeignKey("pools.id", ondelete="CASCADE"), primary_key=True),
+    flag_column("is_on"),
+    count_column("replicas_min"),
+    count_column("replicas_max"),
+    Column("minute_worth", Double, nullable=False, server_default="3"),
+    Column("idle_s", Double, nullable=False, server_default="900"),
+    Column("hold_s", Double, nullable=False, server_default="300"),
+    Column("price", Double, nullable=False, server_default="0"),
+    flag_column("is_paused"),
+    Column("pin", Integer, CheckConstraint("pin >= 0", name="pin")),
+    Column("pin_until", DateTime(timezone=True)),  # NULL: until it is lifted
+    words_column("pinned_by"),
+)
+
+# What the loop keeps between two looks (`memory`), and what it decided last (`decision`).
+pool_scaling_states = Table(
+    "pool_scaling_states",
+    metadata,
+    Column("pool_id", Text, ForeignKey("pools.id", ondelete="CASCADE"), primary_key=True),
+    object_column("memory"),
+    object_column("decision"),
+    Column("decided_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
+
+# The last report of each router that owned a cell: sums since its book was made.
+cell_demands = Table(
+    "cell_demands",
+    metadata,
+    Column("cell_id", Text, ForeignKey("cells.id", ondelete="CASCADE"), primary_key=True),
+    Column("router_id", Text, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    object_column("report"),
+    Column("received_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
+
+# How fast a full replica is; pools of the same kind share what was measured.
+engine_speeds = Table(
+    "engine_speeds",
+    metadata,
+    Column("base_digest", Text, primary_key=True),
+    Column("hardware", Text, primary_key=True),
+    Column("configuration", Text, primary_key=True),
+    Column("prompt_token_s", Double, nullable=False),
+    Column("output_token_s", Double, nullable=False),
+    Column("sequences", Integer, nullable=False),
+    Column("measured_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
+
+# Every change of a pool's number, the newest last.
+scaling_changes = Table(
+    "scaling_changes",
+    metadata,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    Column("pool_id", Text, ForeignKey("pools.id", ondelete="CASCADE"), nullable=False),
+    Column("changed_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("before", Integer, nullable=False),
+    Column("after", Integer, nullable=False),
+    Column("cause", Text, nullable=False),
+    Column("text", Text, nullable=False),
+)
+Index("ix_scaling_changes_pool_id", scaling_changes.c.pool_id, scaling_changes.c.id)
+
+# Bounds over all pools together; one row at most.
+scaling_budgets = Table(
+    "scaling_budgets",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("accelerators", Integer),  # NULL: any
+    Column("price", Double),
+)

@@ -1,0 +1,152 @@
+"""From what routers report to the demand of pools: sums become work, once; pure.
+
+Work is counted in the seconds of one replica: computed prompt tokens and output tokens, each by
+what it costs on a replica of the same base, hardware and configuration that is full.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.wire.control.v1 import control_pb2 as wire
+
+CELLS_MAX = 10_000  # of one report
+TIERS_MAX = 64  # of one cell
+_SUM_MAX = 1 << 53  # JSON numbers are exact up to there
+_TOKEN_MIN_S, _TOKEN_MAX_S = 1e-9, 10.0
+_SPEED_SMOOTHING = 0.2
+
+Sums = tuple[int, int, int, int]  # requests, prompt tokens, output tokens, refused requests
+NO_SUMS: Sums = (0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpeed:
+    """What one replica does that has as many sequences as it can serve within its objective.
+
+    Attributes:
+        prompt_token_s: Seconds per computed prompt token.
+        output_token_s: Seconds per output token.
+        sequences: At once.
+    """
+
+    prompt_token_s: float
+    output_token_s: float
+    sequences: int = 1
+
+    def work_s(self, prompt_tokens: float, output_tokens: float) -> float:
+        """Return the seconds of one replica for so many tokens."""
+        return prompt_tokens * self.prompt_token_s + output_tokens * self.output_token_s
+
+    def learned(self, told: "PoolSpeed") -> "PoolSpeed":
+        """Return the speed after another measurement."""
+
+        def mean(before: float, now: float) -> float:
+            return before + _SPEED_SMOOTHING * (now - before)
+
+        return PoolSpeed(
+            mean(self.prompt_token_s, told.prompt_token_s),
+            mean(self.output_token_s, told.output_token_s),
+            max(1, round(mean(self.sequences, told.sequences))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CellWork:
+    """The last report of a cell's owner.
+
+    Attributes:
+        key: Cell and router.
+        epoch: Of the router's book; a later one begins at 0.
+        sums: By priority of the tier.
+        queued: (requests, prompt tokens) that wait, by priority of the tier.
+        running: Sequences on replicas.
+        speed: Of its replicas; None: not measured.
+        first_token_s: TTFT of a usual request on an idle replica; 0: not known.
+    """
+
+    key: str
+    epoch: int
+    sums: Mapping[int, Sums]
+    queued: Mapping[int, tuple[int, int]]
+    running: int
+    speed: PoolSpeed | None
+    first_token_s: float
+
+
+Seen = dict[str, tuple[int, dict[int, Sums]]]  # by cell and router: epoch, sums that are counted
+
+
+def news(reports: Iterable[CellWork], seen: Seen | None) -> tuple[dict[int, Sums], Seen]:
+    """Return what came since the last look, by tier, and what is counted now.
+
+    Args:
+        reports: Of all routers that ever told of the pool's cells and are not forgotten.
+        seen: What was counted at the last look; None: there was none, so nothing is news.
+    """
+    came: dict[int, Sums] = {}
+    now_seen: Seen = {}
+    for report in reports:
+        now_seen[report.key] = (report.epoch, dict(report.sums))
+        if seen is None:
+            continue
+        epoch, before = seen.get(report.key, (report.epoch, {}))
+        for priority, sums in report.sums.items():
+            counted = before.get(priority, NO_SUMS) if epoch == report.epoch else NO_SUMS
+            more = (max(0, now - then) for now, then in zip(sums, counted, strict=True))
+            total = zip(came.get(priority, NO_SUMS), more, strict=True)
+            requests, prompt, output, refused = (one + other for one, other in total)
+            came[priority] = (requests, prompt, output, refused)
+    return came, now_seen
+
+
+def checked(cell: wire.CellDemand) -> dict[str, Any]:
+    """Return a cell's report as it is stored.
+
+    Raises:
+        ValueError: A number is out of bounds.
+    """
+    if len(cell.tiers) > TIERS_MAX:
+        raise ValueError(f"cell {cell.cell_id} has {len(cell.tiers)} tiers, at most {TIERS_MAX}")
+    found: dict[str, Any] = {"tiers": {}, "running": cell.running, "ready": cell.replicas_ready}
+    for tier in cell.tiers:
+        sums = (tier.requests, tier.prompt_tokens, tier.output_tokens, tier.refused)
+        queued = (tier.queued, tier.queued_prompt_tokens)
+        if max(*sums, *queued) > _SUM_MAX:
+            raise ValueError(f"a sum of cell {cell.cell_id} is above {_SUM_MAX}")
+        found["tiers"][str(tier.priority)] = [*sums, *queued]
+    found["first_token_s"] = min(cell.first_token_us, 1 << 40) / 1e6
+    if cell.HasField("speed"):
+        speed = cell.speed
+        seconds = [speed.prompt_token_us / 1e6, speed.output_token_us / 1e6]
+        if not all(math.isfinite(it) and _TOKEN_MIN_S <= it <= _TOKEN_MAX_S for it in seconds):
+            raise ValueError(f"the speed of cell {cell.cell_id} is none: {seconds} s per token")
+        found["speed"] = [*seconds, max(1, speed.sequences)]
+    return found
+
+
+def restored(key: str, epoch: int, kept: Mapping[str, Any]) -> CellWork:
+    """Return what `checked` made storable."""
+    tiers = {int(priority): row for priority, row in kept["tiers"].items()}
+    return CellWork(
+        key,
+        epoch,
+        {priority: (row[0], row[1], row[2], row[3]) for priority, row in tiers.items()},
+        {priority: (row[4], row[5]) for priority, row in tiers.items() if row[4]},
+        kept["running"],
+        PoolSpeed(*kept["speed"]) if "speed" in kept else None,
+        kept["first_token_s"],
+    )
+
+
+def told_speed(reports: Iterable[CellWork]) -> PoolSpeed | None:
+    """Return the mean of what cells have measured; None: none has."""
+    found = [report.speed for report in reports if report.speed is not None]
+    if not found:
+        return None
+    return PoolSpeed(
+        math.fsum(it.prompt_token_s for it in found) / len(found),
+        math.fsum(it.output_token_s for it in found) / len(found),
+        max(1, round(sum(it.sequences for it in found) / len(found))),
+    )

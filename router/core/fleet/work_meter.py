@@ -1,0 +1,56 @@
+"""Counts the work that comes to a cell, for those who decide how many replicas it needs."""
+
+from router.core.types.work import TierWork
+from sluice.priority import CLASSES
+
+_SMOOTHING = 0.05
+_TIERS_MAX = 64  # told apart; further ones count as the last
+
+
+class WorkMeter:
+    """Sums since the cell's book was made; pure.
+
+    What was refused for want of room is demand, too: it counts as if it had been taken.
+
+    Attributes:
+        tiers: By priority of the tier.
+        prompt_mean: Prompt tokens of a request of late, cached or not.
+        reports: Number of the last report.
+    """
+
+    __slots__ = ("_seen", "prompt_mean", "reports", "tiers")
+
+    def __init__(self) -> None:
+        self.tiers: dict[int, TierWork] = {}
+        self.prompt_mean = 0.0
+        self.reports = 0
+        self._seen = 0
+
+    def came(
+        self, priority: int, prompt_tokens: int, uncached: int, output: int, *, is_refused: bool
+    ) -> None:
+        """Count a request.
+
+        Args:
+            priority: In the queue, where each tier has several classes.
+            prompt_tokens: Of its prompt.
+            uncached: Of these, to be computed.
+            output: Tokens of the answer, as expected.
+            is_refused: There was no room for it.
+        """
+        tier = self._tier(priority // CLASSES)
+        tier.requests += 1
+        tier.prompt_tokens += uncached
+        tier.output_tokens += output
+        tier.refused += is_refused
+        self._seen += 1
+        weight = max(_SMOOTHING, 1 / self._seen)
+        self.prompt_mean += weight * (prompt_tokens - self.prompt_mean)
+
+    def _tier(self, priority: int) -> TierWork:
+        tier = self.tiers.get(priority)
+        if tier is None:
+            if len(self.tiers) >= _TIERS_MAX:
+                return next(reversed(self.tiers.values()))
+            tier = self.tiers[priority] = TierWork()
+        return tier

@@ -1,0 +1,65 @@
+"""Holds a cell's report of the work that came to it, and of what its replicas can do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class TierWork:
+    """The work of one tier; sums since the cell's book was made.
+
+    Attributes:
+        requests: That came.
+        prompt_tokens: Of these, to be computed, as predicted at their arrival.
+        output_tokens: Of these, as expected at their arrival.
+        refused: Requests of these for which there was no room.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpeed:
+    """The speed of one replica with as many sequences as it can serve within its objective.
+
+    Attributes:
+        prompt_token_s: Per computed prompt token.
+        output_token_s: Per output token.
+        sequences: At once.
+        steps: Measured.
+    """
+
+    prompt_token_s: float
+    output_token_s: float
+    sequences: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkReport:
+    """What a cell tells the control plane.
+
+    Attributes:
+        cell_id: The cell.
+        epoch: Of the book; a later one of the cell is greater.
+        number: Of this report in the epoch.
+        tiers: Sums by priority of the tier.
+        queued: (requests, prompt tokens to compute) that wait, by priority of the tier.
+        running: Sequences on replicas.
+        replicas_ready: Attached and not draining.
+        speed: Median of the replicas that have measured enough; None: none has.
+        first_token_s: TTFT of a usual request on an idle replica; 0: not known.
+    """
+
+    cell_id: str
+    epoch: int
+    number: int
+    tiers: Mapping[int, TierWork]
+    queued: Mapping[int, tuple[int, int]]
+    running: int
+    replicas_ready: int
+    speed: EngineSpeed | None
+    first_token_s: float

@@ -1,0 +1,102 @@
+"""Tells the control plane what work came to our cells; it decides how many replicas they need.
+
+A report holds sums since the beginning, so one that is lost or comes twice does no harm. While the
+control plane is away nothing is kept: the next report says it all.
+"""
+
+import asyncio
+import math
+import random
+from contextlib import aclosing
+
+import grpc.aio
+import structlog
+
+from router.core.types.work import WorkReport
+from router.hub import Hub
+from sluice.channels import RenewedChannel
+from sluice.identity import Role
+from sluice.wire.control.v1 import control_pb2 as wire
+from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
+
+log = structlog.get_logger(__name__)
+
+_FIRST_S = 1.0
+_INTERVAL_MIN_S, _INTERVAL_MAX_S = 0.2, 60.0
+_RETRY_S = 5.0
+_TIMEOUT_S = 2.0
+_CELLS_MAX = 10_000  # of one report
+_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class DemandReports:
+    """Of one router; `run` belongs into a TaskGroup."""
+
+    def __init__(self, hub: Hub, address: str, router_id: str) -> None:
+        """Prepare; `address` is the control plane's `host:port`."""
+        self._hub = hub
+        self._address = address
+        self._router_id = router_id
+        self._is_lost = False
+
+    async def run(self) -> None:
+        """Report as often as the control plane wants, until cancelled."""
+        link = RenewedChannel(self._address, Role.CONTROL_PLANE, options=_CHANNEL_OPTIONS)
+        pause_s = _FIRST_S
+        async with aclosing(link):
+            while True:
+                await asyncio.sleep(pause_s * random.uniform(0.9, 1.0))  # noqa: S311 - spreads
+                pause_s = await self._report(await link.current())
+
+    async def _report(self, channel: grpc.aio.Channel) -> float:
+        """Report once; return when to do so again, in seconds."""
+        request = packed(self._router_id, self._hub.work_reports()[:_CELLS_MAX])
+        try:
+            answer = await ControlServiceStub(channel).ReportDemand(request, timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            # An older control plane scales nothing, and is asked again: it may be replaced.
+            if not self._is_lost and error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                reason = error.details() or error.code().name
+                log.warning("demand_not_reported", address=self._address, reason=reason)
+            self._is_lost = True
+            return _RETRY_S
+        self._is_lost = False
+        return min(_INTERVAL_MAX_S, max(_INTERVAL_MIN_S, answer.interval_ms / 1000))
+
+
+def packed(router_id: str, reports: list[WorkReport]) -> wire.ReportDemandRequest:
+    """Return the message with these reports."""
+    message = wire.ReportDemandRequest(router_id=router_id)
+    for report in reports:
+        cell = message.cells.add(
+            cell_id=report.cell_id,
+            epoch=report.epoch,
+            number=report.number,
+            running=report.running,
+            replicas_ready=report.replicas_ready,
+            first_token_us=_us(report.first_token_s),
+        )
+        for priority in sorted(report.tiers.keys() | report.queued.keys()):
+            work, queued = report.tiers.get(priority), report.queued.get(priority, (0, 0))
+            tier = cell.tiers.add(
+                priority=priority, queued=queued[0], queued_prompt_tokens=queued[1]
+            )
+            if work is not None:
+                tier.requests, tier.refused = work.requests, work.refused
+                tier.prompt_tokens, tier.output_tokens = work.prompt_tokens, work.output_tokens
+        if report.speed is not None:
+            cell.speed.prompt_token_us = report.speed.prompt_token_s * 1e6
+            cell.speed.output_token_us = report.speed.output_token_s * 1e6
+            cell.speed.sequences = report.speed.sequences
+            cell.speed.steps = report.speed.steps
+    return message
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6) if math.isfinite(seconds) else 0
