@@ -21,7 +21,7 @@ from control_plane.scaling.memory import Memory, look, without_effect_s
 from control_plane.scaling.model import Budget, PoolPlan, PoolState, Shown
 from control_plane.scaling.plan import plan, remember
 from control_plane.scaling.repository import ScaledPool
-from control_plane.scaling.work import PoolSpeed, checked, told_speed
+from control_plane.scaling.work import CELLS_MAX, PoolSpeed, checked, told_speed
 from sluice.ids import new_id
 from sluice.wire.control.v1 import control_pb2 as wire
 
@@ -108,6 +108,8 @@ class Scaling:
             ValueError: It makes no sense.
             DatabaseDownError: PostgreSQL does not answer.
         """
+        if len(message.cells) > CELLS_MAX:
+            raise ValueError(f"a report of {len(message.cells)} cells; at most {CELLS_MAX}")
         rows = [(it.cell_id, it.epoch, it.number, checked(it)) for it in message.cells]
         if rows:
             await self._database.run(

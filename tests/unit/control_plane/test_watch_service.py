@@ -64,10 +64,16 @@ async def _confirm(
     pass
 
 
+async def _report(message: wire.ReportDemandRequest) -> int:
+    return 1000 if message.cells else 0
+
+
 def _service(feed: Feed) -> tuple[WatchService, Metrics, Presence]:
     metrics, presence = Metrics(), Presence(lambda: None)
     return (
-        WatchService(feed, presence.present, presence.leave, metrics.count_watcher, _confirm),
+        WatchService(
+            *(feed, presence.present, presence.leave, metrics.count_watcher, _confirm, _report)
+        ),
         metrics,
         presence,
     )
