@@ -128,15 +128,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         )
         for work in parts:
             stack.callback(background.create_task(work.run()).cancel)
-        presence = fleet.presence
-        watch = WatchService(
-            feed,
-            presence.present,
-            presence.leave,
-            metrics.count_watcher,
-            Confirmations(database).confirm,
-            scaling.report,
-        )
+        watch = _watch(feed, fleet, metrics, Confirmations(database), scaling)
         agents = AgentService(database, feed, fleet, quality, trials)
         await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution)
         routes = [
@@ -159,6 +151,18 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         where = host_and_port(settings.http_address)
         await web.TCPSite(runner, *where, ssl_context=server_tls(is_required=False)).start()
         yield
+
+
+def _watch(
+    feed: Feed,
+    fleet: Fleet,
+    metrics: Metrics,
+    confirmations: Confirmations,
+    scaling: Scaling,
+) -> WatchService:
+    presence = fleet.presence
+    heard = (confirmations.confirm, scaling.report)
+    return WatchService(feed, presence.present, presence.leave, metrics.count_watcher, *heard)
 
 
 def admin_routes(
