@@ -84,8 +84,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         watcher.load_from_disk()
         watching = tasks.create_task(watcher.run())
         reporting = tasks.create_task(reports.run())
-        demand = DemandReports(hub, settings.control_address, settings.instance_id)
-        telling = tasks.create_task(demand.run())
+        telling = tasks.create_task(_demand(hub, settings).run())
         following = tasks.create_task(_follow_now_and_then(fleet, prefetch, watcher))
         log.info("router_started", instance_id=settings.instance_id, address=settings.grpc_address)
         await stop.wait()
@@ -97,9 +96,8 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         await hub.say_last(_FLUSH_S)
         service.end()
         await hub.flush(_FLUSH_S)
-        following.cancel()
-        reporting.cancel()
-        telling.cancel()
+        for task in (following, reporting, telling):
+            task.cancel()
         peers.stop()
         prefetch.stop()
         await fleet.stop()
@@ -110,6 +108,10 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
 def _fleet(hub: Hub, tasks: asyncio.TaskGroup, settings: Settings) -> Fleet:
     router_id, silence_s = settings.instance_id, settings.silence_s
     return Fleet(hub, tasks, _open_stream, _probe, router_id=router_id, silence_s=silence_s)
+
+
+def _demand(hub: Hub, settings: Settings) -> DemandReports:
+    return DemandReports(hub, settings.control_address, settings.instance_id)
 
 
 def _pool_of(state: ControlState, cell_id: str) -> str:
