@@ -2,23 +2,30 @@
 
 import asyncio
 import hashlib
-import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import boto3
+import asyncpg
 import httpx
-from moto.server import ThreadedMotoServer
+from sqlalchemy import make_url
 
+from control_plane.schema import metadata
 from sluice.manifests import CHUNK_BYTES, Manifest, manifest_of_directory
-from sluice.process import free_port
 from tests.integration.admin_description import HOOKS
 
 UPLOADS = "/v1/artifacts/uploads"
 TENANT_BYTES_MAX = 48 << 20
+# The control plane's own, which it wants to find again.
+_KEPT = frozenset({"changes", "fleet_secrets", "leases"})
+_EMPTY = ";".join(
+    f'DELETE FROM "{table.name}"'
+    for table in reversed(metadata.sorted_tables)
+    if table.name not in _KEPT
+)
 
 
 def contents(directory: Path, manifest: Manifest) -> dict[str, bytes]:
@@ -29,52 +36,6 @@ def contents(directory: Path, manifest: Manifest) -> dict[str, bytes]:
         for index, chunk in enumerate(file.chunks()):
             found[chunk.sha256] = content[index * CHUNK_BYTES :][: chunk.size_bytes]
     return found
-
-
-class Bucket:
-    """An S3 server with a bucket that may go away for a while."""
-
-    def __init__(self) -> None:
-        # One of its own: what moto holds is there for the whole process, whatever server is asked.
-        self.name = f"artifacts-{os.urandom(4).hex()}"
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.environment = {
-            "CONTROL_PLANE__ARTIFACT_STORE_URL": f"s3://{self.name}/some/prefix",
-            "AWS_ENDPOINT_URL": self.url,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_REGION": "us-east-1",
-        }
-        self.start()
-        self.client.create_bucket(Bucket=self.name)
-
-    @property
-    def client(self) -> Any:
-        return boto3.client(
-            "s3",
-            endpoint_url=self.url,
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-            region_name="us-east-1",
-        )
-
-    def start(self) -> None:
-        self._server = ThreadedMotoServer("127.0.0.1", self.port, verbose=False)
-        self._server.start()
-
-    def stop(self) -> None:
-        self._server.stop()
-
-    def keys(self) -> set[str]:
-        listed = self.client.list_objects_v2(Bucket=self.name).get("Contents", [])
-        return {item["Key"] for item in listed}
-
-    def fill(self, prefix: str, directory: Path) -> None:
-        for path in directory.iterdir():
-            self.client.put_object(
-                Bucket=self.name, Key=f"{prefix}/{path.name}", Body=path.read_bytes()
-            )
 
 
 @dataclass
@@ -104,6 +65,35 @@ class Site:
                 event_hooks=HOOKS,
             )
         return self.clients[tenant]
+
+    @property
+    def database_url(self) -> str:
+        return self.plane.spec.env["CONTROL_PLANE__DATABASE_URL"]
+
+    @property
+    def home(self) -> Path:
+        """A directory for what a test makes; the control plane may import what lies in it."""
+        return self.store.parent
+
+    async def empty(self) -> None:
+        """Delete every row, whose triggers tell all watchers so, and every file."""
+        await self.close_clients()
+        url = make_url(self.database_url)
+        database = await asyncpg.connect(
+            url.set(drivername="postgresql").render_as_string(hide_password=False), timeout=60
+        )
+        try:
+            await database.execute(_EMPTY)
+        finally:
+            await database.close()
+        for path in (*self.home.iterdir(), *self.store.iterdir()):
+            if path.is_dir() and path != self.store:
+                shutil.rmtree(path)
+
+    async def close_clients(self) -> None:
+        for client in self.clients.values():
+            await client.aclose()
+        self.clients.clear()
 
     def blobs(self) -> set[str]:
         """The chunks that lie in the store."""
@@ -162,5 +152,4 @@ async def artifact_site(
         try:
             yield site
         finally:
-            for client in site.clients.values():
-                await client.aclose()
+            await site.close_clients()

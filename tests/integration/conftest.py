@@ -27,6 +27,7 @@ from control_plane.migrate import migrate
 from sluice import shared_secret
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from tests.integration.admin_description import HOOKS
+from tests.integration.artifact_site import Site, artifact_site
 
 _DATABASES = count(1)
 
@@ -270,3 +271,26 @@ async def shared_control_plane(
     url = postgres_server.url("shared")
     async with running_control_plane(url, tmp_path_factory.mktemp("shared")) as found:
         yield found
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def package_site(
+    postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Site]:
+    await postgres_server.execute(f"CREATE DATABASE site TEMPLATE {postgres_server.template}")
+    home = tmp_path_factory.mktemp("site")
+    roots = {"CONTROL_PLANE__ARTIFACT_IMPORT_ROOTS": str(home)}
+    async with artifact_site(
+        running_control_plane, postgres_server.url("site"), home, **roots
+    ) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def site(package_site: Site) -> Site:
+    """A control plane with a store, and nothing in either: one process for all tests of a worker.
+
+    It may import from `site.home`. Tests must not kill it.
+    """
+    await package_site.empty()
+    return package_site

@@ -3,31 +3,24 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from cli.app import app
 from sluice.artifacts import digest_directory
-from tests.integration.artifact_site import Site, artifact_site, begin, send
+from tests.integration.artifact_site import Site, begin, send
 from tests.integration.conftest import ADMIN_KEY
 from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
 Sluice = Callable[..., Awaitable[str]]
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def site(database_url, tmp_path, start_control_plane) -> AsyncIterator[Site]:
-    async with artifact_site(start_control_plane, database_url, tmp_path) as found:
-        yield found
 
 
 @pytest.fixture

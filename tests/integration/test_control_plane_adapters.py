@@ -1,7 +1,6 @@
 """Adapters across models, where they lie, and what becomes of artifacts that nobody needs."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,17 +9,11 @@ from sqlalchemy import text
 
 from control_plane.database import Database
 from sluice.artifacts import digest_directory
-from tests.integration.artifact_site import Site, artifact_site, begin, push
+from tests.integration.artifact_site import begin, push
 from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 BY_HAND = "b4" * 32
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def site(database_url, tmp_path, start_control_plane) -> AsyncIterator[Site]:
-    async with artifact_site(start_control_plane, database_url, tmp_path) as found:
-        yield found
 
 
 async def listed(client: Any, path: str, **query: Any) -> list[dict[str, Any]]:
@@ -65,9 +58,9 @@ async def digests(site, tmp_path) -> dict[str, str]:
     return found
 
 
-async def test_adapters_with_their_releases_tenants_and_nodes(site, digests, database_url) -> None:
+async def test_adapters_with_their_releases_tenants_and_nodes(site, digests) -> None:
     nodes = (("n1", digests["shared"]), ("n2", digests["shared"]), ("n1", BY_HAND))
-    await hold(database_url, *nodes)
+    await hold(site.database_url, *nodes)
     rows = {row["digest"]: row for row in await listed(site.admin, "/v1/adapters")}
     assert set(rows) == {digests["shared"], digests["own"], digests["idle"], BY_HAND}
     shared, own, by_hand = rows[digests["shared"]], rows[digests["own"]], rows[BY_HAND]

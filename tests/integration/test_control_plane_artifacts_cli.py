@@ -2,28 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
-import pytest_asyncio
 from typer.testing import CliRunner
 
 from cli.app import app
 from sluice.artifacts import digest_directory
-from tests.integration.artifact_site import Site, artifact_site, begin, send
+from tests.integration.artifact_site import Site, begin, send
 from tests.integration.conftest import ADMIN_KEY
 from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
 Sluice = Callable[..., Awaitable[str]]
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def site(database_url, tmp_path, start_control_plane) -> AsyncIterator[Site]:
-    allowed = {"CONTROL_PLANE__ARTIFACT_IMPORT_ROOTS": str(tmp_path)}
-    async with artifact_site(start_control_plane, database_url, tmp_path, **allowed) as found:
-        yield found
 
 
 @pytest.fixture
@@ -40,8 +32,8 @@ def sluice(site: Site, monkeypatch: pytest.MonkeyPatch) -> Sluice:
     return run
 
 
-async def test_from_directories_to_a_version(site, sluice, tmp_path) -> None:
-    base, adapter, other = (tmp_path / name for name in ("base", "adapter", "other"))
+async def test_from_directories_to_a_version(site, sluice) -> None:
+    base, adapter, other = (site.home / name for name in ("base", "adapter", "other"))
     write_random_model(base, changes={"intermediate_size": 9000})
     write_random_adapter(adapter, base, rank=2, seed=1)
     write_random_adapter(other, base, rank=2, seed=2)
@@ -75,21 +67,21 @@ async def test_from_directories_to_a_version(site, sluice, tmp_path) -> None:
     assert "name" in await sluice("artifacts", "remove", digest, status=1)
 
 
-async def test_refusals_are_told_in_full(site, sluice, tmp_path) -> None:
-    write_random_model(tmp_path / "base")
-    (tmp_path / "base" / "tokenizer.json").write_text("{}")
-    (tmp_path / "base" / "run.py").write_text("")
-    for words in (("push", tmp_path / "base"), ("import", f"file://{tmp_path}/base")):
+async def test_refusals_are_told_in_full(site, sluice) -> None:
+    write_random_model(site.home / "base")
+    (site.home / "base" / "tokenizer.json").write_text("{}")
+    (site.home / "base" / "run.py").write_text("")
+    for words in (("push", site.home / "base"), ("import", f"file://{site.home}/base")):
         told = await sluice("artifacts", *words, status=1)
         assert "run.py does not belong into such an artifact: remove it" in told
         assert "tokenizer.json cannot be read" in told
-    (tmp_path / "base" / "link").symlink_to("run.py")
-    told = await sluice("artifacts", "push", tmp_path / "base", status=1)
+    (site.home / "base" / "link").symlink_to("run.py")
+    told = await sluice("artifacts", "push", site.home / "base", status=1)
     assert "link is a symbolic link" in told
     told = await sluice("artifacts", "import", "https://example.com/x", status=1)
     assert "nothing may be imported from host example.com:443" in told
-    (tmp_path / "base" / "link").unlink()
-    wrong = ("artifacts", "push", tmp_path / "base", "--signature", "x")
+    (site.home / "base" / "link").unlink()
+    wrong = ("artifacts", "push", site.home / "base", "--signature", "x")
     assert "KEY=BASE64" in await sluice(*wrong, status=2)
 
 

@@ -17,13 +17,13 @@ from sluice.manifests import manifest_of_directory
 from sluice.process import ChildProcess
 from tests.integration.artifact_site import (
     UPLOADS,
-    Bucket,
     artifact_site,
     begin,
     contents,
     push,
     send,
 )
+from tests.integration.bucket import Bucket
 from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]

@@ -14,7 +14,8 @@ from aiohttp import web
 
 from sluice.artifacts import digest_directory
 from sluice.process import ChildProcess
-from tests.integration.artifact_site import Bucket, Site, artifact_site
+from tests.integration.artifact_site import Site, artifact_site
+from tests.integration.bucket import Bucket
 from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]

@@ -1,41 +1,37 @@
 """Versions of models: an adapter becomes a release, and the model stands for it when promoted."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from sluice.artifacts import digest_directory
-from tests.integration.artifact_site import Site, artifact_site, push
+from tests.integration.artifact_site import Site, push
 from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def site(database_url, tmp_path, start_control_plane) -> AsyncIterator[Site]:
+async def site(site: Site) -> Site:
     """With a base model `tiny` that everybody may use."""
-    allowed = {"CONTROL_PLANE__ARTIFACT_IMPORT_ROOTS": str(tmp_path)}
-    write_random_model(tmp_path / "base")
-    async with artifact_site(start_control_plane, database_url, tmp_path, **allowed) as found:
-        digest = (await push(found.admin, tmp_path / "base")).json()["digest"]
-        put = found.plane.put
-        await put(f"bases/{digest}", context_tokens_max=64)
-        await put("pools/main", base_digest=digest, engine="sim", replicas_wanted=0)
-        await put("models/tiny", base_digest=digest, pool_id="main")
-        yield found
+    write_random_model(site.home / "base")
+    digest = (await push(site.admin, site.home / "base")).json()["digest"]
+    await site.plane.put(f"bases/{digest}", context_tokens_max=64)
+    await site.plane.put("pools/main", base_digest=digest, engine="sim", replicas_wanted=0)
+    await site.plane.put("models/tiny", base_digest=digest, pool_id="main")
+    return site
 
 
 def adapter(site: Site, seed: int, rank: int = 2) -> Path:
-    directory = site.store.parent / f"adapter{seed}"
-    write_random_adapter(directory, site.store.parent / "base", rank=rank, seed=seed)
+    directory = site.home / f"adapter{seed}"
+    write_random_adapter(directory, site.home / "base", rank=rank, seed=seed)
     return directory
 
 
 async def test_a_publisher_publishes_promotes_and_goes_back(site) -> None:
     acme = await site.publisher("acme")
-    base = digest_directory(site.store.parent / "base")
+    base = digest_directory(site.home / "base")
     one, two = adapter(site, 1), adapter(site, 2)
     first, second = digest_directory(one), digest_directory(two)
     path = "/v1/models/acme/support/versions"
@@ -111,7 +107,7 @@ async def test_one_file_of_weights_is_an_adapter_with_the_configuration_beside_i
 
 async def test_what_is_refused(site) -> None:
     acme, globex = await site.publisher("acme"), await site.publisher("globex")
-    base = digest_directory(site.store.parent / "base")
+    base = digest_directory(site.home / "base")
     directory = adapter(site, 3)
     digest = digest_directory(directory)
     assert (await push(acme, directory, base)).is_success
@@ -143,7 +139,7 @@ async def test_what_is_refused(site) -> None:
 
 async def test_the_rank_that_a_pool_serves_decides(site) -> None:
     """At upload the largest of the base's pools, at publication the pool that serves the model."""
-    admin, put, base = site.admin, site.plane.put, digest_directory(site.store.parent / "base")
+    admin, put, base = site.admin, site.plane.put, digest_directory(site.home / "base")
 
     async def pool(name: str, **options: str) -> None:
         fields = {"base_digest": base, "engine": "sim", "replicas_wanted": 0}
@@ -179,8 +175,8 @@ async def test_the_rank_that_a_pool_serves_decides(site) -> None:
 async def test_a_base_alone_becomes_a_version_that_the_model_does_not_stand_for(site) -> None:
     admin, put = site.admin, site.plane.put
     old = (await admin.get("/v1/models/tiny")).json()
-    write_random_model(site.store.parent / "other", seed=1)
-    digest = (await push(admin, site.store.parent / "other")).json()["digest"]
+    write_random_model(site.home / "other", seed=1)
+    digest = (await push(admin, site.home / "other")).json()["digest"]
     await put(f"bases/{digest}", context_tokens_max=64)
     await put("pools/other", base_digest=digest, engine="sim", replicas_wanted=0)
     path = "/v1/models/tiny/versions/2"

@@ -1,21 +1,25 @@
 """Names on a real PostgreSQL: models, releases, aliases, and who may take which."""
 
 import asyncio
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as wire
+from tests.integration.artifact_site import Site
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
 BASE, OTHER_BASE = "1a" * 32, "2b" * 32
 FIRST, SECOND = "3c" * 32, "4d" * 32
 
 
-@pytest.fixture
-async def plane(control_plane):
+@pytest_asyncio.fixture(loop_scope="session")
+async def plane(site: Site) -> Any:
     """A control plane with two tenants and a pool for each of two bases."""
+    control_plane = site.plane
     await control_plane.put("tiers/t")
     for tenant in ("acme", "zoe"):
         await control_plane.put(f"tenants/{tenant}", tier_id="t")

@@ -1,17 +1,15 @@
 """What gateways get of bases: small files by name, out of the store, and nothing else."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc.aio
 import pytest
-import pytest_asyncio
 
 from gateway.bases.source import FetchError, fetch_base
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
 from sluice.wire.distribution.v1.distribution_pb2_grpc import DistributionServiceStub
-from tests.integration.artifact_site import Site, artifact_site, push
+from tests.integration.artifact_site import Site, push
 from tests.links import trusted_channel
 from tests.support.random_models import write_random_model
 
@@ -28,14 +26,8 @@ COME_BACK = (
 )
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def site(database_url, tmp_path, start_control_plane) -> AsyncIterator[Site]:
-    async with artifact_site(start_control_plane, database_url, tmp_path) as found:
-        yield found
-
-
 async def pushed(site: Site) -> tuple[str, Path]:
-    directory = site.store.parent / "base"
+    directory = site.home / "base"
     write_random_model(directory)
     answer = await push(site.admin, directory)
     assert answer.is_success, answer.text
