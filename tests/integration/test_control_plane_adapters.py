@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from control_plane.database import Database
 from sluice.artifacts import digest_directory
-from tests.integration.artifact_site import begin, push
+from tests.integration.artifact_site import Site, begin, push
 from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
@@ -33,10 +33,17 @@ async def hold(database_url: str, *pairs: tuple[str, str]) -> None:
         await database.close()
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def digests(site, tmp_path) -> dict[str, str]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def site(package_site: Site) -> Site:
+    """One for all tests here: making what they look at takes four inspections."""
+    await package_site.empty()
+    return package_site
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def digests(site: Site) -> dict[str, str]:
     """A base with a model, an adapter of everybody and one of acme; both are releases of models."""
-    base, shared, own, idle = (tmp_path / name for name in ("base", "shared", "own", "idle"))
+    base, shared, own, idle = (site.home / name for name in ("base", "shared", "own", "idle"))
     write_random_model(base)
     for seed, directory in enumerate((shared, own, idle)):
         write_random_adapter(directory, base, rank=2, seed=seed)
@@ -108,14 +115,15 @@ async def test_a_publisher_sees_its_own_and_what_is_everybodys(site, digests) ->
     assert (await acme.get(f"/v1/adapters/{digests['own']}")).json()["tenant_ids"] == ["acme"]
 
 
-async def test_what_becomes_of_artifacts(site, digests, tmp_path) -> None:
+async def test_what_becomes_of_artifacts(site, digests) -> None:
+    """The last test here: what it adds stays."""
     pin = f"/v1/artifacts/{digests['idle']}/pin"
     assert (await site.admin.put(pin, json={"is_pinned": True})).is_success
-    spare = tmp_path / "spare"
-    write_random_adapter(spare, tmp_path / "base", rank=2, seed=9)
+    spare = site.home / "spare"
+    write_random_adapter(spare, site.home / "base", rank=2, seed=9)
     assert (await push(site.admin, spare, digests["base"])).is_success
-    half = tmp_path / "half"
-    write_random_adapter(half, tmp_path / "base", rank=2, seed=10)
+    half = site.home / "half"
+    write_random_adapter(half, site.home / "base", rank=2, seed=10)
     upload = (await begin(site.admin, half, digests["base"])).json()
     rows = {row["digest"]: row for row in await listed(site.admin, "/v1/artifacts/garbage")}
     assert {row["state"] for row in rows.values()} <= {"kept", "noticed", "grace"}
