@@ -78,6 +78,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "Take a model back: end its rollout, else let it stand for the release before, at once.",
     ),
     "fleet": CommandEntry("fleet_commands:fleet", "Pools, cells, replicas, nodes and routers."),
+    "scaling": CommandEntry("scaling_commands:scaling", "How many replicas pools have, and why."),
     "golden": CommandEntry(
         "golden_commands:golden", "Prompts that find replicas which answer wrong."
     ),

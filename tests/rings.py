@@ -47,6 +47,7 @@ _TWO = frozenset(
         "tests/integration/test_control_plane_rollouts_bases.py",
         "tests/integration/test_control_plane_rollouts_faults.py",
         "tests/integration/test_control_plane_rollouts_gone.py",
+        "tests/integration/test_control_plane_scaling.py",
         "tests/integration/test_disaggregation.py",
         "tests/integration/test_distribution.py",
         "tests/integration/test_stack.py",

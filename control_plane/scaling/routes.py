@@ -51,7 +51,7 @@ _DECISION: dict[str, Any] = {
     "cause": describe.TEXT,
     "reasons": {"type": "array", "items": describe.OBJECT},
     "warnings": describe.TEXTS,
-    "speed": describe.nullable(describe.OBJECT),
+    "speed": describe.OBJECT,  # empty: nobody has measured it
     "tiers": describe.OBJECT,
     "decided_at": describe.nullable(describe.TEXT),
 }
@@ -314,7 +314,7 @@ def _settings(row: Values) -> Values:
 
 def _listed(row: Values) -> Values:
     decision: Values = dict.fromkeys(_DECISION)
-    decision |= {"reasons": [], "warnings": [], "tiers": {}, "cause": ""}
+    decision |= {"reasons": [], "warnings": [], "tiers": {}, "speed": {}, "cause": ""}
     decision |= dict.fromkeys(("wanted", "ready", "booting"), 0)
     numbers = (
         "demand",

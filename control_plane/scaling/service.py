@@ -237,7 +237,7 @@ def decision_of(one: Looked) -> dict[str, Any]:
         "noise": round(forecast.noise, 3),
         "backlog_work_s": round(facts.backlog_work_s, 3),
         "boot_s": round(one.state.boot_s(1.0), 1),
-        "speed": None if speed is None else asdict(speed),
+        "speed": {} if speed is None else asdict(speed),
         "tiers": {str(it): list(sums) for it, sums in sorted(one.memory.came.items())},
         "tiers_s": round(one.memory.came_s, 3),
         "late_s": round(one.late_s, 1),

@@ -1,16 +1,19 @@
 """Scaling in real control planes: routers report, one leader decides, operators have the last word."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import grpc.aio
 import pytest
 import pytest_asyncio
+from typer.testing import CliRunner
 
+from cli.app import app
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
-from tests.integration.conftest import ControlPlane, PostgresServer
+from tests.integration.conftest import ADMIN_KEY, ControlPlane, PostgresServer
 from tests.integration.obedient_agent import node
 from tests.links import trusted_channel
 
@@ -132,7 +135,7 @@ async def test_demand_takes_a_pool_up_and_down_again(
 
         async def is_measured() -> bool:
             row = await _row(plane, "tide")
-            return row["speed"] is not None and row["demand"] > 0.2
+            return bool(row["speed"]) and row["demand"] > 0.2
 
         await eventually(is_measured, "demand is known")
         assert (await _row(plane, "tide"))["wanted"] == 1
@@ -152,3 +155,138 @@ async def test_demand_takes_a_pool_up_and_down_again(
         assert changes[0]["after"] == 1
         assert max(change["after"] for change in changes) <= BOUNDS["replicas_max"]
         assert set(router.intervals_ms) == {round(INTERVAL_S * 1000 / 3)}
+
+
+async def test_a_report_that_comes_twice_counts_once_and_nonsense_is_refused(
+    plane: ControlPlane, eventually: Eventually
+) -> None:
+    await _pool(plane, "twice", **BOUNDS)
+    router = ReportingRouter("router-twice")
+    router.demand["twice-0"], router.requests["twice-0"] = 0.0, 5.0
+    async with trusted_channel(plane.grpc_address) as channel:
+        stub = ControlServiceStub(channel)
+        await stub.ReportDemand(router.report(), timeout=10)
+
+        async def is_counted() -> bool:
+            return (await _row(plane, "twice"))["decided_at"] is not None
+
+        await eventually(is_counted, "what was there before is no news")
+        router.requests["twice-0"] = 9.0
+        told = router.report()
+        older = router.report()
+        older.cells[0].number = 1
+        older.cells[0].tiers[0].requests = 1
+        for message in (told, told, older, told):
+            await stub.ReportDemand(message, timeout=10)
+        looks: dict[str, int] = {}  # requests that came, by the time of the look
+
+        async def is_seen() -> bool:
+            row = await _row(plane, "twice")
+            looks[row["decided_at"]] = sum(tier[0] for tier in row["tiers"].values())
+            return sum(looks.values()) > 0
+
+        await eventually(is_seen, "what came is counted")
+        for _ in range(12):
+            await is_seen()
+            await asyncio.sleep(INTERVAL_S / 4)
+        assert sum(looks.values()) == 4
+        told.cells[0].speed.output_token_us = float("nan")
+        with pytest.raises(grpc.aio.AioRpcError, match="speed of cell twice-0"):
+            await stub.ReportDemand(told, timeout=10)
+
+
+async def test_a_number_by_hand_stands_and_the_budget_is_kept(
+    plane: ControlPlane, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_ADMIN_URL", str(plane.admin.base_url))
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", ADMIN_KEY)
+
+    async def sluice(*words: str, status: int = 0) -> str:
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["scaling", *words])
+        assert done.exit_code == status, (words, done.output)
+        return done.output
+
+    await _pool(plane, "hand", **BOUNDS)
+
+    async def has(replicas: int) -> bool:
+        return await _ready(plane, "hand") == replicas
+
+    await sluice("pin", "hand", "3")
+    await eventually(lambda: has(3), "the number by hand is done")
+    assert "an operator set 3" in await sluice("explain", "hand")
+    # Edited where it was typed before, it stands as well.
+    await plane.put("pools/hand", base_digest=DIGEST, engine="sim-s", replicas_wanted=2)
+    await eventually(lambda: has(2), "a number that is edited by hand is not ignored")
+    assert json.loads(await sluice("pause", "hand", "--json"))["is_paused"]
+    assert json.loads(await sluice("resume", "hand", "--json"))["pin"] is None
+    await sluice("pin", "hand", "1", "--for", "1s")
+
+    async def is_over() -> bool:
+        return (await _row(plane, "hand"))["cause"] != "pin"
+
+    await eventually(lambda: has(1), "the other number is done")
+    await eventually(is_over, "its time is over")
+    dry = json.loads(await sluice("plan", "hand", "--dry-run", "--min", "5", "--json"))
+    assert dry["wanted"] == 5
+    assert (await _row(plane, "hand"))["wanted"] == 1
+    assert json.loads(await sluice("history", "hand", "--json"))[0]["after"] == 1
+    await sluice("set", "hand", "--min", "7", "--max", "3", status=1)
+    await sluice("pin", "hand", "2", "--for", "soon", status=2)
+    told = (await plane.admin.get("/v1/audit", params={"kind": "scaling"})).json()["data"]
+    assert {"create", "change"} <= {row["action"] for row in told}
+    # Accelerators that the pool does not get: the budget stands, and is said.
+    await plane.put("scaling/budget", accelerators=2)
+    await plane.put(
+        "pools/dear",
+        base_digest=DIGEST,
+        engine="sim-s",
+        replicas_wanted=0,
+        needs={"accelerators": 1},
+    )
+    await plane.put("pools/dear/scaling", **BOUNDS | {"replicas_min": 3, "replicas_max": 4})
+
+    async def is_told() -> bool:
+        return any("budget" in text for text in (await _row(plane, "dear"))["warnings"])
+
+    await eventually(is_told, "the budget is below the minimum")
+    assert (await _row(plane, "dear"))["wanted"] == 2
+    await sluice("budget", "--unlimited")
+    assert (await plane.admin.delete("/v1/pools/hand/scaling")).status_code == 204
+    status = (await plane.admin.get("/v1/pools/hand/status")).json()
+    assert (status["replicas_wanted"], status["scaled_replicas"]) == (1, None)
+    assert (await plane.admin.delete("/v1/pools/dear/scaling")).status_code == 204
+
+
+async def test_two_control_planes_scale_once_and_an_outage_changes_nothing(
+    plane: ControlPlane,
+    postgres_server: PostgresServer,
+    eventually: Eventually,
+    start_control_plane,
+    tmp_path,
+) -> None:
+    await _pool(plane, "lasting", **BOUNDS)
+    url = postgres_server.url("scaling")
+    interval = {"CONTROL_PLANE__SCALING_INTERVAL_S": str(INTERVAL_S)}
+
+    async def scales(each: ControlPlane) -> bool:
+        text = (await each.admin.get("/metrics")).text
+        return 'sluice_pool_replicas_wanted{pool="lasting"}' in text
+
+    async with start_control_plane(url, tmp_path, **interval) as other:
+        await eventually(lambda: scales(plane), "the first one scales")
+        for _ in range(6):
+            assert not await scales(other)
+            await asyncio.sleep(INTERVAL_S / 2)
+        async with reporting(plane.grpc_address, "router-l") as router:
+            router.demand["lasting-0"] = 2.4
+
+            async def has_grown() -> bool:
+                return (await _row(plane, "lasting"))["wanted"] >= 3
+
+            await eventually(has_grown, "it grows")
+    before = (await _row(plane, "lasting"))["wanted"]
+    # Its router has left: nobody knows the demand, so the number stays.
+    await asyncio.sleep(BOUNDS["hold_s"] + 6 * INTERVAL_S)
+    row = await _row(plane, "lasting")
+    assert row["wanted"] == before
+    assert row["cause"] == "observing"

@@ -34,6 +34,16 @@ ELSEWHERE = {
 }
 # By command, what it is given; several lines where it takes different ways.
 COMMANDS = """
+scaling status
+scaling set p --max 5
+scaling unset p
+scaling explain p
+scaling plan p --dry-run
+scaling pin p 3 --for 2h
+scaling pause p
+scaling resume p
+scaling history p
+scaling budget --accelerators 8
 tenants list
 tenants show t
 tenants create t --tier standard

@@ -1,0 +1,229 @@
+"""`sluice scaling`: bounds of pools, numbers set by hand, and why a pool has its number."""
+
+import re
+from typing import Annotated, Any
+
+import typer
+
+from cli.admin import AsJson, ask, given
+from cli.api import Api, Json
+from cli.render import show_fields, show_json, show_objects
+
+scaling = typer.Typer(help="How many replicas pools have, and why.", no_args_is_help=True)
+
+_STATUS = (
+    *("pool_id", "is_on", "wanted", "ready", "booting", "demand", "replicas_min", "replicas_max"),
+    *("cause", "pin", "pin_until", "is_paused", "warnings"),
+)
+_CHANGES = ("changed_at", "before", "after", "cause", "text")
+_BOUNDS = ("replicas_min", "replicas_max", "minute_worth", "idle_s", "hold_s", "price", "is_on")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+Pool = Annotated[str, typer.Argument(help="Id of a pool.")]
+Least = Annotated[int | None, typer.Option("--min", min=0, help="Replicas at least.")]
+Most = Annotated[int | None, typer.Option("--max", min=0, help="Replicas at most.")]
+Worth = Annotated[
+    float | None,
+    typer.Option(min=0, help="Minutes at the maximum that one violated minute less may cost."),
+]
+
+
+@scaling.command("status")
+def show_status(*, as_json: AsJson = False) -> None:
+    """List the pools that have bounds, with their numbers."""
+    show_objects(ask(lambda api: api.list("/v1/scaling")), _STATUS, as_json=as_json)
+
+
+@scaling.command("set")
+def set_bounds(
+    pool: Pool,
+    *,
+    least: Least = None,
+    most: Most = None,
+    minute_worth: Worth = None,
+    idle: Annotated[
+        str | None, typer.Option(help="Without a request for so long it goes to 0, if --min is 0.")
+    ] = None,
+    hold: Annotated[
+        str | None, typer.Option(help="A replica stays so long after demand asked for it.")
+    ] = None,
+    price: Annotated[float | None, typer.Option(min=0, help="Of a replica and hour.")] = None,
+    is_on: Annotated[
+        bool | None, typer.Option("--on/--off", help="Off: plan, but change nothing.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Scale a pool within bounds, or change what is given of them."""
+    changes = given(
+        replicas_min=least,
+        replicas_max=most,
+        minute_worth=minute_worth,
+        idle_s=None if idle is None else _seconds(idle, "--idle"),
+        hold_s=None if hold is None else _seconds(hold, "--hold"),
+        price=price,
+        is_on=is_on,
+    )
+
+    def change(known: Json) -> Json:
+        if most is None and "replicas_max" not in known:
+            raise typer.BadParameter(f"pool {pool} has no bounds yet: say --max")
+        return {name: known[name] for name in _BOUNDS if name in known} | changes
+
+    _show(ask(lambda api: api.edit(f"/v1/pools/{pool}/scaling", change, {})), as_json=as_json)
+
+
+@scaling.command("unset")
+def unset_bounds(pool: Pool) -> None:
+    """Scale a pool no more; it keeps the replicas it has."""
+    ask(lambda api: api.call("DELETE", f"/v1/pools/{pool}/scaling"))
+
+
+@scaling.command("explain")
+def explain(pool: Pool, *, as_json: AsJson = False) -> None:
+    """Say why a pool has the number it has."""
+
+    async def find(api: Api) -> Json:
+        rows = await api.list("/v1/scaling")
+        found = next((row for row in rows if row["pool_id"] == pool), None)
+        return await api.call("GET", f"/v1/pools/{pool}/scaling") if found is None else found
+
+    _explain(ask(find), as_json=as_json)
+
+
+@scaling.command("plan")
+def plan(
+    pool: Pool,
+    *,
+    least: Least = None,
+    most: Most = None,
+    minute_worth: Worth = None,
+    is_dry: Annotated[
+        bool, typer.Option("--dry-run", help="Only say it; the loop does what is set.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Plan now, with other bounds if given, and say what would come of it."""
+    if not is_dry:
+        message = "only --dry-run is done here; `sluice scaling set` changes the bounds"
+        raise typer.BadParameter(message)
+    query = given(replicas_min=least, replicas_max=most, minute_worth=minute_worth)
+    found = ask(lambda api: api.call("GET", f"/v1/pools/{pool}/scaling/plan", query=query))
+    _explain(found, as_json=as_json)
+
+
+@scaling.command("pin")
+def pin(
+    pool: Pool,
+    replicas: Annotated[int, typer.Argument(min=0, help="So many, whatever the demand.")],
+    *,
+    for_: Annotated[
+        str | None, typer.Option("--for", help="So long, as 2h; else until `resume`.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set a pool's number by hand."""
+    body = {"replicas": replicas, "for_s": 0.0 if for_ is None else _seconds(for_, "--for")}
+    _post(pool, "pin", body, as_json=as_json)
+
+
+@scaling.command("pause")
+def pause(pool: Pool, *, as_json: AsJson = False) -> None:
+    """Leave a pool as it is."""
+    _post(pool, "pause", None, as_json=as_json)
+
+
+@scaling.command("resume")
+def resume(pool: Pool, *, as_json: AsJson = False) -> None:
+    """Scale a pool again: lift its pause, and a number set by hand."""
+    _post(pool, "resume", None, as_json=as_json)
+
+
+@scaling.command("history")
+def history(
+    pool: Pool,
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="So many, the newest first.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List the changes of a pool's number."""
+    path = f"/v1/pools/{pool}/scaling/changes"
+    show_objects(ask(lambda api: api.list(path, limit=limit)), _CHANGES, as_json=as_json)
+
+
+@scaling.command("budget")
+def budget(
+    *,
+    accelerators: Annotated[
+        int | None, typer.Option(min=0, help="That replicas of all pools may hold.")
+    ] = None,
+    price: Annotated[float | None, typer.Option(min=0, help="Per hour, of scaled pools.")] = None,
+    is_unlimited: Annotated[bool, typer.Option("--unlimited", help="Lift both.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the bounds over all pools together, or set what is given of them."""
+    changes: Json = given(accelerators=accelerators, price=price)
+    if is_unlimited:
+        changes = {"accelerators": None, "price": None}
+    path = "/v1/scaling/budget"
+
+    async def work(api: Api) -> Json:
+        known = await api.call("GET", path)
+        return await api.call("PUT", path, known | changes) if changes else known
+
+    _show(ask(work), as_json=as_json)
+
+
+def told(found: Json) -> list[str]:
+    """Return in words why a pool has its number."""
+    if not found.get("decided_at", "") and "wanted" not in found:
+        return ["It has bounds, and nothing was decided yet: is a control plane running?"]
+    lines = [f"{found['wanted']} replicas ({found['ready']} ready, {found['booting']} booting):"]
+    lines += [f"  {reason['replicas']:>4}  {reason['text']}" for reason in found["reasons"]]
+    lines += [f"Warning: {text}" for text in found["warnings"]]
+    speed = found["speed"]
+    if speed:
+        prompt, output = 1 / speed["prompt_token_s"], 1 / speed["output_token_s"]
+        lines.append(
+            f"A full replica computes {prompt:,.0f} prompt tokens or gives {output:,.0f} output"
+            f" tokens per second, with {speed['sequences']} requests at once."
+        )
+    seconds = found["tiers_s"] or 1.0
+    for priority, (requests, prompt, output, refused) in sorted(
+        found["tiers"].items(), key=lambda item: -int(item[0])
+    ):
+        lines.append(
+            f"Priority {priority}: {requests / seconds:.1f} requests,"
+            f" {prompt / seconds:,.0f} prompt and {output / seconds:,.0f} output tokens per"
+            f" second; {refused} refused."
+        )
+    lines.append(f"A replica boots within {found['boot_s']:.0f} s.")
+    return lines
+
+
+def _explain(found: Json, *, as_json: bool) -> None:
+    if as_json:
+        show_json(found)
+    else:
+        for line in told(found):
+            typer.echo(line)
+
+
+def _post(pool: str, verb: str, body: Json | None, *, as_json: bool) -> None:
+    path = f"/v1/pools/{pool}/scaling/{verb}"
+    _show(ask(lambda api: api.call("POST", path, body)), as_json=as_json)
+
+
+def _show(found: Any, *, as_json: bool) -> None:
+    if as_json:
+        show_json(found)
+    else:
+        show_fields(found)
+
+
+def _seconds(text: str, option: str) -> float:
+    """Return a duration in seconds: a number with s, m, h or d."""
+    found = re.fullmatch(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)([smhd])", text.strip())
+    if found is None:
+        message = f"{text!r} is no duration: 90s, 15m, 2h and 1d are"
+        raise typer.BadParameter(message, param_hint=option)
+    return float(found[1]) * _UNITS[found[2]]
