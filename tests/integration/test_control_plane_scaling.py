@@ -195,17 +195,23 @@ async def test_a_report_that_comes_twice_counts_once_and_nonsense_is_refused(
             await stub.ReportDemand(told, timeout=10)
 
 
-async def test_a_number_by_hand_stands_and_the_budget_is_kept(
-    plane: ControlPlane, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def sluice(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Awaitable[str]]:
+    """Run a command of `sluice scaling`; return what it says."""
     monkeypatch.setenv("SLUICE_ADMIN_URL", str(plane.admin.base_url))
     monkeypatch.setenv("SLUICE_ADMIN_KEY", ADMIN_KEY)
 
-    async def sluice(*words: str, status: int = 0) -> str:
+    async def run(*words: str, status: int = 0) -> str:
         done = await asyncio.to_thread(CliRunner().invoke, app, ["scaling", *words])
         assert done.exit_code == status, (words, done.output)
         return done.output
 
+    return run
+
+
+async def test_a_number_by_hand_stands_until_it_is_lifted_or_over(
+    plane: ControlPlane, eventually: Eventually, sluice
+) -> None:
     await _pool(plane, "hand", **BOUNDS)
 
     async def has(replicas: int) -> bool:
@@ -234,7 +240,14 @@ async def test_a_number_by_hand_stands_and_the_budget_is_kept(
     await sluice("pin", "hand", "2", "--for", "soon", status=2)
     told = (await plane.admin.get("/v1/audit", params={"kind": "scaling"})).json()["data"]
     assert {"create", "change"} <= {row["action"] for row in told}
-    # Accelerators that the pool does not get: the budget stands, and is said.
+    assert (await plane.admin.delete("/v1/pools/hand/scaling")).status_code == 204
+    status = (await plane.admin.get("/v1/pools/hand/status")).json()
+    assert (status["replicas_wanted"], status["scaled_replicas"]) == (1, None)
+
+
+async def test_the_budget_over_all_pools_stands_and_is_told(
+    plane: ControlPlane, eventually: Eventually, sluice
+) -> None:
     await plane.put("scaling/budget", accelerators=2)
     await plane.put(
         "pools/dear",
@@ -251,9 +264,6 @@ async def test_a_number_by_hand_stands_and_the_budget_is_kept(
     await eventually(is_told, "the budget is below the minimum")
     assert (await _row(plane, "dear"))["wanted"] == 2
     await sluice("budget", "--unlimited")
-    assert (await plane.admin.delete("/v1/pools/hand/scaling")).status_code == 204
-    status = (await plane.admin.get("/v1/pools/hand/status")).json()
-    assert (status["replicas_wanted"], status["scaled_replicas"]) == (1, None)
     assert (await plane.admin.delete("/v1/pools/dear/scaling")).status_code == 204
 
 
