@@ -7,13 +7,51 @@ policy that may only know old state keeps its own view (see `sim.policies.sluice
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from replica.drivers.sim_costs import CostModel, StepWork
 from sim.blocks import SharedPrefixes
 from sim.engines import Engine, Job
-from sim.policies.base import Policy
 from sim.timeline import Timeline
 from sim.workload import Trace
+
+
+class Policy(Protocol):
+    """Decides which replica serves which job, and when.
+
+    A policy may hold jobs and call `Pool.dispatch` later, from any of these methods or from an
+    action on `Pool.timeline`.
+    """
+
+    name: str
+
+    def bind(self, pool: "Pool") -> None:
+        """Begin a run; nothing has arrived."""
+        ...
+
+    def arrive(self, job: Job) -> None:
+        """Take a job: dispatch it now or hold it."""
+        ...
+
+    def first(self, job: Job) -> None:
+        """The first token of the job's attempt is out."""
+        ...
+
+    def done(self, job: Job) -> None:
+        """The job has ended."""
+        ...
+
+    def lost(self, replica: int, jobs: Sequence[Job]) -> None:
+        """A replica died with these jobs, the longest there first; serve them elsewhere."""
+        ...
+
+    def added(self, replica: int) -> None:
+        """A replica is there from now on; its cache is empty."""
+        ...
+
+    def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:
+        """A replica stored or removed a block; -1 is the cache that all share."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,9 @@ from pathlib import Path
 from replica.drivers.sim_costs import MODELS_BY_NAME
 from sim import ablation, synthetic, traces
 from sim.metrics import Metrics, measure
-from sim.policies.base import Policy
 from sim.policies.registry import ROUTER, entry
 from sim.policies.sluice import RouterSettings, Sluice
-from sim.pool import Pool, PoolPlan
+from sim.pool import Policy, Pool, PoolPlan
 from sim.workload import Trace
 
 SYNTHETIC = "synthetic"

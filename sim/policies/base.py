@@ -1,4 +1,4 @@
-"""What a routing policy is, and what every peer keeps: requests in flight per replica.
+"""Holds the state that every peer's policy keeps: requests in flight per replica.
 
 Peers are other platforms' decisions in our own code, written from what they document and publish.
 Where they need state that they could not have at once, they get it exact and instant.
@@ -7,51 +7,11 @@ Where they need state that they could not have at once, they get it exact and in
 import random
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from sim.engines import Job
-    from sim.pool import Pool
+from sim.engines import Job
+from sim.pool import Pool
 
 _TIE = 1e-12
-
-
-class Policy(Protocol):
-    """Decides which replica serves which job, and when.
-
-    A policy may hold jobs and call `Pool.dispatch` later, from any of these methods or from an
-    action on `Pool.timeline`.
-    """
-
-    name: str
-
-    def bind(self, pool: "Pool") -> None:
-        """Begin a run; nothing has arrived."""
-        ...
-
-    def arrive(self, job: "Job") -> None:
-        """Take a job: dispatch it now or hold it."""
-        ...
-
-    def first(self, job: "Job") -> None:
-        """The first token of the job's attempt is out."""
-        ...
-
-    def done(self, job: "Job") -> None:
-        """The job has ended."""
-        ...
-
-    def lost(self, replica: int, jobs: Sequence["Job"]) -> None:
-        """A replica died with these jobs, the longest there first; serve them elsewhere."""
-        ...
-
-    def added(self, replica: int) -> None:
-        """A replica is there from now on; its cache is empty."""
-        ...
-
-    def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:
-        """A replica stored or removed a block; -1 is the cache that all share."""
-        ...
 
 
 class Peer:
@@ -63,7 +23,7 @@ class Peer:
 
     name = "peer"
 
-    def bind(self, pool: "Pool") -> None:
+    def bind(self, pool: Pool) -> None:
         """Begin a run."""
         self.pool = pool
         self.in_flight = [0] * pool.replicas_max
@@ -72,27 +32,27 @@ class Peer:
         self.random = random.Random(seed)  # noqa: S311
 
     @abstractmethod
-    def pick(self, job: "Job") -> int:
+    def pick(self, job: Job) -> int:
         """Return the replica for a job, one of `pool.alive`."""
 
-    def arrive(self, job: "Job") -> None:
+    def arrive(self, job: Job) -> None:
         """Dispatch a job at once."""
         self.send(job)
 
-    def send(self, job: "Job") -> None:
+    def send(self, job: Job) -> None:
         """Dispatch a job to the replica picked for it."""
         replica = self.pick(job)
         self.in_flight[replica] += 1
         self.pool.dispatch(job, replica)
 
-    def first(self, job: "Job") -> None:
+    def first(self, job: Job) -> None:
         """See `Policy`."""
 
-    def done(self, job: "Job") -> None:
+    def done(self, job: Job) -> None:
         """See `Policy`."""
         self.in_flight[job.replica] -= 1
 
-    def lost(self, replica: int, jobs: Sequence["Job"]) -> None:
+    def lost(self, replica: int, jobs: Sequence[Job]) -> None:
         """See `Policy`."""
         for job in jobs:
             if job.first_step < 0:

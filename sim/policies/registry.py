@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sim.policies.aibrix import AibrixPrefixCache
-from sim.policies.base import Policy
 from sim.policies.dynamo import Dynamo, DynamoQueue
 from sim.policies.llmd import LlmdPredictedLatency, LlmdScores
 from sim.policies.oracle import Oracle
@@ -23,6 +22,7 @@ from sim.policies.simple import (
     RoundRobin,
     SessionSticky,
 )
+from sim.pool import Policy
 
 
 class PolicyError(ValueError):
