@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 from router.core.decide import placement, preemption
+from router.core.decide.admission import Pressure
 from router.core.decide.forecast import (
     NO_SUPPLY,
     RETRY_AFTER_UNKNOWN_S,
@@ -111,12 +112,16 @@ class CellBook:
 
     # --- waiting requests -------------------------------------------------------------------
 
-    def price(self, request: Request) -> None:
-        """Predict the uncached tokens of a new request, and set its objective."""
+    def price(self, request: Request) -> Pressure:
+        """Predict the uncached tokens of a new request, and set its objective.
+
+        Returns:
+            The numbers that admission needs of every request.
+        """
         fleet, config = self.fleet, self.config
         self.renew_mean_speed(request.arrived_at)
         request.uncached_tokens = request.prompt_tokens - fleet.most_cached(
-            request, self._matches(request)
+            request, fleet.matches(request)
         )
         least_s = fleet.least_prefill_s(request.prompt_tokens)
         request.objective_s = config.ttft_base_s + config.ttft_factor * least_s
@@ -126,7 +131,9 @@ class CellBook:
         request.overdue_at = request.arrived_at + config.overtake_factor * request.objective_s
         self._priced += 1
         weight = max(_SMOOTHING, 1 / self._priced)
-        self.uncached_mean += weight * (request.uncached_tokens - self.uncached_mean)
+        self.uncached_mean += weight * (uncached - self.uncached_mean)
+        alone_s = fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
+        return Pressure(*self.queue.tenant_load(request.priority, request.tenant_id), alone_s)
 
     def count_work(self, request: Request, *, is_refused: bool) -> None:
         """Count a request that has its price as demand."""
@@ -150,14 +157,11 @@ class CellBook:
 
     def look_up(self, request: Request) -> Mapping[str, int]:
         """Return a waiting request's cached blocks by replica, and price it anew by them."""
-        matches = self._matches(request)
+        matches = self.fleet.matches(request)
         uncached = request.prompt_tokens - self.fleet.most_cached(request, matches)
         if uncached != request.uncached_tokens:
             self.queue.reprice(request, uncached)
         return matches
-
-    def _matches(self, request: Request) -> Mapping[str, int]:
-        return self.fleet.index.matches(request.hashes) if request.hashes else {}
 
     def output_expected(self, request: Request) -> int:
         """Return the output tokens to book for a request."""
@@ -276,37 +280,24 @@ class CellBook:
             ends_s += running / (answer_tokens * step_s)
         return Supply(replicas, tokens_s, backlog_s, free, ends_s) if replicas else NO_SUPPLY
 
-    def demand(self, request: Request, now: float) -> Demand:
-        """Return the work before a request that came now, and its own."""
+    def demand(self, request: Request, prefill_s: float, now: float) -> Demand:
+        """Return the work before a request that came now, and its own; see `Pressure`."""
         uncached = request.uncached_tokens
         requests, tokens = self.queue.ahead(
             request.priority, request.tenant_id, request.weight, uncached, now
         )
-        prefill_s = self.idle_prefill_s(request)
-        return Demand(requests, tokens, prefill_s, self.fleet.cold_load_s(request.adapter))
+        load_s = self.fleet.cold_load_s(request.adapter) if request.adapter else 0.0
+        return Demand(requests, tokens, prefill_s, load_s)
 
     def idle_prefill_s(self, request: Request) -> float:
         """Return the seconds of a request's own prefill on a replica that does nothing else."""
         uncached = request.uncached_tokens
         return self.fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
 
-    def wait_ahead_s(self, request: Request, ahead: tuple[int, float], now: float) -> float:
-        """Return the uncorrected wait of a request behind so many requests and prompt tokens."""
-        return self.forecast.wait_s(
-            self.supply(now),
-            ahead,
-            priority=request.priority,
-            reserved_permille=request.reserved_permille,
-            now=now,
-        )
-
-    def predict(self, request: Request, now: float) -> Prediction:
-        """Return the predicted first token of a request that came now."""
-        demand = self.demand(request, now)
-        wait_s = self.wait_ahead_s(request, (demand.requests_ahead, demand.tokens_ahead), now)
-        accuracy = self.forecast.accuracy(request.uncached_tokens, self.uncached_mean)
-        overdue_s = request.overdue_at - request.arrived_at
-        return Prediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s, overdue_s)
+    def predict(self, request: Request, prefill_s: float, now: float) -> Prediction:
+        """Return the predicted first token of a request that came now; see `Pressure`."""
+        supply, demand = self.supply(now), self.demand(request, prefill_s, now)
+        return self.forecast.predict(request, supply, demand, self.uncached_mean, now)
 
     def runs_below(self, priority: int, now: float) -> bool:
         """Return whether lower tiers run on more than their reserved share; a moment old."""

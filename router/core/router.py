@@ -15,19 +15,21 @@ from router.core.cell import CellBook
 from router.core.cell_news import CellNews
 from router.core.decide import admission
 from router.core.dispatch import Dispatcher
+from router.core.engine_news import EngineNews
 from router.core.explain.decision_log import DecisionLog
 from router.core.fleet.health import HealthState
 from router.core.fleet.replica import ReplicaBook
 from router.core.handovers import Handovers
-from router.core.lifecycle import RequestLifecycle, moved
+from router.core.lifecycle import RequestLifecycle
+from router.core.ownership import Ownership
 from router.core.types.actions import Actions, Stats
 from router.core.types.batch import GatewayBatch
 from router.core.types.config import CoreConfig
-from router.core.types.ending import FINISHED, Ending, count
+from router.core.types.ending import Ending, count
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Dispatch, Gateway, Request
 from router.core.types.service import ServiceReport
-from sluice.errors import ErrorCode, policy_of
+from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -47,9 +49,10 @@ class RouterCore:
         decisions = DecisionLog(config)
         self.lifecycle = RequestLifecycle(config, self.cells, decisions)
         self.handovers = Handovers()
+        self._ownership = Ownership(config, self.cells, self.replicas, self.lifecycle)
         self.dispatcher = Dispatcher(self.lifecycle, self.handovers, decisions)
+        self.engine_news = EngineNews(config, self.lifecycle, self.dispatcher)
         self.is_draining = False
-        self._busy: dict[str, ReplicaBook] = {}  # said "busy" a moment ago
         self._news = CellNews(config.cell_state_interval_s)
         self._alive_at = float("-inf")
 
@@ -81,10 +84,13 @@ class RouterCore:
             raise ValueError(f"handle {request.handle} is in use")
         self.lifecycle.stamp(gateway, request, now)
         cell = self.cells.get(request.cell_id)
-        if cell is not None:
-            cell.price(request)
         rejection = admission.rejection(
-            request, cell, self.config, now, router_is_draining=self.is_draining
+            request,
+            cell,
+            self.config,
+            now,
+            pressure=None if cell is None else cell.price(request),
+            router_is_draining=self.is_draining,
         )
         if cell is not None and (rejection is None or rejection.code in _FOR_WANT_OF_ROOM):
             cell.count_work(request, is_refused=rejection is not None)
@@ -111,47 +117,7 @@ class RouterCore:
         `epoch` is that of the cells that are new, greater than that of earlier ones.
         Requests that wait for a cell that moved away are evicted, those that run there end here.
         """
-        wanted = dict.fromkeys(owned)
-        for cell_id in wanted:
-            cell = self.cells.get(cell_id)
-            if cell is None:
-                cell = self.cells[cell_id] = CellBook(cell_id, self.config, epoch)
-            cell.is_owned = cell.is_dirty = True
-        planned = {plan.replica_id: plan for plan in plans if plan.cell_id in wanted}
-        for plan in planned.values():
-            book = self.replicas.get(plan.replica_id)
-            if book is None:
-                book = ReplicaBook(plan.replica_id, plan.cell_id, self.config.tpot_s)
-                self.replicas[plan.replica_id] = book
-                self.cells[plan.cell_id].fleet.replicas[plan.replica_id] = book
-        for book in list(self.replicas.values()):
-            plan = planned.get(book.replica_id)
-            book.is_leaving = plan is None or plan.cell_id != book.cell_id
-            book.is_draining = book.is_leaving or (plan is not None and plan.is_draining)
-            if plan is not None and not book.is_leaving:
-                book.role = plan.role
-            self.cells[book.cell_id].update(book)
-        for cell in self.cells.values():
-            if cell.cell_id not in wanted and cell.is_owned:
-                self._give_up_cell(cell)
-        self._forget(wanted)
-
-    def _give_up_cell(self, cell: CellBook) -> None:
-        cell.is_owned = False
-        cell.fleet.absent_since = None
-        for request in cell.queue.drain():
-            self.lifecycle.end(request, moved(cell.cell_id, emitted=bool(request.output)))
-
-    def _forget(self, wanted: dict[str, None]) -> None:
-        """Drop replicas and cells that are no longer planned and hold nothing."""
-        for book in list(self.replicas.values()):
-            if book.is_leaving and not book.dispatches and book.limits is None:
-                cell = self.cells[book.cell_id]
-                del self.replicas[book.replica_id]
-                cell.fleet.forget(book.replica_id)
-        for cell in list(self.cells.values()):
-            if cell.cell_id not in wanted and not cell.fleet.replicas:
-                del self.cells[cell.cell_id]
+        self._ownership.adopt(owned, plans, epoch)
 
     def has_ended(self, dispatch: Dispatch) -> bool:
         """Return whether an engine has said its last word about a sequence, or is gone."""
@@ -262,106 +228,7 @@ class RouterCore:
         book = self.replicas.get(replica_id)
         if book is None or book.epoch != epoch or book.limits is None:
             return
-        cell = self.cells[book.cell_id]
-        state = frame.state
-        if frame.admitted:
-            self._admitted(book, cell, frame, now)
-        book.progress(frame)
-        frames.file_frame(book, frame, self.lifecycle.stats, now)
-        if frame.finished:
-            self._finish(book, cell, frame, now)
-        if frame.HasField("kv_events"):
-            cell.fleet.cached(replica_id, frame.kv_events, now)
-        if state.adapters_changed:
-            cell.fleet.residency.resident(replica_id, state.adapters_resident)
-        if frame.steps and state.step_us:  # a heartbeat repeats the last step
-            cell.fleet.health.stepped(
-                replica_id,
-                state.step_us * 1e-6,
-                now,
-                prompt_tokens=state.step_prompt_tokens,
-                decodes=state.running - state.prefilling,
-                kv_blocks=state.kv_blocks_used,
-            )
-        book.observe(frame, now)
-        for dispatch in book.take_unlisted():
-            book.finish(dispatch)
-            cell.fleet.released(dispatch)
-            if dispatch.is_open:
-                self.lifecycle.retry(dispatch, ErrorCode.REPLICA_LOST, " did not get it", now)
-        cell.update(book)
-
-    def _admitted(
-        self, book: ReplicaBook, cell: CellBook, frame: engine.StepFrame, now: float
-    ) -> None:
-        step_s = frame.state.step_us * 1e-6
-        for entry in frame.admitted:
-            dispatch = book.dispatches.get(entry.sequence)
-            if dispatch is None:
-                continue
-            if frame.steps == 1 and step_s:
-                lag_s = now - dispatch.dispatched_at - entry.queue_us * 1e-6 - step_s
-                book.speed.observe_lag(lag_s)
-            book.admitted(dispatch, entry.cached_tokens)
-            if dispatch.request.adapter:
-                waited_s = entry.queue_us * 1e-6
-                cell.fleet.residency.loaded(book.replica_id, dispatch.request.adapter, waited_s)
-            if dispatch.is_open:
-                frames.place(dispatch, entry.queue_us, self.lifecycle.stats, entry.load_us)
-
-    def _finish(
-        self, book: ReplicaBook, cell: CellBook, frame: engine.StepFrame, now: float
-    ) -> None:
-        for entry in frame.finished:
-            dispatch = book.dispatches.get(entry.sequence)
-            if dispatch is None:
-                continue
-            book.finish(dispatch)
-            cell.fleet.released(dispatch)
-            kind = FINISHED.get(entry.reason)
-            if dispatch.is_prefill and entry.reason == engine.FINISH_REASON_LENGTH:
-                cell.fleet.health.succeeded(book.replica_id, now)
-                if dispatch.is_open:
-                    self.dispatcher.hand_over(cell, dispatch, now)
-                continue
-            if kind is not None:
-                cell.finished(dispatch, now)
-                self.lifecycle.stats.count_mismatches += dispatch.emitted != entry.output_tokens
-            if not dispatch.is_open:
-                continue
-            if kind is not None:
-                tokens, prefill_us = entry.output_tokens, entry.prefill_us
-                ending = Ending(kind, output_tokens=tokens, prefill_us=prefill_us)
-                self.lifecycle.end(dispatch.request, ending)
-            else:
-                self._finish_badly(book, cell, dispatch, entry, now)
-
-    def _finish_badly(
-        self,
-        book: ReplicaBook,
-        cell: CellBook,
-        dispatch: Dispatch,
-        entry: engine.Finished,
-        now: float,
-    ) -> None:
-        message = entry.message or entry.code
-        what = f": {message}"
-        if entry.reason == engine.FINISH_REASON_REFUSED:  # the request's fault, wherever it ran
-            policy = policy_of(entry.code)
-            is_known = policy is not None and policy.is_of_engine
-            code = ErrorCode(entry.code) if is_known else ErrorCode.ENGINE_REFUSED
-            kind, tokens = wire.OUTCOME_KIND_FAILED, dispatch.emitted
-            ending = Ending(kind, code, message, param=entry.param, output_tokens=tokens)
-            self.lifecycle.end(dispatch.request, ending)
-        elif entry.reason == engine.FINISH_REASON_BUSY:
-            drains = entry.code == ErrorCode.DRAINING
-            pause_s = self.config.draining_pause_s if drains else self.config.busy_pause_s
-            book.busy_until = now + pause_s
-            self._busy[book.replica_id] = book
-            self.lifecycle.retry(dispatch, None, what, now)
-        else:
-            cell.fleet.health.failed(book.replica_id, now)
-            self.lifecycle.retry(dispatch, ErrorCode.ENGINE_FAILED, what, now)
+        self.engine_news.take(book, self.cells[book.cell_id], frame, now)
 
     # --- time -------------------------------------------------------------------------------
 
@@ -369,8 +236,9 @@ class RouterCore:
         """Expire, bind what can start soon, and return all that is to be sent since the last."""
         actions = Actions()
         self.lifecycle.expire(now)
-        if self._busy:
-            self._wake_busy(now)
+        for book in self.engine_news.rested(now):
+            if book.replica_id in self.replicas:
+                self.cells[book.cell_id].update(book)
         for cell in self.cells.values():
             actions.probes += cell.fleet.health.tick(now)
             self._judge(cell, now)
@@ -405,9 +273,7 @@ class RouterCore:
             if cell.queue.requests:
                 due.append(cell.fleet.retry_at(now))
             due.append(cell.fleet.health.next_at(now))
-        if self._busy:
-            due += [book.busy_until for book in self._busy.values()]
-        due.append(self.handovers.next_at())
+        due += [self.engine_news.next_at(), self.handovers.next_at()]
         return max(min(due), now)
 
     def _hand_over(self, actions: Actions, now: float) -> None:
@@ -429,13 +295,6 @@ class RouterCore:
                 cell.update(book)
         handovers.ready = []
         actions.transfers, handovers.transfers = handovers.transfers, []
-
-    def _wake_busy(self, now: float) -> None:
-        for book in list(self._busy.values()):
-            if book.busy_until <= now:
-                del self._busy[book.replica_id]
-                if book.replica_id in self.replicas:
-                    self.cells[book.cell_id].update(book)
 
     def _judge(self, cell: CellBook, now: float) -> None:
         """Act on what the health of the cell's replicas has become."""

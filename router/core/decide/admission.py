@@ -6,7 +6,7 @@ only when no lower tier is left that runs on more than its reserved share.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from router.core.decide.forecast import (
     HIGHER_TIERS_MAX_S,
@@ -33,6 +33,20 @@ _COLD_ADAPTER = "the adapter is on no replica yet; try again later, or ask for t
 _SAMPLE = 4  # one of so many predictions is made although nothing depends on it, to learn from it
 
 
+class Pressure(NamedTuple):
+    """The numbers of a cell that admission needs of every request.
+
+    Attributes:
+        tenant_requests: Requests of its tenant that wait in its tier.
+        tenant_tokens: Prompt tokens of these.
+        prefill_s: Seconds of its own prefill on a replica that does nothing else.
+    """
+
+    tenant_requests: int
+    tenant_tokens: int
+    prefill_s: float
+
+
 class FleetLimits(Protocol):
     """The limits of a cell's replicas that admission reads; see `CellFleet`."""
 
@@ -42,7 +56,7 @@ class FleetLimits(Protocol):
 
 
 class AdmissionCell(Protocol):
-    """The numbers of a cell that admission reads; see `AdmissionCell`."""
+    """The numbers of a cell that admission reads; see `CellBook`."""
 
     is_owned: bool
     queue: FairQueue
@@ -59,16 +73,8 @@ class AdmissionCell(Protocol):
         """Return the supply of its replicas."""
         ...
 
-    def predict(self, request: Request, now: float) -> Prediction:
+    def predict(self, request: Request, prefill_s: float, now: float) -> Prediction:
         """Return the predicted first token of a request that came now."""
-        ...
-
-    def idle_prefill_s(self, request: Request) -> float:
-        """Return the seconds of a request's own prefill."""
-        ...
-
-    def wait_ahead_s(self, request: Request, ahead: tuple[int, float], now: float) -> float:
-        """Return the uncorrected wait behind so many requests and prompt tokens."""
         ...
 
     def runs_below(self, priority: int, now: float) -> bool:
@@ -82,12 +88,14 @@ def rejection(
     config: CoreConfig,
     now: float,
     *,
+    pressure: Pressure | None,
     router_is_draining: bool,
 ) -> Ending | None:
     """Return why a request is refused, with an honest time to try again, or None.
 
-    A refusal without a time is about the request itself: trying again does not help. The request
-    has its price; nothing is changed but what later predictions learn from.
+    A refusal without a time is about the request itself: trying again does not help. Nothing is
+    changed but what later predictions learn from. `pressure` comes from `CellBook.price`; None:
+    there is no cell.
     """
     if router_is_draining:
         message = "this router is shutting down; try again"
@@ -95,12 +103,13 @@ def rejection(
     if cell is None or not cell.is_owned:
         message = f"this router does not own cell {request.cell_id}; try again"
         return _rejected(ErrorCode.UNAVAILABLE, message, _RELOCATION_S)
+    assert pressure is not None, "a request of a known cell has its price"
     cell.forecast.seen(request.priority, now)
     ending = (
         _unservable(request, cell)
-        or _over_tenant_limit(request, cell, config, now)
+        or _over_tenant_limit(request, cell, config, pressure, now)
         or _over_queue_limit(request, cell, config, now)
-        or _too_late(request, cell, config, now)
+        or _too_late(request, cell, config, pressure.prefill_s, now)
     )
     if ending is None:
         cell.forecast.arrivals.add(request.priority, request.uncached_tokens, now)
@@ -144,9 +153,9 @@ def _unservable(request: Request, cell: AdmissionCell) -> Ending | None:
 
 
 def _over_tenant_limit(
-    request: Request, cell: AdmissionCell, config: CoreConfig, now: float
+    request: Request, cell: AdmissionCell, config: CoreConfig, pressure: Pressure, now: float
 ) -> Ending | None:
-    requests, tokens = cell.queue.tenant_load(request.priority, request.tenant_id)
+    requests, tokens = pressure.tenant_requests, pressure.tenant_tokens
     is_over = (
         requests >= config.tenant_requests_max
         or tokens + request.prompt_tokens > config.tenant_tokens_max
@@ -157,7 +166,7 @@ def _over_tenant_limit(
         f"{requests} requests with {tokens} tokens of this tenant wait; at most"
         f" {config.tenant_requests_max} with {config.tenant_tokens_max} may: wait for answers"
     )
-    wait_s = cell.predict(request, now).ttft_s() / 2
+    wait_s = cell.predict(request, pressure.prefill_s, now).ttft_s() / 2
     return _rejected(ErrorCode.TENANT_QUEUE_FULL, message, bounded_retry_s(wait_s))
 
 
@@ -223,7 +232,7 @@ def drain_s(cell: AdmissionCell, now: float) -> float:
 
 
 def _too_late(
-    request: Request, cell: AdmissionCell, config: CoreConfig, now: float
+    request: Request, cell: AdmissionCell, config: CoreConfig, prefill_s: float, now: float
 ) -> Ending | None:
     """Refuse what would not have its first token by its deadline, however long it waited."""
     if not cell.queue.requests or request.is_begun:
@@ -238,14 +247,20 @@ def _too_late(
         # Behind all that waits it would wait longest: cheap to see, and mostly enough.
         everything = cell.queue.requests, cell.queue.tokens
         accuracy = forecast.accuracy(request.uncached_tokens, cell.uncached_mean)
-        correction, prefill_s = accuracy.correction(), cell.idle_prefill_s(request)
+        correction = accuracy.correction()
         longest_s = queue_wait_s(supply, *everything) + HIGHER_TIERS_MAX_S
         if longest_s * correction + prefill_s <= deadline_s:
             return None
-        longest_s = cell.wait_ahead_s(request, everything, now)
+        longest_s = forecast.wait_s(
+            supply,
+            everything,
+            priority=request.priority,
+            reserved_permille=request.reserved_permille,
+            now=now,
+        )
         if longest_s * correction + prefill_s <= deadline_s:
             return None
-    prediction = cell.predict(request, now)
+    prediction = cell.predict(request, prefill_s, now)
     wait_s = prediction.ttft_s()
     over_s = wait_s - (deadline_s * COLD_SHARE if is_cold else deadline_s)
     if over_s <= 0.0 or _is_kept(request, cell, now):

@@ -7,6 +7,8 @@ unknown part of it is left to a correction, which follows the real times and sta
 from dataclasses import dataclass
 from math import exp
 
+from router.core.types.request import Request
+
 CORRECTION_MIN = 0.5
 CORRECTION_MAX = 8.0
 RETRY_AFTER_MIN_S = 0.1
@@ -277,6 +279,26 @@ class Forecast:
         above = self.arrivals.above(priority, now)
         share = share_left(supply, *above, reserved_permille / 1000)
         return beside_s(wait_s, share, self.arrivals.known_s(now))
+
+    def predict(
+        self,
+        request: Request,
+        supply: Supply,
+        demand: Demand,
+        uncached_mean: float,
+        now: float,
+    ) -> Prediction:
+        """Return the predicted first token of a request; `uncached_mean` is that of its cell."""
+        wait_s = self.wait_s(
+            supply,
+            (demand.requests_ahead, demand.tokens_ahead),
+            priority=request.priority,
+            reserved_permille=request.reserved_permille,
+            now=now,
+        )
+        accuracy = self.accuracy(request.uncached_tokens, uncached_mean)
+        overdue_s = request.overdue_at - request.arrived_at
+        return Prediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s, overdue_s)
 
     def seen(self, priority: int, now: float) -> None:
         """Note that a tier has work."""

@@ -162,7 +162,7 @@ def _known(core: ExplainedCore, cell: CellBook, request: Request, now: float) ->
     if dispatch is None:
         explanation = _outline(request, "queued", now)
         explanation.candidates.extend(candidates(cell, request, now))
-        _predict(explanation, cell, request, now)
+        _predict(explanation, cell, request, cell.idle_prefill_s(request), now)
         may_go = _choice(core, cell, request, now) is not None
         explanation.reason = _why_queued(explanation, cell, request, now, may_go=may_go)
         return explanation
@@ -189,15 +189,19 @@ def _new(core: ExplainedCore, request: Request, now: float) -> wire.Explanation:
     request.deadline_at = now + (request.deadline_s or core.config.deadline_default_s)
     found = core.cells.get(request.cell_id)
     cell = None if found is None else _aside(found)
-    if cell is not None:
-        cell.price(request)
+    pressure = None if cell is None else cell.price(request)
     rejection = admission.rejection(
-        request, cell, core.config, now, router_is_draining=core.is_draining
+        request,
+        cell,
+        core.config,
+        now,
+        pressure=pressure,
+        router_is_draining=core.is_draining,
     )
     explanation = _outline(request, "admitted" if rejection is None else "rejected", now)
-    if cell is not None:
+    if cell is not None and pressure is not None:
         explanation.candidates.extend(candidates(cell, request, now))
-        _predict(explanation, cell, request, now)
+        _predict(explanation, cell, request, pressure.prefill_s, now)
     if rejection is not None:
         explanation.code = rejection.code or ""
         explanation.reason = rejection.message
@@ -228,9 +232,11 @@ def _aside(cell: CellBook) -> CellBook:
     return aside
 
 
-def _predict(explanation: wire.Explanation, cell: CellBook, request: Request, now: float) -> None:
-    demand = cell.demand(request, now)
-    prediction = cell.predict(request, now)
+def _predict(
+    explanation: wire.Explanation, cell: CellBook, request: Request, prefill_s: float, now: float
+) -> None:
+    demand = cell.demand(request, prefill_s, now)
+    prediction = cell.predict(request, prefill_s, now)
     explanation.predicted_queue_ms = _ms(prediction.wait_s())
     explanation.predicted_ttft_ms = _ms(prediction.ttft_s())
     explanation.requests_ahead = demand.requests_ahead

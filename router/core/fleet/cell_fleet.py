@@ -224,6 +224,10 @@ class CellFleet:
         anywhere = next(iter(self.replicas), "")
         return self.residency.load_s(anywhere, adapter)
 
+    def matches(self, request: Request) -> Mapping[str, int]:
+        """Return a request's cached leading blocks by replica; holders only."""
+        return self.index.matches(request.hashes) if request.hashes else {}
+
     def most_cached(self, request: Request, matches: Mapping[str, int]) -> int:
         """Return the most prompt tokens that any attached replica has cached for a request."""
         most = most_blocks = 0

@@ -1,0 +1,57 @@
+"""How often a request comes back to a floor of the router core while it is submitted."""
+
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from router.core import router as core_module
+
+CORE = Path(core_module.__file__).parent
+RETURNS_MAX = 8  # router/README.md shows the longest walk
+SHORT = ["router", "lifecycle", "cell", "fleet", "queue", "decide", "lifecycle", "cell", "queue"]
+LONG = [
+    *("router", "lifecycle", "cell", "fleet", "queue", "decide"),
+    *("cell", "decide", "cell", "queue", "decide"),
+    *("lifecycle", "cell", "queue"),
+]
+
+
+def floors_entered(action) -> list[str]:
+    """Run an action; return the floors whose functions are called, in order, neighbours merged.
+
+    A floor is a file of `router/core`, or a folder. The types are none: every floor reads them.
+    """
+    entered: list[str] = []
+
+    def note(frame, event, _argument) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(CORE):
+            entered.append(path.relative_to(CORE).parts[0].removesuffix(".py"))
+
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return [floor for floor, _ in groupby(floor for floor in entered if floor != "types")]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "deadline_s", "walk"),
+    [
+        pytest.param(0, 30.0, SHORT, id="with nothing before it"),
+        pytest.param(20, 1e6, [*SHORT[:6], "cell", "decide", *SHORT[6:]], id="in time for sure"),
+        pytest.param(20, 1e-3, [*LONG[:11], "cell", "decide"], id="refused"),
+        pytest.param(2, 1e6, LONG, id="predicted"),
+    ],
+)
+def test_a_request_that_is_submitted_comes_back_to_few_floors(bench, waiting, deadline_s, walk):
+    world = bench(replicas=1, sequences=1, deadline_default_s=1e6)
+    world.submit()
+    for _ in range(waiting):
+        world.submit(tenant_id="other")
+    floors = floors_entered(lambda: world.submit(tick=False, deadline_s=deadline_s))
+    assert floors == walk
+    assert len(floors) - len(set(floors)) <= RETURNS_MAX
