@@ -20,7 +20,10 @@ _CREDIT_REQUESTS = 2.0  # mean ones; what a tenant keeps whose queue was empty w
 _SERVICE_PRIOR = 512.0  # of a request, until some have ended
 _OUTPUT_PRIOR = 128.0  # tokens per dispatch, until some have ended
 _SMOOTHING = 0.02
-LAG_S = 3.0  # of this tier's turns; what a tenant loses here at most for service elsewhere
+# What a tenant loses here at most for service elsewhere: so much of this tier's turns, or so many
+# mean requests. Where requests are long, `LAG_S` alone would forget what a request or two cost.
+LAG_S = 3.0
+LAG_REQUESTS = 4.0
 _TENANTS_KEPT = 1024  # idle ones are forgotten above this, where that changes nothing
 
 
@@ -33,7 +36,7 @@ class Tier:
     has when others got more while its queue was empty for a moment.
 
     Service in other cells of the pool counts like service here, but puts a tenant behind the others
-    by at most `LAG_S`: what it had elsewhere is not held against it for longer.
+    by at most `LAG_S` and `LAG_REQUESTS`: what it had elsewhere is not held against it for longer.
 
     Attributes:
         totals: Service so far, and uncached tokens that wait; its tenants keep the sums.
@@ -254,34 +257,35 @@ class Tier:
         """
         self._cells = cells
         self.look_no_further()
-        turn, limit = self._turn(now)
+        turn, lag = self._turn(now)
         for tenant_id, service in services:
             tenant = self._tenants.get(tenant_id)
             if tenant is not None:
                 provision = self._provisions.get(tenant)
                 if provision is None:
                     provision = self._provisions[tenant] = Provision(tenant.service, now)
-                self._shift(tenant, provision.settle(service), turn, limit)
+                self._shift(tenant, provision.settle(service), turn, lag)
 
     def follow_provisions(self, now: float) -> None:
         """Let provisions follow the service in this cell, and lapse."""
         self.look_no_further()
-        turn, limit = self._turn(now)
+        turn, lag = self._turn(now)
         for tenant, provision in list(self._provisions.items()):
-            self._shift(tenant, provision.follow(tenant.service, self._cells, now), turn, limit)
+            self._shift(tenant, provision.follow(tenant.service, self._cells, now), turn, lag)
             if provision.is_over:
                 del self._provisions[tenant]
 
     def _turn(self, now: float) -> tuple[float, float]:
-        """Return the counter of the tenant whose turn it is, and how far ahead others may be."""
+        """Return the counter of the tenant whose turn it is, and what that grows by in `LAG_S`."""
         self._virtual_time.sample(self.totals.served, now)
         top = self._top() or self._last
         turn = 0.0 if top is None else top.counter
-        return turn, turn + LAG_S * self._virtual_time.pace
+        return turn, LAG_S * self._virtual_time.pace
 
-    def _shift(self, tenant: TenantQueue, service: float, turn: float, limit: float) -> None:
+    def _shift(self, tenant: TenantQueue, service: float, turn: float, lag: float) -> None:
         """Charge service elsewhere up to the limit, or give it back, but no further than a turn."""
         before = tenant.counter
+        limit = turn + max(lag, LAG_REQUESTS * self._service_mean / tenant.weight)
         if service >= 0.0:
             _move(tenant, max(before, min(before + service, limit)))
         else:

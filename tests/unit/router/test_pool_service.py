@@ -200,9 +200,9 @@ class Cells:
             while self.servers[number].queue.tenant_load(0, tenant)[0] < 8:
                 self.servers[number].push(tenant, 100, **words)
 
-    def step(self) -> None:
+    def step(self, output: int = 50) -> None:
         for server in self.servers:
-            server.step()
+            server.step(output)
         now = self.servers[0].now
         if self.age_s is None:
             return
@@ -227,15 +227,17 @@ class Cells:
         return out
 
 
-def wide_share(cells: int, age_s: float | None) -> float:
+def wide_share(
+    cells: int, age_s: float | None, *, room: int = 8, output: int = 50, steps: int = 6000
+) -> float:
     """The share of a tenant in all cells beside one tenant of each cell, all with work at all times."""
-    pool = Cells(cells, age_s)
-    for step in range(6000):
+    pool = Cells(cells, age_s, room=room)
+    for step in range(steps):
         pool.keep_waiting("wide", range(cells))
         for number in range(cells):
             pool.keep_waiting(f"narrow-{number}", [number])
-        pool.step()
-        if step == 2000:
+        pool.step(output)
+        if step == steps // 3:
             pool.take_service()
     service = pool.take_service()
     return service["wide"] / sum(service.values())
@@ -247,3 +249,9 @@ def test_a_tenant_with_many_cells_gets_what_it_gets_with_one(cells, age_s):
     if age_s == 0.1:
         assert wide_share(cells, None) == pytest.approx(0.5, abs=0.02), "each cell by itself"
     assert wide_share(cells, age_s) == pytest.approx(1 / (cells + 1), rel=0.05)
+
+
+def test_service_elsewhere_is_not_forgotten_where_requests_take_longer_than_the_lag():
+    """Two places, and requests of 4 s: in `LAG_S` a tenant gets less than one turn."""
+    share = wide_share(2, 0.1, room=2, output=200, steps=15_000)
+    assert share == pytest.approx(1 / 3, rel=0.05)
