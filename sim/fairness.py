@@ -93,6 +93,15 @@ def scenario(name: str, *, seed: int, replicas: int, arena: Path | None) -> Trac
         rows = _recorded(arena, seed, replicas)
     else:
         rows = _generated(SCENARIOS[name], seed, replicas)
+    return _trace(name, rows)
+
+
+def trace_of(name: str, loads: Sequence[Load], seed: int, replicas: int = 1) -> Trace:
+    """Return the requests of such loads, for so many replicas; no two share a prefix."""
+    return _trace(name, _generated(loads, seed, replicas))
+
+
+def _trace(name: str, rows: Sequence["_Row"]) -> Trace:
     blocks = count()
     requests = [
         TraceRequest(at_s, prompt, output, _fresh(blocks, prompt), -1, tenant, priority)
@@ -264,12 +273,16 @@ class Services:
         """Return all service asked for."""
         return {tenant: asked[-1] for tenant, asked in self._asked.items()}
 
+    def served(self, start: int, end: int) -> dict[str, float]:
+        """Return the service between two seconds, by tenant."""
+        return {tenant: amounts[end] - amounts[start] for tenant, amounts in self._served.items()}
+
     def gaps(self, last: int) -> list[float]:
         """Return the gap of each window that ends by `last`."""
         out: list[float] = []
         for middle in range(HALF_WINDOW_S, last - HALF_WINDOW_S):
             start, end = middle - HALF_WINDOW_S, middle + HALF_WINDOW_S
-            own = {tenant: served[end] - served[start] for tenant, served in self._served.items()}
+            own = self.served(start, end)
             best = max(own.values())
             unmet = {t: max(0.0, self._asked[t][end] - self._served[t][end]) for t in own}
             out.append(sum(min(best - amount, unmet[t]) for t, amount in own.items()))
