@@ -16,6 +16,7 @@ MODULES = {
     "router": "benchmarks.micro.router_core",
     "index": "benchmarks.micro.router_index",
     "shell": "benchmarks.micro.router_shell",
+    "pool_service": "benchmarks.micro.pool_service",
     "events": "benchmarks.micro.event_emit",
     "traces": "benchmarks.micro.trace_queries",
     "pipeline": "benchmarks.load.telemetry_pipeline",

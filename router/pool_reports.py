@@ -15,7 +15,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 INTERVAL_S = 0.1
 _INTERVAL_PER_READER_S = 0.005  # 80 routers with a cell each: every 0.4 s, 200 messages/s come in
-_ACCOUNTS_MAX = 4096  # in one round of reports that a router reads, of all cells of a pool
+ACCOUNTS_MAX = 1024  # in one round of reports that a router reads, of all cells of a pool
 _ACCOUNTS_MIN = 32
 _SIGN_OF_LIFE_S = 1.0
 _BACKLOG_MAX = 16  # messages that a reader is behind; it is cut, and comes back
@@ -85,7 +85,7 @@ class PoolReports:
         reports = [
             report
             for cell_id in self._cells.get(pool_id, ())
-            if (report := self._hub.service_now(cell_id, self._router_id, _ACCOUNTS_MAX))
+            if (report := self._hub.service_now(cell_id, self._router_id, ACCOUNTS_MAX))
         ]
         reader = ServiceReader(packed(self._router_id, reports))
         self._readers.setdefault(pool_id, []).append(reader)
@@ -120,7 +120,7 @@ class PoolReports:
             readers = self._readers.get(pool_id, [])
             if not readers and len(cells) < 2:
                 continue
-            accounts_max = max(_ACCOUNTS_MIN, _ACCOUNTS_MAX // (len(readers) + len(cells)))
+            accounts_max = max(_ACCOUNTS_MIN, ACCOUNTS_MAX // (len(readers) + len(cells)))
             reports = [
                 report
                 for cell_id in cells

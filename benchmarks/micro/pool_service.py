@@ -19,12 +19,12 @@ from benchmarks.results import write_result
 from router.core.queue.fair_queue import FairQueue
 from router.core.types.request import Request
 from router.core.types.service import ServiceReport
-from router.pool_reports import INTERVAL_S, packed, unpacked
+from router.pool_reports import ACCOUNTS_MAX, INTERVAL_S, packed, unpacked
 from sluice.wire.router.v1 import router_pb2 as wire
 
 ROUTERS = 8
 TENANTS = 1000
-ACCOUNTS_MAX = 4096 // ROUTERS  # of one report, see `router.pool_reports`
+ACCOUNTS = ACCOUNTS_MAX // ROUTERS  # of one report
 ROUNDS = 200
 MESSAGES = 2000
 _METHOD = "/benchmark/Follow"
@@ -44,7 +44,9 @@ class Cell:
     def _push(self) -> None:
         for tenant in range(TENANTS):
             order = next(self._orders)
-            request = Request(order, self.name, 100, tenant_id=f"tenant-{tenant}")
+            request = Request(
+                handle=order, cell_id=self.name, prompt_tokens=100, tenant_id=f"tenant-{tenant}"
+            )
             request.order, request.uncached_tokens = order, 100
             self.queue.push(request, self.now)
 
@@ -59,7 +61,7 @@ class Cell:
 
     def tell(self) -> bytes:
         """Return the message of the next report."""
-        accounts = self.queue.report(ACCOUNTS_MAX, self.now)
+        accounts = self.queue.report(ACCOUNTS, self.now)
         report = ServiceReport(self.name, self.name, 1, self.queue.reports, accounts)
         return packed(self.name, [report])
 
@@ -107,7 +109,9 @@ async def carried_us(message: bytes) -> float:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         await channel.channel_ready()
         began_s = time.process_time()
-        call = channel.unary_stream(_METHOD)(b"")
+        call = channel.unary_stream(_METHOD, request_serializer=bytes, response_deserializer=bytes)(
+            b""
+        )
         received = 0
         while isinstance(await call.read(), bytes):
             received += 1
@@ -127,7 +131,7 @@ def main() -> None:
     figures = {
         "routers": ROUTERS,
         "tenants": TENANTS,
-        "accounts_per_message": ACCOUNTS_MAX,
+        "accounts_per_message": ACCOUNTS,
         "bytes_per_message": len(message),
         "tell_us": round(tell_us, 1),
         "hear_us": round(hear_us, 1),
