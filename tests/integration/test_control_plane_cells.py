@@ -62,6 +62,7 @@ async def running_site(plane, eventually, tmp_path: Path) -> AsyncIterator[Site]
         }
         watcher = await stack.enter_async_context(watching(plane.grpc_address))
         made = Site(watcher, routers)
+        stack.push_async_callback(_stop_all, routers)
 
         async def are_known() -> bool:
             listed = (await plane.admin.get("/v1/routers")).json()["data"]
@@ -74,6 +75,11 @@ async def running_site(plane, eventually, tmp_path: Path) -> AsyncIterator[Site]
         yield made
 
 
+async def _stop_all(routers: dict[str, ChildProcess]) -> None:
+    for router in routers.values():
+        await router.stop()
+
+
 @pytest.fixture
 def start_site(
     control_plane, eventually, tmp_path: Path
@@ -81,55 +87,69 @@ def start_site(
     return lambda: running_site(control_plane, eventually, tmp_path)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told to end"])
-async def test_the_cell_of_a_router_that_ends_moves_to_the_other(
-    start_site, eventually, how: signal.Signals
-) -> None:
-    async with start_site() as site:
-        loser = site.owner("a-0")
-        (heir,) = set(site.routers) - {loser}
-        before = site.epochs()
-        os.kill(site.routers[loser].pid, how)
-        await eventually(lambda: site.owner("a-0") == heir, "it moves")
-        assert site.owner("b-0") == heir
-        assert site.epochs() == before | {"a-0": before["a-0"] + 1}
-
-
-async def test_a_goodbye_moves_cells_though_the_router_still_serves(
+async def test_the_cell_of_a_router_that_leaves_moves_to_the_other(
     start_site, control_plane, eventually
 ) -> None:
-    """What a router says at SIGTERM, before it finishes what it has."""
     async with start_site() as site:
-        leaver = site.owner("a-0")
-        (heir,) = set(site.routers) - {leaver}
-        async with trusted_channel(control_plane.grpc_address) as channel:
-            await ControlServiceStub(channel).Leave(wire.LeaveRequest(instance_id=leaver))
-        await eventually(lambda: site.owners() == {heir}, "its cell moves")
+        for how in (_say_goodbye, _kill, _tell_to_end):
+            loser = site.owner("a-0")
+            (heir,) = set(site.routers) - {loser}
+            before = site.epochs()
+            moved = [cell for cell in before if site.owner(cell) == loser]
+            await how(control_plane, site, loser)
+            await eventually(lambda heir=heir: site.owners() == {heir}, "they move")
+            assert site.epochs() == before | {cell: before[cell] + 1 for cell in moved}
+            await _restart(control_plane, site, loser, eventually)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told to end"])
+async def _say_goodbye(plane, _: Site, name: str) -> None:
+    """What a router says at SIGTERM, before it finishes what it has: it still serves."""
+    async with trusted_channel(plane.grpc_address) as channel:
+        await ControlServiceStub(channel).Leave(wire.LeaveRequest(instance_id=name))
+
+
+async def _kill(_: object, site: Site, name: str) -> None:
+    os.kill(site.routers[name].pid, signal.SIGKILL)
+
+
+async def _tell_to_end(_: object, site: Site, name: str) -> None:
+    os.kill(site.routers[name].pid, signal.SIGTERM)
+
+
+async def _restart(plane, site: Site, name: str, eventually) -> None:
+    """Start a router again, after its end, and wait until it may own cells."""
+    ended = site.routers[name]
+    await ended.stop()
+    site.routers[name] = await ChildProcess.start(ended.spec)
+    await site.routers[name].wait_ready(WAIT_S)
+    await eventually(lambda: _are_here(plane), "it may own cells")
+
+
+async def _are_here(plane) -> bool:
+    listed = (await plane.admin.get("/v1/routers")).json()["data"]
+    return all(not found["left_at"] for found in listed)
+
+
 async def test_no_cell_moves_when_the_control_plane_is_started_again(
-    start_site, control_plane, eventually, how: signal.Signals
+    start_site, control_plane, eventually
 ) -> None:
-    plane = control_plane
-    async with start_site() as site:
+    async with start_site() as site, AsyncExitStack() as stack:
         before = site.epochs()
-        os.kill(plane.child.pid, how)
-        await plane.child.wait()
-        again = await ChildProcess.start(plane.spec)
-        try:
-            await again.wait_ready(WAIT_S)
-
-            async def are_back() -> bool:
-                listed = (await plane.admin.get("/v1/routers")).json()["data"]
-                return all(not found["left_at"] for found in listed)
-
-            await eventually(are_back, "the routers are back")
-            await plane.put("pools/c", base_digest=DIGEST, engine="sim", replicas_wanted=0)
+        running = control_plane.child
+        for how, pool in ((signal.SIGKILL, "c"), (signal.SIGTERM, "d")):
+            os.kill(running.pid, how)
+            await running.wait()
+            running = await ChildProcess.start(control_plane.spec)
+            stack.push_async_callback(running.stop)
+            await running.wait_ready(WAIT_S)
+            await eventually(lambda: _are_here(control_plane), "the routers are back")
+            await control_plane.put(
+                f"pools/{pool}", base_digest=DIGEST, engine="sim", replicas_wanted=0
+            )
             await eventually(
-                lambda: bool(site.watcher.state.cells.get("c-0", wire.Cell()).router_id),
+                lambda cell=f"{pool}-0": bool(
+                    site.watcher.state.cells.get(cell, wire.Cell()).router_id
+                ),
                 "new cells are assigned",
             )
             assert before.items() <= site.epochs().items()
-        finally:
-            await again.stop()

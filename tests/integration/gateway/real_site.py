@@ -71,6 +71,7 @@ class Site:
     ) -> None:
         self.gateway = gateway
         self._http = http
+        self._texts: list[str] = []
         self.routers = routers
         self.tritons = tritons
         self.pause_s = 0.0  # the longest between two chunks of any stream
@@ -108,6 +109,13 @@ class Site:
                 disturb()
         return [call.result() for call in calls]
 
+    async def undisturbed(self) -> list[str]:
+        """What all streams say when nothing ends."""
+        if not self._texts:
+            self._texts = await self.many()
+            assert all(self._texts)
+        return self._texts
+
 
 @asynccontextmanager
 async def running_site(
@@ -138,6 +146,7 @@ async def running_site(
             name: await stack.enter_async_context(running_router(name, plane.grpc_address, home))
             for name in ("one", "two")
         }
+        stack.push_async_callback(_stop_all, routers)
         await stack.enter_async_context(running_node(plane.grpc_address, tritons))
         await plane.put(
             "pools/pool",
@@ -164,6 +173,11 @@ async def running_site(
         yield Site(gateway, await stack.enter_async_context(http), routers, tritons)
 
 
+async def _stop_all(routers: dict[str, ChildProcess]) -> None:
+    for router in routers.values():
+        await router.stop()
+
+
 def all_serve(site: Site) -> bool:
     """Whether both replicas can be reached through the routers of their cells."""
     links = site.gateway.links
@@ -172,11 +186,13 @@ def all_serve(site: Site) -> bool:
     return found is not None and sum(view.replicas_ready for view in views) == 2
 
 
-async def outlive_router(site: Site, how: signal.Signals, eventually) -> None:
-    """Send a signal to the router of the first cell; no stream ends, none is changed."""
+async def outlive_router(site: Site, how: signal.Signals, eventually) -> str:
+    """Send a signal to the router of the first cell; no stream ends, none is changed.
+
+    Returns its name. One that was frozen goes on.
+    """
     await eventually(lambda: all_serve(site), timeout_s=WAIT_S)
-    undisturbed = await site.many()
-    assert all(undisturbed)
+    undisturbed = await site.undisturbed()
     loser = site.owners()["pool-0"]
     (heir,) = set(site.routers) - {loser}
     site.pause_s, ended_at, moved_at = 0.0, 0.0, 0.0
@@ -196,6 +212,7 @@ async def outlive_router(site: Site, how: signal.Signals, eventually) -> None:
     await eventually(lambda: moved_at)
     log.info(  # `pytest -rP` shows it
         "failover_measured",
+        how=how.name,
         gateway_knows_after_s=round(moved_at - ended_at, 3),
         longest_pause_s=round(site.pause_s, 3),
     )
@@ -204,3 +221,20 @@ async def outlive_router(site: Site, how: signal.Signals, eventually) -> None:
         os.kill(site.routers[loser].pid, signal.SIGCONT)
         assert await site.many() == undisturbed, "who wakes up does no harm"
         assert set(site.owners().values()) == {heir}
+    return loser
+
+
+async def restart_router(site: Site, name: str, plane) -> None:
+    """Start a router again that was killed or told to end, and wait until it may own cells."""
+    ended = site.routers[name]
+    await ended.wait()
+    site.routers[name] = await ChildProcess.start(ended.spec)
+    await site.routers[name].wait_ready(WAIT_S)
+    async with asyncio.timeout(WAIT_S):
+        while not await _may_own(plane, name):  # noqa: ASYNC110 - the REST has no event
+            await asyncio.sleep(0.1)
+
+
+async def _may_own(plane, name: str) -> bool:
+    listed = (await plane.admin.get("/v1/routers")).json()["data"]
+    return any(router["id"] == name and not router["left_at"] for router in listed)
