@@ -259,6 +259,7 @@ class ServicePlan:
             "CONTROL_PLANE__TELEMETRY_URL": f"{self._options.scheme}://{self._address('telemetry_http')}",
             "CONTROL_PLANE__TELEMETRY_KEY": self._secrets.admin_key,
             "CONTROL_PLANE__BUDGET_INTERVAL_S": "2",  # people who try it do not wait for long
+            "CONTROL_PLANE__SCALING_INTERVAL_S": "2",
             "CONTROL_PLANE__ARTIFACT_STORE_URL": self._home.artifact_store.absolute().as_uri(),
         }
         control = self._service(
