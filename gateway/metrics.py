@@ -168,6 +168,11 @@ class GatewayMetrics:
         self.prompt_tokens = self.tokens.labels("prompt")
         self.cached_tokens = self.tokens.labels("cached")
         self.output_tokens = self.tokens.labels("output")
+        self.drafts = self._counter(
+            "gateway_draft_tokens_total",
+            "Tokens that a pool's engines tried ahead of the model: proposed, and of them accepted",
+            ("pool", "result"),
+        )
         self.resumes = Counter(
             "gateway_resumes_total", "Answers continued elsewhere", registry=self.registry
         )

@@ -68,6 +68,8 @@ def add_sequence(message: engine.Submit, dispatch: Dispatch) -> None:
             sequence.tracestate = submit.tracestate
     if submit.ignore_eos:
         sequence.ignore_eos = True
+    if submit.prediction:
+        sequence.prediction.extend(submit.prediction)
     if submit.resumed_tokens or output:
         sequence.resumed_tokens = submit.resumed_tokens + len(output)
     prompt = wire.PackedSubmit.FromString(submit.SerializeToString()).prompt

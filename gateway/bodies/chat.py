@@ -9,22 +9,24 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gateway.bodies.fields import EntriesMax, Flag, Integer, Number, Only
+from gateway.bodies.fields import EntriesMax, Flag, Integer, Number, Only, Text
 from gateway.bodies.generation import GenerationFields, OutputTokens
 from gateway.bodies.guides import schema_text
 from gateway.bodies.messages import (
     MESSAGES_MAX,
+    PARTS_MAX,
     TOOLS_MAX,
     AllowedChoice,
     Message,
     NamedChoice,
+    TextPart,
     Tool,
     ToolChoice,
     check_messages,
     in_order_of_calls,
 )
 from gateway.bodies.mistakes import bad_value
-from gateway.bodies.parsing import parse
+from gateway.bodies.parsing import Strict, parse
 
 TOP_LOGPROBS_MAX = 20
 
@@ -40,6 +42,20 @@ TemplateOptions = Annotated[
     ],
     EntriesMax(16),
 ]
+
+
+class Prediction(Strict):
+    """What the answer is expected to be."""
+
+    type: Literal["content"]
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=PARTS_MAX)]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join([part.text for part in self.content])
 
 
 class ChatRequest(GenerationFields):
@@ -66,7 +82,7 @@ class ChatRequest(GenerationFields):
     audio: Annotated[Any, Only()] = None
     modalities: Annotated[Any, Only(["text"])] = None
     moderation: Annotated[Any, Only()] = None
-    prediction: Annotated[Any, Only()] = None
+    prediction: Prediction | None = None
     prompt_cache_options: Annotated[
         Any,
         Only({}, {"mode": "implicit"}, {"ttl": "30m"}, {"mode": "implicit", "ttl": "30m"}),

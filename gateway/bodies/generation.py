@@ -88,7 +88,7 @@ class StreamOptions(Strict):
 def _param_names(grammar: str, logprobs: str) -> Mapping[str, str]:
     """Return one for all requests with the same: it is kept for as long as they are answered."""
     same = GenerationFields.model_fields.keys() & engine.Sampling.DESCRIPTOR.fields_by_name.keys()
-    others = {"adapter_digest": "model", "tokens_min": "min_tokens"}
+    others = {"adapter_digest": "model", "tokens_min": "min_tokens", "prediction": "prediction"}
     return {name: name for name in same} | others | {"grammar": grammar, "logprobs": logprobs}
 
 

@@ -42,6 +42,7 @@ class GenerationSpec(NamedTuple):
         absence_ms: It waits so long for a pool without replicas; 0: until its deadline.
         traceparent: W3C trace context of the request; empty: none is passed on.
         tracestate: Belongs to it.
+        prediction: Token ids that the answer is expected to have; empty: nothing is expected.
     """
 
     request_id: str
@@ -69,6 +70,7 @@ class GenerationSpec(NamedTuple):
     absence_ms: int = 0
     choice: int = 0
     tracestate: str = ""
+    prediction: Sequence[int] = ()
 
     @property
     def wish(self) -> Wish:
@@ -142,6 +144,7 @@ class Generation(ABC):
         itl_max_s: Longest gap between two pushes.
         placed: The last placement, if any.
         cached_tokens: Of the prompt, as found by the first placement.
+        drafts: Tokens tried ahead of the model, of all attempts whose end was told; None: none.
         prefill_us: As the engine says.
         resumes: Attempts that continued an answer already begun.
         ending: The end of the current attempt.
@@ -160,6 +163,7 @@ class Generation(ABC):
         "attempts",
         "cached_tokens",
         "closing",
+        "drafts",
         "emitted",
         "ending",
         "first_at_s",
@@ -191,6 +195,7 @@ class Generation(ABC):
         self.attempt_from = 0
         self.attempts: list[Attempt] = []
         self.prefill_us = 0
+        self.drafts: engine.Drafts | None = None
         self.resumes = 0
         self.is_fresh = True
         self.was_nudged = False
@@ -287,6 +292,8 @@ class Generation(ABC):
     def learn_outcome(self, outcome: wire.Outcome) -> None:
         """Take what the router says at the end of the current attempt."""
         self.prefill_us = outcome.prefill_us
+        if outcome.HasField("drafts"):
+            self.drafts = summed(self.drafts, outcome.drafts)
         if self.attempts:
             self._learn_interruptions(outcome.before)
         if self.attempts and outcome.HasField("decision"):
@@ -388,6 +395,8 @@ class Generation(ABC):
         )
         if packed:
             message.MergeFromString(packed)
+        if spec.prediction:
+            message.prediction.extend(spec.prediction)
         return message
 
     @property
@@ -404,6 +413,19 @@ class Generation(ABC):
     def _tell(self) -> None:
         if self.listener is not None:
             self.listener()
+
+
+def summed(before: engine.Drafts | None, later: engine.Drafts | None) -> engine.Drafts | None:
+    """Return the sum, as a message of its own: a field of another one would keep all of that."""
+    if later is None:
+        return before
+    before = before or engine.Drafts()
+    return engine.Drafts(
+        tried=before.tried + later.tried,
+        accepted=before.accepted + later.accepted,
+        prediction_tried=before.prediction_tried + later.prediction_tried,
+        prediction_accepted=before.prediction_accepted + later.prediction_accepted,
+    )
 
 
 class WholeGeneration(Generation):

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.dispatch.attempts import Attempt, Placement
-from gateway.dispatch.generation import Generation
+from gateway.dispatch.generation import Generation, summed
+from sluice.wire.engine.v1 import engine_pb2 as engine
 
 
 @dataclass(slots=True)
@@ -22,6 +23,8 @@ class Tally:
         first_at_s: Monotonic time of the first token of any answer; 0 without one.
         placed: Where the first answer runs that runs anywhere.
         attempts: Where each answer ran.
+        drafts: Tokens tried ahead of the model; None: none were.
+        is_predicted: The caller said what the answers are expected to be.
     """
 
     prompt_tokens: int = 0
@@ -38,6 +41,8 @@ class Tally:
     resumes: int = 0
     placed: Placement | None = None
     attempts: Sequence[Sequence[Attempt]] = ()
+    drafts: engine.Drafts | None = None
+    is_predicted: bool = False
 
 
 def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> Tally:
@@ -49,6 +54,7 @@ def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> 
         session_hash=first.spec.session_hash,
         prefill_us=first.prefill_us,
         attempts=[it.attempts for it in generations],
+        is_predicted=bool(first.spec.prediction),
     )
     latest_at_s = 0.0
     for index, it in enumerate(generations):
@@ -66,6 +72,7 @@ def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> 
                 tally.placed_prompt_tokens += len(it.spec.prompt)
         tally.placed = tally.placed or it.placed
         tally.output_tokens += len(it.emitted)
+        tally.drafts = summed(tally.drafts, it.drafts)
         tally.resumes += it.resumes
         tally.itl_max_s = max(tally.itl_max_s, it.itl_max_s)
         if it.first_at_s and not 0 < tally.first_at_s <= it.first_at_s:

@@ -46,6 +46,8 @@ class CompletionTokensDetails(Shape):
     """What the answer was."""
 
     reasoning_tokens: Count
+    accepted_prediction_tokens: Count | None = None
+    rejected_prediction_tokens: Count | None = None
 
 
 class CompletionUsage(Shape):

@@ -48,6 +48,17 @@ class ChatTask(ChatRequest, TextTask):
         )
         return (prompt,)
 
+    async def predicted(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[int]:
+        """See `TextTask`."""
+        if self.prediction is None:
+            return ()
+        text = self.prediction.text
+        assets.require_fit(len(text), resolved.context_tokens_max, "prediction")
+        encoded = await assets.encode_text(
+            text, resolved.cache_root, owner=resolved.tenant_id, add_special_tokens=False
+        )
+        return encoded.ids
+
     def texts(self, table: TokenTable) -> Iterator[tuple[str, Iterable[object]]]:
         """See `TextTask`."""
         del table  # a chat has no tokens

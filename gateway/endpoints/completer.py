@@ -327,6 +327,10 @@ class Completer:
             output_tokens=tally.output_tokens,
             answers=exchange.choices,
         )
+        if tally.drafts is not None:
+            pool_id = exchange.model.pool_id
+            metrics.drafts.labels(pool_id, "proposed").inc(tally.drafts.tried)
+            metrics.drafts.labels(pool_id, "accepted").inc(tally.drafts.accepted)
         if tally.resumes:
             metrics.resumes.inc(tally.resumes)
         if exchange.decision is not None:

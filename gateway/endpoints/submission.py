@@ -1,5 +1,6 @@
 """From a validated body to what a router is told: tokens, budget, sampling, session."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from sys import intern
@@ -38,6 +39,7 @@ async def specs_of(
     """
     assets = await cache.get(resolved.model.base_digest)
     task.check_vocabulary(len(assets.table.fragments))
+    predicted = await task.predicted(assets, resolved)
     specs = list[GenerationSpec]()
     for prompt in await task.encoded(assets, resolved):
         specs += generation_specs(
@@ -48,6 +50,7 @@ async def specs_of(
             assets=assets,
             prompt=prompt,
             first_index=len(specs),
+            predicted=predicted,
         )
     return specs
 
@@ -61,11 +64,12 @@ def generation_specs(
     assets: BaseAssets,
     prompt: EncodedPrompt,
     first_index: int,
+    predicted: Sequence[int] = (),
 ) -> list[GenerationSpec]:
     """Return what routers are told about the answers to one prompt.
 
     What the request leaves open, the base's authors decide. Further answers belong to one that has
-    begun, and have seeds of their own.
+    begun, and have seeds of their own. `predicted`: what each is expected to be; empty: nothing is.
     """
     sampling = task.sampling(assets.defaults)
     if (grammar := task.enforced(assets, prompt)) is not None:
@@ -94,6 +98,7 @@ def generation_specs(
         new_logprobs=task.new_logprobs(assets),
         block_hashes=prompt.block_hashes,
         packed_prompt=prompt.packed,
+        prediction=predicted,
         tier_reserved_permille=0 if task.is_lowered else tier.reserved_permille,
         is_preemptible=tier.is_preemptible or task.is_lowered,
     )

@@ -81,6 +81,11 @@ class TextTask(GenerationFields):
     async def encoded(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
         """Return the prompts as ids; each is answered `choices` times."""
 
+    async def predicted(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[int]:
+        """Return the ids that the caller expects of each answer; none: nothing is expected."""
+        del assets, resolved
+        return ()
+
     @abstractmethod
     def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
         """Return what the output must follow besides `sampling`; None: nothing."""
@@ -171,12 +176,18 @@ class TextTask(GenerationFields):
     @staticmethod
     def usage_of(tally: Tally, reasoning_tokens: int) -> dict[str, object]:
         """Return what was used, as clients are told."""
+        details = {"reasoning_tokens": reasoning_tokens}
+        if tally.is_predicted:
+            drafts = tally.drafts or engine.Drafts()
+            right = drafts.prediction_accepted
+            details["accepted_prediction_tokens"] = right
+            details["rejected_prediction_tokens"] = drafts.prediction_tried - right
         return {
             "prompt_tokens": tally.prompt_tokens,
             "completion_tokens": tally.output_tokens,
             "total_tokens": tally.prompt_tokens + tally.output_tokens,
             "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+            "completion_tokens_details": details,
         }
 
 

@@ -17,8 +17,8 @@ from replica.engine.grammar import GrammarCompiler
 from replica.engine.graph import read_base
 from replica.engine.sampler import Sampler
 from replica.engine.scheduler import Scheduler
+from replica.engine.speculation import DRAFT_TOKENS_MAX
 from replica.engine.types import Capabilities, Limits
-from replica.engine.validation import DRAFT_TOKENS_MAX
 from sluice.adapter_ranks import OPENVINO
 from sluice.hashing import cache_root
 

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from replica.engine.speculation import PromptLookup
+from replica.engine.speculation import DRAFT_TOKENS_MAX, PredictedText, PromptLookup
 from replica.engine.types import (
+    NO_DRAFTS,
     URGENT_PRIORITY,
     Capabilities,
+    DraftCounts,
     PromptLogprobs,
     SequenceRequest,
     TokenLogprobs,
@@ -98,10 +100,14 @@ class ScheduledSequence:
         self.forks: list[ScheduledSequence] = []
         self.scored = 1
         self.drafter: PromptLookup | None = None
-        if request.draft_tokens_max and request.sampling.grammar is None:
-            # A grammar's matcher would have to be rolled back after each wrong draft.
+        width, prediction = request.draft_tokens_max, None
+        # A grammar's matcher would have to be rolled back after each wrong draft.
+        if (width or request.prediction) and request.sampling.grammar is None:
+            if request.prediction:
+                answer_from = self.prompt_tokens - request.resumed_tokens
+                prediction = PredictedText(request.prediction, answer_from, DRAFT_TOKENS_MAX)
             sibling = None if leader is None else leader.drafter
-            self.drafter = PromptLookup(request.draft_tokens_max, self.prompt_tokens, sibling)
+            self.drafter = PromptLookup(width, self.prompt_tokens, sibling, prediction)
 
     @property
     def is_urgent(self) -> bool:
@@ -112,6 +118,19 @@ class ScheduledSequence:
     def output_tokens(self) -> int:
         """Emitted so far."""
         return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def prefill_s(self) -> float:
+        """First scheduled -> first token; 0 when there was none."""
+        begun, first = self.admitted_at_s, self.first_token_at_s
+        if begun is None or first is None or not self.output_tokens:
+            return 0.0
+        return first - begun
+
+    @property
+    def drafts(self) -> DraftCounts:
+        """What was tried ahead of the model."""
+        return NO_DRAFTS if self.drafter is None else self.drafter.counts
 
     def rank(self) -> tuple[int, int]:
         """Order of importance, most important first."""

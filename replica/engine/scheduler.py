@@ -322,7 +322,7 @@ class Scheduler:
                 left -= len(draft)
 
     def _learn(self, sequence: ScheduledSequence, tried: int, right: int) -> None:
-        assert sequence.drafter is not None, sequence.request.key
+        assert sequence.drafter is not None
         sequence.drafter.observe(tried, right)
         self._draft_tokens += tried
         self._accepted_tokens += right
@@ -481,10 +481,6 @@ class Scheduler:
             # Nobody has reported the prompt yet.
             heir = self._hand_over(sequence)
             heir.request = replace(heir.request, prompt_logprobs=request.prompt_logprobs)
-        prefill_s = 0.0
-        begun, first = sequence.admitted_at_s, sequence.first_token_at_s
-        if begun is not None and first is not None and sequence.output_tokens:
-            prefill_s = first - begun
         self._events.finished.append(
             FinishedEvent(
                 key=request.key,
@@ -493,7 +489,8 @@ class Scheduler:
                 message=message,
                 prompt_tokens=sequence.prompt_tokens,
                 output_tokens=sequence.output_tokens,
-                prefill_s=prefill_s,
+                prefill_s=sequence.prefill_s,
                 param=param,
+                drafts=sequence.drafts,
             )
         )

@@ -1,17 +1,24 @@
 """Drafts by prompt lookup: what followed the last tokens where they stood before is tried again.
 
+A caller that knows what the answer will be like (a file with one change) sends it as a prediction;
+its tokens are tried wherever the answer follows it, and come before those of the lookup.
+
 It costs no model, and pays where answers repeat their prompt (summaries, edits, code, JSON). The
 engine computes a draft beside the last token and keeps only what it would have chosen anyway, so
 that the answer is the same; a wrong draft costs its computation.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
+
+from replica.engine.types import DraftCounts
 
 # Tokens that must agree: two agree by chance too often, four find little in short prompts.
 NGRAM_TOKENS = 3
 # Of a prompt that is looked at per step: about a millisecond. A long one all at once would hold up
 # everybody's step.
 READ_TOKENS_MAX = 2048
+DRAFT_TOKENS_MAX = 16  # per step and sequence
 _ID_BITS = 24  # more than any vocabulary has
 _NGRAM_MASK = (1 << NGRAM_TOKENS * _ID_BITS) - 1
 _WIDTH_FIRST = 4
@@ -44,6 +51,74 @@ class _NgramIndex:
         self.seen = max(self.seen, end)
 
 
+class PredictedText:
+    """Where an answer stands in what its caller predicted.
+
+    It begins with the first token of both. Behind a difference it goes on where the last tokens of
+    the answer stand next in the prediction, which is looked at in parts as a long prompt is.
+    """
+
+    __slots__ = (
+        *("_at", "_follower", "_followed", "_is_lost", "_ngram", "_read", "_read_ngram"),
+        *("_text", "_width", "_width_max"),
+    )
+
+    def __init__(self, text: Sequence[int], answer_from: int, width_max: int) -> None:
+        """Prepare.
+
+        Args:
+            text: Token ids of the prediction.
+            answer_from: Position in the sequence of the first token of the answer.
+            width_max: Tokens of a draft.
+        """
+        self._text = text
+        self._followed = answer_from
+        self._at, self._is_lost = 0, False
+        self._ngram = 0  # the last tokens of the answer, packed
+        self._follower: dict[int, list[int]] = {}  # n-gram of the prediction -> positions behind it
+        self._read, self._read_ngram = 0, 0
+        self._width = self._width_max = width_max
+
+    def propose(self, tokens: Sequence[int], count_max: int) -> list[int]:
+        """Return at most `count_max` ids that may follow; `tokens` is the whole sequence."""
+        self._follow(tokens)
+        if self._is_lost:
+            return []
+        return list(self._text[self._at : self._at + min(self._width, count_max)])
+
+    def observe(self, tried: int, right: int) -> None:
+        """Learn how many of the tried tokens were right."""
+        self._width = _next_width(self._width, tried, right, self._width_max)
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """Look at the tokens that have come, each once."""
+        text, begun = self._text, self._followed
+        for position in range(begun, len(tokens)):
+            token = tokens[position]
+            self._ngram = (self._ngram << _ID_BITS | token) & _NGRAM_MASK
+            if not self._is_lost and self._at < len(text) and text[self._at] == token:
+                self._at += 1
+            else:
+                self._is_lost = True
+        self._followed = len(tokens)
+        if self._is_lost:
+            self._find()
+
+    def _find(self) -> None:
+        """Go on behind the next occurrence of the answer's last tokens, else behind the first."""
+        end = min(len(self._text), self._read + READ_TOKENS_MAX)
+        for position in range(self._read, end):
+            self._read_ngram = (self._read_ngram << _ID_BITS | self._text[position]) & _NGRAM_MASK
+            if position >= NGRAM_TOKENS - 1:
+                self._follower.setdefault(self._read_ngram, []).append(position + 1)
+        self._read = end
+        found = self._follower.get(self._ngram)
+        if found:
+            index = bisect_left(found, self._at)
+            self._at = found[index] if index < len(found) else found[0]
+            self._is_lost = False
+
+
 class PromptLookup:
     """Drafts for one sequence; each token is looked at once, in constant time.
 
@@ -55,24 +130,34 @@ class PromptLookup:
 
     __slots__ = (
         "_index",
+        "_is_predicted",
         "_misses",
         "_pause",
+        "_prediction",
         "_prompt_tokens",
         "_width_max",
+        "counts",
         "prompt",
         "width",
     )
 
     def __init__(
-        self, width_max: int, prompt_tokens: int = 0, sibling: "PromptLookup | None" = None
+        self,
+        width_max: int,
+        prompt_tokens: int = 0,
+        sibling: "PromptLookup | None" = None,
+        prediction: PredictedText | None = None,
     ) -> None:
         """Make a drafter that has seen nothing.
 
         Args:
-            width_max: Tokens of a draft.
+            width_max: Tokens of a draft; 0: of the prediction alone.
             prompt_tokens: Leading tokens that are equal for all siblings.
             sibling: Has the same prompt, and shares what it knows of it.
+            prediction: Of the answer; None: nobody made one.
         """
+        self.counts = DraftCounts()
+        self._prediction, self._is_predicted = prediction, False
         self.width = min(_WIDTH_FIRST, width_max)
         self._width_max = width_max
         self.prompt = _NgramIndex() if sibling is None else sibling.prompt
@@ -88,7 +173,12 @@ class PromptLookup:
             tokens: The whole sequence; it only ever grows.
             count_max: What there is room for.
         """
-        match = self._read(tokens)
+        if self._prediction is not None:
+            predicted = self._prediction.propose(tokens, count_max)
+            self._is_predicted = bool(predicted)
+            if predicted:
+                return predicted
+        match = self._read(tokens) if self._width_max else 0
         if not match:
             return []
         if self._pause:
@@ -103,11 +193,19 @@ class PromptLookup:
         return draft
 
     def observe(self, tried: int, right: int) -> None:
-        """Learn how many of the tried tokens were right."""
-        if right == tried:
-            self.width = min(2 * self.width, self._width_max)
-        else:
-            self.width = max(1, right)
+        """Learn how many of the tokens tried last were right."""
+        before = self.counts
+        predicted = (tried, right) if self._is_predicted else (0, 0)
+        self.counts = DraftCounts(
+            before.tried + tried,
+            before.accepted + right,
+            before.prediction_tried + predicted[0],
+            before.prediction_accepted + predicted[1],
+        )
+        if self._prediction is not None and self._is_predicted:
+            self._prediction.observe(tried, right)
+            return
+        self.width = _next_width(self.width, tried, right, self._width_max)
         self._misses = 0 if right else self._misses + 1
         if self._misses:
             self._pause = min(1 << self._misses, _PAUSE_MAX)
@@ -122,3 +220,8 @@ class PromptLookup:
             self._index = _NgramIndex(self.prompt)
         self._index.read(tokens, len(tokens))
         return self._index.match
+
+
+def _next_width(width: int, tried: int, right: int, width_max: int) -> int:
+    """Return the width of the next draft: doubled after a whole one, else what was right."""
+    return min(2 * width, width_max) if right == tried else max(1, right)

@@ -7,6 +7,7 @@ sequences.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 from sluice.errors import ErrorCode
 
@@ -112,7 +113,9 @@ class SequenceRequest:
             penalties, `tokens_min` and the grammar count them as output.
         prompt_logprobs: Alternatives to report per prompt token; -1 reports nothing. The prompt is
             computed in full then, whatever is cached.
-        draft_tokens_max: Tokens to try per step by prompt lookup; 0 is off. The answer is the same.
+        draft_tokens_max: Tokens to try per step by prompt lookup; 0: as the engine's option says.
+            The answer is the same.
+        prediction: What the answer is expected to be: tried where the answer follows it.
         trace: W3C trace context, for engines that make spans of their own: headers by name.
     """
 
@@ -130,6 +133,7 @@ class SequenceRequest:
     resumed_tokens: int = 0
     prompt_logprobs: int = -1
     draft_tokens_max: int = 0
+    prediction: Sequence[int] = ()
     trace: Mapping[str, str] | None = None
 
 
@@ -204,6 +208,25 @@ class AdmittedEvent:
     cached_tokens: int
 
 
+class DraftCounts(NamedTuple):
+    """Tokens tried ahead of the model, and those of them that were what it chose.
+
+    Attributes:
+        tried: Proposed and computed.
+        accepted: Of these, right.
+        prediction_tried: Of `tried`, those of the caller's prediction.
+        prediction_accepted: Of these, right.
+    """
+
+    tried: int = 0
+    accepted: int = 0
+    prediction_tried: int = 0
+    prediction_accepted: int = 0
+
+
+NO_DRAFTS = DraftCounts()
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:
     """A sequence ended; nothing follows.
@@ -217,6 +240,7 @@ class FinishedEvent:
         output_tokens: Tokens emitted.
         prefill_s: First scheduled -> first token; 0 when there was none.
         param: As of `RefusedError`; for REFUSED.
+        drafts: Of the sequence alone.
     """
 
     key: int
@@ -227,6 +251,7 @@ class FinishedEvent:
     output_tokens: int = 0
     prefill_s: float = 0.0
     param: str = ""
+    drafts: DraftCounts = NO_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ a backend can judge is in `Backend.check_request`.
 
 import math
 
+from replica.engine.speculation import DRAFT_TOKENS_MAX
 from replica.engine.types import Capabilities, Limits, RefusedError, Sampling, SequenceRequest
 from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
@@ -18,7 +19,6 @@ PENALTY_MAX = 2.0
 REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX = 0.01, 10.0  # near 0, logits would overflow
 BIASES_MAX = 300
 BIAS_MAX = 100.0
-DRAFT_TOKENS_MAX = 16
 GRAMMAR_BYTES_MAX = 64 * 1024
 
 
@@ -44,6 +44,7 @@ def check_request(request: SequenceRequest, limits: Limits, capabilities: Capabi
     if len(keys) != 1 + len(request.forks):
         raise _invalid("forks", "two forks have the same key; each needs one of its own")
     _check_draft(request.draft_tokens_max, capabilities)
+    _check_prediction(request, limits, capabilities)
     _check_logprobs("prompt_logprobs", request.prompt_logprobs, capabilities)
     if request.prompt_logprobs >= 0 and not capabilities.has_prompt_logprobs:
         text = "prompt_logprobs: this engine reports none of the prompt"
@@ -98,6 +99,18 @@ def _check_draft(draft_tokens_max: int, capabilities: Capabilities) -> None:
     if draft_tokens_max and not capabilities.has_drafts:
         text = "draft_tokens_max: this engine does not speculate; send 0"
         raise _unsupported("draft_tokens_max", text)
+
+
+def _check_prediction(request: SequenceRequest, limits: Limits, capabilities: Capabilities) -> None:
+    prediction = request.prediction
+    if not prediction or not capabilities.has_drafts:
+        return  # the answer is the same, only later
+    if len(prediction) > limits.context_tokens_max:
+        size = f"{len(prediction)} tokens; at most {limits.context_tokens_max}"
+        raise _invalid("prediction", f"the prediction has {size}")
+    if max(prediction) >= limits.vocabulary or min(prediction) < 0:
+        text = f"an id of the prediction is outside the vocabulary of {limits.vocabulary} tokens"
+        raise _invalid("prediction", text)
 
 
 def _check_logprobs(name: str, wanted: int, capabilities: Capabilities) -> None:

@@ -125,7 +125,7 @@ def refusal(key: int, error: RefusedError, prompt_tokens: int = 0) -> FinishedEv
 
 def finished_message(sequence: int, event: FinishedEvent) -> wire.Finished:
     """Return the end of a sequence as its router knows it."""
-    return wire.Finished(
+    message = wire.Finished(
         sequence=sequence,
         reason=_REASONS[event.reason],
         code=event.code,
@@ -135,3 +135,6 @@ def finished_message(sequence: int, event: FinishedEvent) -> wire.Finished:
         prefill_us=micros(event.prefill_s),
         param=event.param,
     )
+    if event.drafts.tried:
+        message.drafts.CopyFrom(wire.Drafts(**event.drafts._asdict()))
+    return message

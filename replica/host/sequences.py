@@ -279,7 +279,8 @@ class SequenceBook:
 
     def _check_size(self, message: wire.Sequence) -> None:
         """Refuse what would hold up the step loop while it is decoded, only to be refused then."""
-        limit = self._driver.limits.context_tokens_max * _TOKEN_BYTES_MAX + _EXTRAS_BYTES_MAX
+        tokens = self._driver.limits.context_tokens_max * (2 if message.prediction else 1)
+        limit = tokens * _TOKEN_BYTES_MAX + _EXTRAS_BYTES_MAX
         size = message.ByteSize()
         if size > limit:
             text = f"a sequence of {size} bytes; this engine's context fits into {limit}"

@@ -8,6 +8,7 @@ import pytest
 
 from replica.engine.driver import ChecksGrammars
 from replica.engine.types import (
+    NO_DRAFTS,
     Finish,
     Fork,
     Grammar,
@@ -365,3 +366,31 @@ def test_drafts_do_not_change_an_answer_or_are_refused(subject) -> None:
     assert stepper.run(seen).tokens[2] == without
     load = driver.load()
     assert 0 <= load.accepted_tokens <= load.draft_tokens
+
+
+def test_a_prediction_does_not_change_an_answer_or_is_ignored(subject) -> None:
+    driver = subject.make()
+    asked = request(1, 60)
+    plain = Stepper(subject.make()).run(asked).tokens[1]
+    if not driver.capabilities.has_drafts:
+        answer = Stepper(driver).run(replace(asked, prediction=[5, 6, 7]))
+        assert answer.tokens[1] == plain
+        assert answer.finished[1].drafts == NO_DRAFTS
+        return
+    changed = [*plain[:20], 3, 4, *plain[25:]]
+    for prediction, least in ((plain, 50), (changed, 30), ([9] * 30, 0)):
+        answer = Stepper(subject.make()).run(replace(asked, prediction=prediction))
+        assert answer.tokens[1] == plain
+        drafts = answer.finished[1].drafts
+        assert drafts.prediction_accepted >= least
+        assert drafts.prediction_accepted <= drafts.prediction_tried <= drafts.tried
+    resumed = replace(
+        asked, prompt=[*asked.prompt, *plain[:10]], resumed_tokens=10, output_tokens_max=50
+    )
+    answer = Stepper(subject.make()).run(replace(resumed, prediction=plain))
+    assert answer.tokens[1] == plain[10:]
+    assert answer.finished[1].drafts.prediction_accepted > 40
+    for wrong in ([1 << 30], [5] * 100_000):
+        is_refused(
+            driver, replace(asked, prediction=wrong), ErrorCode.INVALID_REQUEST, "prediction"
+        )

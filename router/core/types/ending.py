@@ -25,6 +25,7 @@ class Ending:
 
     __slots__ = (
         "code",
+        "drafts",
         "kind",
         "message",
         "output_tokens",
@@ -43,6 +44,7 @@ class Ending:
         retry_after_s: float = 0.0,
         output_tokens: int = 0,
         prefill_us: int = 0,
+        drafts: engine.Drafts | None = None,
     ) -> None:
         self.kind = kind
         self.code = code
@@ -51,6 +53,7 @@ class Ending:
         self.retry_after_s = retry_after_s
         self.output_tokens = output_tokens
         self.prefill_us = prefill_us
+        self.drafts = drafts
 
     def outcome(self, handle: int) -> wire.Outcome:
         """Return the message for the gateway."""
@@ -68,6 +71,8 @@ class Ending:
             outcome.output_tokens = self.output_tokens
         if self.prefill_us:
             outcome.prefill_us = self.prefill_us
+        if self.drafts is not None:
+            outcome.drafts.CopyFrom(self.drafts)
         return outcome
 
 

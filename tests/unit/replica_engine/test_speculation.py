@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.engine.speculation import NGRAM_TOKENS, READ_TOKENS_MAX, PromptLookup
+from replica.engine.speculation import NGRAM_TOKENS, READ_TOKENS_MAX, PredictedText, PromptLookup
 from replica.engine.types import Grammar, GrammarKind, Sampling, SequenceRequest
 
 
@@ -193,3 +193,55 @@ def test_drafts_leave_the_last_blocks_to_those_who_need_them(make_engine) -> Non
         drafts += engine._backend.plans[-1].drafts.values()
     # The prompt of 29 tokens and the first new one leave room for two in their block.
     assert {len(draft) for draft in drafts} == {2}
+
+
+def test_a_prediction_is_tried_from_the_first_token_on_and_again_behind_a_difference() -> None:
+    text = list(range(100, 160))
+    predicted = PredictedText(text, 5, 16)
+    tokens = [1, 2, 3, 4, 5]
+    assert predicted.propose(tokens, 16) == text[:16]
+    tokens += text[:20]
+    assert predicted.propose(tokens, 4) == text[20:24]
+    tokens += [7, 8]  # another answer than text[20:23] ...
+    assert predicted.propose(tokens, 16) == []
+    tokens += text[23:25]
+    assert predicted.propose(tokens, 16) == []  # two tokens agree by chance
+    tokens += text[25:26]
+    assert predicted.propose(tokens, 16) == text[26:42]
+    tokens += text[26:]
+    assert predicted.propose(tokens, 16) == []
+
+
+def test_of_equal_parts_of_a_prediction_the_next_one_is_tried() -> None:
+    line = [1, 2, 3, 4]
+    text = [*line, 50, *line, 60, *line, 70]
+    predicted = PredictedText(text, 0, 1)
+    tokens = [*line, 50, 9]  # the answer differs within the second line
+    assert predicted.propose(tokens, 1) == []
+    tokens += [2, 3, 4]
+    assert predicted.propose(tokens, 1) == [60]
+    assert predicted.propose([*tokens, 60, *line], 1) == [70]
+    assert predicted.propose([*tokens, 60, *line, 80, 1, 2, 3], 1) == [4]  # from the start again
+
+
+def test_a_long_prediction_is_read_in_parts() -> None:
+    text = CountingList([*range(3 * READ_TOKENS_MAX), 5, 6, 7])
+    predicted = PredictedText(text, 0, 4)
+    tokens, looks = [9, 1 << 22], [0]
+    for token in (*range(100, 103), *range(5000, 5006)):
+        tokens.append(token)
+        predicted.propose(tokens, 4)
+        looks.append(text.looks)
+    assert max(after - before for before, after in pairwise(looks)) <= READ_TOKENS_MAX + 4
+    assert predicted.propose([*tokens, 5006], 4) == [5007, 5008, 5009, 5010]
+
+
+def test_a_prediction_counts_apart_from_what_a_lookup_finds() -> None:
+    drafter = PromptLookup(4, 3, None, PredictedText([7, 8], 3, 16))
+    tokens = [1, 2, 3]
+    assert drafter.propose(tokens, 4) == [7, 8]
+    drafter.observe(2, 1)
+    tokens += [7, 1, 2, 3]
+    assert drafter.propose(tokens, 4) == [7, 1, 2, 3]
+    drafter.observe(4, 3)
+    assert drafter.counts == (6, 4, 2, 1)

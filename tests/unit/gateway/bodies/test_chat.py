@@ -108,7 +108,6 @@ def test_what_is_taken(extra: dict[str, object]) -> None:
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"moderation": {"model": "x"}}, "moderation"),
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
         ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
