@@ -8,7 +8,7 @@ engine computes a draft beside the last token and keeps only what it would have 
 that the answer is the same; a wrong draft costs its computation.
 """
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from replica.engine.types import DraftCounts
@@ -51,6 +51,37 @@ class _NgramIndex:
         self.seen = max(self.seen, end)
 
 
+class _Pace:
+    """How much is tried.
+
+    The width doubles when a whole draft was right and falls to what was right otherwise. After
+    drafts with nothing right it rests for 2, 4, ... 32 chances.
+
+    Attributes:
+        width: Tokens of the next draft, at most.
+    """
+
+    __slots__ = ("_misses", "_pause", "_width_max", "width")
+
+    def __init__(self, width: int, width_max: int) -> None:
+        """Begin with drafts of `width` tokens."""
+        self.width = min(width, width_max)
+        self._width_max = width_max
+        self._misses = self._pause = 0
+
+    def rests(self) -> bool:
+        """Let a chance pass, if that is due."""
+        self._pause -= (is_resting := self._pause > 0)
+        return is_resting
+
+    def observe(self, tried: int, right: int) -> None:
+        """Learn how many of the tried tokens were right."""
+        self.width = min(2 * self.width, self._width_max) if right == tried else max(1, right)
+        self._misses = 0 if right else self._misses + 1
+        if self._misses:
+            self._pause = min(1 << self._misses, _PAUSE_MAX)
+
+
 class PredictedText:
     """Where an answer stands in what its caller predicted.
 
@@ -60,7 +91,7 @@ class PredictedText:
 
     __slots__ = (
         *("_at", "_follower", "_followed", "_is_lost", "_ngram", "_read", "_read_ngram"),
-        *("_text", "_width", "_width_max"),
+        *("_text", "pace"),
     )
 
     def __init__(self, text: Sequence[int], answer_from: int, width_max: int) -> None:
@@ -77,18 +108,14 @@ class PredictedText:
         self._ngram = 0  # the last tokens of the answer, packed
         self._follower: dict[int, list[int]] = {}  # n-gram of the prediction -> positions behind it
         self._read, self._read_ngram = 0, 0
-        self._width = self._width_max = width_max
+        self.pace = _Pace(width_max, width_max)
 
     def propose(self, tokens: Sequence[int], count_max: int) -> list[int]:
         """Return at most `count_max` ids that may follow; `tokens` is the whole sequence."""
         self._follow(tokens)
-        if self._is_lost:
+        if self._is_lost or self._at == len(self._text) or self.pace.rests():
             return []
-        return list(self._text[self._at : self._at + min(self._width, count_max)])
-
-    def observe(self, tried: int, right: int) -> None:
-        """Learn how many of the tried tokens were right."""
-        self._width = _next_width(self._width, tried, right, self._width_max)
+        return list(self._text[self._at : self._at + min(self.pace.width, count_max)])
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Look at the tokens that have come, each once."""
@@ -114,7 +141,7 @@ class PredictedText:
         self._read = end
         found = self._follower.get(self._ngram)
         if found:
-            index = bisect_left(found, self._at)
+            index = bisect_right(found, self._at)  # what stands at `_at` was just wrong
             self._at = found[index] if index < len(found) else found[0]
             self._is_lost = False
 
@@ -123,22 +150,11 @@ class PromptLookup:
     """Drafts for one sequence; each token is looked at once, in constant time.
 
     A long prompt is looked at in parts, once for all siblings; until then there are no drafts.
-
-    The width doubles when a whole draft was right and falls to what was right otherwise. After
-    drafts with nothing right it pauses for 2, 4, ... 32 chances.
     """
 
     __slots__ = (
-        "_index",
-        "_is_predicted",
-        "_misses",
-        "_pause",
-        "_prediction",
-        "_prompt_tokens",
-        "_width_max",
-        "counts",
-        "prompt",
-        "width",
+        *("_has_lookup", "_index", "_is_predicted", "_pace", "_prediction", "_prompt_tokens"),
+        *("counts", "prompt"),
     )
 
     def __init__(
@@ -158,13 +174,15 @@ class PromptLookup:
         """
         self.counts = DraftCounts()
         self._prediction, self._is_predicted = prediction, False
-        self.width = min(_WIDTH_FIRST, width_max)
-        self._width_max = width_max
+        self._pace, self._has_lookup = _Pace(_WIDTH_FIRST, width_max), width_max > 0
         self.prompt = _NgramIndex() if sibling is None else sibling.prompt
         self._prompt_tokens = prompt_tokens
         self._index: _NgramIndex | None = None  # None: the prompt was not read to its end
-        self._misses = 0
-        self._pause = 0
+
+    @property
+    def width(self) -> int:
+        """Tokens of the next draft that it finds, at most."""
+        return self._pace.width
 
     def propose(self, tokens: Sequence[int], count_max: int) -> list[int]:
         """Return at most `count_max` ids that may follow.
@@ -178,13 +196,10 @@ class PromptLookup:
             self._is_predicted = bool(predicted)
             if predicted:
                 return predicted
-        match = self._read(tokens) if self._width_max else 0
-        if not match:
+        match = self._read(tokens) if self._has_lookup else 0
+        if not match or self._pace.rests():
             return []
-        if self._pause:
-            self._pause -= 1
-            return []
-        count = min(self.width, count_max)
+        count = min(self._pace.width, count_max)
         draft = list(tokens[match : match + count])
         # An occurrence that overlaps the end repeats itself: so does its continuation.
         period = len(draft)
@@ -202,13 +217,10 @@ class PromptLookup:
             before.prediction_tried + predicted[0],
             before.prediction_accepted + predicted[1],
         )
+        pace = self._pace
         if self._prediction is not None and self._is_predicted:
-            self._prediction.observe(tried, right)
-            return
-        self.width = _next_width(self.width, tried, right, self._width_max)
-        self._misses = 0 if right else self._misses + 1
-        if self._misses:
-            self._pause = min(1 << self._misses, _PAUSE_MAX)
+            pace = self._prediction.pace
+        pace.observe(tried, right)
 
     def _read(self, tokens: Sequence[int]) -> int:
         """Return the position behind the last occurrence of the last tokens; 0: none is known."""
@@ -220,8 +232,3 @@ class PromptLookup:
             self._index = _NgramIndex(self.prompt)
         self._index.read(tokens, len(tokens))
         return self._index.match
-
-
-def _next_width(width: int, tried: int, right: int, width_max: int) -> int:
-    """Return the width of the next draft: doubled after a whole one, else what was right."""
-    return min(2 * width, width_max) if right == tried else max(1, right)

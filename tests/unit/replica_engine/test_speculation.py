@@ -245,3 +245,35 @@ def test_a_prediction_counts_apart_from_what_a_lookup_finds() -> None:
     assert drafter.propose(tokens, 4) == [7, 1, 2, 3]
     drafter.observe(4, 3)
     assert drafter.counts == (6, 4, 2, 1)
+
+
+def steps_of(answer: list[int], prediction: list[int]) -> tuple[int, int, int]:
+    """Return the steps that an answer takes, and its tried and its accepted tokens."""
+    drafter = PromptLookup(0, 1, None, PredictedText(prediction, 1, 16))
+    tokens, steps = [1], 0
+    while len(tokens) <= len(answer):
+        draft, rest = drafter.propose(tokens, 16), answer[len(tokens) - 1 :]
+        right = 0
+        while right < min(len(draft), len(rest)) and draft[right] == rest[right]:
+            right += 1
+        if draft:
+            drafter.observe(len(draft), right)
+        tokens += rest[: right + 1]
+        steps += 1
+    return steps, drafter.counts.tried, drafter.counts.accepted
+
+
+def test_a_predicted_token_that_was_wrong_is_not_tried_again_at_once() -> None:
+    answer = [5] * 120
+    edited = [6 if index % 40 == 39 else 5 for index in range(120)]
+    steps, tried, accepted = steps_of(answer, edited)
+    assert steps < 20
+    assert accepted > tried / 2
+
+
+def test_a_prediction_that_is_wrong_again_and_again_is_tried_less_and_less() -> None:
+    answer = [position % 7 for position in range(400)]
+    # The same three tokens are followed by another one everywhere.
+    wrong = [token for at in range(7) for token in (at, (at + 1) % 7, (at + 2) % 7, 99)]
+    _, tried, accepted = steps_of(answer, wrong)
+    assert tried - accepted < 60
