@@ -25,6 +25,7 @@ MODULES = {
     "sampling": "benchmarks.micro.sampling",
     "engine": "benchmarks.engine_alone",
     "memory": "benchmarks.micro.engine_memory",
+    "predictions": "benchmarks.micro.predictions",
     "host": "benchmarks.micro.engine_host",
     "replica": "benchmarks.load.replica",
     "embed": "benchmarks.load.embed",
