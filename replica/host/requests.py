@@ -70,7 +70,7 @@ def decode_sequence(
         resumed_tokens=message.resumed_tokens,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else -1,
         draft_tokens_max=message.draft_tokens_max,
-        prediction=list(message.prediction),
+        prediction=tuple(message.prediction),
         trace=_trace(message),
     )
 

@@ -37,7 +37,7 @@ def test_an_absent_field_is_off() -> None:
     assert decode(wire.Sequence(prompt=[1], sampling=sampling)).sampling == Sampling(seed=900)
 
 
-RESUMED = {"resumed_tokens": 2, "prompt_logprobs": 0, "draft_tokens_max": 4}
+RESUMED = {"resumed_tokens": 2, "prompt_logprobs": 0, "draft_tokens_max": 4, "prediction": (7, 8)}
 TRACE = {"traceparent": "00-t-s-01", "tracestate": "v=1"}
 
 
