@@ -11,12 +11,18 @@ from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
+from gateway.bodies.anthropic import AnthropicRequest, CountTokensRequest
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.completions import CompletionRequest
 from gateway.bodies.embeddings import EmbeddingRequest
 from gateway.bodies.responses import ResponseRequest
 from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.endpoints import answers
+from gateway.endpoints.anthropic_answers import (
+    AnthropicErrorEnvelope,
+    AnthropicMessageObject,
+    AnthropicTokenCount,
+)
 from gateway.endpoints.response_answers import ResponseObject
 from sluice.errors import POLICIES
 
@@ -75,6 +81,7 @@ class _Endpoint:
     body: type[BaseModel]
     answer: type[BaseModel]
     is_streamed: bool = False
+    error: type[BaseModel] = answers.ErrorEnvelope
 
 
 _POSTS = (
@@ -93,6 +100,21 @@ _POSTS = (
         is_streamed=True,
     ),
     _Endpoint("/v1/responses", "Answer items", ResponseRequest, ResponseObject, is_streamed=True),
+    _Endpoint(
+        "/v1/messages",
+        "Answer a message of Anthropic's API",
+        AnthropicRequest,
+        AnthropicMessageObject,
+        is_streamed=True,
+        error=AnthropicErrorEnvelope,
+    ),
+    _Endpoint(
+        "/v1/messages/count_tokens",
+        "Count the input tokens of such a message",
+        CountTokensRequest,
+        AnthropicTokenCount,
+        error=AnthropicErrorEnvelope,
+    ),
     _Endpoint("/v1/embeddings", "Embed texts", EmbeddingRequest, answers.EmbeddingList),
     _Endpoint(
         "/v1/tokenize", "Turn a text or a chat into token ids", TokenizeRequest, answers.Tokens
@@ -160,6 +182,7 @@ def _schemas() -> Json:
     shapes: list[type[BaseModel]] = [post.answer for post in _POSTS]
     shapes += [
         answers.ErrorEnvelope,
+        AnthropicErrorEnvelope,
         answers.ModelCard,
         answers.ModelList,
         answers.Status,
@@ -183,7 +206,7 @@ def _post(post: _Endpoint) -> Json:
             "schema": {
                 "type": "string",
                 "description": 'With "stream": true: events with chunks, ended by `data: [DONE]`,'
-                " or by an error envelope instead; those of a response are named.",
+                " or by an error envelope instead; those of a response and of a message are named.",
             }
         }
     headers = _REQUEST_ID | _RATE_HEADERS | (_MODEL if "model" in post.answer.model_fields else {})
@@ -196,8 +219,8 @@ def _post(post: _Endpoint) -> Json:
         },
         "responses": {
             "200": {"description": "the answer", "headers": headers, "content": content},
-            **_errors(frozenset(it.status for it in POLICIES.values()) - _UNTOLD),
-            **{status: _error(text, {}) for status, text in _HTTP_STATUSES.items()},
+            **_errors(frozenset(it.status for it in POLICIES.values()) - _UNTOLD, post.error),
+            **{status: _error(text, {}, post.error) for status, text in _HTTP_STATUSES.items()},
         },
     }
 
@@ -213,22 +236,24 @@ def _open(operation: Json) -> Json:
     return operation | {"security": []}
 
 
-def _errors(statuses: frozenset[int]) -> Json:
+def _errors(statuses: frozenset[int], envelope: type[BaseModel] = answers.ErrorEnvelope) -> Json:
     codes: dict[int, list[str]] = {}
     for code, policy in POLICIES.items():
         if policy.status in statuses:
             codes.setdefault(policy.status, []).append(f"`{code}`")
     return {
-        str(status): _error(", ".join(codes[status]), _RETRY_AFTER if status in (429, 503) else {})
+        str(status): _error(
+            ", ".join(codes[status]), _RETRY_AFTER if status in (429, 503) else {}, envelope
+        )
         for status in sorted(codes)
     }
 
 
-def _error(description: str, headers: Json) -> Json:
+def _error(description: str, headers: Json, envelope: type[BaseModel]) -> Json:
     return {
         "description": description,
         "headers": _REQUEST_ID | headers,
-        "content": {"application/json": {"schema": _reference(answers.ErrorEnvelope)}},
+        "content": {"application/json": {"schema": _reference(envelope)}},
     }
 
 

@@ -4,7 +4,7 @@ Nothing is inferred: a request counts against the requests per minute, not again
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import orjson
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from gateway.bases.assets import AssetCache
 from gateway.bases.embedding import EmbeddingBaseCache
+from gateway.bodies.messages import Message, Tool
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.tokenize import (
     TokenizeRequest,
@@ -69,6 +70,37 @@ class Tokenizing:
             tokenizer, vocabulary = await self._tokenizer(resolved)
             wanted.check_vocabulary(vocabulary)
             return _answer({"prompt": await _decoded(tokenizer, wanted.tokens)}, reservation)
+
+    async def count_chat(
+        self,
+        principal: Principal,
+        model: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        *,
+        options: Mapping[str, object],
+    ) -> tuple[int, Mapping[str, str]]:
+        """Return the tokens of a chat's prompt, and the headers of the limits that counted it.
+
+        Args:
+            principal: Who asks; one request of its limits is used.
+            model: Whose template and tokenizer count.
+            messages: The conversation.
+            tools: That the model is told about.
+            options: For the template.
+
+        Raises:
+            PlatformError: The model is unknown or makes embeddings, or a limit is used up.
+        """
+        resolved = self._directory.resolve_any(principal, model)
+        if not resolved.generates_text:
+            raise bad_value("model", "this model makes embeddings; name one that chats")
+        async with self._counted(principal, resolved) as reservation:
+            assets = await self._assets.get(resolved.model.base_digest)
+            chat = await assets.encode_chat(
+                messages, tools, resolved.cache_root, owner=resolved.tenant_id, options=options
+            )
+            return len(chat.ids), reservation.headers
 
     def _admitted(self, request: web.Request) -> Principal:
         principal = authenticate(self._directory, request)

@@ -41,7 +41,7 @@ class Identity(NamedTuple):
         trace_id: 32 hex digits, the caller's or new.
         traceparent: Of our own span; the caller is told it as `traceresponse`.
         upstream: The caller's trace context; also who keeps a trace that begins here.
-        cross_origin: Headers of the answer for a page of another origin.
+        cross_origin: Headers of the answer for a page of another origin, and of its API.
     """
 
     uid: str
@@ -90,6 +90,13 @@ def set_identity(request: web.Request, trace_share: float, cors: Cors) -> Identi
         identity = identity._replace(cross_origin=cross_origin)
     request[_IDENTITY] = identity
     return identity
+
+
+def tell_request_id_as(request: web.Request, name: str) -> None:
+    """Let the answer also say the request's id in a header of this name."""
+    identity = request[_IDENTITY]
+    headers = {**identity.cross_origin, name: identity.request_id}
+    request[_IDENTITY] = identity._replace(cross_origin=headers)
 
 
 def identity_of(request: web.Request) -> Identity:

@@ -13,7 +13,7 @@ from gateway.server.cors import Cors
 from gateway.server.errors import HttpError, body_of, headers_of
 from gateway.server.identity import identity_of, set_identity
 from gateway.server.protocol import UNKNOWN_VERSION, HttpProtocol, too_many_connections
-from gateway.server.routes import Route, Routes
+from gateway.server.routes import ErrorForm, Route, Routes
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 
 log = structlog.get_logger(__name__)
@@ -46,10 +46,10 @@ def authenticate(directory: Directory, request: web.Request) -> Principal:
     return directory.authenticate(secret, time.time_ns() // 1_000_000)
 
 
-def error_response(error: PlatformError) -> web.Response:
-    """Return the answer for an error."""
+def error_response(error: PlatformError, form: ErrorForm = body_of) -> web.Response:
+    """Return the answer for an error; `form` writes its body."""
     response = web.Response(
-        body=body_of(error),
+        body=form(error),
         status=error.status,
         headers=headers_of(error),
         content_type="application/json",
@@ -100,7 +100,7 @@ class Envelope:
                 if response is None:
                     response = await route.handler(request.method)(request)
             except Exception as error:  # noqa: BLE001 - the outermost place: no worker is lost
-                response = self._refusal(request, error)
+                response = self._refusal(request, error, route.error_form)
         except (asyncio.CancelledError, ConnectionError):
             self._count(route.name, 499, ErrorCode.CLIENT_CLOSED, identity.request_id, started_at_s)
             raise
@@ -122,7 +122,9 @@ class Envelope:
             raise too_many_connections()
         return route
 
-    def _refusal(self, request: web.Request, error: Exception) -> web.StreamResponse:
+    def _refusal(
+        self, request: web.Request, error: Exception, form: ErrorForm
+    ) -> web.StreamResponse:
         """Return the answer to a failure; ConnectionError when none can be given any more."""
         if isinstance(error, ConnectionError):
             raise error
@@ -138,7 +140,7 @@ class Envelope:
         note_outcome(request, failure.code)
         if request.writer.output_size > 0 or request.transport is None:
             raise ConnectionResetError("the response has begun") from error
-        response = error_response(failure)
+        response = error_response(failure, form)
         if _is_surplus(request):
             response.force_close()
         return response

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from gateway.server.errors import HttpError
+from gateway.server.errors import HttpError, body_of
 from gateway.server.unknown_urls import unknown_url
 from sluice.errors import ErrorCode, PlatformError
 
 _METHOD_MAX = 16  # characters of a method that are shown
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ErrorForm = Callable[[PlatformError], bytes]
 
 
 class MethodNotAllowedError(HttpError):
@@ -37,10 +38,12 @@ class Route:
         name: The path, or its pattern: a label of metrics.
         handlers: By method.
         is_open_when_full: Also answered when the worker has too many connections.
+        error_form: Writes the body of an error, as the clients of this path read it.
     """
 
     name: str
     is_open_when_full: bool
+    error_form: ErrorForm = body_of
     handlers: dict[str, Handler] = field(default_factory=dict[str, Handler])
 
     def handler(self, method: str) -> Handler:
@@ -61,14 +64,20 @@ class Routes:
         self._prefixes: list[tuple[str, Route]] = []
 
     def add(
-        self, method: str, path: str, handler: Handler, *, is_open_when_full: bool = False
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        *,
+        is_open_when_full: bool = False,
+        error_form: ErrorForm = body_of,
     ) -> None:
         """Answer a path; one that ends in `/*` is a prefix, see `path_rest`."""
+        route = Route(path, is_open_when_full, error_form)
         if path.endswith("/*"):
-            route = Route(path, is_open_when_full)
             self._prefixes.append((path[:-1], route))
         else:
-            route = self._exact.setdefault(path, Route(path, is_open_when_full))
+            route = self._exact.setdefault(path, route)
         route.handlers[method] = handler
         if method == "GET":
             route.handlers["HEAD"] = handler

@@ -43,6 +43,11 @@ class TextPipe:
         return self._parser is not None and self._parser.is_complete
 
     @property
+    def stopped_by(self) -> str:
+        """The stop string that was completed; empty: none."""
+        return "" if self._matcher is None else self._matcher.matched_stop
+
+    @property
     def may_stop(self) -> bool:
         """Whether it may come to `is_stopped`, and somebody has to look after each token."""
         return self._matcher is not None or self._parser is not None

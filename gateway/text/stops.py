@@ -7,9 +7,13 @@ class StopMatcher:
     """Finds stop strings in a text that arrives in pieces, wherever the pieces are cut.
 
     Text that may be the beginning of a stop string is held back until that is decided.
+
+    Attributes:
+        is_matched: Whether a stop string was completed.
+        matched_stop: That stop string; empty: none yet.
     """
 
-    __slots__ = ("_followers", "_held", "is_matched")
+    __slots__ = ("_followers", "_held", "is_matched", "matched_stop")
 
     def __init__(self, stops: Sequence[str]) -> None:
         """Prepare; `stops` holds at least one string, none of them empty."""
@@ -18,6 +22,7 @@ class StopMatcher:
         self._followers = [_Follower(stop) for stop in stops]
         self._held = ""
         self.is_matched = False
+        self.matched_stop = ""
 
     def push(self, text: str) -> str:
         """Return what may be shown of the text so far; nothing may follow once `is_matched`.
@@ -31,6 +36,9 @@ class StopMatcher:
         text, held = self._held + text, len(self._held)
         if found:
             self.is_matched = True
+            self.matched_stop = next(
+                follower.stop for end, follower in ends if (end, -len(follower.stop)) == min(found)
+            )
             self._held = ""
             return text[: held + sum(min(found))]
         keep = max(follower.matched for follower in self._followers)

@@ -13,6 +13,7 @@ from openai.resources.embeddings import Embeddings
 from openai.resources.responses import Responses
 from pydantic import BaseModel
 
+from gateway.bodies.anthropic import AnthropicRequest, CountTokensRequest
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.completions import CompletionRequest
 from gateway.bodies.embeddings import EmbeddingRequest
@@ -65,6 +66,7 @@ def test_every_parameter_of_the_sdk_has_a_row(
         ((ChatRequest,), (SHARED, "Chat completions")),
         ((CompletionRequest,), (SHARED, "Completions")),
         ((ResponseRequest,), ("Responses",)),
+        ((AnthropicRequest, CountTokensRequest), ("Messages",)),
         ((EmbeddingRequest,), ("Embeddings",)),
         ((TokenizeRequest, DetokenizeRequest), (TOKENIZE,)),
     ],

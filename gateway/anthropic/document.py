@@ -1,0 +1,79 @@
+"""The JSON of a message of Anthropic's API. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+import orjson
+
+from gateway.text.answer import Answer
+
+_STOPPED = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def stop_reason(reason: str, stop_sequence: str) -> str:
+    """Return why an answer ended in Anthropic's words.
+
+    Args:
+        reason: OpenAI's finish reason.
+        stop_sequence: That was completed; empty: none.
+    """
+    if reason == "stop" and stop_sequence:
+        return "stop_sequence"
+    return _STOPPED.get(reason, "end_turn")
+
+
+def message(
+    message_id: str,
+    model: str,
+    content: Sequence[object],
+    *,
+    stopped: str | None,
+    stop_sequence: str,
+    usage: Mapping[str, object],
+) -> bytes:
+    """Return a message as JSON.
+
+    Args:
+        message_id: Of the message.
+        model: That answers.
+        content: Its blocks.
+        stopped: Why it ended; None: it has just begun.
+        stop_sequence: That ended it; empty: none.
+        usage: Anthropic's names and numbers.
+    """
+    return orjson.dumps(
+        {
+            "id": message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": content,
+            "stop_reason": stopped,
+            "stop_sequence": stop_sequence or None,
+            "usage": usage,
+        }
+    )
+
+
+def blocks_of(answer: Answer) -> list[dict[str, object]]:
+    """Return the blocks of a whole answer: thought, text, calls."""
+    blocks: list[dict[str, object]] = []
+    if answer.reasoning:
+        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.content or not (answer.calls or blocks):
+        blocks.append({"type": "text", "text": answer.content})
+    for call in answer.calls:
+        function = call["function"]
+        assert isinstance(function, dict), "calls are written as OpenAI writes them"
+        name, arguments = str(function["name"]), str(function["arguments"])
+        blocks.append(
+            {"type": "tool_use", "id": call["id"], "name": name, "input": input_of(arguments)}
+        )
+    return blocks
+
+
+def input_of(arguments: str) -> object:
+    """Return a call's arguments as an object; what an end cut short has none."""
+    try:
+        return orjson.loads(arguments) if arguments else {}
+    except orjson.JSONDecodeError:
+        return {}

@@ -1,0 +1,67 @@
+"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients call them."""
+
+from collections.abc import Iterable
+from functools import partial
+
+import orjson
+from aiohttp import web
+
+from gateway.anthropic.task import message_task
+from gateway.bodies.anthropic import AnthropicRequest, CountTokensRequest
+from gateway.bodies.parsing import parse
+from gateway.directory import Directory
+from gateway.endpoints.completer import Completer
+from gateway.endpoints.reading import read_parsed
+from gateway.endpoints.tokenize import Tokenizing
+from gateway.server.identity import tell_request_id_as
+from gateway.server.middleware import authenticate
+from gateway.server.routes import Handler
+from sluice.scopes import Scope
+
+_REQUEST_ID = "request-id"  # as Anthropic's SDKs read it
+
+
+class AnthropicMessages:
+    """The Messages API of one worker."""
+
+    def __init__(
+        self, *, directory: Directory, completer: Completer, tokenizing: Tokenizing
+    ) -> None:
+        """Compose.
+
+        Args:
+            directory: Knows who calls.
+            completer: Answers.
+            tokenizing: Counts tokens.
+        """
+        self._directory = directory
+        self._completer = completer
+        self._tokenizing = tokenizing
+
+    def handlers(self) -> Iterable[tuple[str, Handler]]:
+        """Yield each path with what answers it."""
+        yield "/v1/messages", self.create
+        yield "/v1/messages/count_tokens", self.count_tokens
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/messages."""
+        tell_request_id_as(request, _REQUEST_ID)
+        principal = authenticate(self._directory, request)
+        self._directory.require_scope(principal, Scope.CHAT)
+        wanted = await read_parsed(request, partial(parse, AnthropicRequest))
+        return await self._completer.answer(request, principal, message_task(wanted))
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """POST /v1/messages/count_tokens: as many as the message would have."""
+        principal = authenticate(self._directory, request)
+        self._directory.require_scope(principal, Scope.CHAT)
+        wanted = await read_parsed(request, partial(parse, CountTokensRequest))
+        count, headers = await self._tokenizing.count_chat(
+            principal,
+            wanted.model,
+            wanted.turns,
+            wanted.shown_tools,
+            options=dict(wanted.template_options or {}),
+        )
+        body = orjson.dumps({"input_tokens": count})
+        return web.Response(body=body, content_type="application/json", headers=headers)

@@ -1,0 +1,34 @@
+"""Sends the tokens of a message: as `StreamedGeneration`, with text in blocks that are opened."""
+
+from gateway.anthropic.events import MessageEvents
+from gateway.dispatch.generation import GenerationSpec
+from gateway.dispatch.pace import Pace
+from gateway.dispatch.streamed import StreamedGeneration
+from gateway.metrics import FastHistogram
+from gateway.text.sse import ChunkWriter
+
+
+class BlockGeneration(StreamedGeneration):
+    """One answer whose text stands in blocks."""
+
+    __slots__ = ("_events",)
+
+    def __init__(
+        self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: Pace
+    ) -> None:
+        """Prepare; `chunks` are the events of a message."""
+        assert isinstance(chunks, MessageEvents), "only these have blocks"
+        super().__init__(spec, chunks, itl, pace)
+        self._events = chunks
+
+    def _send(self, fragment: bytes) -> None:
+        if not self._events.is_in_text:
+            self.send(self._events.begin_text())
+            self.take_head()
+        super()._send(fragment)
+
+    def last_chunks(self, reason: str) -> bytes:
+        """See the base; the end says which stop sequence it was."""
+        chunks = super().last_chunks(reason)
+        self._events.stop_sequence = self.pipe.stopped_by
+        return chunks

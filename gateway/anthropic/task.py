@@ -1,0 +1,90 @@
+"""A message of Anthropic's API: a chat that is asked for, and told, in other words."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from gateway.anthropic.document import blocks_of, message, stop_reason
+from gateway.anthropic.events import MessageEvents
+from gateway.anthropic.stream import BlockGeneration
+from gateway.bodies.anthropic import AnthropicRequest
+from gateway.dispatch.generation import GenerationSpec, WholeGeneration
+from gateway.dispatch.tally import Tally
+from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.task import StreamWriters
+
+
+class MessageTask(ChatTask):
+    """One message."""
+
+    endpoint = "/v1/messages"
+    streamed = BlockGeneration
+    effort_param: ClassVar[str] = "output_config.effort"
+    parameters_param: ClassVar[str] = "tools[{}].input_schema"
+
+    @property
+    def guide_param(self) -> str | None:
+        """See `GenerationFields`."""
+        return None if self.guide is None else "output_config.format"
+
+    @property
+    def include_usage(self) -> bool:
+        """See `GenerationFields`: the end always has it."""
+        return True
+
+    def stream_writers(
+        self,
+        uid: str,
+        *,
+        model: str,
+        created_unix_s: int,
+        fingerprint: str,
+        specs: Sequence[GenerationSpec],
+    ) -> StreamWriters:
+        """See `TextTask`."""
+        del created_unix_s, fingerprint  # the API does not tell
+        events = MessageEvents(f"msg_{uid}", model, len(specs[0].prompt))
+        return StreamWriters([events], events)
+
+    def whole(
+        self,
+        uid: str,
+        *,
+        model: str,
+        created_unix_s: int,
+        fingerprint: str,
+        answers: Sequence[tuple[WholeGeneration, str]],
+        usage: dict[str, object],
+        ended_unix_s: int,
+    ) -> bytes:
+        """See `TextTask`."""
+        del created_unix_s, fingerprint, ended_unix_s
+        ((generation, reason),) = answers
+        stopped_by = generation.pipe.stopped_by
+        return message(
+            f"msg_{uid}",
+            model,
+            blocks_of(generation.answer),
+            stopped=stop_reason(reason, stopped_by),
+            stop_sequence=stopped_by,
+            usage=usage,
+        )
+
+    @staticmethod
+    def usage_of(tally: Tally, reasoning_tokens: int) -> dict[str, object]:
+        """See `TextTask`; `input_tokens` are those that no cache held."""
+        del reasoning_tokens  # they are part of the output
+        return {
+            "input_tokens": tally.prompt_tokens - tally.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": tally.cached_tokens,
+            "output_tokens": tally.output_tokens,
+            "service_tier": "standard",
+        }
+
+
+def message_task(request: AnthropicRequest) -> MessageTask:
+    """Return what a request comes to; BadRequestError when its tools do not go together."""
+    task = MessageTask.model_construct(**request.chat_fields(), messages=request.turns)
+    task.check_tools()
+    _ = task.guide
+    return task
