@@ -6,7 +6,6 @@ from typing import Any
 
 import anthropic
 import pytest
-from tests.support.waiting import eventually
 
 from gateway.endpoints.anthropic_answers import AnthropicErrorEnvelope, AnthropicMessageObject
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -122,7 +121,7 @@ async def test_the_official_sdk(world: Any) -> None:
             await sdk.with_options(api_key="sk-none").messages.create(**body)
 
 
-async def test_what_a_model_thinks_is_a_block(world: Any, tmp_path: Path) -> None:
+async def test_what_a_model_thinks_is_a_block(world: Any, tmp_path: Path, eventually: Any) -> None:
     async with world() as w:
         let_it_reason(w, tmp_path)
         await eventually(lambda: w.gateway.watcher.state.models["tiny"].base_digest != w.digest)
