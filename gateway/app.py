@@ -11,7 +11,6 @@ from functools import partial
 import structlog
 
 from gateway.anthropic.endpoint import AnthropicMessages
-from gateway.anthropic.errors import anthropic_body
 from gateway.bases.assets import AssetCache, load_base
 from gateway.bases.embedding import EmbeddingBaseCache, load_embedding_base
 from gateway.bases.fetcher import BaseFetcher
@@ -187,11 +186,7 @@ class Gateway:
             routes.add("POST", api.endpoint, partial(completer.handle, api))
         responses = Responses(directory=self.directory, completer=completer)
         routes.add("POST", "/v1/responses", responses.create)
-        messages = AnthropicMessages(
-            directory=self.directory, completer=completer, tokenizing=tokenizing
-        )
-        for path, handler in messages.handlers():
-            routes.add("POST", path, handler, error_form=anthropic_body)
+        AnthropicMessages(self.directory, completer, tokenizing).add_to(routes)
         routes.add("POST", "/v1/embeddings", embeddings.handle)
         routes.add("POST", "/v1/tokenize", tokenizing.tokenize)
         routes.add("POST", "/v1/detokenize", tokenizing.detokenize)

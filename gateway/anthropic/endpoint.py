@@ -1,11 +1,11 @@
 """POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients call them."""
 
-from collections.abc import Iterable
 from functools import partial
 
 import orjson
 from aiohttp import web
 
+from gateway.anthropic.errors import anthropic_body
 from gateway.anthropic.task import message_task
 from gateway.bodies.anthropic import AnthropicRequest, CountTokensRequest
 from gateway.bodies.parsing import parse
@@ -15,7 +15,7 @@ from gateway.endpoints.reading import read_parsed
 from gateway.endpoints.tokenize import Tokenizing
 from gateway.server.identity import tell_request_id_as
 from gateway.server.middleware import authenticate
-from gateway.server.routes import Handler
+from gateway.server.routes import Routes
 from sluice.scopes import Scope
 
 _REQUEST_ID = "request-id"  # as Anthropic's SDKs read it
@@ -24,9 +24,7 @@ _REQUEST_ID = "request-id"  # as Anthropic's SDKs read it
 class AnthropicMessages:
     """The Messages API of one worker."""
 
-    def __init__(
-        self, *, directory: Directory, completer: Completer, tokenizing: Tokenizing
-    ) -> None:
+    def __init__(self, directory: Directory, completer: Completer, tokenizing: Tokenizing) -> None:
         """Compose.
 
         Args:
@@ -38,10 +36,13 @@ class AnthropicMessages:
         self._completer = completer
         self._tokenizing = tokenizing
 
-    def handlers(self) -> Iterable[tuple[str, Handler]]:
-        """Yield each path with what answers it."""
-        yield "/v1/messages", self.create
-        yield "/v1/messages/count_tokens", self.count_tokens
+    def add_to(self, routes: Routes) -> None:
+        """Answer the paths of the API."""
+        for path, handler in (
+            ("/v1/messages", self.create),
+            ("/v1/messages/count_tokens", self.count_tokens),
+        ):
+            routes.add("POST", path, handler, error_form=anthropic_body)
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/messages."""

@@ -173,6 +173,9 @@ class AnthropicRequest(_ChatBody):
     container: Annotated[Any, Only()] = None
     inference_geo: Annotated[Any, Only()] = None
     speed: Annotated[Any, Only("standard")] = None
+    diagnostics: Annotated[Any, Only()] = None
+    user_profile_id: Annotated[Any, Only(instead="use 'metadata.user_id'")] = None
+    workspace_id: Annotated[Any, Only(instead="a key belongs to one tenant")] = None
     # Extensions, as chat completions have them.
     seed: Annotated[Integer, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
     session_id: ShortText | None = None

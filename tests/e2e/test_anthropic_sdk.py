@@ -10,8 +10,8 @@ pytestmark = pytest.mark.real
 ASKED: Any = {
     "model": "sluice-tiny",
     "max_tokens": 32,
-    "temperature": 0,
     "messages": [{"role": "user", "content": "What is 7 * 8?"}],
+    "extra_body": {"temperature": 0},
 }
 
 

@@ -125,6 +125,9 @@ def test_what_is_invalid(fields: dict[str, Any], param: str) -> None:
         {"container": "c"},
         {"inference_geo": "eu"},
         {"speed": "fast"},
+        {"diagnostics": {}},
+        {"user_profile_id": "u"},
+        {"workspace_id": "w"},
     ],
 )
 def test_what_is_refused_by_name(fields: dict[str, Any]) -> None:

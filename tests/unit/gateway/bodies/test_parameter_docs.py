@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anthropic.resources.messages import Messages
 from openai.resources.chat.completions import Completions as Chat
 from openai.resources.completions import Completions
 from openai.resources.embeddings import Embeddings
@@ -50,6 +51,7 @@ def documented(*sections: str) -> set[str]:
         (Chat.create, (SHARED, "Chat completions")),
         (Completions.create, (SHARED, "Completions")),
         (Responses.create, ("Responses",)),
+        (Messages.create, ("Messages",)),
         (Embeddings.create, ("Embeddings",)),
     ],
 )
