@@ -178,7 +178,7 @@ async def _submit(api: Api, question: Question, model: Mapping[str, Any]) -> wir
         tier = await api.call("GET", f"/v1/tiers/{tenant['tier_id']}")
         submit.tenant_weight = tenant["weight"]
         submit.tier_priority = queue_priority(tier["priority"])
-        submit.deadline_ms = tier["ttft_deadline_ms"]
+        submit.admission_ms = tier["ttft_deadline_ms"]
         submit.is_preemptible = tier["is_preemptible"]
         submit.tier_reserved_permille = round(10 * tier["reserved_percent"])
     return submit

@@ -29,7 +29,11 @@ ModelLimit = Annotated[
     ),
 ]
 Deadline = Annotated[
-    int | None, typer.Option(min=0, help="For the first token, in milliseconds; 0: none.")
+    int | None,
+    typer.Option(
+        min=0,
+        help="Longest wait for a first token that is let in, in milliseconds; 0: the router's.",
+    ),
 ]
 Reserved = Annotated[
     float | None, typer.Option(min=0, max=100, help="Of every cell, that it gets at least.")

@@ -33,6 +33,7 @@ def request(submit: wire.Submit) -> Request:
         is_preemptible=submit.is_preemptible,
         weight=submit.tenant_weight,
         deadline_s=submit.deadline_ms * 1e-3,
+        admission_s=submit.admission_ms * 1e-3,
         absence_s=submit.absence_ms * 1e-3,
         hashes=hashes,
         session=submit.session_hash,

@@ -101,7 +101,7 @@ def token_us(assets: BaseAssets) -> float:
         )
         chunks = ChatChunks(head)
         stream = StreamedGeneration(spec, chunks, itl, pace)
-        link.submit(stream, "cell", 0)
+        link.submit(stream, "cell", 0, 0)
         stream.go_live(_Drop(), is_chunked=True)
     words = [i for i, fragment in enumerate(assets.table.fragments) if fragment]
     frame = wire.ConnectResponse(

@@ -20,10 +20,20 @@ from cli.stack.home import Secrets, with_demo_key
 MODEL, ALIAS, TENANT = "sluice-tiny", "default", "demo"
 _POOL_PREFIX = "tiny-"
 # Tiers below the first one are sure of a share, so that a flood above them does not stop them.
+# Somebody looks at the answers of the first two: what would wait longer is told to come back. Batch
+# work waits for as long as any request may say that it does.
+_WATCHED = {"ttft_deadline_ms": 1_500}
 _TIERS = {
-    "standard": {"priority": 10, "rpm": 0, "tpm": 0},
-    "free": {"priority": 1, "rpm": 60, "tpm": 20000, "reserved_percent": 5},
-    "batch": {"priority": 0, "rpm": 0, "tpm": 0, "reserved_percent": 5, "is_preemptible": True},
+    "standard": {"priority": 10, "rpm": 0, "tpm": 0, **_WATCHED},
+    "free": {"priority": 1, "rpm": 60, "tpm": 20000, "reserved_percent": 5, **_WATCHED},
+    "batch": {
+        "priority": 0,
+        "rpm": 0,
+        "tpm": 0,
+        "reserved_percent": 5,
+        "is_preemptible": True,
+        "ttft_deadline_ms": 600_000,
+    },
 }
 _CANARY = {
     "model": MODEL,

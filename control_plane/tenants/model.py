@@ -94,9 +94,11 @@ class TierBody(_Limits):
 
     `requests_max` bounds what a tenant has running or waiting at once; `model_limits` are what a
     tenant may use of one model, within its other limits. `reserved_percent` is the share of every
-    cell that the tier gets at least while it has work; all tiers together can have 100. Work of a
-    tier that `is_preemptible` (batch) is shed first, and interrupted when a higher tier would miss
-    its deadline.
+    cell that the tier gets at least while it has work; all tiers together can have 100.
+    `ttft_deadline_ms` is the longest wait for a first token, besides the prompt's own prefill, that
+    a request is let in for; 0 is the router's default, and a request's own deadline counts instead.
+    Work of a tier that `is_preemptible` (batch) is shed first, and interrupted when a higher tier
+    would miss its deadline.
     """
 
     priority: Count = 0

@@ -224,15 +224,6 @@ class GenerationFields(Body):
         below = max(-(self.priority or 0), int(self.service_tier == "flex"))
         return queue_priority(tier_priority, below)
 
-    def ttft_deadline_ms(self, tier_ms: int) -> int:
-        """Return the time until the first token; 0 is the router's default.
-
-        Args:
-            tier_ms: Of the caller's tier, which cannot be exceeded; 0 when it has none.
-        """
-        asked_ms = self.deadline_ms
-        return min(asked_ms, tier_ms or asked_ms) if asked_ms else tier_ms
-
     @property
     def guide(self) -> engine.Grammar | None:
         """What the answer must match, by response_format, regex, choice or grammar."""

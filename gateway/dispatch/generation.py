@@ -57,7 +57,7 @@ class GenerationSpec(NamedTuple):
     end_ids: frozenset[int]
     sampling: engine.Sampling
     session_hash: int
-    deadline_ms: int
+    deadline_ms: int  # the request's own; 0: the router's default
     ignore_eos: bool
     traceparent: str
     new_pipe: Callable[[], TextPipe]
@@ -65,6 +65,7 @@ class GenerationSpec(NamedTuple):
     block_hashes: bytes = b""
     packed_prompt: PackedPrompt | None = None
     tier_reserved_permille: int = 0
+    admission_ms: int = 0
     is_preemptible: bool = False
     is_begun: bool = False
     absence_ms: int = 0
@@ -353,6 +354,7 @@ class Generation(ABC):
         handle: int,
         cell_id: str,
         deadline_ms: int,
+        admission_ms: int = 0,
         make: Callable[..., wire.Submit] = wire.Submit,
     ) -> wire.Submit:
         """Return the request for a router: everything that is still to be generated.
@@ -383,6 +385,7 @@ class Generation(ABC):
             adapter_digest=spec.adapter_digest,
             session_hash=spec.session_hash,
             deadline_ms=deadline_ms,
+            admission_ms=admission_ms,
             ignore_eos=spec.ignore_eos,
             resumed_tokens=len(self.emitted),
             is_begun=spec.is_begun,

@@ -15,7 +15,7 @@ RESUMES_MAX = 2
 # while this holds what a client has been sent a part of, at each loss anew.
 _RESUME_WAIT_MIN_S, _RESUME_WAIT_MAX_S = 10.0, 60.0
 _CONNECT_WAIT_S = 2.0  # how long a new request waits for a router: one reconnection
-_DEADLINE_S = 30.0  # until the first token, for tiers without their own; the router's default
+_DEADLINE_S = 30.0  # until the first token, unless the request says; the router's default
 _RETRY_PAUSE_S = 0.1
 _RETRY_PAUSE_MAX_S = 1.0  # after refusals, twice as long each time: it may be asked for long
 _HOME_WAIT_S = 0.5  # for the next owner of a cell whose router is lost
@@ -50,7 +50,8 @@ class Patience:
         self.cell_id = ""
         self.home: Home | None = None
         self.pause_s = self._next_pause_s = _RETRY_PAUSE_S
-        deadline_s = generation.spec.deadline_ms / 1000 or _DEADLINE_S
+        spec = generation.spec
+        deadline_s = spec.deadline_ms / 1000 or max(_DEADLINE_S, spec.admission_ms / 1000)
         self._resume_wait_s = min(max(deadline_s, _RESUME_WAIT_MIN_S), _RESUME_WAIT_MAX_S)
         self.give_up_at_s = now_s + (self._resume_wait_s if self._is_begun else deadline_s)
 

@@ -132,12 +132,17 @@ class Pursuit:
         generation, patience = self.generation, self._patience
         left_ms = max(1, round((patience.give_up_at_s - now_s) * 1000))
         is_first = not patience.has_tried and not generation.spec.is_begun
-        deadline_ms = generation.spec.deadline_ms if is_first else left_ms
+        # What was let in once is not sent away because others were faster meanwhile.
+        deadline_ms, admission_ms = (
+            (generation.spec.deadline_ms, generation.spec.admission_ms)
+            if is_first
+            else (left_ms, 0)
+        )
         patience.cell_id = cell_id
         generation.begin_submission(cell_id, link.router_id, time.monotonic())
         self._start_timer(patience.give_up_at_s + _GRACE_S)
         self._link = link
-        self._handle = link.submit(generation, cell_id, deadline_ms)
+        self._handle = link.submit(generation, cell_id, deadline_ms, admission_ms)
 
     def _run_out(self, now_s: float) -> None:
         """Time is up for what it waited for."""

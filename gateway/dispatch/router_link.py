@@ -117,7 +117,9 @@ class RouterLink:
         """How many requests are with the router."""
         return len(self._generations)
 
-    def submit(self, generation: Generation, cell_id: str, deadline_ms: int) -> int:
+    def submit(
+        self, generation: Generation, cell_id: str, deadline_ms: int, admission_ms: int
+    ) -> int:
         """Send a request to the router with the next batch; return its handle.
 
         When the link is down or choked the generation ends at once as LOST.
@@ -129,7 +131,9 @@ class RouterLink:
         self._generations[self._last_handle] = generation
         # Made in its place: a copy of a prompt of 55,000 tokens takes more than a millisecond.
         make = self._open_batch().submits.add
-        submit = generation.submit_message(self._last_handle, cell_id, deadline_ms, make)
+        submit = generation.submit_message(
+            self._last_handle, cell_id, deadline_ms, admission_ms, make
+        )
         self._unsent += 1
         self._batch_tokens += len(submit.prompt) + _SUBMIT_TOKENS
         if (cell := self.cells.get(cell_id)) is not None:  # until it tells us so itself

@@ -206,9 +206,7 @@ def _error_of(refusal: Ending, exchange: Exchange) -> PlatformError:
     reservation, body = exchange.reservation, exchange.body
     headers = {} if reservation is None else dict(reservation.headers)
     error = _failure_of(refusal, exchange)
-    tier_ms = exchange.principal.tier.ttft_deadline_ms
-    is_own = body.deadline_ms is not None and body.ttft_deadline_ms(tier_ms) == body.deadline_ms
-    if is_own and refusal.code is ErrorCode.DEADLINE_EXCEEDED:
+    if body.deadline_ms is not None and refusal.code is ErrorCode.DEADLINE_EXCEEDED:
         error.message = f"No first token within 'deadline_ms', {body.deadline_ms} ms."
         headers["x-should-retry"] = "false"  # to official SDKs: it would have to be as fast
     return AnsweredError(error, headers)

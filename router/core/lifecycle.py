@@ -51,7 +51,7 @@ class RequestLifecycle:
         request.order = self._orders
         request.gateway = gateway
         request.arrived_at = now
-        request.deadline_at = now + (request.deadline_s or self._config.deadline_default_s)
+        request.deadline_at = now + request.longest_wait_s(self._config.deadline_default_s)
 
     def accept(self, request: Request, cell: CellBook, now: float) -> None:
         """Let a stamped request wait; from now on it ends exactly once."""

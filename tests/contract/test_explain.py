@@ -193,7 +193,7 @@ async def test_the_command_shows_what_the_routers_say(
     assert shown.exit_code == 0, shown.output
     [answer] = json.loads(shown.stdout)
     assert (answer["state"], answer["chosen"]) == ("admitted", home)
-    assert 6000 < answer["deadline_left_ms"] <= 7000
+    assert 29_000 < answer["deadline_left_ms"] <= 30_000
     cached = {entry["replica_id"]: entry["cached_tokens"] for entry in answer["candidates"]}
     assert cached[home] == 319
     assert sorted(cached.values()) == [0, 319]

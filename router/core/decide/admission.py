@@ -54,6 +54,10 @@ class FleetLimits(Protocol):
     has_adapters: bool
     residency: AdapterResidency
 
+    def cold_load_s(self, adapter: str) -> float:
+        """Return the seconds until an adapter could be loaded anywhere; 0.0: it is warm."""
+        ...
+
 
 class AdmissionCell(Protocol):
     """The numbers of a cell that admission reads; see `CellBook`."""
@@ -241,7 +245,7 @@ def _too_late(
     supply = cell.supply(now)
     if not supply.replicas:
         return None
-    deadline_s = request.deadline_s or config.deadline_default_s
+    deadline_s = _deadline_s(request, config)
     is_cold = _is_cold(request, cell)
     if not is_cold and request.order % _SAMPLE:
         # Behind all that waits it would wait longest: cheap to see, and mostly enough.
@@ -262,7 +266,7 @@ def _too_late(
             return None
     prediction = cell.predict(request, prefill_s, now)
     wait_s = prediction.ttft_s()
-    over_s = wait_s - (deadline_s * COLD_SHARE if is_cold else deadline_s)
+    over_s = wait_s - (_cold_limit_s(request, cell, deadline_s) if is_cold else deadline_s)
     if over_s <= 0.0 or _is_kept(request, cell, now):
         request.prediction = prediction
         return None
@@ -271,3 +275,25 @@ def _too_late(
     taken_s = service_s(supply, request.uncached_tokens)
     retry_s = forecast.promises.retry_after_s(request.priority, over_s, taken_s, now)
     return _rejected(ErrorCode.OVERLOADED, message, retry_s)
+
+
+def _deadline_s(request: Request, config: CoreConfig) -> float:
+    """Return the seconds within which a request must be predicted to have its first token.
+
+    The deadline of a tier is for waiting: what a request's own prefill takes on an idle replica is
+    no reason to send it away.
+    """
+    longest_s = request.longest_wait_s(config.deadline_default_s)
+    if not request.admission_s:
+        return longest_s
+    return min(longest_s, request.admission_s + request.objective_s - config.ttft_base_s)
+
+
+def _cold_limit_s(request: Request, cell: AdmissionCell, deadline_s: float) -> float:
+    """Return the limit of a request whose adapter no replica has: by a margin within its deadline.
+
+    Nor is the load of the adapter a wait by which a tier sends it away: under a steady load none
+    would ever be loaded.
+    """
+    load_s = cell.fleet.cold_load_s(request.adapter) if request.admission_s else 0.0
+    return COLD_SHARE * deadline_s + load_s

@@ -186,7 +186,7 @@ def _known(core: ExplainedCore, cell: CellBook, request: Request, now: float) ->
 def _new(core: ExplainedCore, request: Request, now: float) -> wire.Explanation:
     """Explain what would become of a request that came now."""
     request.arrived_at = now
-    request.deadline_at = now + (request.deadline_s or core.config.deadline_default_s)
+    request.deadline_at = now + request.longest_wait_s(core.config.deadline_default_s)
     found = core.cells.get(request.cell_id)
     cell = None if found is None else _aside(found)
     pressure = None if cell is None else cell.price(request)

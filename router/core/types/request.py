@@ -65,6 +65,8 @@ class Request:
         is_preemptible: Batch work, which may be interrupted while it runs and is shed first.
         weight: Share of the tenant within its tier.
         deadline_s: Seconds from arrival to the first token; 0: the default.
+        admission_s: Seconds to the first token, besides its own prefill, that it is let in for; 0:
+            until the deadline.
         hashes: Hashes of the prompt's full KV blocks, in order.
         absence_s: Seconds of waiting for a cell without replicas; 0: until the deadline.
         session: Hash of the session; 0: none.
@@ -90,7 +92,7 @@ class Request:
     __slots__ = (
         *("handle", "cell_id", "tenant_id", "request_id", "prompt_tokens", "output_max"),
         *("priority", "reserved_permille", "is_preemptible", "weight", "deadline_s", "hashes"),
-        *("absence_s", "session", "adapter", "payload", "is_traced"),
+        *("admission_s", "absence_s", "session", "adapter", "payload", "is_traced"),
         *("gateway", "order", "arrived_at", "deadline_at", "state", "dispatch", "attempts"),
         *("avoid", "uncached_tokens", "objective_s", "late_at", "is_late", "overdue_at", "output"),
         *("is_charged", "charged_tokens", "preemptions", "prediction", "prefilled_on"),
@@ -111,6 +113,7 @@ class Request:
         is_preemptible: bool = False,
         weight: int = 1,
         deadline_s: float = 0.0,
+        admission_s: float = 0.0,
         absence_s: float = 0.0,
         hashes: Sequence[Hashable] = (),
         session: int = 0,
@@ -129,6 +132,7 @@ class Request:
         self.is_preemptible = is_preemptible
         self.weight = weight or 1
         self.deadline_s = deadline_s
+        self.admission_s = admission_s
         self.absence_s = absence_s
         self.hashes = hashes
         self.session = session
@@ -149,8 +153,7 @@ class Request:
         self.is_late = False
         self.output: list[int] | None = [] if is_preemptible else None
         self.is_charged = False
-        self.charged_tokens = 0
-        self.preemptions = 0
+        self.charged_tokens = self.preemptions = 0
         self.prediction: FirstTokenPrediction | None = None
         self.prefilled_on = ""
         self.interrupted = 0
@@ -160,6 +163,10 @@ class Request:
     def is_done(self) -> bool:
         """Whether the request has its outcome."""
         return self.state is RequestState.DONE
+
+    def longest_wait_s(self, default_s: float) -> float:
+        """Return after how many seconds without a first token it is given up."""
+        return self.deadline_s or max(default_s, self.admission_s)
 
     @property
     def is_begun(self) -> bool:

@@ -29,6 +29,7 @@ from tests.support.scripted_router import BaseFiles, ControlFeed, Plan, Scripted
 from tests.waiting import until as eventually
 
 KEY, OTHER_KEY, LIMITED_KEY, DEAD_KEY = "sk-one", "sk-two", "sk-limited", "sk-dead"
+TIER_DEADLINE_MS = 1_500  # of `small`
 PASSWORD = "test-secret_1"
 
 
@@ -105,7 +106,9 @@ class World:
         return control.Objects(
             tiers=[
                 control.Tier(id="free", priority=1),
-                control.Tier(id="small", priority=1, rpm=5, tpm=1000),
+                control.Tier(
+                    id="small", priority=1, rpm=5, tpm=1000, ttft_deadline_ms=TIER_DEADLINE_MS
+                ),
             ],
             tenants=[
                 control.Tenant(id="one", tier_id="free", cache_salt=b"1"),

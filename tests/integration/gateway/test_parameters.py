@@ -8,6 +8,7 @@ import pytest
 from sluice.hashing import session_hash
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.integration.gateway.conftest import LIMITED_KEY, TIER_DEADLINE_MS
 from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
@@ -65,6 +66,17 @@ async def test_a_lowered_request_goes_behind(world: Any) -> None:
             await http.post("/v1/completions", json={"model": "tiny", "prompt": "a"} | extra)
         ordinary, flex, last = [submit.tier_priority for submit in w.router.submits]
         assert ordinary > flex > last
+
+
+async def test_a_tiers_deadline_decides_who_is_let_in_unless_the_request_has_its_own(
+    world: Any,
+) -> None:
+    async with world() as w, w.http(LIMITED_KEY) as http:
+        for own in ({}, {"deadline_ms": 1}, {"deadline_ms": 5 * TIER_DEADLINE_MS}):
+            body = {"model": "tiny", "prompt": "a", "max_tokens": 1} | own
+            await http.post("/v1/completions", json=body)
+        told = [(submit.deadline_ms, submit.admission_ms) for submit in w.router.submits]
+        assert told == [(0, TIER_DEADLINE_MS), (1, 0), (5 * TIER_DEADLINE_MS, 0)]
 
 
 async def test_the_tier_that_served_is_told(world: Any) -> None:

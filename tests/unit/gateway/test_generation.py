@@ -56,7 +56,7 @@ def test_what_was_sent_counts_until_the_router_says_more() -> None:
     told = wire.CellState(cell_id="c", replicas_ready=2, tokens_owed=50, wait_ms=9)
     link.deliver(wire.ConnectResponse(cells=[told]), 1.0)
     assert len(changes) == 2, "it came up, and later owned a cell"
-    link.submit(_generation(SPEC._replace(prompt=[1] * 30)), "c", 0)
+    link.submit(_generation(SPEC._replace(prompt=[1] * 30)), "c", 0, 0)
     view = link.cells["c"]
     assert (view.tokens_owed, view.replicas_ready, view.wait_ms) == (80, 2, 9)
     told.is_draining = True

@@ -48,6 +48,18 @@ def test_a_begun_answer_waits_for_the_only_replica_as_long_as_a_new_one(
     assert refused.code is ErrorCode.REPLICA_LOST
 
 
+@pytest.mark.parametrize(
+    ("deadline_ms", "admission_ms", "wait_s"),
+    [(0, 1_500, 30.0), (0, 600_000, 600.0), (2_000, 600_000, 2.0)],
+    ids=str,
+)
+def test_a_tier_that_lets_in_less_does_not_give_up_earlier(
+    deadline_ms: int, admission_ms: int, wait_s: float
+) -> None:
+    generation = made_by(deadline_ms=deadline_ms, admission_ms=admission_ms)
+    assert Patience(generation, 0.0).give_up_at_s == wait_s
+
+
 def test_who_has_no_token_at_its_deadline_is_told_so_whatever_was_lost_meanwhile() -> None:
     patience = Patience(made_by(deadline_ms=500), 0.0)
     frozen = Ending(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone")

@@ -284,6 +284,68 @@ def test_after_the_time_that_was_told_it_is_let_in():
     assert world.code(world.submit(prompt=1000)) == ""
 
 
+# --- the deadline of a tier -----------------------------------------------------------------
+
+TIER = {"admission_s": 1.5}
+
+
+def admitted(world: Cell, **fields) -> int:
+    """Submit until one is refused; return how many were let in."""
+    for number in range(100):
+        if world.code(world.submit(**fields)):
+            return number
+    return 100
+
+
+def test_a_tier_refuses_by_the_wait_and_not_by_a_requests_own_prefill():
+    """Prompts of 100 ms each; of equal ones half are taken to go first."""
+    world = Cell(sequences=100)
+    slow(world, 0.001)
+    assert admitted(world, prompt=100, **TIER) == pytest.approx(2 * 15, abs=4)
+    assert world.code(world.submit(prompt=100)) == "", "without one the default is the deadline"
+    assert world.code(world.submit(prompt=100, priority=9, **TIER)) == "", "nothing is before it"
+
+    world = Cell(sequences=100)
+    slow(world, 0.001)
+    world.submit(prompt=100)
+    world.submit(prompt=100)
+    assert world.waiting, "somebody is before it"
+    long = world.submit(prompt=8_000, **TIER)
+    assert world.code(long) == "", "8 s of prefill of its own are no wait"
+
+
+def test_what_a_tier_lets_in_is_served_late_rather_than_sent_away():
+    world = Cell(deadline_default_s=30.0)
+    world.fill()
+    late = world.submit(**TIER)
+    world.tick(29.0)
+    assert world.code(late) == ""
+    world.tick(1.1)
+    assert world.code(late) == "deadline_exceeded"
+
+
+def test_a_tiers_deadline_above_the_default_is_waited_for():
+    world = Cell(deadline_default_s=30.0)
+    world.fill()
+    patient = world.submit(admission_s=600.0)
+    world.tick(599.0)
+    assert world.code(patient) == ""
+    world.tick(1.1)
+    assert world.code(patient) == "deadline_exceeded"
+
+
+def test_a_tier_does_not_count_the_load_of_an_adapter_as_a_wait():
+    world = Cell(sequences=100)
+    slow(world, 0.001)
+    for _ in range(2):
+        world.submit(prompt=100)
+    assert world.cell.fleet.cold_load_s("cold") > 0.4
+    assert world.code(world.submit(prompt=100, adapter="cold", admission_s=0.4)) == ""
+    for _ in range(10):
+        world.submit(prompt=100)
+    assert world.code(world.submit(prompt=100, adapter="cold", admission_s=0.4)) == "overloaded"
+
+
 def test_with_nobody_before_it_a_request_is_always_tried():
     world = Cell(sequences=100, deadline_default_s=1.0)
     slow(world, 1.0)

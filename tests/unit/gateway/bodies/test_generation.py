@@ -185,14 +185,6 @@ def test_lowered_requests_go_behind_their_own_tier_and_before_the_next() -> None
     assert not parse(priority=0).is_lowered
 
 
-def test_the_deadline_is_within_the_tiers() -> None:
-    assert parse().ttft_deadline_ms(0) == 0
-    assert parse().ttft_deadline_ms(500) == 500
-    assert parse(deadline_ms=300).ttft_deadline_ms(500) == 300
-    assert parse(deadline_ms=900).ttft_deadline_ms(500) == 500
-    assert parse(deadline_ms=900).ttft_deadline_ms(0) == 900
-
-
 def test_the_budget_of_an_answer() -> None:
     assert output_budget(parse(), 10, 100) == 90
     assert output_budget(parse(max_tokens=90), 10, 100) == 90
