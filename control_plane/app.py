@@ -128,7 +128,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         )
         for work in parts:
             stack.callback(background.create_task(work.run()).cancel)
-        watch = _watch(feed, fleet, metrics, Confirmations(database), scaling)
+        watch = _watch(feed, fleet, metrics, Confirmations(database), scaling, quality)
         agents = AgentService(database, feed, fleet, quality, trials)
         await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution)
         routes = [
@@ -159,9 +159,10 @@ def _watch(
     metrics: Metrics,
     confirmations: Confirmations,
     scaling: Scaling,
+    quality: Quality,
 ) -> WatchService:
     presence = fleet.presence
-    heard = (confirmations.confirm, scaling.report)
+    heard = (confirmations.confirm, scaling.report, quality.accuse)
     return WatchService(feed, presence.present, presence.leave, metrics.count_watcher, *heard)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import grpc.aio
 import structlog
 
+from router.accusations import Accusations
 from router.core.router import RouterCore
 from router.core.types.config import CoreConfig
 from router.demand_reports import DemandReports
@@ -83,8 +84,8 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         watcher.on_change(prefetch.hear)
         watcher.load_from_disk()
         watching = tasks.create_task(watcher.run())
-        reporting = tasks.create_task(reports.run())
-        telling = tasks.create_task(_demand(hub, settings).run())
+        told = (reports, _demand(hub, settings), _accusations(hub, watcher.state, settings))
+        telling = [tasks.create_task(it.run()) for it in told]
         following = tasks.create_task(_follow_now_and_then(fleet, prefetch, watcher))
         log.info("router_started", instance_id=settings.instance_id, address=settings.grpc_address)
         await stop.wait()
@@ -96,7 +97,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         await hub.say_last(_FLUSH_S)
         service.end()
         await hub.flush(_FLUSH_S)
-        for task in (following, reporting, telling):
+        for task in (following, *telling):
             task.cancel()
         peers.stop()
         prefetch.stop()
@@ -112,6 +113,12 @@ def _fleet(hub: Hub, tasks: asyncio.TaskGroup, settings: Settings) -> Fleet:
 
 def _demand(hub: Hub, settings: Settings) -> DemandReports:
     return DemandReports(hub, settings.control_address, settings.instance_id)
+
+
+def _accusations(hub: Hub, state: ControlState, settings: Settings) -> Accusations:
+    accusations = Accusations(state, settings.instance_id, settings.control_address)
+    hub.accuse_by(accusations.put)
+    return accusations
 
 
 def _pool_of(state: ControlState, cell_id: str) -> str:

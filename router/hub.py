@@ -14,7 +14,7 @@ from router import wire as convert
 from router.closing import Accounts, Closings
 from router.core.explain.explain import explain
 from router.core.router import RouterCore
-from router.core.types.actions import Actions, Transfer
+from router.core.types.actions import Actions, EjectionNotice, Transfer
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Dispatch
 from router.core.types.service import ServiceReport
@@ -53,6 +53,7 @@ class Hub:
         self._counted_at = float("-inf")  # at once: we may be killed soon
         self._handed_on_at = float("-inf")
         self._start_transfer: Callable[[Transfer], None] | None = None
+        self._accuse: Callable[[EjectionNotice], None] = lambda _: None
         self._tick_handle: asyncio.Handle | None = None
         self._armed_at = 0.0
         self._is_tick_soon = False
@@ -204,6 +205,10 @@ class Hub:
         """Say who carries KV blocks between replicas; without anybody they are computed again."""
         self._start_transfer = start
 
+    def accuse_by(self, accuse: Callable[[EjectionNotice], None]) -> None:
+        """Say who tells the control plane of replicas that were ejected for their answers."""
+        self._accuse = accuse
+
     def transferred(self, sequence: int, blocks: int) -> None:
         """Take the end of a transfer that brought so many blocks."""
         self.core.on_transferred(sequence, blocks, self._loop.time())
@@ -230,6 +235,8 @@ class Hub:
         now = self._loop.time()
         actions = self.core.tick(now)
         self._hand_out(actions, now)
+        for accusation in actions.accusations:
+            self._accuse(accusation)
         if now - self._measured_at >= _MEASURE_S:
             self.measure()
         if not self.core.live_requests:

@@ -44,6 +44,10 @@ class Golden(Protocol):
         """Return what replicas of these bases are to be asked; nobody changes it any more."""
         ...
 
+    def accused_at_unix_ms(self, replica_id: str) -> int:
+        """Return when a router ejected a replica for its answers; 0: nothing speaks against it."""
+        ...
+
     def take(self, message: wire.SyncRequest) -> None:
         """Take the answers that an agent reports; nothing waits."""
         ...
@@ -185,6 +189,8 @@ class AgentService(AgentServiceServicer):
         response.lifted_cordons.extend(stream.lifted)
         bases = {replica.base_digest for replica in response.replicas}
         pools = {replica.pool_id for replica in response.replicas}
+        for replica in response.replicas:
+            replica.accused_at_unix_ms = self._golden.accused_at_unix_ms(replica.replica_id)
         response.trials.extend(self._trials.trials_of(self._feed.state, pools))
         return response, self._golden.prompts_for(bases)
 

@@ -7,6 +7,7 @@ answer that was right before. `sluice.detector.record` counts the evidence again
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from sluice.detector.consensus import (
     RULES,
@@ -107,6 +108,7 @@ def judge(
     known: Truth | None = None,
     expected: tuple[int, ...] = (),
     rules: Rules = RULES,
+    records: Mapping[str, Record] = MappingProxyType({}),
 ) -> Judgement:
     """Return what the answers of a pool's replicas to one prompt come to.
 
@@ -115,6 +117,7 @@ def judge(
         known: What was right before, of the same base, adapter and engine.
         expected: What people expect an answer to begin with; empty: nothing.
         rules: How to compare.
+        records: What routers have found of replicas.
     """
     recent = {name: list(all_)[:ASKINGS] for name, all_ in sorted(answers.items())}
     newest = {
@@ -126,7 +129,7 @@ def judge(
         name for name, text in voters.items() if text.token_ids[: len(expected)] != expected
     )
     if len(voters) < rules.voters_min:
-        return _judge_few(recent, voters, known, unexpected, rules)
+        return _judge_few(recent, voters, known, unexpected, rules, records)
     common = consensus(list(voters.values()), rules)
     if common is None:
         return Judgement(None, is_split=True, unexpected=unexpected)
@@ -134,7 +137,7 @@ def judge(
     is_changed = known is not None and difference(common, known.text, rules) is not None
     told = ([it.text for it in all_ if it.text is not None] for all_ in recent.values())
     strict = fitted(common, told, rules)
-    findings, deviating = _compare(recent, common, strict)
+    findings, deviating = _compare(recent, common, strict, records)
     learned = truth if known is None or known.source is not Source.CONSENSUS else None
     return Judgement(
         truth,
@@ -152,10 +155,11 @@ def _judge_few(
     known: Truth | None,
     unexpected: tuple[str, ...],
     rules: Rules,
+    records: Mapping[str, Record],
 ) -> Judgement:
     """Judge a pool without a consensus by its past; learn that when all answers were the same."""
     if known is not None:
-        findings, deviating = _compare(recent, known.text, rules)
+        findings, deviating = _compare(recent, known.text, rules, records)
         return Judgement(known, findings, deviating, unexpected=unexpected)
     texts = [answer.text for all_ in recent.values() for answer in all_]
     first = next(iter(voters.values()), None)
@@ -168,7 +172,10 @@ def _judge_few(
 
 
 def _compare(
-    recent: Mapping[str, Sequence[Answer]], truth: Text, rules: Rules
+    recent: Mapping[str, Sequence[Answer]],
+    truth: Text,
+    rules: Rules,
+    records: Mapping[str, Record],
 ) -> tuple[tuple[Finding, ...], dict[int, Difference]]:
     """Return the suspects, and which answers deviate."""
     findings: list[Finding] = []
@@ -181,15 +188,15 @@ def _compare(
             and (found := difference(answer.text, truth, rules)) is not None
         }
         deviating |= own
-        if _record(all_, own).suspicion is Suspicion.CONFIRMED:
+        record = _record(records.get(name, CLEAN), all_, own)
+        if own and record.suspicion is Suspicion.CONFIRMED:
             newest = next(answer for answer in all_ if answer.number in own)
             findings.append(Finding(name, own[newest.number], len(own), newest))
     return tuple(findings), deviating
 
 
-def _record(all_: Sequence[Answer], deviating: Mapping[int, Difference]) -> Record:
-    """Return the record of a replica, of its answers to one prompt, the newest first."""
-    record = CLEAN
+def _record(record: Record, all_: Sequence[Answer], deviating: Mapping[int, Difference]) -> Record:
+    """Return the record of a replica with its answers to one prompt, the newest first."""
     for answer in reversed(all_):
         verdict = AnswerVerdict.WRONG if answer.number in deviating else AnswerVerdict.RIGHT
         verdict = AnswerVerdict.UNANSWERED if answer.text is None else verdict

@@ -16,8 +16,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.database import Database, DatabaseDownError, is_transient
-from control_plane.quality import repository
+from control_plane.quality import ejection_rows, repository
 from control_plane.quality.askings import Asking
+from control_plane.quality.clearance import right_answers
 from control_plane.quality.deferrals import PARKED_S, Deferrals
 from control_plane.quality.judgement import Truth
 from control_plane.quality.progress import Progress
@@ -56,12 +57,14 @@ class Outcome:
         failures: Groups that could not be judged, and why.
         judged: Groups that were.
         is_last: Nothing else is to be judged now.
+        cleared: Replicas that a router had ejected, and that answer rightly.
     """
 
     ruling: Ruling
     failures: Mapping[Group, Exception]
     judged: Sequence[Group]
     is_last: bool
+    cleared: tuple[str, ...] = ()
 
 
 _NOTHING = Ruling((), (), {}, {}, {})
@@ -135,15 +138,19 @@ async def judge_batch(
     kept = await repository.answers(connection, taken, fresh)
     serving = await repository.serving(connection, pools)
     truths = await repository.truths(connection, taken)
+    accused = await ejection_rows.accused(connection)
     try:
         cases, failures = await asyncio.to_thread(
-            examine, askings, kept, serving, truths, progress.begins
+            examine, askings, kept, serving, truths, progress.begins, accused
         )
     except asyncio.CancelledError:
         progress.stop()
         raise
     progress.ended()
     ruling = await _rule(connection, cases, kept, budget)
+    right = right_answers(cases, kept, accused)
+    out = [case.replica_id for case in ruling.quarantines]
+    cleared = await ejection_rows.settle(connection, askings, right, out)
     failures |= await _learn(connection, ruling.learned)
     asked = {group for group in kept if group[1] in askings}
     left = asked - cases.keys() - failures.keys()
@@ -151,7 +158,7 @@ async def judge_batch(
     judged = [group for group in taken if group not in failures and group not in left]
     done = frozenset(judged)
     await repository.set_judged(connection, [one.id for one in claimed if one.group in done])
-    return Outcome(ruling, failures, judged, is_last)
+    return Outcome(ruling, failures, judged, is_last, tuple(cleared))
 
 
 def within(

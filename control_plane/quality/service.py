@@ -13,9 +13,10 @@ import structlog
 
 from control_plane.database import ERRORS, Database, DatabaseDownError
 from control_plane.fields import is_id
-from control_plane.quality import repository
+from control_plane.quality import ejection_rows, repository
 from control_plane.quality.base_prompts import TokenIds
 from control_plane.quality.board import Board, Prompts
+from control_plane.quality.ejections import Ejection, ejections_of
 from control_plane.quality.inbox import Inbox
 from control_plane.quality.judging import Judge, Outcome, told
 from control_plane.quality.repository import Report
@@ -24,10 +25,12 @@ from control_plane.quality.verdicts import Alert, Budget, Group, Ruling
 from control_plane.watch.feed import Feed
 from sluice.detector.consensus import Text
 from sluice.wire.agent.v1 import agent_pb2 as wire
+from sluice.wire.control.v1 import control_pb2 as control
 
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
+_ACCUSE_S = 1.5  # a router waits for 2 s, and says it again
 _ALERT_S = 900.0  # one that is not found again for so long is over
 _TOKENS_MAX = 64  # of an answer that is kept
 _ERROR_MAX = 500
@@ -107,11 +110,26 @@ class Quality:
         self._reports = Inbox(database, meter.count_dropped)
         self._alerts: dict[Group, tuple[float, Mapping[Alert, tuple[str, ...]]]] = {}
         self._pruned_at = time.monotonic()
+        self._accused: Mapping[str, Ejection] = {}
 
     def prompts_for(self, bases: Iterable[str]) -> list[wire.GoldenPrompt]:
         """Return what a node is to ask its replicas of these bases, in the present round."""
         self._refresh()
         return self._board.told(bases, round_of(self._unix_s()))
+
+    def accused_at_unix_ms(self, replica_id: str) -> int:
+        """Return when a router ejected a replica for its answers; 0: none did, or it is settled."""
+        found = self._accused.get(replica_id)
+        return 0 if found is None else found.ejected_at_unix_ms
+
+    async def accuse(self, request: control.AccuseRequest) -> None:
+        """Keep what a router says; DatabaseDownError: nothing was kept; ValueError: no sense."""
+        found = ejections_of(request)
+        new = await self._database.run(
+            lambda connection: ejection_rows.add(connection, found), deadline_s=_ACCUSE_S
+        )
+        for one in new:
+            log.error("replica_accused", replica=one.replica_id, **one.shown())
 
     def take(self, message: wire.SyncRequest) -> None:
         """Take the answers that an agent reports; nothing waits."""
@@ -162,6 +180,7 @@ class Quality:
             await self._reports.write()
         except (DatabaseDownError, *ERRORS) as error:  # what was written before can be judged
             log.warning("answers_not_written", error=str(getattr(error, "reason", error)))
+        self._accused = await self._database.run(ejection_rows.accused)
         for outcome in await self._judge.turn(self._board.askings):
             self._tell(outcome)
         now_s = time.monotonic()
@@ -178,10 +197,13 @@ class Quality:
             self._pruned_at = now_s
             kept = frozenset(self._board.askings)
             await self._database.run(lambda connection: repository.prune(connection, kept))
+            await self._database.run(ejection_rows.prune)
 
     def _tell(self, outcome: Outcome) -> None:
         """Log and count what was decided."""
         ruling = outcome.ruling
+        for replica_id in outcome.cleared:
+            log.info("replica_cleared", replica=replica_id)
         for case in ruling.quarantines:
             told(case)
         self._meter.count_quarantines(len(ruling.quarantines))

@@ -1,4 +1,4 @@
-"""Rows of golden prompts, what replicas answered, what is right, and who is in quarantine."""
+"""Rows of golden prompts, answers, what is right, ejections by routers, and quarantines."""
 
 from typing import Any
 
@@ -98,6 +98,30 @@ golden_runs = Table(
     Column("second", BigInteger, primary_key=True),  # Unix time
     count_column("runs"),
     count_column("mismatches"),
+)
+
+# Replicas that routers ejected for their answers; the guard asks them first.
+ejections = Table(
+    "ejections",
+    metadata,
+    Column("replica_id", Text, primary_key=True),
+    Column("router_id", Text, primary_key=True),
+    Column("ejected_at_unix_ms", BigInteger, primary_key=True),  # by the router's clock
+    Column("cell_id", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),  # of the cell
+    Column("evidence", Text, nullable=False),  # kind of it, of sluice.detector
+    count_column("wrong"),
+    count_column("asked"),
+    # Of the platform's, those that the replica has answered rightly since.
+    Column("right_askings", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    _moment("heard_at"),
+    Column("ended_at", DateTime(timezone=True)),
+    words_column("outcome"),  # confirmed or cleared; empty: open, or never settled
+)
+Index(
+    "ix_ejections_open",
+    ejections.c.heard_at,
+    postgresql_where=text("ended_at IS NULL"),
 )
 
 # Replicas that were taken out because they answered otherwise; rows stay when the replicas go.

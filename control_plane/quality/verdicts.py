@@ -6,10 +6,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
+from types import MappingProxyType
 from typing import Any
 
 from control_plane.fleet.model import Holdback
 from control_plane.quality.askings import Asking
+from control_plane.quality.ejections import Ejection
 from control_plane.quality.judgement import (
     ASKINGS,
     Answer,
@@ -173,6 +175,7 @@ def examine(
     serving: Sequence[Serving],
     truths: Mapping[Group, Truth],
     begins: Callable[[Group], bool] = lambda _: True,
+    accused: Mapping[str, Ejection] = MappingProxyType({}),
 ) -> tuple[dict[Group, Case], dict[Group, Exception]]:
     """Judge groups, each by itself; return also those that could not be, and why.
 
@@ -184,6 +187,7 @@ def examine(
         serving: Replicas of these pools whose answers count.
         truths: What is known to be right.
         begins: Told of each group before it is judged; False: leave it and all others.
+        accused: Replicas that routers have ejected for their answers.
     """
     of_pool: dict[str, list[str]] = {}
     for one in serving:
@@ -197,35 +201,48 @@ def examine(
         if not begins(group):
             break
         try:
-            cases[group] = _examine(asking, all_, of_pool.get(group[0], ()), truths.get(group))
+            cases[group] = _examine(
+                asking, all_, of_pool.get(group[0], ()), truths.get(group), accused
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, the others are judged
             failures[group] = error
     return cases, failures
 
 
 def _examine(
-    asking: Asking, all_: Sequence[Kept], serving: Sequence[str], known: Truth | None
+    asking: Asking,
+    all_: Sequence[Kept],
+    serving: Sequence[str],
+    known: Truth | None,
+    accused: Mapping[str, Ejection],
 ) -> Case:
     own: dict[str, list[Kept]] = {name: [] for name in serving}
     for one in all_:
         if one.replica_id in own:
             own[one.replica_id].append(one)
     answers = {name: [one.answer for one in kept] for name, kept in own.items() if kept}
-    judgement = judge(answers, known, asking.expected)
+    records = {name: accused[name].record for name in answers if name in accused}
+    judgement = judge(answers, known, asking.expected, records=records)
     # A tenant's adapter that answers now this and now that says nothing about the replicas, which
     # others use, too.
-    accused = judgement.findings if not asking.owner else ()
+    findings = judgement.findings if not asking.owner else ()
     newest = [kept[0].answer.text for kept in own.values() if kept]
-    agreeing = _agreeing(newest, judgement) if accused else 0
+    agreeing = _agreeing(newest, judgement) if findings else 0
     accusations = (
         Accusation(
             finding,
             evidence(asking, judgement, finding, own[finding.replica_id])
-            | {"agreeing": agreeing, "asked": len(newest)},
+            | {"agreeing": agreeing, "asked": len(newest)}
+            | _said_of(accused.get(finding.replica_id)),
         )
-        for finding in accused
+        for finding in findings
     )
     return Case(asking, judgement, tuple(sorted(own)), tuple(accusations))
+
+
+def _said_of(ejection: Ejection | None) -> dict[str, Any]:
+    """Return what a router said of a replica, as a part of the evidence."""
+    return {} if ejection is None else {"ejection": ejection.shown()}
 
 
 def rule(

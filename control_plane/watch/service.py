@@ -46,6 +46,7 @@ class WatchService:
         count: Callable[[str, int], None],
         confirm: Callable[[str, int, int, frozenset[str]], Awaitable[None]],
         report: Callable[[wire.ReportDemandRequest], Awaitable[int]],
+        accuse: Callable[[wire.AccuseRequest], Awaitable[None]],
     ) -> None:
         """Prepare.
 
@@ -58,6 +59,8 @@ class WatchService:
                 when (Unix ms; 0: never) its oldest open request came, and what it cannot serve yet.
             report: Keeps what a router says of the work that came; returns ms until the next time,
                 ValueError: it makes no sense.
+            accuse: Keeps what a router says of replicas that it ejected for their answers;
+                ValueError: it makes no sense.
         """
         self._feed = feed
         self._present = present
@@ -65,6 +68,7 @@ class WatchService:
         self._count = count
         self._confirm = confirm
         self._report = report
+        self._accuse = accuse
 
     def handler(self) -> "grpc.GenericRpcHandler[wire.WatchRequest, bytes]":
         """Return what `grpc.aio.Server.add_generic_rpc_handlers` takes."""
@@ -79,6 +83,11 @@ class WatchService:
                     self.leave,  # pyright: ignore[reportArgumentType]
                     request_deserializer=wire.LeaveRequest.FromString,
                     response_serializer=wire.LeaveResponse.SerializeToString,
+                ),
+                "Accuse": grpc.unary_unary_rpc_method_handler(
+                    self.accuse,  # pyright: ignore[reportArgumentType]
+                    request_deserializer=wire.AccuseRequest.FromString,
+                    response_serializer=wire.AccuseResponse.SerializeToString,
                 ),
                 "Confirm": grpc.unary_unary_rpc_method_handler(
                     self.confirm,  # pyright: ignore[reportArgumentType]
@@ -103,6 +112,20 @@ class WatchService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a router needs an id")
         self._leave(request.instance_id)
         return wire.LeaveResponse()
+
+    async def accuse(
+        self,
+        request: wire.AccuseRequest,
+        context: "grpc.aio.ServicerContext[wire.AccuseRequest, wire.AccuseResponse]",
+    ) -> wire.AccuseResponse:
+        """Take what a router says of replicas that it ejected for their answers."""
+        try:
+            await self._accuse(request)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except DatabaseDownError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+        return wire.AccuseResponse()
 
     async def confirm(
         self,

@@ -31,7 +31,8 @@ log = structlog.get_logger(__name__)
 
 OUTPUT_TOKENS_MAX = 64  # whatever is asked for
 PROMPTS_MAX = 512  # of a node
-PLATFORM = "default/"  # begins the ids of the platform's own prompts, which nobody may crowd out
+# The ids of the platform's own prompts, which nobody may crowd out, begin with one of these.
+PLATFORM = ("default/", "default-")
 _REMEMBERED_MAX = 16_384  # pairs of replica and prompt: prompts take turns, and come back
 RESULTS_MAX = 256  # kept for the control plane; the oldest go first
 DEADLINE_S = 20.0  # of one asking; an adapter may have to be read
@@ -77,6 +78,7 @@ class GoldenSchedule:
         self._prompts: dict[str, agent.GoldenPrompt] = {}
         self._asked_s: dict[tuple[str, str], float] = {}  # of a new pair: when it would have been
         self._free_s: dict[str, float] = {}  # of a replica: not before
+        self._accused_s: dict[str, float] = {}  # of a replica: the platform's are due since then
         self._replicas: frozenset[str] = frozenset()
 
     def want(self, prompts: Iterable[agent.GoldenPrompt]) -> None:
@@ -98,6 +100,10 @@ class GoldenSchedule:
                 best, first = prompt, rank
         return best
 
+    def accuse(self, replica_id: str, now_s: float) -> None:
+        """Ask a replica all prompts of the platform at once: something speaks against it."""
+        self._accused_s[replica_id] = now_s
+
     def asked(self, replica_id: str, prompt_id: str, now_s: float) -> None:
         """Note that an asking begins."""
         self._asked_s[replica_id, prompt_id] = now_s
@@ -109,6 +115,7 @@ class GoldenSchedule:
         if kept != self._replicas:
             self._replicas = kept
             self._free_s = {name: at for name, at in self._free_s.items() if name in kept}
+            self._accused_s = {name: at for name, at in self._accused_s.items() if name in kept}
             self._asked_s = {pair: at for pair, at in self._asked_s.items() if pair[0] in kept}
         if len(self._asked_s) > _REMEMBERED_MAX:
             pairs = sorted(self._asked_s, key=self._worth)[-_REMEMBERED_MAX // 2 :]
@@ -124,7 +131,11 @@ class GoldenSchedule:
         if pair not in self._asked_s:
             first_s = now_s + share * min(_FIRST_WITHIN_S, prompt.every_s)
             self._asked_s[pair] = first_s - interval_s
-        return self._asked_s[pair] + interval_s
+        due_s = self._asked_s[pair] + interval_s
+        accused_s = self._accused_s.get(replica_id)
+        if accused_s is None or not prompt.id.startswith(PLATFORM):
+            return due_s
+        return due_s if self._asked_s[pair] >= accused_s else min(due_s, accused_s)
 
 
 class GoldenAsker:
@@ -146,11 +157,17 @@ class GoldenAsker:
         self._schedule = GoldenSchedule()
         self._busy: set[str] = set()
         self._results: deque[agent.GoldenResult] = deque(maxlen=RESULTS_MAX)
+        self._accused: dict[str, int] = {}
 
     def hear(self, desired: agent.SyncResponse) -> None:
         """Ask what the control plane says from now on."""
         if not desired.golden_unchanged:
             self._schedule.want(desired.golden_prompts)
+        accused = {it.replica_id: it.accused_at_unix_ms for it in desired.replicas}
+        for replica_id, at_unix_ms in accused.items():
+            if at_unix_ms and self._accused.get(replica_id) != at_unix_ms:
+                self._schedule.accuse(replica_id, time.monotonic())
+        self._accused = accused
 
     def take(self) -> list[agent.GoldenResult]:
         """Return the answers since the last call."""

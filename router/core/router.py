@@ -17,12 +17,12 @@ from router.core.decide import admission
 from router.core.dispatch import Dispatcher
 from router.core.engine_news import EngineNews
 from router.core.explain.decision_log import DecisionLog
-from router.core.fleet.health import HealthState
+from router.core.fleet.health import LYING, HealthState
 from router.core.fleet.replica import ReplicaBook
 from router.core.handovers import Handovers
 from router.core.lifecycle import RequestLifecycle
 from router.core.ownership import Ownership
-from router.core.types.actions import Actions, Stats
+from router.core.types.actions import Actions, EjectionNotice, Stats
 from router.core.types.batch import GatewayBatch
 from router.core.types.config import CoreConfig
 from router.core.types.ending import Ending, count
@@ -241,7 +241,7 @@ class RouterCore:
                 self.cells[book.cell_id].update(book)
         for cell in self.cells.values():
             actions.probes += cell.fleet.health.tick(now)
-            self._judge(cell, now)
+            self._judge(cell, actions, now)
             if cell.queue.requests:
                 self.dispatcher.bind(cell, actions, now)
         if not self.handovers.is_idle:
@@ -296,7 +296,7 @@ class RouterCore:
         handovers.ready = []
         actions.transfers, handovers.transfers = handovers.transfers, []
 
-    def _judge(self, cell: CellBook, now: float) -> None:
+    def _judge(self, cell: CellBook, actions: Actions, now: float) -> None:
         """Act on what the health of the cell's replicas has become."""
         for verdict in cell.fleet.health.verdicts():
             book = cell.fleet.replicas.get(verdict.replica_id)
@@ -305,8 +305,12 @@ class RouterCore:
             if verdict.state is HealthState.EJECTED:
                 ejections = self.lifecycle.stats.ejections
                 ejections[verdict.reason] = ejections.get(verdict.reason, 0) + 1
-                if verdict.reason == "lying":
+                if verdict.reason == LYING:
                     self._abandon(book, now)
+                    counts = verdict.wrong, verdict.asked
+                    actions.accusations.append(
+                        EjectionNotice(book.replica_id, cell.cell_id, *counts)
+                    )
             elif verdict.state is HealthState.HALF_OPEN:
                 ready = cell.fleet.ready()
                 book.speed.adopt([peer.speed for peer in ready if peer is not book])

@@ -5,7 +5,7 @@
 | TRUSTED | no answer that counts was wrong | |
 | DOUBTED | some were, fewer than the threshold of their kind | it is asked again |
 | ACCUSED | the threshold of LIFE or CANARY is reached | agent: restart; router: ejection |
-| CONFIRMED | the threshold of GOLDEN is reached | the guard: quarantine |
+| CONFIRMED | that of GOLDEN is; or that of CANARY, and one of GOLDEN is wrong | quarantine |
 
 Pure: a `Record` never changes, and a right answer leads back by pushing a wrong one out of the last
 answers that count.
@@ -68,6 +68,13 @@ class Record:
         recent = {**self.recent, kind: last}
         return replace(self, recent=recent, suspicion=_suspicion(recent))
 
+    def found(self, kind: EvidenceKind, wrong: int) -> Self:
+        """Return the record with what another part of the platform found: so many wrong answers."""
+        record = self
+        for _ in range(min(wrong, THRESHOLDS[kind].of)):
+            record = record.heard(kind, AnswerVerdict.WRONG)
+        return record
+
 
 CLEAN = Record(MappingProxyType({}), Suspicion.TRUSTED)
 
@@ -75,7 +82,8 @@ CLEAN = Record(MappingProxyType({}), Suspicion.TRUSTED)
 def _suspicion(recent: Mapping[EvidenceKind, tuple[AnswerVerdict, ...]]) -> Suspicion:
     wrong = {kind: last.count(AnswerVerdict.WRONG) for kind, last in recent.items()}
     found = {kind for kind, count in wrong.items() if count >= THRESHOLDS[kind].wrong}
-    if EvidenceKind.GOLDEN in found:
+    is_confirmed = EvidenceKind.CANARY in found and wrong.get(EvidenceKind.GOLDEN)
+    if EvidenceKind.GOLDEN in found or is_confirmed:
         return Suspicion.CONFIRMED
     if found:
         return Suspicion.ACCUSED

@@ -168,10 +168,10 @@ async def test_what_another_control_plane_has_taken_is_passed_over(site: Site) -
 async def test_a_group_that_fails_holds_nobody_up_and_is_parked(site: Site, monkeypatch) -> None:
     honest = verdicts.judge
 
-    def judge_one(answers, truth, expected):
+    def judge_one(answers, truth, expected, **options):
         if expected == (666,):
             raise ZeroDivisionError("the group is bad")
-        return honest(answers, truth, expected)
+        return honest(answers, truth, expected, **options)
 
     monkeypatch.setattr(verdicts, "judge", judge_one)
     now_s = 1000.0
@@ -198,10 +198,10 @@ async def test_a_group_that_fails_holds_nobody_up_and_is_parked(site: Site, monk
 async def test_a_group_that_takes_too_long_fails_alone(site: Site, monkeypatch) -> None:
     honest, is_over = verdicts.judge, threading.Event()
 
-    def judge_one(answers, truth, expected):
+    def judge_one(answers, truth, expected, **options):
         if expected == (666,):
             is_over.wait()
-        return honest(answers, truth, expected)
+        return honest(answers, truth, expected, **options)
 
     monkeypatch.setattr(verdicts, "judge", judge_one)
     monkeypatch.setattr(judging, "_DEADLINE_S", 2.0)

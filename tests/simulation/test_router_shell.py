@@ -9,6 +9,7 @@ import pytest
 from router.attach import CREDIT_EVERY_S, RESUME_S, Attachment
 from router.core import invariants
 from router.core.router import RouterCore
+from router.core.types.actions import EjectionNotice
 from router.core.types.config import CoreConfig
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Dispatch
@@ -293,10 +294,13 @@ def test_a_router_that_stood_still_itself_loses_nobody():
 
 
 def test_a_replica_that_lies_is_found_by_probes_and_given_nothing_more():
+    accused: list[EjectionNotice] = []
+
     async def scenario(setup: Setup) -> None:
         await setup.until(lambda: all(book.limits for book in setup.hub.core.replicas.values()))
         setup.submit(*range(1, 9), output=600)
         await setup.until(lambda: len(setup.tokens) == 8)
+        setup.hub.accuse_by(accused.append)
         setup.hosts[2].engine.is_lying = True
         health = setup.hub.core.cells[CELL].fleet.health
         await setup.until(lambda: health.reason("replica-2") == "lying")
@@ -309,6 +313,7 @@ def test_a_replica_that_lies_is_found_by_probes_and_given_nothing_more():
         await setup.until(lambda: health.reason("replica-2") == "")
 
     setup = simulate(scenario, replicas=4)
+    assert accused[0] == EjectionNotice("replica-2", CELL, 3, 3), "the control plane is told"
     for handle in range(100, 130):
         assert setup.tokens[handle] == [token_at(handle, 50 + n) for n in range(20)]
 

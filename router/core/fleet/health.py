@@ -52,11 +52,21 @@ class HealthState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A change of state, and why: SLOW, LYING, FAILING, LOST, or empty when it is healthy."""
+    """A change of state.
+
+    Attributes:
+        replica_id: Whose.
+        state: From now on.
+        reason: SLOW, LYING, FAILING, LOST, or empty when it is healthy.
+        wrong: Of the canaries that count, those that were answered wrongly.
+        asked: The canaries that count.
+    """
 
     replica_id: str
     state: HealthState
     reason: str
+    wrong: int = 0
+    asked: int = 0
 
 
 class _Replica:
@@ -297,7 +307,9 @@ class CellHealth:
         if is_new:
             _strike(replica, now)
         if replica.state is not HealthState.EJECTED or replica.reason != reason:
-            self._verdicts.append(Verdict(replica.name, HealthState.EJECTED, reason))
+            canaries = replica.record.recent.get(EvidenceKind.CANARY, ())
+            counts = canaries.count(AnswerVerdict.WRONG), len(canaries)
+            self._verdicts.append(Verdict(replica.name, HealthState.EJECTED, reason, *counts))
         probed_at, record = replica.probed_at, replica.record
         replica.clear()
         replica.probed_at, replica.record = probed_at, record

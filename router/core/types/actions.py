@@ -28,6 +28,23 @@ class Transfer:
     deadline_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class EjectionNotice:
+    """A replica that was ejected for its answers.
+
+    Attributes:
+        replica_id: Which.
+        cell_id: Its cell.
+        wrong: Of the canaries that count, those that were answered wrongly.
+        asked: The canaries that count.
+    """
+
+    replica_id: str
+    cell_id: str
+    wrong: int
+    asked: int
+
+
 class Actions:
     """The work of the shell after a tick.
 
@@ -37,9 +54,10 @@ class Actions:
         cancels: Sequences to cancel, by replica; may name some of `dispatches`.
         probes: Replicas that are to run a canary inference.
         transfers: Transfers to start; the shell answers each by `RouterCore.on_transferred`.
+        accusations: What the quality guard is to hear.
     """
 
-    __slots__ = ("batches", "cancels", "dispatches", "probes", "transfers")
+    __slots__ = ("accusations", "batches", "cancels", "dispatches", "probes", "transfers")
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, GatewayBatch]] = []
@@ -47,6 +65,7 @@ class Actions:
         self.cancels: dict[str, list[int]] = {}
         self.probes: list[str] = []
         self.transfers: list[Transfer] = []
+        self.accusations: list[EjectionNotice] = []
 
 
 @dataclass(slots=True)

@@ -68,11 +68,16 @@ async def _report(message: wire.ReportDemandRequest) -> int:
     return 1000 if message.cells else 0
 
 
+async def _accuse(message: wire.AccuseRequest) -> None:
+    pass
+
+
 def _service(feed: Feed) -> tuple[WatchService, Metrics, Presence]:
     metrics, presence = Metrics(), Presence(lambda: None)
     return (
         WatchService(
-            *(feed, presence.present, presence.leave, metrics.count_watcher, _confirm, _report)
+            *(feed, presence.present, presence.leave, metrics.count_watcher),
+            *(_confirm, _report, _accuse),
         ),
         metrics,
         presence,

@@ -36,12 +36,22 @@ def record_of(*evidence: tuple[EvidenceKind, AnswerVerdict]) -> Record:
         ([(LIFE, WRONG)] * 2, ACCUSED),
         ([(LIFE, UNANSWERED)] * 2, TRUSTED),
         ([(GOLDEN, WRONG)], DOUBTED),
+        ([(CANARY, WRONG)] * 3 + [(GOLDEN, WRONG)], CONFIRMED),
+        ([(GOLDEN, WRONG)] + [(CANARY, WRONG)] * 3, CONFIRMED),
+        ([(CANARY, WRONG)] * 2 + [(GOLDEN, WRONG)], DOUBTED),
+        ([(CANARY, WRONG)] * 3 + [(GOLDEN, RIGHT)], ACCUSED),
+        ([(LIFE, WRONG)] * 2 + [(GOLDEN, WRONG)], ACCUSED),
         ([(GOLDEN, WRONG), (GOLDEN, UNANSWERED), (GOLDEN, WRONG)], CONFIRMED),
         ([(GOLDEN, WRONG), (GOLDEN, RIGHT), (GOLDEN, RIGHT), (GOLDEN, WRONG)], DOUBTED),
     ],
 )
 def test_what_evidence_amounts_to(evidence, suspicion) -> None:
     assert record_of(*evidence).suspicion is suspicion
+
+
+@given(st.sampled_from(EvidenceKind), st.integers(0, 10))
+def test_what_another_part_found_counts_as_if_heard_here(kind, wrong) -> None:
+    assert CLEAN.found(kind, wrong) == record_of(*[(kind, WRONG)] * wrong)
 
 
 @given(HISTORIES)

@@ -84,6 +84,31 @@ def test_a_shorter_interval_counts_at_once_and_other_bases_are_left_alone() -> N
     assert ask_all(schedule, [one], 20, start_s=1040) == []
 
 
+def test_who_is_accused_is_asked_the_platforms_prompts_at_once_and_once():
+    schedule = GoldenSchedule()
+    schedule.want([prompt("default-1/b"), prompt("default-2/b"), prompt("a-tenants/b")])
+    targets = [target("r"), target("other")]
+    ask_all(schedule, targets, 20)
+    schedule.accuse("r", 1020.0)
+    asked = ask_all(schedule, targets, 10, start_s=1020)
+    assert sorted((replica, name) for _, replica, name in asked) == [
+        ("r", "default-1/b"),
+        ("r", "default-2/b"),
+    ]
+    assert [at_s for at_s, _, _ in asked] == [1020.0, 1021.0]
+
+
+def test_an_accusation_is_heard_once(monkeypatch):
+    heard: list[str] = []
+    monkeypatch.setattr(GoldenSchedule, "accuse", lambda _, name, _now: heard.append(name))
+    asker = GoldenAsker(list, Counted())
+    for at_unix_ms in (0, 5, 5, 6, 0):
+        desired = agent.SyncResponse()
+        desired.replicas.add(replica_id="r", accused_at_unix_ms=at_unix_ms)
+        asker.hear(desired)
+    assert heard == ["r", "r"]
+
+
 class Counted:
     def __init__(self, enough: int = 0) -> None:
         self.answers: list[bool] = []

@@ -81,6 +81,7 @@ def test_a_liar_is_asked_three_times_and_ejected():
     pool.answers[pool.names[2]] = WRONG
     pool.step_until(0.5)
     assert pool.state(2) == (EJECTED, "lying")
+    assert [(it.wrong, it.asked) for _, it in pool.verdicts] == [(3, 3)]
     assert [name for _, name in pool.probes].count(pool.names[2]) == 3
     assert [pool.state(number)[0] for number in (0, 1, 3, 4, 5)] == [HEALTHY] * 5
 

@@ -65,6 +65,36 @@ class ConfirmResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class AccuseRequest(_message.Message):
+    __slots__ = ("router_id", "ejections")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    EJECTIONS_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    ejections: _containers.RepeatedCompositeFieldContainer[Ejection]
+    def __init__(self, router_id: _Optional[str] = ..., ejections: _Optional[_Iterable[_Union[Ejection, _Mapping]]] = ...) -> None: ...
+
+class Ejection(_message.Message):
+    __slots__ = ("replica_id", "cell_id", "epoch", "evidence", "wrong", "asked", "ejected_at_unix_ms")
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    CELL_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    WRONG_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    EJECTED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    replica_id: str
+    cell_id: str
+    epoch: int
+    evidence: str
+    wrong: int
+    asked: int
+    ejected_at_unix_ms: int
+    def __init__(self, replica_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., epoch: _Optional[int] = ..., evidence: _Optional[str] = ..., wrong: _Optional[int] = ..., asked: _Optional[int] = ..., ejected_at_unix_ms: _Optional[int] = ...) -> None: ...
+
+class AccuseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class LeaveRequest(_message.Message):
     __slots__ = ("instance_id",)
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]

@@ -44,6 +44,11 @@ class ControlServiceStub:
                 request_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ConfirmRequest.SerializeToString,
                 response_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ConfirmResponse.FromString,
                 _registered_method=True)
+        self.Accuse = channel.unary_unary(
+                '/sluice.wire.control.v1.ControlService/Accuse',
+                request_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.AccuseRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.AccuseResponse.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/sluice.wire.control.v1.ControlService/Leave',
                 request_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.LeaveRequest.SerializeToString,
@@ -67,6 +72,13 @@ class ControlServiceServicer:
 
     def Confirm(self, request, context):
         """gateways: after each change of splits, and every 5 s while there are any
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Accuse(self, request, context):
+        """a router says which replicas it ejected for their answers
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,6 +110,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.Confirm,
                     request_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ConfirmRequest.FromString,
                     response_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ConfirmResponse.SerializeToString,
+            ),
+            'Accuse': grpc.unary_unary_rpc_method_handler(
+                    servicer.Accuse,
+                    request_deserializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.AccuseRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.AccuseResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -164,6 +181,33 @@ class ControlService:
             '/sluice.wire.control.v1.ControlService/Confirm',
             sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ConfirmRequest.SerializeToString,
             sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.ConfirmResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Accuse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.control.v1.ControlService/Accuse',
+            sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.AccuseRequest.SerializeToString,
+            sluice_dot_wire_dot_control_dot_v1_dot_control__pb2.AccuseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -231,10 +231,10 @@ def test_every_limit_holds_at_once(liars, honest, quarantined, of_pool, nodes) -
 def test_one_group_that_cannot_be_judged_leaves_the_others_alone(monkeypatch) -> None:
     honest = verdicts.judge
 
-    def judge(answers, known, expected):
+    def judge(answers, known, expected, **options):
         if expected == (666,):
             raise ZeroDivisionError
-        return honest(answers, known, expected)
+        return honest(answers, known, expected, **options)
 
     monkeypatch.setattr(verdicts, "judge", judge)
     bad = replace(ASKING, id="bad", expected=(666,))

@@ -1,0 +1,50 @@
+"""When a replica that a router accuses has cleared itself; pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from control_plane.quality.askings import DEFAULT, Asking
+from control_plane.quality.ejections import Ejection
+from control_plane.quality.verdicts import Case, Group, Kept
+
+
+def right_answers(
+    cases: Mapping[Group, Case],
+    kept: Mapping[Group, Sequence[Kept]],
+    accused: Mapping[str, Ejection],
+) -> dict[str, list[str]]:
+    """Return which of the platform's askings accused replicas have now answered rightly.
+
+    Only an answer to a question that was asked after the ejection speaks for a replica, by the
+    clocks of node and router. Where these differ, clearing takes longer, or begins early.
+
+    Args:
+        cases: The judgements of a batch.
+        kept: The answers that they rest on.
+        accused: Replicas with an open ejection.
+
+    Returns:
+        Replica -> ids of askings.
+    """
+    found: dict[str, list[str]] = {}
+    for group, case in cases.items():
+        judgement = case.judgement
+        if case.asking.prompt_id != DEFAULT or judgement.truth is None:
+            continue
+        deviating = judgement.deviating or {}
+        for one in kept[group]:
+            ejection, answer = accused.get(one.replica_id), one.answer
+            if ejection is None or one.asked_at_unix_ms < ejection.ejected_at_unix_ms:
+                continue
+            if answer.is_new and answer.text is not None and answer.number not in deviating:
+                found.setdefault(one.replica_id, []).append(case.asking.id)
+    return found
+
+
+def are_all_right(askings: Mapping[str, Asking], right: Iterable[str]) -> bool:
+    """Return whether these are all of the platform's askings to their base; pure."""
+    own = frozenset(right)
+    bases = {askings[one].base_digest for one in own if one in askings}
+    wanted = {
+        one.id for one in askings.values() if one.prompt_id == DEFAULT and one.base_digest in bases
+    }
+    return bool(wanted) and wanted <= own

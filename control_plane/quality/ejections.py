@@ -1,0 +1,76 @@
+"""What routers say of replicas that they ejected for their answers: evidence for the guard; pure.
+
+A router has acted already. The guard asks such a replica first, and needs one wrong golden answer
+instead of two: `sluice.detector.record`. An ejection ends in one of two ways: `confirmed`, the
+replica is in quarantine; `cleared`, it has answered each prompt of the platform rightly since. One
+that is not settled within `OPEN_MAX` is no evidence any more.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from control_plane.fields import is_id
+from sluice.detector.evidence import EvidenceKind
+from sluice.detector.record import CLEAN, Record
+from sluice.wire.control.v1 import control_pb2 as wire
+
+MESSAGE_MAX = 64  # ejections of a message
+_COUNT_MAX = 1000
+OPEN_MAX = timedelta(minutes=15)
+CONFIRMED, CLEARED = "confirmed", "cleared"
+
+
+@dataclass(frozen=True, slots=True)
+class Ejection:
+    """The newest open ejection of a replica; see the columns of `ejections`."""
+
+    replica_id: str
+    router_id: str
+    cell_id: str
+    epoch: int
+    evidence: EvidenceKind
+    wrong: int
+    asked: int
+    ejected_at_unix_ms: int
+
+    @property
+    def record(self) -> Record:
+        """What the router found, for the detector."""
+        return CLEAN.found(self.evidence, self.wrong)
+
+    def shown(self) -> dict[str, Any]:
+        """Return it as JSON, for the evidence of a quarantine."""
+        return {
+            "router": self.router_id,
+            "cell": self.cell_id,
+            "epoch": self.epoch,
+            "evidence": str(self.evidence),
+            "wrong": self.wrong,
+            "asked": self.asked,
+            "ejected_at_unix_ms": self.ejected_at_unix_ms,
+        }
+
+
+def ejections_of(request: wire.AccuseRequest) -> list[Ejection]:
+    """Return what a router says; ValueError: it makes no sense."""
+    if len(request.ejections) > MESSAGE_MAX or not is_id(request.router_id):
+        raise ValueError(f"want the router's id, and at most {MESSAGE_MAX} ejections")
+    return [_ejection(request.router_id, one) for one in request.ejections]
+
+
+def _ejection(router_id: str, said: wire.Ejection) -> Ejection:
+    is_named = is_id(said.replica_id) and is_id(said.cell_id)
+    is_stored = max(said.epoch, said.ejected_at_unix_ms) < 1 << 63
+    if not (is_named and is_stored and said.wrong <= said.asked <= _COUNT_MAX):
+        raise ValueError("an ejection needs ids of replica and cell, and counts that make sense")
+    return Ejection(
+        said.replica_id,
+        router_id,
+        said.cell_id,
+        said.epoch,
+        EvidenceKind(said.evidence),  # ValueError, too
+        said.wrong,
+        said.asked,
+        said.ejected_at_unix_ms,
+    )

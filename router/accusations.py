@@ -1,0 +1,122 @@
+"""Tells the control plane which replicas were ejected for their answers, and on what evidence.
+
+The router has acted by then, and does not wait for anybody: while the control plane is away, what
+it has not heard is kept for a while, the newest of each replica, and told later.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import grpc.aio
+import structlog
+
+from router.core.types.actions import EjectionNotice
+from sluice.channels import channel_to
+from sluice.detector.evidence import EvidenceKind
+from sluice.identity import Role
+from sluice.watch import ControlState
+from sluice.wire.control.v1 import control_pb2 as wire
+from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
+
+log = structlog.get_logger(__name__)
+
+MESSAGE_MAX = 64  # ejections of a message
+KEPT_MAX = 1024  # replicas; the oldest go first
+KEPT_S = 600.0  # the guard takes no older evidence
+_RETRY_S = 2.0
+_DEADLINE_S = 2.0
+_CHANNEL_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),  # one that was refused is no reason to wait
+    ("grpc.enable_http_proxy", 0),  # a proxy in the environment is not for our own fleet
+)
+# The control plane will not take it, now or later: it is older, or the message is no good.
+_REFUSED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
+
+Tell = Callable[[wire.AccuseRequest], Awaitable[object]]
+
+
+class Accusations:
+    """Owns what the control plane has not heard yet."""
+
+    def __init__(
+        self, state: ControlState, router_id: str, address: str, tell: Tell | None = None
+    ) -> None:
+        """Prepare; `run` belongs into a TaskGroup.
+
+        Args:
+            state: Has the epochs of our cells.
+            router_id: Ours.
+            address: host:port of the control plane.
+            tell: Sends a message, or raises AioRpcError or TimeoutError; None: by gRPC.
+        """
+        self._state = state
+        self._router_id = router_id
+        self._tell = tell or partial(_send, address)
+        self._waiting: dict[str, wire.Ejection] = {}
+        self._is_new = asyncio.Event()
+        self._is_unheard = False
+
+    def put(self, accusation: EjectionNotice) -> None:
+        """Take one; nothing waits."""
+        cell = self._state.cells.get(accusation.cell_id)
+        if cell is None:
+            return
+        self._waiting.pop(accusation.replica_id, None)
+        self._waiting[accusation.replica_id] = wire.Ejection(
+            replica_id=accusation.replica_id,
+            cell_id=accusation.cell_id,
+            epoch=cell.epoch,
+            evidence=EvidenceKind.CANARY,
+            wrong=accusation.wrong,
+            asked=accusation.asked,
+            ejected_at_unix_ms=time.time_ns() // 1_000_000,
+        )
+        while len(self._waiting) > KEPT_MAX:
+            del self._waiting[next(iter(self._waiting))]
+        self._is_new.set()
+
+    async def run(self) -> None:
+        """Tell what there is, until cancelled."""
+        while True:
+            await self._is_new.wait()
+            if not await self._is_said():
+                await asyncio.sleep(_RETRY_S)
+            if not self._waiting:
+                self._is_new.clear()
+
+    async def _is_said(self) -> bool:
+        """Tell the oldest; return whether they were heard."""
+        try:
+            await self._say()
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSED:
+                log.warning("accusations_refused", count=len(self._waiting), error=repr(error))
+                self._waiting.clear()
+            elif not self._is_unheard:
+                log.warning("accusations_not_heard", count=len(self._waiting), error=repr(error))
+            self._is_unheard = True
+            return False
+        self._is_unheard = False
+        return True
+
+    async def _say(self) -> None:
+        """Tell the oldest; AioRpcError or TimeoutError: they were not heard."""
+        since_ms = time.time_ns() // 1_000_000 - int(KEPT_S * 1000)
+        for name, one in list(self._waiting.items()):
+            if one.ejected_at_unix_ms <= since_ms:
+                del self._waiting[name]
+        told = list(self._waiting.values())[:MESSAGE_MAX]
+        if not told:
+            return
+        async with asyncio.timeout(_DEADLINE_S):
+            await self._tell(wire.AccuseRequest(router_id=self._router_id, ejections=told))
+        for one in told:
+            if self._waiting.get(one.replica_id) is one:
+                del self._waiting[one.replica_id]
+
+
+async def _send(address: str, request: wire.AccuseRequest) -> None:
+    async with channel_to(address, Role.CONTROL_PLANE, options=_CHANNEL_OPTIONS) as channel:
+        await ControlServiceStub(channel).Accuse(request)
