@@ -23,6 +23,7 @@ MODULES = {
     "share": "benchmarks.load.telemetry_share",
     "month": "benchmarks.micro.trace_month",
     "sampling": "benchmarks.micro.sampling",
+    "scaling_plan": "benchmarks.micro.scaling_plan",
     "engine": "benchmarks.engine_alone",
     "memory": "benchmarks.micro.engine_memory",
     "predictions": "benchmarks.micro.predictions",

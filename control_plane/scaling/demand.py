@@ -97,7 +97,9 @@ class DemandHistory:
             self._quarter.clear()
         if base > 0 and len(self._usual) >= _BASE // 4:
             self._follow_surge(base)
-            if not self._before and demand > 0:
+            # A fall is no noise, as a surge is none: until the base has followed, demand that has
+            # gone would ask for replicas.
+            if not self._before and demand > 0 and self.now > base / self._limit():
                 self._noise.append(min(_NOISE_SAMPLE_MAX, log(demand / base) ** 2))
         if not self._before:
             self._usual.append(demand)
@@ -171,8 +173,7 @@ class DemandHistory:
         )
 
     def _follow_surge(self, base: float) -> None:
-        limit = base * max(_SURGE_LEAST, 1 + _SURGE_SIGMAS * self.noise)
-        if self.now > limit:
+        if self.now > base * self._limit():
             self._before = base
             self._peak = max(self._peak, self.now / base)
             self._calm = 0
@@ -184,6 +185,10 @@ class DemandHistory:
             # Demand that stays is the new base.
             self._usual.extend(list(self.buckets)[-_BASE:])
             self._end_surge()
+
+    def _limit(self) -> float:
+        """Return the factor over the base from which noise does not explain demand."""
+        return max(_SURGE_LEAST, 1 + _SURGE_SIGMAS * self.noise)
 
     def _end_surge(self) -> None:
         self._surges += 1
