@@ -95,7 +95,10 @@ async def test_replicas_of_the_new_base_come_first_and_the_surplus_goes(
             over = reaches(second, rollout, phase="done", is_live=False)
             await eventually(over, "it takes over", DEADLINE_S)
 
-            assert gateway_of_second.watcher.state.models["m"].pool_id == "next"
+            watcher = gateway_of_second.watcher
+            await eventually(
+                lambda: watcher.state.models["m"].pool_id == "next", "gateways are told"
+            )
             await _is_given_back(database, eventually)
     finally:
         await database.close()
@@ -110,16 +113,14 @@ def _shows(database, query: str, wanted: object):
 
 async def _is_held(plane, rollout: str, eventually) -> None:
     """The fleet is ready, a gateway is not: the share does not grow, and everybody can see why."""
-    before = (await shown(plane, rollout))["version"]
+    reason = f"gateway-1 has not got the files of base {NEXT_BASE[:12]}"
 
     async def check() -> bool:
         found = await shown(plane, rollout)
         assert (found["share_percent"], found["stage"]) == (0, -1)
-        return found["version"] > before and found["waiting_for"] != ""
+        return found["waiting_for"].startswith(reason)  # a step that had begun says the one before
 
-    await eventually(check, "it is stepped all the same", DEADLINE_S)
-    reason = (await shown(plane, rollout))["waiting_for"]
-    assert reason.startswith(f"gateway-1 has not got the files of base {NEXT_BASE[:12]}")
+    await eventually(check, "it is stepped, and says why it waits", DEADLINE_S)
 
 
 async def _is_given_back(database, eventually) -> None:
@@ -150,18 +151,18 @@ async def _make_bases(plane) -> None:
 
 
 async def _is_stepped(database, rollout: str, eventually) -> None:
-    """Wait until another control plane has stepped it, and again."""
-    query = "SELECT (taken_by, taken_at) FROM rollouts WHERE id = $1"
-    before, _ = await database.fetchval(query, rollout)
-    seen: set[tuple[str, object]] = set()
+    """Wait until one that lives has stepped it, and again.
+
+    Where the machine stalls, it may have done so before the other one was killed.
+    """
+    query = "SELECT taken_at FROM rollouts WHERE id = $1"
+    seen: set[object] = set()
 
     async def is_stepped() -> bool:
-        taken_by, taken_at = await database.fetchval(query, rollout)
-        if taken_by != before:
-            seen.add((taken_by, taken_at))
-        return len(seen) >= 3
+        seen.add(await database.fetchval(query, rollout))
+        return len(seen) > 3
 
-    await eventually(is_stepped, "another one steps it", DEADLINE_S)
+    await eventually(is_stepped, "one that lives steps it", DEADLINE_S)
 
 
 async def _goes_on_beside_a_locked_pool(database, plane, eventually) -> None:
