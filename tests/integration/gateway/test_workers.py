@@ -151,28 +151,26 @@ async def test_a_worker_that_dies_or_freezes_is_replaced(world, fleets) -> None:
             assert line in (await fleet.ops("/metrics")).text
 
 
-async def test_a_parent_may_open_files_as_its_workers_may(world, fleets) -> None:
-    """Its own are few, until many ask it for its health and hang."""
+async def test_a_parent_may_open_files_as_its_workers_may_and_takes_them_along(
+    world, fleets
+) -> None:
+    """Its own are few, until many ask it for its health and hang; killed, it leaves no worker."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 3_000
     async with world() as w:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted // 2, before[1]))
             async with fleets(w.settings, connections_max=wanted) as fleet:
+                family = psutil.Process(fleet.parent.pid).children()
+                assert len(family) == 2
                 for pid in (fleet.parent.pid, *fleet.workers):
                     assert psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)[0] > wanted
+                os.kill(fleet.parent.pid, signal.SIGKILL)
+                async with asyncio.timeout(WAIT_S):
+                    while any(p.is_running() and p.status() != "zombie" for p in family):  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-async def test_workers_end_when_their_parent_is_killed(world, fleets) -> None:
-    async with world() as w, fleets(w.settings) as fleet:
-        family = psutil.Process(fleet.parent.pid).children()
-        assert len(family) == 2
-        os.kill(fleet.parent.pid, signal.SIGKILL)
-        async with asyncio.timeout(WAIT_S):
-            while any(p.is_running() and p.status() != "zombie" for p in family):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
 
 
 async def test_sigterm_drains_and_tells_streams_that_last_too_long(world, fleets) -> None:
