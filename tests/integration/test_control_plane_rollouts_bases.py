@@ -95,10 +95,7 @@ async def test_replicas_of_the_new_base_come_first_and_the_surplus_goes(
             over = reaches(second, rollout, phase="done", is_live=False)
             await eventually(over, "it takes over", DEADLINE_S)
 
-            watcher = gateway_of_second.watcher
-            await eventually(
-                lambda: watcher.state.models["m"].pool_id == "next", "gateways are told"
-            )
+            await _is_told(gateway_of_second.watcher, eventually)
             await _is_given_back(database, eventually)
     finally:
         await database.close()
@@ -121,6 +118,10 @@ async def _is_held(plane, rollout: str, eventually) -> None:
         return found["waiting_for"].startswith(reason)  # a step that had begun says the one before
 
     await eventually(check, "it is stepped, and says why it waits", DEADLINE_S)
+
+
+async def _is_told(watcher, eventually) -> None:
+    await eventually(lambda: watcher.state.models["m"].pool_id == "next", "gateways are told")
 
 
 async def _is_given_back(database, eventually) -> None:
