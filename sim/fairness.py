@@ -62,6 +62,7 @@ class Load:
     reserved_permille: int = 0
 
 
+_SHORT = ((0.0, 80.0),)
 SCENARIOS: dict[str, tuple[Load, ...]] = {
     "overload2": (Load("A", 5, 256, 256), Load("B", 10, 256, 256)),
     "light_vs_flood": (Load("light", 0.5, 256, 256), Load("flood", 14, 256, 256)),
@@ -74,6 +75,10 @@ SCENARIOS: dict[str, tuple[Load, ...]] = {
         Load("w1", 10, 256, 256, weight=1),
         Load("w2", 10, 128, 384, weight=2),
         Load("w5", 10, 384, 128, weight=5),
+    ),
+    "documents": (
+        Load("documents", 0.44, 8000, 150, _SHORT),
+        *(Load(f"chat-{number}", 2.2 / 12, 1000, 150, _SHORT) for number in range(12)),
     ),
     "tiers": (
         Load("high", 2, 256, 256, priority=9),
@@ -429,7 +434,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     scenarios = (*SCENARIOS, ARENA)
-    schedulers = (ROUTER, *SCHEDULERS)
+    schedulers = (*ablation.policies(), *SCHEDULERS)
     add("--scenario", type=_words(scenarios), default=("overload2",), help=", ".join(scenarios))
     add("--scheduler", type=_words(schedulers), default=(ROUTER,), help=", ".join(schedulers))
     add("--ablate", action="store_true", help="sluice, and sluice without each single rule")

@@ -140,7 +140,7 @@ class FairQueue:
             tier = self._tiers.get(priority)
             if tier is not None:
                 services = ((change.tenant_id, change.service) for change in group)
-                tier.serve_elsewhere(services, self.pool.cells, now)
+                tier.serve_elsewhere(services, self.pool.cells, self.pool.interval_s, now)
 
     # --- order ------------------------------------------------------------------------------
 

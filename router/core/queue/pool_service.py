@@ -13,6 +13,7 @@ from router.core.types.service import ServiceReport
 SILENT_S = 5.0  # after so long without a report, the next one is a new beginning
 _SOURCES_MAX = 256  # cells of one pool that are heard; the one heard longest ago is forgotten
 _ACCOUNTS_MAX = 65_536  # of all sources: about 20 MB
+_SMOOTHING = 0.05  # weight of an interval
 
 
 class Change(NamedTuple):
@@ -43,11 +44,16 @@ class _Source:
 
 
 class PoolService:
-    """What one cell knows of the service in the other cells of its pool."""
+    """What one cell knows of the service in the other cells of its pool.
 
-    __slots__ = ("_sources",)
+    Attributes:
+        interval_s: Mean seconds between two reports of a cell, of late.
+    """
+
+    __slots__ = ("_sources", "interval_s")
 
     def __init__(self) -> None:
+        self.interval_s = 0.0
         self._sources: OrderedDict[tuple[str, str], _Source] = OrderedDict()
 
     def hear(self, report: ServiceReport, now: float) -> list[Change]:
@@ -58,6 +64,8 @@ class PoolService:
         if source.first < 0 or now - source.heard_at > SILENT_S:
             source.accounts.clear()
             source.first = report.number
+        else:
+            self.interval_s += _SMOOTHING * (now - source.heard_at - self.interval_s)
         source.last, source.heard_at = report.number, now
         changes: list[Change] = []
         for priority, tenant_id, since, service in report.accounts:

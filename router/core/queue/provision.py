@@ -9,7 +9,18 @@ for the provision, so the estimate costs no accuracy in the end.
 
 import math
 
-_MEMORY_S = 3.0  # of the ratio and of a provision; above the greatest age of reports in use
+MEMORY_MIN_S = 3.0  # of the ratio and of a provision
+_MEMORY_MAX_S = 10.0
+_MEMORY_INTERVALS = 7.0  # of reports: a provision outlives the reports under way
+
+
+def memory_s(interval_s: float) -> float:
+    """Return the memory of provisions while a cell reports every so many seconds.
+
+    A short one forgets a provision before a late report claims it; a long one charges a tenant for
+    cells that it has left.
+    """
+    return min(max(MEMORY_MIN_S, _MEMORY_INTERVALS * interval_s), _MEMORY_MAX_S)
 
 
 class Provision:
@@ -26,9 +37,9 @@ class Provision:
         self._service = service
         self._at = now
 
-    def follow(self, service: float, ratio_max: int, now: float) -> float:
+    def follow(self, service: float, ratio_max: int, memory_s: float, now: float) -> float:
         """Take the tenant's virtual service here so far; return the change of the amount."""
-        kept = math.exp((self._at - now) / _MEMORY_S)
+        kept = math.exp((self._at - now) / memory_s)
         self._at = now
         self._there *= kept
         served, self._service = service - self._service, service

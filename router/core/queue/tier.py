@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush, heapreplace
 
 from router.core.queue.backlog_estimate import FRESH_S, BacklogEstimate
-from router.core.queue.provision import Provision
+from router.core.queue.provision import MEMORY_MIN_S, Provision, memory_s
 from router.core.queue.service_ledger import ServiceLedger
 from router.core.queue.tenant_queue import TenantQueue
 from router.core.queue.virtual_time import VirtualTime
@@ -62,6 +62,7 @@ class Tier:
             "_virtual_time",
             "_provisions",
             "_cells",
+            "_memory_s",
         ),
     )
 
@@ -89,6 +90,7 @@ class Tier:
         self._virtual_time = VirtualTime()
         self._provisions: dict[TenantQueue, Provision] = {}
         self._cells = 0  # of the pool, beside this one
+        self._memory_s = MEMORY_MIN_S  # of provisions
 
     # --- in and out -------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class Tier:
             self.totals.served += request.charged_tokens
         provision = self._provisions.get(tenant)
         if provision is not None:
-            change = provision.follow(tenant.service, self._cells, now)
+            change = provision.follow(tenant.service, self._cells, self._memory_s, now)
             _move(tenant, tenant.counter + change)
             if change < 0.0 and tenant.listing:
                 self._list(tenant)
@@ -249,13 +251,16 @@ class Tier:
     # --- other cells ------------------------------------------------------------------------
 
     def serve_elsewhere(
-        self, services: Iterable[tuple[str, float]], cells: int, now: float
+        self, services: Iterable[tuple[str, float]], cells: int, interval_s: float, now: float
     ) -> None:
-        """Count virtual service of tenants in other cells of the pool, so many of them.
+        """Count virtual service of tenants in other cells of the pool.
+
+        So many cells report, each at this interval.
 
         A tenant that is unknown here has nothing to lose or to win.
         """
         self._cells = cells
+        self._memory_s = memory_s(interval_s)
         self.look_no_further()
         turn, lag = self._turn(now)
         for tenant_id, service in services:
@@ -271,7 +276,8 @@ class Tier:
         self.look_no_further()
         turn, lag = self._turn(now)
         for tenant, provision in list(self._provisions.items()):
-            self._shift(tenant, provision.follow(tenant.service, self._cells, now), turn, lag)
+            change = provision.follow(tenant.service, self._cells, self._memory_s, now)
+            self._shift(tenant, change, turn, lag)
             if provision.is_over:
                 del self._provisions[tenant]
 

@@ -4,8 +4,11 @@ from itertools import pairwise
 
 import pytest
 
+from router.core import dispatch
+from router.core.types.plan import EngineLimits
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
+from tests.unit.router.conftest import Bench
 
 STOP = engine.FINISH_REASON_STOP
 
@@ -32,6 +35,24 @@ def test_a_gateway_hears_how_long_an_adapter_was_waited_for(bench):
     world.frame("replica-0", admitted=[world.dispatch(warm)])
     placed = {it.handle: (it.engine_queue_us, it.load_us) for it in world.batch().placed}
     assert placed == {cold: (5, 4), warm: (5, 0)}
+
+
+@pytest.mark.parametrize(("look_ahead", "waits"), [(None, False), (1, True)])
+def test_a_request_without_a_slot_for_its_adapter_holds_up_no_other_tenant(
+    monkeypatch, look_ahead, waits
+):
+    """What the look-ahead is for: without it, all wait until the running answer has ended."""
+    if look_ahead is not None:
+        monkeypatch.setattr(dispatch, "_LOOK_AHEAD", look_ahead)
+    world = Bench(limits=EngineLimits(1000, 8, 256, 512, 16, adapter_slots=1), replicas=1)
+    running, other = world.submit(adapter="x", tenant_id="a"), world.submit(tenant_id="c")
+    blocked = world.submit(adapter="y", tenant_id="b")
+    tokens = {world.dispatch(running): [1], world.dispatch(other): [1]}
+    world.frame("replica-0", tokens=tokens)  # so that the other tenant has had more
+    further = world.submit(tenant_id="c")
+    assert world.order == ([running, other] if waits else [running, other, further])
+    world.frame("replica-0", finished={world.dispatch(running): engine.FINISH_REASON_STOP})
+    assert blocked in world.order, "its slot is free"
 
 
 def test_requests_wait_here_and_not_in_the_engine(bench):

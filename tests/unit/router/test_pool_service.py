@@ -251,6 +251,10 @@ def test_a_tenant_with_many_cells_gets_what_it_gets_with_one(cells, age_s):
     assert wide_share(cells, age_s) == pytest.approx(1 / (cells + 1), rel=0.05)
 
 
+def test_many_cells_share_even_if_reports_are_seconds_old():
+    assert wide_share(32, 3.0) == pytest.approx(1 / 33, rel=0.05)
+
+
 def test_service_elsewhere_is_not_forgotten_where_requests_take_longer_than_the_lag():
     """Two places, and requests of 4 s: in `LAG_S` a tenant gets less than one turn."""
     share = wide_share(2, 0.1, room=2, output=200, steps=15_000)
