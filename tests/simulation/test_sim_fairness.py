@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sim import fairness
+from sim import fair_cells, fairness
 from sim.engines import Job
 from sim.fairness import BLOCK, Load, Services, behind_lower_s, play, scenario
 from sim.workload import TraceRequest
@@ -137,3 +137,12 @@ def test_the_command_refuses_what_it_cannot_run(words, capsys):
     with pytest.raises(SystemExit):
         fairness.main(words)
     assert "error" in capsys.readouterr().err
+
+
+def test_a_tenant_with_two_cells_gets_its_share_of_simulated_engines(tmp_path: Path, capsys):
+    out = tmp_path / "cells.json"
+    words = ["--cells", "2", "--age-s", "0.3", "--duration-s", "60", "--json", str(out)]
+    fair_cells.main(words)
+    (shared,) = json.loads(out.read_text())
+    assert shared["shares"][0] == pytest.approx(1.0, abs=0.2), "1.5 if each cell counts by itself"
+    assert "| age 0.3 s |" in capsys.readouterr().out
