@@ -5,7 +5,7 @@ the real state machine, with made-up traffic (see docs/rollouts.md): a release t
 better one, and bad ones of several kinds. Figures: rollouts sent back, by which gate and in which
 stage, virtual seconds to the end, requests that the release served. Not measured: processor time,
 gateways, the time from a verdict to the last gateway. Run: `python -m benchmarks.load.rollouts`;
-about four minutes of one core.
+about nine minutes of one busy core.
 """
 
 import os

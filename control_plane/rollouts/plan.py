@@ -77,12 +77,32 @@ class Gate(Body):
 
 
 # 1,000 requests: an error rate of 5 % instead of 1 % is found within 660 in 19 of 20 cases at the
-# default gates, and later when there are fewer errors of both kinds at night. The longest durations
-# add up to less than a day; one request per second gives 1 % of the traffic 288 in 8 hours.
+# default gates, and later when there are fewer errors of both kinds at night. The larger the share,
+# the longer it is watched: what comes with time (a cache that fills, the next hour's traffic) costs
+# more there. The longest durations add up to less than a day; one request per second gives 1 % of
+# the traffic 288 in 8 hours.
 DEFAULT_STAGES = (
-    Stage(share=100, sample_min=1_000, sample_light=20, duration_max_s=8 * 3_600.0),
-    Stage(share=1_000, sample_min=1_000, sample_light=20, duration_max_s=8 * 3_600.0),
-    Stage(share=5_000, sample_min=2_000, sample_light=20, duration_max_s=6 * 3_600.0),
+    Stage(
+        share=100,
+        duration_min_s=300.0,
+        sample_min=1_000,
+        sample_light=20,
+        duration_max_s=8 * 3_600.0,
+    ),
+    Stage(
+        share=1_000,
+        duration_min_s=900.0,
+        sample_min=1_000,
+        sample_light=20,
+        duration_max_s=8 * 3_600.0,
+    ),
+    Stage(
+        share=5_000,
+        duration_min_s=1_800.0,
+        sample_min=2_000,
+        sample_light=20,
+        duration_max_s=6 * 3_600.0,
+    ),
     Stage(share=SHARE_MAX),
 )
 DEFAULT_GATES = (

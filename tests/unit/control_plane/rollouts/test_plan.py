@@ -14,6 +14,7 @@ from control_plane.rollouts.plan import Gate, Plan, Stage, shown
 def test_the_default_is_one_ten_fifty_hundred_with_every_gate():
     plan = Plan()
     assert [stage.share for stage in plan.stages] == [100, 1_000, 5_000, 10_000]
+    assert [stage.duration_min_s / 60 for stage in plan.stages[:3]] == [5, 15, 30]
     assert {gate.metric for gate in plan.gates} == set(Metric)
     assert plan.alpha == 0.05
 

@@ -34,7 +34,7 @@ def test_a_planned_one_has_seen_nothing() -> None:
 def test_what_a_gate_has_counted_is_told_by_release() -> None:
     found = details(RUNNING)
     assert (found["watched_s"], found["watched_needed_s"], found["sample_needed"]) == (
-        *(1.5, 600.0),
+        *(1.5, 300.0),
         1_000,
     )
     errors, fewer = found["gates"]
