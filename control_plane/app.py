@@ -1,7 +1,7 @@
 """Composition root: builds everything, serves until told to stop."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 from aiohttp import web
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.adapters.routes import AdapterRoutes
 from control_plane.admin.audit import AuditRoutes
@@ -45,6 +46,8 @@ from control_plane.quality.repository import golden_counts, holdback
 from control_plane.quality.routes import QualityRoutes
 from control_plane.quality.service import Quality
 from control_plane.quality.verdicts import Budget
+from control_plane.responses import repository as responses
+from control_plane.responses.service import StateService
 from control_plane.rollouts import trials
 from control_plane.rollouts.confirmations import Confirmations
 from control_plane.rollouts.feed import open_feed
@@ -70,6 +73,7 @@ from sluice.wire.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_serv
 from sluice.wire.distribution.v1.distribution_pb2_grpc import (
     add_DistributionServiceServicer_to_server,
 )
+from sluice.wire.state.v1.state_pb2_grpc import add_StateServiceServicer_to_server
 
 log = structlog.get_logger(__name__)
 
@@ -101,14 +105,9 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         stack.push_async_callback(database.close)
         feed = Feed(database)
         metrics = Metrics()
-        prunes = (
-            prune_answers,
-            partial(prune_audit, kept_days=settings.audit_days),
-            partial(prune_intervals, kept_days=settings.replica_hours_days),
-        )
         budget = Budget(settings.quality_pool_hour_max, settings.quality_node_day_max)
         clock, held = Clock(metrics.count_replica_seconds), partial(holdback, budget=budget)
-        fleet = Fleet(database, feed, prunes, metrics.show_unplaced, clock, held)
+        fleet = Fleet(database, feed, _prunes(settings), metrics.show_unplaced, clock, held)
         rollouts = await _rollouts(stack, database, settings, metrics)
         budgets = await _budgets(stack, database, settings, metrics)
         background = await stack.enter_async_context(asyncio.TaskGroup())
@@ -130,7 +129,8 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
             stack.callback(background.create_task(work.run()).cancel)
         watch = _watch(feed, fleet, metrics, Confirmations(database), scaling, quality)
         agents = AgentService(database, feed, fleet, quality, trials)
-        await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution)
+        state = StateService(database)
+        await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution, state)
         routes = [
             *ArtifactRoutes(database, artifacts).routes(),
             *admin_routes(
@@ -164,6 +164,15 @@ def _watch(
     presence = fleet.presence
     heard = (confirmations.confirm, scaling.report, quality.accuse)
     return WatchService(feed, presence.present, presence.leave, metrics.count_watcher, *heard)
+
+
+def _prunes(settings: Settings) -> tuple[Callable[[AsyncConnection], Awaitable[None]], ...]:
+    return (
+        prune_answers,
+        partial(prune_audit, kept_days=settings.audit_days),
+        partial(prune_intervals, kept_days=settings.replica_hours_days),
+        partial(responses.prune, kept_days=settings.response_days),
+    )
 
 
 def admin_routes(
@@ -252,11 +261,13 @@ async def _serve_grpc(
     watch: WatchService,
     agents: AgentService,
     distribution: DistributionService,
+    state: StateService,
 ) -> None:
     server = channels.server(_GRPC_OPTIONS)
     server.add_generic_rpc_handlers((watch.handler(),))
     add_AgentServiceServicer_to_server(agents, server)
     add_DistributionServiceServicer_to_server(distribution, server)
+    add_StateServiceServicer_to_server(state, server)
     try:
         channels.add_port(server, address)
     except RuntimeError as error:

@@ -36,6 +36,7 @@ class Settings(ServiceSettings):
         distribution_node_bytes_per_second: What a node can send to others, and receive.
         distribution_store_bytes_per_second: What the nodes of one region may read from the store.
         audit_days: For which rows of the audit log are kept.
+        response_days: For which responses are kept that clients may continue.
         replica_hours_days: For which it is kept which replicas ran when.
         budget_interval_s: How often each budget of a tenant is compared with the ledger.
         scaling_interval_s: How often scaling looks at the pools that have bounds, and decides; it
@@ -66,6 +67,7 @@ class Settings(ServiceSettings):
     distribution_node_bytes_per_second: Annotated[float, Field(ge=1)] = 1.25e9
     distribution_store_bytes_per_second: Annotated[float, Field(ge=1)] = 6.25e9
     audit_days: Annotated[int, Field(ge=1, le=36_500)] = 400
+    response_days: Annotated[int, Field(ge=1, le=3650)] = 30
     replica_hours_days: Annotated[int, Field(ge=1, le=36_500)] = 400
     budget_interval_s: Annotated[float, Field(ge=1, le=3600)] = 15
     scaling_interval_s: Annotated[float, Field(ge=0.5, le=60)] = 15
@@ -97,6 +99,7 @@ class MigrateSettings(ServiceSettings):
     distribution_node_bytes_per_second: str = ""
     distribution_store_bytes_per_second: str = ""
     audit_days: str = ""
+    response_days: str = ""
     replica_hours_days: str = ""
     budget_interval_s: str = ""
     scaling_interval_s: str = ""

@@ -39,7 +39,8 @@ from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
 from gateway.objectives import Objectives
 from gateway.pool_board import PoolBoard
-from gateway.responses.endpoint import Responses
+from gateway.responses.routes import add_responses
+from gateway.responses.store import ResponseStore
 from gateway.rollouts.confirm import Confirmations
 from gateway.rollouts.decided import Decided
 from gateway.rollouts.open_requests import OpenRequests
@@ -56,6 +57,7 @@ from gateway.texts.shipping import TextShipping, is_over
 from sluice.errors import RejectedError
 from sluice.events import REQUESTS_TOPIC, TEXTS_TOPIC, EventProducer
 from sluice.lifecycle import run_every
+from sluice.shared_secret import ours as shared_secret
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as control
 
@@ -64,6 +66,7 @@ log = structlog.get_logger(__name__)
 _CERTIFICATE_POLL_S = 5.0
 _READY_POLL_S = 0.02
 _TEXTS_S = 2.0  # how long texts may take at the end, before usage has its time
+_RESPONSES_S = 3.0  # how long the control plane may take for the last responses
 _TEXTS_MAX = 128  # that wait in memory for the broker; one may have a few hundred kilobytes
 _LOOK_AGAIN_S = 2.0  # for bases that could not be loaded
 
@@ -121,7 +124,7 @@ class Gateway:
             gateway_id=settings.instance_id,
             copies_max=settings.copies_max,
         )
-        self.text_shipping = _text_shipping(settings, events)
+        self.text_shipping, self.responses = _text_shipping(settings, events), _store(settings)
         self.texts = Texts(self.text_shipping.ship, self.metrics)
         self.is_draining = self._is_stopped = False
         self.http = self._make_http()
@@ -184,9 +187,8 @@ class Gateway:
         routes = Routes()
         for api in (ChatTask, CompletionTask):
             routes.add("POST", api.endpoint, partial(completer.handle, api))
-        responses = Responses(directory=self.directory, completer=completer)
-        routes.add("POST", "/v1/responses", responses.create)
         AnthropicMessages(self.directory, completer, tokenizing).add_to(routes)
+        add_responses(routes, self.directory, completer, self.assets, self.limiter, self.responses)
         routes.add("POST", "/v1/embeddings", embeddings.handle)
         routes.add("POST", "/v1/tokenize", tokenizing.tokenize)
         routes.add("POST", "/v1/detokenize", tokenizing.detokenize)
@@ -306,6 +308,7 @@ class Gateway:
         self.embedders.stop_all()
         self.prompt_threads.stop_all()
         await self.http.close()
+        await self.responses.flush(_RESPONSES_S)
         await self.texts.flush(_TEXTS_S)
         await self.limiter.flush()
         await asyncio.to_thread(self.prompt_threads.close)
@@ -387,6 +390,8 @@ class Gateway:
                 "gateway_text_events_dropped": lambda: (
                     self.text_shipping.dropped + self.events.stats.evicted
                 ),
+                "gateway_responses_kept": lambda: self.responses.can_keep,
+                "gateway_responses_waiting": lambda: self.responses.waiting,
                 "gateway_text_spool_bytes": lambda: self.text_shipping.spool_bytes,
                 "gateway_certificate_stale": lambda: self._tls is not None and self._tls.is_stale,
                 "gateway_certificate_expiry_seconds": lambda: (
@@ -410,6 +415,15 @@ def _text_shipping(settings: GatewaySettings, events: EventProducer) -> TextShip
         is_over=is_over,
     )
     return TextShipping(make, directory)
+
+
+def _store(settings: GatewaySettings) -> ResponseStore:
+    return ResponseStore(
+        settings.valkey_url.get_secret_value(),
+        settings.control_address,
+        idle_s=settings.response_idle_s,
+        secret=shared_secret(),
+    )
 
 
 def _tls_files(settings: GatewaySettings) -> TlsFiles | None:
@@ -456,6 +470,7 @@ async def running_gateway(
                 tasks.create_task(gateway.text_shipping.run()),
                 tasks.create_task(gateway.embedders.run()),
                 tasks.create_task(gateway.valkey.run()),
+                tasks.create_task(gateway.responses.run()),
                 tasks.create_task(gateway.bases.run()),
                 tasks.create_task(gateway.preload()),
                 tasks.create_task(gateway.lag.run()),

@@ -41,6 +41,8 @@ _FOLLOWED = (
     ("gateway_events_dropped", "counter", "Request events lost"),
     ("gateway_event_spool_bytes", "gauge", "Request events that wait on disk for the broker"),
     ("gateway_text_events_dropped", "counter", "Redacted texts lost on their way to the broker"),
+    ("gateway_responses_kept", "gauge", "1 while responses can be stored"),
+    ("gateway_responses_waiting", "gauge", "Stored responses that PostgreSQL does not have yet"),
     ("gateway_text_spool_bytes", "gauge", "Redacted texts that wait on disk for the broker"),
     ("gateway_certificate_stale", "gauge", "1 when newer files of the certificate cannot be used"),
     (

@@ -48,6 +48,7 @@ class GatewaySettings(ServiceSettings):
         flush_s: At the end, how long events may take to reach the broker; the rest is spooled.
         limit_deadline_s: How long Valkey may take before the local allowance decides.
         limit_local_share: Of each limit, what this process may grant while Valkey is away.
+        response_idle_s: How long Valkey has a response that nobody asks for.
         copies_max: Copies of requests for shadow stages of rollouts that one worker has under way
             at most; further ones are not made.
         objective_ttft_s: Within this time, and twice their prefill if they have more than 2,048
@@ -91,6 +92,7 @@ class GatewaySettings(ServiceSettings):
     flush_s: Annotated[float, Field(ge=0, le=60)] = 5.0
     limit_deadline_s: Annotated[float, Field(gt=0, le=5)] = 0.05
     limit_local_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    response_idle_s: Annotated[float, Field(ge=1, le=604_800)] = 3600.0
     copies_max: Annotated[int, Field(ge=0, le=10_000)] = 64
     objective_ttft_s: Annotated[float, Field(gt=0)] = 0.5
     objective_tpot_s: Annotated[float, Field(gt=0)] = 0.05

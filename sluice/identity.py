@@ -32,6 +32,7 @@ class Service(StrEnum):
     CONTROL = "sluice.wire.control.v1.ControlService"
     AGENTS = "sluice.wire.agent.v1.AgentService"
     DISTRIBUTION = "sluice.wire.distribution.v1.DistributionService"
+    STATE = "sluice.wire.state.v1.StateService"
     ENGINE = "inference.GRPCInferenceService"
     CHUNKS = "chunks"
     METRICS = "metrics"
@@ -43,6 +44,7 @@ CALLERS: dict[Service, frozenset[Role]] = {
     Service.CONTROL: frozenset({Role.GATEWAY, Role.ROUTER, Role.AGENT, Role.TELEMETRY}),
     Service.AGENTS: frozenset({Role.AGENT}),
     Service.DISTRIBUTION: frozenset({Role.AGENT, Role.GATEWAY}),
+    Service.STATE: frozenset({Role.GATEWAY}),
     # Gateways have embeddings made; agents probe. Triton itself asks for no role: those who may
     # call have a CA of their own.
     Service.ENGINE: frozenset({Role.GATEWAY, Role.ROUTER, Role.AGENT}),

@@ -10,14 +10,23 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32: no i, l, o, u
 
 
-def _base32(value: int, length: int) -> str:
+def base32(value: int, length: int) -> str:
+    """Return so many characters of Crockford's base 32, in lower case."""
     digits = [_ALPHABET[(value >> (5 * i)) & 31] for i in range(length)]
     return "".join(reversed(digits))
 
 
+def base32_value(text: str) -> int:
+    """Return the number of such characters; ValueError for others."""
+    value = 0
+    for character in text:
+        value = value << 5 | _ALPHABET.index(character)
+    return value
+
+
 def new_id(prefix: str) -> str:
     """Return `prefix_` + 26 characters: milliseconds, so that ids sort, and 80 random bits."""
-    return f"{prefix}_{_base32(time.time_ns() // 1_000_000, 10)}{_base32(secrets.randbits(80), 16)}"
+    return f"{prefix}_{base32(time.time_ns() // 1_000_000, 10)}{base32(secrets.randbits(80), 16)}"
 
 
 def new_secret(prefix: str) -> str:

@@ -11,6 +11,7 @@ from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.dispatch.tally import Tally
 from gateway.endpoints.chat import ChatTask
 from gateway.endpoints.task import StreamWriters
+from sluice.errors import PlatformError
 
 
 class MessageTask(ChatTask):
@@ -43,9 +44,9 @@ class MessageTask(ChatTask):
         """See `TextTask`."""
         del created_unix_s, fingerprint  # the API does not tell
         events = MessageEvents(f"msg_{uid}", model, len(specs[0].prompt))
-        return StreamWriters([events], events)
+        return StreamWriters([events], _MessageEnd(events))
 
-    def whole(
+    async def whole(
         self,
         uid: str,
         *,
@@ -88,3 +89,18 @@ def message_task(request: AnthropicRequest) -> MessageTask:
     task.check_tools()
     _ = task.guide
     return task
+
+
+class _MessageEnd:
+    """The end of a message's stream."""
+
+    __slots__ = ("_events",)
+
+    def __init__(self, events: MessageEvents) -> None:
+        self._events = events
+
+    async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
+        return self._events.last(usage, ended_unix_s)
+
+    def failure(self, error: PlatformError) -> bytes:
+        return self._events.failure(error)

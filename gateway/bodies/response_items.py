@@ -68,7 +68,13 @@ _Parts = Annotated[list[_MessagePart], Field(fail_fast=True, max_length=PARTS_MA
 _Results = Annotated[list[InputText], Field(fail_fast=True, max_length=PARTS_MAX)]
 
 
-class MessageItem(_Item):
+class _NamedItem(_Item):
+    """An item, with the id that it has had since it was told."""
+
+    id: ShortText | None = None
+
+
+class MessageItem(_NamedItem):
     """A message; `type` may be left out."""
 
     type: Literal["message"] = "message"
@@ -83,7 +89,7 @@ class MessageItem(_Item):
         return "".join([part.text for part in self.content])
 
 
-class CallItem(_Item):
+class CallItem(_NamedItem):
     """A call that the model made; `arguments` is JSON text."""
 
     type: Literal["function_call"]
@@ -92,7 +98,7 @@ class CallItem(_Item):
     arguments: Text
 
 
-class ResultItem(_Item):
+class ResultItem(_NamedItem):
     """What a call has brought."""
 
     type: Literal["function_call_output"]
@@ -106,7 +112,7 @@ class ResultItem(_Item):
         return "".join([part.text for part in self.output])
 
 
-class ReasoningItem(_Item):
+class ReasoningItem(_NamedItem):
     """What the model thought."""
 
     type: Literal["reasoning"]
@@ -231,7 +237,7 @@ class _Turns:
     def _unanswered(self) -> Exception:
         call_id, index = next(iter(self._open.items()))
         return bad_value(
-            f"{self._param}[{index}].call_id",
+            self._param if index < 0 else f"{self._param}[{index}].call_id",
             f"No tool output found for function call '{call_id[:100]}': its"
             " 'function_call_output' comes behind it, and before anything else is said",
         )
@@ -243,18 +249,56 @@ def _require_said(at: str, item: MessageItem) -> None:
             raise bad_value(f"{at}.content[{number}].type", "only an assistant's has this type")
 
 
-def messages_of(items: Sequence[InputItem], param: str = "input") -> list[Message]:
+def messages_of(
+    items: Sequence[InputItem], before: Sequence[InputItem] = (), param: str = "input"
+) -> list[Message]:
     """Return the turns that items come to.
 
     Args:
         items: In the order in which they came.
-        param: The field that they are in.
+        before: Of earlier turns, which they continue.
+        param: The field that `items` are in.
 
     Raises:
         BadRequestError: A call has no output, an output has no call, or ids are not unique.
     """
     turns = _Turns(param)
+    for number, item in enumerate(before):
+        turns.add(number - len(before), item)
     for index, item in enumerate(items):
         turns.add(index, item)
     turns.end_turn()
     return turns.messages
+
+
+def stored_items(items: Sequence[InputItem], stem: str) -> list[dict[str, Any]]:
+    """Return items as they are kept and told: each with an id and a status."""
+    told: list[dict[str, Any]] = []
+    for index, item in enumerate(items):
+        prefix = _PREFIXES[item.type]
+        fields = item.model_dump(exclude_none=True)
+        own = {"id": item.id or f"{prefix}_{stem}i{index:02x}", "status": "completed"}
+        if isinstance(item, MessageItem):
+            own["content"] = _parts_told(item)
+        told.append(fields | own)
+    return told
+
+
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
+
+
+def _parts_told(item: MessageItem) -> Any:
+    kind = "output_text" if item.role == "assistant" else "input_text"
+    if isinstance(item.content, str):
+        parts: list[dict[str, Any]] = [{"type": kind, "text": item.content}]
+    else:
+        parts = [part.model_dump() for part in item.content]
+    for part in parts:
+        if part["type"] == "output_text":
+            part.update({"annotations": [], "logprobs": []})
+    return parts

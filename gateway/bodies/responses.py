@@ -4,7 +4,6 @@ It says the same as that of a chat completion in other words: `chat_fields` are 
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -184,10 +183,8 @@ class ResponseRequest(Body):
     store: Flag | None = None
     truncation: Annotated[Any, Only("disabled")] = None
     background: Annotated[Any, Only(False)] = None
-    previous_response_id: Annotated[
-        Any, Only(instead="send the items of earlier turns as 'input'")
-    ] = None
-    conversation: Annotated[Any, Only(instead="send the items of earlier turns as 'input'")] = None
+    previous_response_id: ShortText | None = None
+    conversation: Annotated[Any, Only(instead="continue by 'previous_response_id'")] = None
     context_management: Annotated[Any, Only([])] = None
     prompt: Annotated[Any, Only(instead="send its text as 'instructions' and 'input'")] = None
     moderation: Annotated[Any, Only()] = None
@@ -216,10 +213,12 @@ class ResponseRequest(Body):
             return (MessageItem(role="user", content=self.input),)
         return self.input or ()
 
-    @cached_property
-    def messages(self) -> list[Message]:
-        """The turns of the input; BadRequestError where its items are in no order."""
-        return messages_of(self.items)
+    def messages(self, before: Sequence[InputItem] = ()) -> list[Message]:
+        """Return the turns of the input, behind those of earlier items.
+
+        BadRequestError: its items are in no order.
+        """
+        return messages_of(self.items, before)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -238,7 +237,6 @@ class ResponseRequest(Body):
         form = None if self.text is None else self.text.format
         if isinstance(form, SchemaFormat) and form.content is not None:
             schema_text(form.content, "text.format.schema")
-        _ = self.messages  # refused here, not where they are used
 
     def chat_fields(self) -> dict[str, Any]:
         """Return the fields of a chat that asks for the same; all but the messages."""
@@ -253,6 +251,10 @@ class ResponseRequest(Body):
             "verbosity": text.verbosity,
             "reasoning_effort": reasoning.effort,
         }
+
+
+class InputTokensRequest(ResponseRequest):
+    """A response of which only the tokens of the input are wanted."""
 
 
 _SAME = (
@@ -324,6 +326,8 @@ def echo_of(request: ResponseRequest) -> Mapping[str, object]:
         "top_logprobs": request.top_logprobs or 0,
         "truncation": "disabled",
         "user": request.user,
+        "previous_response_id": request.previous_response_id,
+        "background": False,
     }
 
 

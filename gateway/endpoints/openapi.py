@@ -15,7 +15,7 @@ from gateway.bodies.anthropic import AnthropicRequest, CountTokensRequest
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.completions import CompletionRequest
 from gateway.bodies.embeddings import EmbeddingRequest
-from gateway.bodies.responses import ResponseRequest
+from gateway.bodies.responses import InputTokensRequest, ResponseRequest
 from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.endpoints import answers
 from gateway.endpoints.anthropic_answers import (
@@ -23,7 +23,12 @@ from gateway.endpoints.anthropic_answers import (
     AnthropicMessageObject,
     AnthropicTokenCount,
 )
-from gateway.endpoints.response_answers import ResponseObject
+from gateway.endpoints.response_answers import (
+    DeletedResponse,
+    InputItemList,
+    InputTokens,
+    ResponseObject,
+)
 from sluice.errors import POLICIES
 
 Json = dict[str, Any]
@@ -115,6 +120,7 @@ _POSTS = (
         AnthropicTokenCount,
         error=AnthropicErrorEnvelope,
     ),
+    _Endpoint("/v1/responses/input_tokens", "Count the input", InputTokensRequest, InputTokens),
     _Endpoint("/v1/embeddings", "Embed texts", EmbeddingRequest, answers.EmbeddingList),
     _Endpoint(
         "/v1/tokenize", "Turn a text or a chat into token ids", TokenizeRequest, answers.Tokens
@@ -147,6 +153,7 @@ def document() -> Json:
     one = _get("Show a model", answers.ModelCard, _READ)
     paths["/v1/models"] = {"get": _get("List the models", answers.ModelList, _READ - {404})}
     paths["/v1/models/{id}"] = {"parameters": [name], "get": one}
+    paths |= _stored_responses()
     paths["/healthz"] = {"get": _open(_get("Tell that the process lives", answers.Status))}
     ready = _get("Tell whether requests can be served", answers.Status, frozenset({503}))
     paths["/readyz"] = {"get": _open(ready)}
@@ -168,6 +175,25 @@ def document() -> Json:
     }
 
 
+def _stored_responses() -> Json:
+    """Return what is asked of responses by their ids."""
+    one: Json = {
+        "name": "id",
+        "in": "path",
+        "required": True,
+        "description": "Of a response that was stored.",
+        "schema": {"type": "string", "minLength": 1},
+    }
+    statuses = _READ | {409}
+    deleted = _get("Delete a response", DeletedResponse, statuses)
+    shown = _get("Show a response", ResponseObject, statuses)
+    items = _get("List what a turn has brought", InputItemList, statuses)
+    return {
+        "/v1/responses/{id}": {"parameters": [one], "get": shown, "delete": deleted},
+        "/v1/responses/{id}/input_items": {"parameters": [one], "get": items},
+    }
+
+
 class _Untitled(GenerateJsonSchema):
     """Fields have no titles besides their names."""
 
@@ -183,6 +209,8 @@ def _schemas() -> Json:
     shapes += [
         answers.ErrorEnvelope,
         AnthropicErrorEnvelope,
+        DeletedResponse,
+        InputItemList,
         answers.ModelCard,
         answers.ModelList,
         answers.Status,
@@ -219,10 +247,16 @@ def _post(post: _Endpoint) -> Json:
         },
         "responses": {
             "200": {"description": "the answer", "headers": headers, "content": content},
-            **_errors(frozenset(it.status for it in POLICIES.values()) - _UNTOLD, post.error),
+            **_errors(_told(post.path), post.error),
             **{status: _error(text, {}, post.error) for status, text in _HTTP_STATUSES.items()},
         },
     }
+
+
+def _told(path: str) -> frozenset[int]:
+    """Return the statuses that an endpoint may answer with; what is continued may be busy."""
+    untold = _UNTOLD - {409} if path.startswith("/v1/responses") else _UNTOLD
+    return frozenset(it.status for it in POLICIES.values()) - untold
 
 
 def _get(summary: str, answer: type[BaseModel], errors: frozenset[int] = frozenset()) -> Json:

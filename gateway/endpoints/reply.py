@@ -87,7 +87,7 @@ class ReplyWriter:
             async for ended in answers:
                 last = _end_choice(streams, ended.spec.choice, exchange)
         if answers.refusal is None:
-            last += end.last(_usage(exchange, api), int(time.time()))
+            last += await end.last(_usage(exchange, api), int(time.time()))
             await _end(response, streams, last)
         else:
             exchange.outcome = answers.refusal.code
@@ -131,7 +131,7 @@ class ReplyWriter:
         exchange.outcome, exchange.status = finish_reason(generations[0]), 200
         exchange.first_sent_at_s = time.monotonic()
         body = exchange.body
-        answer = body.whole(
+        answer = await body.whole(
             exchange.uid,
             model=exchange.model.id,
             created_unix_s=exchange.received_at_unix_ms // 1000,

@@ -157,3 +157,28 @@ class ResponseObject(Shape):
     safety_identifier: str | None
     prompt_cache_key: str | None
     user: str | None
+
+
+class InputItemList(Shape):
+    """What a turn has brought, in pages."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedResponse(Shape):
+    """A response that is gone."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputTokens(Shape):
+    """How many tokens a response would be charged for its input."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: Count

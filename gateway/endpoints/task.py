@@ -30,7 +30,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 class StreamEnd(Protocol):
     """Writes the last bytes of a stream."""
 
-    def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
+    async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
         """Return the end of a stream that has all its choices; `usage` is what `usage_of` says."""
         ...
 
@@ -112,7 +112,7 @@ class TextTask(GenerationFields):
     def chunks(self, head: StreamHead, index: int) -> ChunkWriter:
         """Return what writes the events of one choice of a stream."""
 
-    def whole(
+    async def whole(
         self,
         uid: str,
         *,
@@ -199,7 +199,7 @@ class _CompletionEnd:
     def __init__(self, head: StreamHead | None) -> None:
         self._head = head
 
-    def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
+    async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
         del ended_unix_s
         return DONE if self._head is None else self._head.usage_chunk(usage) + DONE
 

@@ -149,7 +149,9 @@ def _pool(place: _Place, sentinel: Sentinel | None) -> ConnectionPool:
 class ValkeyClient:
     """Keeps one connection up; `run` belongs into the service's TaskGroup."""
 
-    def __init__(self, url: str, *, deadline_s: float = 0.05) -> None:
+    def __init__(
+        self, url: str, *, deadline_s: float = 0.05, commands_max: int = _COMMANDS_MAX
+    ) -> None:
         """Prepare; nothing is opened yet.
 
         Args:
@@ -157,6 +159,7 @@ class ValkeyClient:
                 certificate the system's CAs (or SSL_CERT_FILE) vouch for;
                 `redis+sentinel://...host:port,host:port/name` for the primary that Sentinels name.
             deadline_s: Seconds that a call may take; the listener keeps to it.
+            commands_max: That may wait to be written.
 
         Raises:
             ValueError: The URL is none; the text quotes nothing of it.
@@ -169,6 +172,7 @@ class ValkeyClient:
         self._connect_timeout_s = _CONNECT_TIMEOUT_S + 2 * _SENTINEL_TIMEOUT_S * sentinels
         self._told = {"host": ",".join(host for host, _ in place.hosts), "port": place.hosts[0][1]}
         self.deadline_s = deadline_s
+        self._commands_max = commands_max
         self._listener: Listener | None = None
         self._commands: asyncio.Queue[Sequence[Word]] | None = None  # None without a connection
         self._leash: asyncio.Timeout | None = None
@@ -232,7 +236,7 @@ class ValkeyClient:
 
     async def _use(self, connection: AbstractConnection, listener: Listener) -> None:
         """Carry commands and replies until the connection ends or is dropped."""
-        commands = self._commands = asyncio.Queue[Sequence[Word]](_COMMANDS_MAX)
+        commands = self._commands = asyncio.Queue[Sequence[Word]](self._commands_max)
         async with asyncio.TaskGroup() as tasks:
             writer = tasks.create_task(_write(connection, commands))
             try:

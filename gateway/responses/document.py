@@ -10,32 +10,30 @@ class ResponseFrame:
 
     Attributes:
         response_id: Of the response.
-        uid: 32 hex digits, of which the ids of items are made.
+        stem: Of which the ids of items are made.
     """
 
-    __slots__ = ("_opening", "_rest", "_store", "response_id", "uid")
+    __slots__ = ("_opening", "_rest", "response_id", "stem")
 
     def __init__(
         self,
         response_id: str,
-        uid: str,
+        stem: str,
         echo: Mapping[str, object],
         *,
         model: str,
         created_unix_s: int,
-        is_stored: bool = False,
     ) -> None:
         """Prepare.
 
         Args:
             response_id: Of the response.
-            uid: Of the request.
+            stem: Of the ids of its items.
             echo: What it says of its request.
             model: That answers.
             created_unix_s: When the request came.
-            is_stored: Whether it is to be found later.
         """
-        self.response_id, self.uid = response_id, uid
+        self.response_id, self.stem = response_id, stem
         opening: dict[str, object] = {
             "id": response_id,
             "object": "response",
@@ -44,17 +42,17 @@ class ResponseFrame:
         }
         self._opening = orjson.dumps(opening)[:-1]
         self._rest = orjson.dumps(dict(echo))[1:]
-        self._store = is_stored
 
     def item_id(self, prefix: str, index: int) -> str:
         """Return the id of an item of the output, by its place."""
-        return f"{prefix}_{self.uid}{index:02x}"
+        return f"{prefix}_{self.stem}{index:02x}"
 
     def written(
         self,
         status: str,
         output: Sequence[bytes] = (),
         *,
+        is_stored: bool = False,
         usage: Mapping[str, object] | None = None,
         completed_unix_s: int | None = None,
         incomplete: str | None = None,
@@ -65,6 +63,7 @@ class ResponseFrame:
         Args:
             status: OpenAI's word.
             output: Its items, as JSON.
+            is_stored: Whether it is, or will be, to be found later.
             usage: What it has used; None: that is not known yet.
             completed_unix_s: When it was completed, if it was.
             incomplete: Why it is incomplete, if it is.
@@ -76,7 +75,7 @@ class ResponseFrame:
             "incomplete_details": None if incomplete is None else {"reason": incomplete},
             "error": error,
             "usage": usage,
-            "store": self._store,
+            "store": is_stored,
         }
         return b'%b,%b,"output":[%b],%b' % (
             self._opening,

@@ -135,19 +135,19 @@ class _OpenCall:
 
 
 class ResponseEvents:
-    """Writes all events of one stream; it is the writer of its one choice, and of its end.
+    """Writes all events of one stream; it is the writer of its one choice.
 
     Attributes:
         tail: What stands after the text of a delta.
     """
 
-    __slots__ = ("_frame", "_items", "_number", "_open", "_reason")
+    __slots__ = ("_frame", "_items", "_number", "_open", "_reason", "_will_be_stored")
 
     tail = _TAIL
 
-    def __init__(self, frame: ResponseFrame) -> None:
+    def __init__(self, frame: ResponseFrame, *, will_be_stored: bool = False) -> None:
         """Begin."""
-        self._frame = frame
+        self._frame, self._will_be_stored = frame, will_be_stored
         self._number = _FIRST_EVENTS
         self._items: list[bytes] = []
         self._open: _OpenMessage | _OpenReasoning | _OpenCall | None = None
@@ -181,7 +181,7 @@ class ResponseEvents:
 
     def first(self) -> bytes:
         """Return the events that precede all that comes."""
-        response = b'"response":' + self._frame.written("in_progress")
+        response = b'"response":' + self.under_way()
         return _written("response.created", 0, response) + _written(
             "response.in_progress", 1, response
         )
@@ -210,16 +210,27 @@ class ResponseEvents:
 
     # --- the end ----------------------------------------------------------------------------
 
-    def last(self, usage: Mapping[str, object], ended_unix_s: int) -> bytes:
-        """Return the event that ends a response which has all its output."""
+    def under_way(self) -> bytes:
+        """Return the response as it is before anything has come."""
+        return self._frame.written("in_progress", is_stored=self._will_be_stored)
+
+    def response(
+        self, usage: Mapping[str, object], ended_unix_s: int, *, is_stored: bool = False
+    ) -> bytes:
+        """Return the response that has all its output."""
         status, details = ended_as(self._reason)
-        response = self._frame.written(
+        return self._frame.written(
             status,
             self._items,
+            is_stored=is_stored,
             usage=usage,
             completed_unix_s=None if details else ended_unix_s,
             incomplete=details,
         )
+
+    def last(self, response: bytes) -> bytes:
+        """Return the event that ends a response which has all its output."""
+        status, _ = ended_as(self._reason)
         return self._event(f"response.{status}", b'"response":' + response) + DONE
 
     def failure(self, error: PlatformError) -> bytes:

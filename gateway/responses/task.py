@@ -1,12 +1,14 @@
 """A response: a chat that is asked for, and told, in other words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import orjson
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from gateway.bodies.messages import Message
+from gateway.bodies.response_items import InputItem
 from gateway.bodies.responses import ResponseRequest, echo_of
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.dispatch.tally import Tally
@@ -22,8 +24,10 @@ from gateway.responses.document import (
     text_part,
 )
 from gateway.responses.events import ResponseEvents
+from gateway.responses.keeping import Keeping, ResponseEnd
 from gateway.responses.stream import NumberedGeneration
 from gateway.text.detokenizer import json_fragment
+from sluice.response_ids import created_unix_ms, item_stem
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 _DIGITS = 6  # of sampling values, which the wire has in 32 bits
@@ -35,7 +39,10 @@ class ResponseTask(ChatTask):
     Attributes:
         echo: What the answer says of its request.
         response_id: Of the answer.
+        keeping: Keeps the answer; None: it is not stored.
     """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     endpoint = "/v1/responses"
     streamed = NumberedGeneration
@@ -44,6 +51,7 @@ class ResponseTask(ChatTask):
 
     echo: dict[str, Any] = Field(default_factory=dict)
     response_id: str = ""
+    keeping: Keeping | None = None
 
     @property
     def guide_param(self) -> str | None:
@@ -76,11 +84,14 @@ class ResponseTask(ChatTask):
     ) -> StreamWriters:
         """See `TextTask`."""
         del fingerprint  # OpenAI's response has none
-        frame = self._frame(uid, model, created_unix_s, specs[0].sampling)
-        events = ResponseEvents(frame)
-        return StreamWriters([events], events)
+        del uid, created_unix_s  # the id of the response says both
+        frame, keeping = self._frame(model, specs[0].sampling), self.keeping
+        events = ResponseEvents(frame, will_be_stored=keeping is not None)
+        if keeping is not None:
+            keeping.begin(events.under_way())
+        return StreamWriters([events], ResponseEnd(events, keeping))
 
-    def whole(
+    async def whole(
         self,
         uid: str,
         *,
@@ -92,17 +103,23 @@ class ResponseTask(ChatTask):
         ended_unix_s: int,
     ) -> bytes:
         """See `TextTask`."""
-        del fingerprint
+        del uid, created_unix_s, fingerprint
         ((generation, reason),) = answers
-        frame = self._frame(uid, model, created_unix_s, generation.spec.sampling)
+        frame = self._frame(model, generation.spec.sampling)
         status, details = ended_as(reason)
-        return frame.written(
+        written = partial(
+            frame.written,
             status,
             _items_of(generation, frame, status),
             usage=usage,
             completed_unix_s=None if details else ended_unix_s,
             incomplete=details,
         )
+        if self.keeping is not None:
+            stored = written(is_stored=True)
+            if await self.keeping.keep(stored):
+                return stored
+        return written()
 
     @staticmethod
     def usage_of(tally: Tally, reasoning_tokens: int) -> dict[str, object]:
@@ -115,9 +132,7 @@ class ResponseTask(ChatTask):
             "total_tokens": tally.prompt_tokens + tally.output_tokens,
         }
 
-    def _frame(
-        self, uid: str, model: str, created_unix_s: int, sampling: engine.Sampling
-    ) -> ResponseFrame:
+    def _frame(self, model: str, sampling: engine.Sampling) -> ResponseFrame:
         used = {
             "temperature": _told(self.temperature, sampling.temperature),
             "top_p": _told(self.top_p, sampling.top_p),
@@ -125,33 +140,48 @@ class ResponseTask(ChatTask):
         }
         return ResponseFrame(
             self.response_id,
-            uid,
+            item_stem(self.response_id),
             self.echo | used,
             model=model,
-            created_unix_s=created_unix_s,
+            created_unix_s=created_unix_ms(self.response_id) // 1000,
         )
 
 
-def response_task(request: ResponseRequest, response_id: str) -> ResponseTask:
-    """Return what a request comes to; BadRequestError when its tools do not go together."""
-    messages: list[Message] = list(request.messages)
+def response_task(
+    request: ResponseRequest,
+    response_id: str,
+    *,
+    before: Sequence[InputItem] = (),
+    session: str = "",
+    keeping: Keeping | None = None,
+) -> ResponseTask:
+    """Return what a request comes to.
+
+    Args:
+        request: The body.
+        response_id: Of the answer.
+        before: Items of earlier turns, which it continues.
+        session: Groups the turns of a chain; what the request says goes before it.
+        keeping: Keeps the answer; None: it is not stored.
+
+    Raises:
+        BadRequestError: Its items are in no order, or its tools do not go together.
+    """
+    messages = request.messages(before)
     if request.instructions is not None:
         messages.insert(0, Message.model_construct(role="system", content=request.instructions))
-    fields = request.chat_fields()
     task = ResponseTask.model_construct(
-        **fields,
+        **request.chat_fields(),
         messages=messages,
-        echo=_full_echo(request),
+        echo=dict(echo_of(request)),
         response_id=response_id,
+        keeping=keeping,
     )
+    if session and not task.session:
+        task = task.model_copy(update={"session_id": session})
     task.check_tools()
     _ = task.guide
     return task
-
-
-def _full_echo(request: ResponseRequest) -> dict[str, Any]:
-    none: Mapping[str, object] = {"previous_response_id": None, "background": False}
-    return {**echo_of(request), **none}
 
 
 def _told(asked: float | None, used: float) -> float:

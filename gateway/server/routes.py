@@ -75,7 +75,10 @@ class Routes:
         """Answer a path; one that ends in `/*` is a prefix, see `path_rest`."""
         route = Route(path, is_open_when_full, error_form)
         if path.endswith("/*"):
-            self._prefixes.append((path[:-1], route))
+            known = next((it for _, it in self._prefixes if it.name == path), None)
+            if known is None:
+                self._prefixes.append((path[:-1], route))
+            route = known or route
         else:
             route = self._exact.setdefault(path, route)
         route.handlers[method] = handler

@@ -8,8 +8,7 @@ _SHOWN_MAX = 120
 _LIKENESS = 0.75
 # What OpenAI's clients may call and this server does not have.
 _ELSEWHERE = {
-    "/v1/responses/": "responses are not stored",
-    "/v1/conversations": "send the conversation's items with each response",
+    "/v1/conversations": "continue a response by its previous_response_id",
     "/v1/assistants": "keep threads in the application, and use chat completions",
     "/v1/threads": "keep threads in the application, and use chat completions",
     "/v1/files": "prompts and documents go into the body of a request",

@@ -21,6 +21,10 @@ from sluice.wire.distribution.v1 import distribution_pb2_grpc
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1 import router_pb2_grpc
+from sluice.wire.state.v1.state_pb2_grpc import (
+    StateServiceServicer,
+    add_StateServiceServicer_to_server,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -287,7 +291,8 @@ class BaseFiles(distribution_pb2_grpc.DistributionServiceServicer):
 
 @asynccontextmanager
 async def serve(
-    *servicers: ScriptedRouter | ControlFeed | BaseFiles, address: str = "127.0.0.1:0"
+    *servicers: ScriptedRouter | ControlFeed | BaseFiles | StateServiceServicer,
+    address: str = "127.0.0.1:0",
 ) -> AsyncGenerator[str]:
     """Serve on a port of loopback; yield its address."""
     server = grpc.aio.server(options=(("grpc.http2.min_ping_interval_without_data_ms", 5_000),))
@@ -296,6 +301,8 @@ async def serve(
             router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
         elif isinstance(servicer, BaseFiles):
             distribution_pb2_grpc.add_DistributionServiceServicer_to_server(servicer, server)
+        elif isinstance(servicer, StateServiceServicer):
+            add_StateServiceServicer_to_server(servicer, server)
         else:
             control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(address)

@@ -24,6 +24,7 @@ from sluice.artifacts import import_directory
 from sluice.process import ChildProcess, ProcessSpec, free_port
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
+from sluice.wire.state.v1.state_pb2_grpc import StateServiceServicer
 from tests.support.random_models import write_random_model
 from tests.support.scripted_router import BaseFiles, ControlFeed, Plan, ScriptedRouter, serve
 from tests.waiting import until as eventually
@@ -156,12 +157,12 @@ def world(tmp_path: Path, artifacts, valkey) -> MakeWorld:
     root, digest, tokenizer = artifacts
 
     @asynccontextmanager
-    async def start(**settings: object) -> AsyncIterator[World]:
+    async def start(*servicers: StateServiceServicer, **settings: object) -> AsyncIterator[World]:
         made = World(digest, tokenizer)
         made.valkey = valkey[0]
         async with (
             serve(made.router) as router_address,
-            serve(made.feed, made.base_files) as control_address,
+            serve(made.feed, made.base_files, *servicers) as control_address,
         ):
             made.feed.replace(made.objects(router_address))
             port = free_port()

@@ -83,7 +83,8 @@ def test_any_answer_is_one_lifecycle(deltas: list[Delta], reason: str) -> None:
             parts.append(writer.head + writer.numbered(text) + writer.tail)
         else:
             parts.append(writer.delta(delta))
-    parts += [writer.finish(reason), writer.last(USAGE, 8)]
+    parts.append(writer.finish(reason))
+    parts.append(writer.last(writer.response(USAGE, 8)))
     events = events_of(b"".join(parts).decode())
     response = events[-1]["response"]
     said = "".join(
@@ -120,7 +121,8 @@ def test_log_probabilities_come_with_their_text_and_once_more_in_the_whole() -> 
     writer = new_events()
     parts = [writer.first()]
     parts += [writer.delta(Delta("a"), {"content": [LOGPROB]}) for _ in range(2)]
-    parts += [writer.finish("stop"), writer.last(USAGE, 8)]
+    parts.append(writer.finish("stop"))
+    parts.append(writer.last(writer.response(USAGE, 8)))
     events = events_of(b"".join(parts).decode())
     (message,) = events[-1]["response"]["output"]
     assert message["content"][0]["logprobs"] == [LOGPROB, LOGPROB]
@@ -135,7 +137,8 @@ def test_text_beside_calls_of_one_step_comes_before_those_that_begin(is_first: b
         parts.append(writer.delta(Delta(calls=(begun,))))
     more = (begun,) if is_first else (CallDelta(0, "}"),)
     parts.append(writer.delta(Delta("text", calls=more)))
-    parts += [writer.finish("tool_calls"), writer.last(USAGE, 8)]
+    parts.append(writer.finish("tool_calls"))
+    parts.append(writer.last(writer.response(USAGE, 8)))
     events = events_of(b"".join(parts).decode())
     kinds = [item["type"] for item in events[-1]["response"]["output"]]
     assert kinds == (["message", "function_call"] if is_first else ["function_call", "message"])

@@ -19,6 +19,7 @@ MAY = {
     (Role.AGENT, Service.AGENTS),
     (Role.AGENT, Service.DISTRIBUTION),
     (Role.GATEWAY, Service.DISTRIBUTION),
+    (Role.GATEWAY, Service.STATE),
     (Role.GATEWAY, Service.ENGINE),
     (Role.ROUTER, Service.ENGINE),
     (Role.AGENT, Service.ENGINE),

@@ -45,7 +45,7 @@ def parse(**fields: Any) -> ResponseRequest:
 
 
 def task(**fields: Any) -> ResponseTask:
-    return response_task(parse(**fields), "resp_1")
+    return response_task(parse(**fields), "")
 
 
 def refused(**fields: Any) -> BadRequestError:
@@ -91,7 +91,6 @@ def test_what_is_taken(extra: dict[str, Any]) -> None:
     [
         ({"truncation": "auto"}, "truncation"),
         ({"background": True}, "background"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"prompt": {"id": "p"}}, "prompt"),

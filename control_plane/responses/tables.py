@@ -1,0 +1,31 @@
+"""Responses that tenants may continue.
+
+A partition per day (`responses_YYYYMMDD`), made when the first response of a day is kept: what is
+over goes with its partition. A row without `response` is one that was deleted.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Date,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+)
+
+from control_plane.tables import list_column, metadata
+
+responses = Table(
+    "responses",
+    metadata,
+    Column("day", Date, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("tenant_id", Text, nullable=False),
+    Column("created_at_unix_ms", BigInteger, nullable=False),
+    list_column("ancestors"),
+    Column("input_items", LargeBinary),
+    Column("response", LargeBinary),
+    PrimaryKeyConstraint("day", "id"),
+    postgresql_partition_by="RANGE (day)",
+)

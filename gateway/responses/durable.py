@@ -1,0 +1,175 @@
+"""Responses on their way to PostgreSQL, through the control plane; and back from there."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+
+import grpc.aio
+import structlog
+
+from sluice.channels import RenewedChannel
+from sluice.identity import Role
+from sluice.lifecycle import backoff_s
+from sluice.wire.state.v1 import state_pb2 as wire
+from sluice.wire.state.v1.state_pb2_grpc import StateServiceStub
+
+log = structlog.get_logger(__name__)
+
+RECORD_BYTES_MAX = 3 << 20  # gRPC takes 4 MiB
+_BATCH, _BATCH_BYTES = 64, 1 << 20
+_WAITING_MAX, _WAITING_BYTES_MAX = 10_000, 64 << 20
+_PROBE_S = 2.0
+_DEADLINE_S = 4.0
+_READ_S = 4.0
+_CHANNEL_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class DurableDownError(Exception):
+    """PostgreSQL, or the control plane before it, cannot be reached."""
+
+
+class Durable:
+    """Of one worker; `run` belongs into a TaskGroup.
+
+    Attributes:
+        is_up: Whether what is kept reaches PostgreSQL, as far as the last try told.
+    """
+
+    def __init__(self, address: str, settled: Callable[[str], Awaitable[None]]) -> None:
+        """Prepare.
+
+        Args:
+            address: `host:port` of the control plane.
+            settled: Told the id of each response that PostgreSQL has.
+        """
+        self._link = RenewedChannel(address, Role.CONTROL_PLANE, options=_CHANNEL_OPTIONS)
+        self._settled = settled
+        self._waiting: dict[str, wire.StoredResponse] = {}
+        self._bytes = 0
+        self._kept: dict[str, asyncio.Event] = {}
+        self._has_some = asyncio.Event()
+        self.is_up = False
+
+    @property
+    def waiting(self) -> int:
+        """How many PostgreSQL does not have yet."""
+        return len(self._waiting)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may wait."""
+        return len(self._waiting) < _WAITING_MAX and self._bytes < _WAITING_BYTES_MAX
+
+    def offer(self, stored: wire.StoredResponse) -> None:
+        """Take a response to be kept."""
+        if stored.id not in self._waiting:
+            self._waiting[stored.id] = stored
+            self._bytes += stored.ByteSize()
+        self._has_some.set()
+
+    async def offer_and_wait(self, stored: wire.StoredResponse, timeout_s: float) -> bool:
+        """Take a response; return whether PostgreSQL had it in time. If not, it is let go of."""
+        event = self._kept[stored.id] = asyncio.Event()
+        self.offer(stored)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+        except TimeoutError:
+            self._let_go(stored.id)
+            return False
+        else:
+            return True
+        finally:
+            del self._kept[stored.id]
+
+    def waits(self, response_id: str) -> wire.StoredResponse | None:
+        """Return a response that is still on its way from here."""
+        return self._waiting.get(response_id)
+
+    async def run(self) -> None:
+        """Bring what waits to PostgreSQL, and look whether it is there, until cancelled."""
+        attempt = 0
+        async with aclosing(self._link):
+            while True:
+                await self._pause(attempt)
+                attempt = 0 if await self._step() else attempt + 1
+
+    async def flush(self, timeout_s: float) -> None:
+        """Bring what waits to PostgreSQL, at most for so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._waiting and await self._step():
+                    pass
+
+    async def read(self, tenant_id: str, ids: Sequence[str]) -> dict[str, wire.StoredResponse]:
+        """Return a tenant's responses that are there, by id; DurableDownError."""
+        found: dict[str, wire.StoredResponse] = {}
+        try:
+            stub = StateServiceStub(await self._link.current())
+            call = stub.Read(wire.ReadRequest(tenant_id=tenant_id, ids=ids), timeout=_READ_S)
+            async for stored in call:
+                found[stored.id] = stored
+        except grpc.aio.AioRpcError as error:
+            raise DurableDownError(error.details() or error.code().name) from None
+        return found
+
+    async def delete(self, tenant_id: str, response_id: str) -> bool:
+        """Delete a response for good; return whether it was there. DurableDownError."""
+        self._let_go(response_id)
+        try:
+            stub = StateServiceStub(await self._link.current())
+            request = wire.DeleteRequest(tenant_id=tenant_id, id=response_id)
+            answer = await stub.Delete(request, timeout=_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            raise DurableDownError(error.details() or error.code().name) from None
+        return answer.existed
+
+    async def _pause(self, attempt: int) -> None:
+        """Wait until something waits, or it is time to look; behind a failure, for a while."""
+        if attempt:
+            await asyncio.sleep(backoff_s(attempt - 1, first_s=0.1, max_s=2.0))
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PROBE_S if self.is_up else 0):
+                await self._has_some.wait()
+
+    async def _step(self) -> bool:
+        """Send a batch, or ask whether one could be sent; return whether that was answered."""
+        batch = self._batch()
+        try:
+            stub = StateServiceStub(await self._link.current())
+            await stub.Keep(wire.KeepRequest(responses=batch), timeout=_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            if self.is_up:
+                log.warning("responses_not_kept", reason=error.details() or error.code().name)
+            self.is_up = False
+            return False
+        self.is_up = True
+        for stored in batch:
+            self._let_go(stored.id)
+            if (event := self._kept.get(stored.id)) is not None:
+                event.set()
+            await self._settled(stored.id)
+        return True
+
+    def _batch(self) -> list[wire.StoredResponse]:
+        batch, size = list[wire.StoredResponse](), 0
+        for stored in self._waiting.values():
+            size += stored.ByteSize()
+            if batch and (len(batch) >= _BATCH or size > _BATCH_BYTES):
+                break
+            batch.append(stored)
+        return batch
+
+    def _let_go(self, response_id: str) -> None:
+        stored = self._waiting.pop(response_id, None)
+        if stored is not None:
+            self._bytes -= stored.ByteSize()
+        if not self._waiting:
+            self._has_some.clear()

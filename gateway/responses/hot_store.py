@@ -1,0 +1,193 @@
+"""Responses in Valkey: what was told lately is found at once, by any gateway.
+
+A value is a response, a mark that one is under way, or a mark that one was deleted. What PostgreSQL
+does not have yet is listed besides, so that another gateway brings it there if this one is killed.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+from redis.exceptions import ResponseError
+
+from gateway.limits.valkey import ValkeyClient, Word
+from sluice.wire.state.v1 import state_pb2 as wire
+
+COMMANDS_MAX = 256  # under way; more are not sent
+_KEY, _WAITING = b"sluice:response:", b"sluice:responses:waiting"
+_STORED, _UNDER_WAY, _DELETED = b"=", b"+", b"-"
+_DELETED_MS = 3_600_000
+_UNDER_WAY_MS = 60_000  # of a gateway that says no more
+_WAITING_MS = 48 * 3_600_000  # a response that PostgreSQL does not have yet
+_DEADLINE_S = 0.5
+
+# A response that was deleted stays so, whoever still writes it.
+_KEEP = (
+    b"if redis.call('GETRANGE', KEYS[1], 0, 0) == '-' then return 0 end"
+    b" redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
+    b" redis.call('ZADD', KEYS[2], ARGV[3], ARGV[4]) return 1"
+)
+_LOAD = (
+    b"local found = {} for i, key in ipairs(KEYS) do"
+    b" local value = redis.call('GET', key)"
+    b" if value and string.sub(value, 1, 1) == '=' and redis.call('PTTL', key) < tonumber(ARGV[1])"
+    b" then redis.call('PEXPIRE', key, ARGV[1]) end"
+    b" found[i] = value end return found"
+)
+_UNMARK = b"if redis.call('GETRANGE', KEYS[1], 0, 0) == '+' then redis.call('DEL', KEYS[1]) end"
+_WARM = (
+    b"if redis.call('EXISTS', KEYS[1]) == 0 then"
+    b" redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end"
+)
+
+
+class HotStoreDownError(Exception):
+    """Valkey cannot be reached, or did not answer in time."""
+
+
+class Found(NamedTuple):
+    """What is known of a response; nothing of it: Valkey does not have it.
+
+    Attributes:
+        stored: The response.
+        under_way: JSON of one that is being made.
+        is_deleted: It was deleted.
+    """
+
+    stored: wire.StoredResponse | None = None
+    under_way: bytes = b""
+    is_deleted: bool = False
+
+
+class HotStore:
+    """Of one worker: the user of a connection of its own."""
+
+    def __init__(self, valkey: ValkeyClient, *, idle_s: float) -> None:
+        """Prepare; a response that is not asked for is there for `idle_s`."""
+        self._valkey = valkey
+        self._idle_ms = round(idle_s * 1000)
+        self._waiting: deque[asyncio.Future[object]] = deque()
+        valkey.listen(self)
+
+    # --- the connection ---------------------------------------------------------------------
+
+    def connected(self) -> None:
+        """See `Listener`."""
+        self._fail_all()
+
+    def replied(self, reply: object) -> None:
+        """See `Listener`."""
+        future = self._waiting.popleft()
+        if not future.done():
+            future.set_result(reply)
+
+    def refused(self, error: ResponseError) -> None:
+        """See `Listener`."""
+        future = self._waiting.popleft()
+        if not future.done():
+            future.set_exception(HotStoreDownError(str(error)))
+
+    def disconnected(self) -> None:
+        """See `Listener`."""
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(HotStoreDownError("the connection was lost"))
+
+    # --- responses --------------------------------------------------------------------------
+
+    async def keep(self, stored: wire.StoredResponse) -> None:
+        """Write a response, for as long as PostgreSQL may need; HotStoreDownError."""
+        value = _STORED + stored.SerializeToString()
+        at, member = str(stored.created_at_unix_ms).encode(), stored.id.encode()
+        keys = (_key(stored.id), _WAITING)
+        await self._run(_KEEP, keys, (value, _WAITING_MS, at, member))
+
+    async def settle(self, response_id: str) -> None:
+        """PostgreSQL has it: from now on it goes when it is not asked for; HotStoreDownError."""
+        await self._call((b"ZREM", _WAITING, response_id.encode()))
+        await self._call((b"PEXPIRE", _key(response_id), self._idle_ms))
+
+    async def warm(self, stored: wire.StoredResponse) -> None:
+        """Write one that PostgreSQL has, if there is nothing of it here; HotStoreDownError."""
+        value = _STORED + stored.SerializeToString()
+        await self._run(_WARM, (_key(stored.id),), (value, self._idle_ms))
+
+    async def find(self, ids: Sequence[str]) -> list[Found]:
+        """Return what is known of responses, which count as asked for; HotStoreDownError."""
+        reply = await self._run(_LOAD, [_key(it) for it in ids], (self._idle_ms,))
+        return [_found(value) for value in cast("list[bytes | None]", reply)]
+
+    async def delete(self, response_id: str) -> None:
+        """Mark one as deleted; HotStoreDownError."""
+        await self._call((b"SET", _key(response_id), _DELETED, b"PX", _DELETED_MS))
+        await self._call((b"ZREM", _WAITING, response_id.encode()))
+
+    def mark(self, response_id: str, under_way: bytes) -> None:
+        """Tell that one is under way, if Valkey can be reached; nobody waits for it."""
+        value = _UNDER_WAY + under_way
+        self._tell((b"SET", _key(response_id), value, b"PX", _UNDER_WAY_MS, b"NX"))
+
+    def unmark(self, response_id: str) -> None:
+        """Nothing has come of it; nobody waits for that."""
+        self._tell((b"EVAL", _UNMARK, 1, _key(response_id)))
+
+    def extend(self, response_id: str) -> None:
+        """It is still under way."""
+        self._tell((b"PEXPIRE", _key(response_id), _UNDER_WAY_MS))
+
+    async def left_behind(self, before_unix_ms: int, most: int) -> list[wire.StoredResponse]:
+        """Return responses that PostgreSQL should have had by now, oldest first."""
+        words = (b"ZRANGEBYSCORE", _WAITING, b"-inf", before_unix_ms, b"LIMIT", 0, most)
+        ids = [it.decode() for it in cast("list[bytes]", await self._call(words))]
+        if not ids:
+            return []
+        found = await self.find(ids)
+        for response_id, it in zip(ids, found, strict=True):
+            if it.stored is None:
+                await self._call((b"ZREM", _WAITING, response_id.encode()))
+        return [it.stored for it in found if it.stored is not None]
+
+    async def _run(self, script: bytes, keys: Sequence[bytes], values: Sequence[Word]) -> object:
+        return await self._call((b"EVAL", script, len(keys), *keys, *values))
+
+    async def _call(self, words: Sequence[Word]) -> object:
+        """Return the reply to a command; HotStoreDownError."""
+        if (future := self._sent(words)) is None:
+            raise HotStoreDownError("Valkey cannot be reached")
+        try:
+            async with asyncio.timeout(_DEADLINE_S):
+                return await future
+        except TimeoutError:
+            raise HotStoreDownError("Valkey did not answer in time") from None
+
+    def _tell(self, words: Sequence[Word]) -> None:
+        """Send a command whose reply nobody waits for."""
+        if (future := self._sent(words)) is not None:
+            future.cancel()  # its place in the line stays
+
+    def _sent(self, words: Sequence[Word]) -> asyncio.Future[object] | None:
+        """Send a command; return what will have its reply, or None without a connection."""
+        if not self._valkey.is_connected or len(self._waiting) >= COMMANDS_MAX:
+            return None
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._valkey.send(words)
+        return future
+
+
+def _key(response_id: str) -> bytes:
+    return _KEY + response_id.encode()
+
+
+def _found(value: bytes | None) -> Found:
+    if value is None:
+        return Found()
+    kind, rest = value[:1], value[1:]
+    if kind == _STORED:
+        return Found(stored=wire.StoredResponse.FromString(rest))
+    return Found(under_way=rest) if kind == _UNDER_WAY else Found(is_deleted=True)

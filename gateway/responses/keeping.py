@@ -1,0 +1,87 @@
+"""A response that is to be kept: what it is kept with, and whether it is by now."""
+
+import orjson
+
+from gateway.bodies.response_items import InputItem, stored_items
+from gateway.responses.events import ResponseEvents
+from gateway.responses.store import ResponseStore
+from sluice.errors import PlatformError
+from sluice.response_ids import created_unix_ms, item_stem
+from sluice.wire.state.v1 import state_pb2 as wire
+
+
+class Keeping:
+    """Of one response that is under way.
+
+    Attributes:
+        is_kept: Whether it is to be found from now on.
+    """
+
+    __slots__ = ("_is_marked", "_store", "_turn", "is_kept")
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        response_id: str,
+        tenant_id: str,
+        *,
+        items: list[InputItem],
+        ancestors: list[str],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            store: Where it is kept.
+            response_id: Of the response.
+            tenant_id: Whose it is.
+            items: What this turn has brought.
+            ancestors: Ids of the responses that it continues, oldest first.
+        """
+        self._store = store
+        self._turn = wire.StoredResponse(
+            id=response_id,
+            tenant_id=tenant_id,
+            created_at_unix_ms=created_unix_ms(response_id),
+            ancestors=ancestors,
+            input_items=orjson.dumps(stored_items(items, item_stem(response_id))),
+        )
+        self._is_marked = self.is_kept = False
+
+    def begin(self, under_way: bytes) -> None:
+        """The client is told of it from now on; `under_way` is JSON."""
+        self._is_marked = True
+        self._store.mark(self._turn.id, under_way)
+
+    async def keep(self, response: bytes) -> bool:
+        """Keep it as the client will be told it, as JSON; return whether that was possible."""
+        self._turn.response = response
+        self.is_kept = await self._store.keep(self._turn)
+        return self.is_kept
+
+    def end(self) -> None:
+        """Nothing more comes of it."""
+        if self._is_marked and not self.is_kept:
+            self._store.unmark(self._turn.id)
+
+
+class ResponseEnd:
+    """Writes the end of a stream, behind keeping it."""
+
+    __slots__ = ("_events", "_keeping")
+
+    def __init__(self, events: ResponseEvents, keeping: Keeping | None) -> None:
+        """Prepare; without `keeping` nothing is stored."""
+        self._events, self._keeping = events, keeping
+
+    async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
+        """See `StreamEnd`."""
+        events = self._events
+        if self._keeping is not None:
+            stored = events.response(usage, ended_unix_s, is_stored=True)
+            if await self._keeping.keep(stored):
+                return events.last(stored)
+        return events.last(events.response(usage, ended_unix_s))
+
+    def failure(self, error: PlatformError) -> bytes:
+        """See `StreamEnd`."""
+        return self._events.failure(error)

@@ -1,0 +1,220 @@
+"""Where responses are kept: Valkey at once, PostgreSQL a moment later; and read back from either.
+
+A response that was told as stored lies in Valkey and waits here for PostgreSQL, or PostgreSQL has
+it. So it outlasts any one of gateway, Valkey, control plane and PostgreSQL.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import structlog
+
+from gateway.limits.valkey import ValkeyClient
+from gateway.responses.durable import RECORD_BYTES_MAX, Durable, DurableDownError
+from gateway.responses.hot_store import COMMANDS_MAX, Found, HotStore, HotStoreDownError
+from sluice.errors import ErrorCode, PlatformError, RejectedError
+from sluice.lifecycle import run_every
+from sluice.response_ids import belongs_to, new_response_id
+from sluice.shared_secret import SharedSecret
+from sluice.wire.state.v1 import state_pb2 as wire
+
+log = structlog.get_logger(__name__)
+
+_SWEEP_S, _SWEEP_STEP_S = 5.0, 10.0
+_LEFT_BEHIND_MS = 15_000  # a gateway that lives has brought it to PostgreSQL by then
+_SWEPT_MAX = 64
+_WITHOUT_VALKEY_S = 1.0
+_SHOWN_CHARACTERS_MAX = 100
+
+
+class ResponseStore:
+    """Of one worker; `run` belongs into a TaskGroup."""
+
+    def __init__(
+        self, valkey_url: str, control_address: str, *, idle_s: float, secret: SharedSecret
+    ) -> None:
+        """Compose; nothing is opened yet.
+
+        Args:
+            valkey_url: As of `ValkeyClient`.
+            control_address: `host:port` of the control plane.
+            idle_s: How long Valkey has a response that nobody asks for.
+            secret: Proves whose an id is.
+        """
+        self._valkey = ValkeyClient(valkey_url, commands_max=COMMANDS_MAX)
+        self._hot = HotStore(self._valkey, idle_s=idle_s)
+        self._durable = Durable(control_address, self._settled)
+        self._secret = secret
+        self._under_way: set[str] = set()
+
+    @property
+    def can_keep(self) -> bool:
+        """Whether a response that ends now would be stored."""
+        return self._durable.is_up and self._durable.has_room
+
+    @property
+    def waiting(self) -> int:
+        """How many responses of this worker PostgreSQL does not have yet."""
+        return self._durable.waiting
+
+    def new_id(self, tenant_id: str) -> str:
+        """Return the id of a new response."""
+        return new_response_id(tenant_id, self._secret)
+
+    async def keep(self, stored: wire.StoredResponse) -> bool:
+        """Keep a response; return whether it is to be found from now on."""
+        self._under_way.discard(stored.id)
+        if not self.can_keep or stored.ByteSize() > RECORD_BYTES_MAX:
+            return False
+        try:
+            await self._hot.keep(stored)
+        except HotStoreDownError:
+            return await self._durable.offer_and_wait(stored, _WITHOUT_VALKEY_S)
+        self._durable.offer(stored)
+        return True
+
+    def mark(self, response_id: str, under_way: bytes) -> None:
+        """Tell that a response is under way, as far as that is possible."""
+        self._under_way.add(response_id)
+        self._hot.mark(response_id, under_way)
+
+    def unmark(self, response_id: str) -> None:
+        """Tell that it is no more, and has not been kept, as far as that is possible."""
+        self._under_way.discard(response_id)
+        self._hot.unmark(response_id)
+
+    async def find(self, tenant_id: str, response_id: str, param: str | None = None) -> Found:
+        """Return a response of a tenant, or what it is as long as it is under way.
+
+        Raises:
+            PlatformError: NOT_FOUND; the same for one that is another tenant's.
+            RejectedError: UNAVAILABLE: nobody knows.
+        """
+        (found,) = await self._find_all(tenant_id, [response_id])
+        if found.stored is None and not found.under_way:
+            raise _not_found(response_id, param)
+        return found
+
+    async def chain(
+        self, tenant_id: str, response_id: str, param: str
+    ) -> list[wire.StoredResponse]:
+        """Return a response that is to be continued, behind all that it continues itself.
+
+        Raises:
+            PlatformError: NOT_FOUND, also if one that it continues was deleted; CONFLICT: it is
+                under way.
+            RejectedError: UNAVAILABLE: nobody knows.
+        """
+        found = await self.find(tenant_id, response_id, param)
+        if found.stored is None:
+            text = f"Response '{response_id}' is still under way: continue it when it has ended."
+            raise PlatformError(ErrorCode.CONFLICT, text, param=param)
+        before = await self._find_all(tenant_id, found.stored.ancestors)
+        turns = [it.stored for it in before]
+        for ancestor, stored in zip(found.stored.ancestors, turns, strict=True):
+            if stored is None:
+                text = (
+                    f"Response '{response_id}' cannot be continued: '{ancestor}', which it"
+                    " continues, was deleted or is over."
+                )
+                raise PlatformError(ErrorCode.NOT_FOUND, text, param=param)
+        return [*(it for it in turns if it is not None), found.stored]
+
+    async def delete(self, tenant_id: str, response_id: str) -> None:
+        """Delete a response for good.
+
+        Raises:
+            PlatformError: NOT_FOUND, CONFLICT.
+            RejectedError: UNAVAILABLE: it may still be there; to be tried again.
+        """
+        found = await self.find(tenant_id, response_id)
+        if found.stored is None:
+            text = f"Response '{response_id}' is still under way: delete it when it has ended."
+            raise PlatformError(ErrorCode.CONFLICT, text)
+        with suppress(HotStoreDownError):  # then nobody reads it there, and soon it is over
+            await self._hot.delete(response_id)
+        try:
+            await self._durable.delete(tenant_id, response_id)
+        except DurableDownError:
+            raise _away() from None
+
+    async def run(self) -> None:
+        """Carry responses to PostgreSQL until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._valkey.run())
+            tasks.create_task(self._durable.run())
+            tasks.create_task(
+                run_every(
+                    _SWEEP_S,
+                    self._sweep,
+                    name="responses",
+                    expected=(HotStoreDownError,),
+                    step_timeout_s=_SWEEP_STEP_S,
+                )
+            )
+
+    async def flush(self, timeout_s: float) -> None:
+        """Bring what waits to PostgreSQL, at most for so long."""
+        await self._durable.flush(timeout_s)
+
+    async def _find_all(self, tenant_id: str, ids: Sequence[str]) -> list[Found]:
+        """Return what is known of responses; RejectedError when nobody can be asked."""
+        if not ids:
+            return []
+        if not all(belongs_to(it, tenant_id, self._secret) for it in ids):
+            return [Found() for _ in ids]
+        found, is_hot = [Found(stored=self._durable.waits(it)) for it in ids], True
+        if any(it.stored is None for it in found):
+            try:
+                hot = await self._hot.find(ids)
+                found = [near if near.stored else far for near, far in zip(found, hot, strict=True)]
+            except HotStoreDownError:
+                is_hot = False
+        missing = [it for it, known in zip(ids, found, strict=True) if known == Found()]
+        if not missing:
+            return found
+        read = await self._read(tenant_id, missing, is_hot=is_hot)
+        return [
+            Found(stored=read.get(it)) if known == Found() else known
+            for it, known in zip(ids, found, strict=True)
+        ]
+
+    async def _read(
+        self, tenant_id: str, ids: Sequence[str], *, is_hot: bool
+    ) -> dict[str, wire.StoredResponse]:
+        try:
+            read = await self._durable.read(tenant_id, ids)
+        except DurableDownError:
+            raise _away() from None
+        if is_hot:
+            with suppress(HotStoreDownError):
+                for stored in read.values():
+                    await self._hot.warm(stored)
+        return read
+
+    async def _settled(self, response_id: str) -> None:
+        with suppress(HotStoreDownError):
+            await self._hot.settle(response_id)
+
+    async def _sweep(self) -> None:
+        """Bring to PostgreSQL what gateways left behind that are no more."""
+        for response_id in self._under_way:
+            self._hot.extend(response_id)
+        if not self.can_keep or not self._valkey.is_connected:
+            return
+        before_ms = time.time_ns() // 1_000_000 - _LEFT_BEHIND_MS
+        for stored in await self._hot.left_behind(before_ms, _SWEPT_MAX):
+            self._durable.offer(stored)
+
+
+def _not_found(response_id: str, param: str | None) -> PlatformError:
+    shown = response_id[:_SHOWN_CHARACTERS_MAX]
+    text = f"Response with id '{shown}' not found: there is none, it was deleted, or it is over."
+    return PlatformError(ErrorCode.NOT_FOUND, text, param=param)
+
+
+def _away() -> RejectedError:
+    text = "Stored responses cannot be reached now; try again shortly."
+    return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=2.0)

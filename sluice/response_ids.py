@@ -1,0 +1,55 @@
+"""Ids of responses: when one was made, and a proof of whose it is.
+
+`resp_` and 42 characters: what `new_id` makes (milliseconds, 80 random bits), and the first 80 bits
+of a keyed digest of that and of the tenant. So whose id a caller shows is known without a look.
+"""
+
+import hmac
+import re
+
+from sluice.ids import base32, base32_value, new_id
+from sluice.shared_secret import SharedSecret
+
+_PREFIX = "resp"
+_STEM = len(_PREFIX) + 1 + 26
+_TIME = slice(len(_PREFIX) + 1, len(_PREFIX) + 11)
+_FORM = re.compile(r"resp_[0-9a-hjkmnp-tv-z]{42}")
+_MAC_BYTES, _MAC_CHARACTERS = 10, 16
+_PURPOSE = "ids of responses"
+_UNIX_MS_MAX = 4_102_444_800_000  # the year 2100
+
+
+def new_response_id(tenant_id: str, secret: SharedSecret) -> str:
+    """Return the id of a new response of a tenant."""
+    stem = new_id(_PREFIX)
+    return stem + _proofs(stem, tenant_id, secret)[0]
+
+
+def is_response_id(text: str) -> bool:
+    """Return whether a text has the form of an id, whoever made it."""
+    return _FORM.fullmatch(text) is not None and created_unix_ms(text) < _UNIX_MS_MAX
+
+
+def belongs_to(response_id: str, tenant_id: str, secret: SharedSecret) -> bool:
+    """Return whether an id was made here, for this tenant; in constant time but for its form."""
+    if not is_response_id(response_id):
+        return False
+    stem, given = response_id[:_STEM], response_id[_STEM:]
+    matches = [hmac.compare_digest(it, given) for it in _proofs(stem, tenant_id, secret)]
+    return any(matches)
+
+
+def created_unix_ms(response_id: str) -> int:
+    """Return when a response was made, by its id."""
+    return base32_value(response_id[_TIME])
+
+
+def item_stem(response_id: str) -> str:
+    """Return what the ids of a response's items are made of."""
+    return response_id[len(_PREFIX) + 1 : _STEM]
+
+
+def _proofs(stem: str, tenant_id: str, secret: SharedSecret) -> list[str]:
+    data = f"{stem}\0{tenant_id}".encode()
+    macs = secret.short_macs(_PURPOSE, data, _MAC_BYTES)
+    return [base32(int.from_bytes(mac, "big"), _MAC_CHARACTERS) for mac in macs]

@@ -1,0 +1,304 @@
+"""Responses that are continued, shown and deleted: on real Valkey, and PostgreSQL behind its service."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import httpx
+import openai
+import pytest
+
+from control_plane.database import Database
+from control_plane.responses.service import StateService
+from gateway.app import running_gateway
+from gateway.endpoints.response_answers import ResponseObject
+from sluice.process import free_port
+from sluice.wire.state.v1 import state_pb2 as wire
+from tests.integration.gateway.conftest import KEY, OTHER_KEY
+from tests.integration.gateway.test_responses import CALLING, FUNCTION, STOP
+from tests.support.response_shapes import events_of
+from tests.support.scripted_router import Plan
+
+pytestmark = pytest.mark.real
+
+PATH = "/v1/responses"
+ROUTES = [
+    ("GET", "{id}", None),
+    ("DELETE", "{id}", None),
+    ("GET", "{id}/input_items", None),
+    ("POST", "", {"previous_response_id": "{id}"}),
+    ("POST", "input_tokens", {"previous_response_id": "{id}"}),
+]
+
+
+class Service(StateService):
+    """The control plane's own, which a test may cut off."""
+
+    is_away = False
+    kept: int = 0
+
+    async def _run(self, work: Any, context: Any) -> Any:
+        if self.is_away:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "cut off by the test")
+        return await super()._run(work, context)
+
+    async def Keep(self, request: wire.KeepRequest, context: Any) -> wire.KeepResponse:  # noqa: N802
+        answer = await super().Keep(request, context)
+        self.kept += len(request.responses)
+        return answer
+
+
+@pytest.fixture
+async def service(database_url: str) -> AsyncIterator[Service]:
+    database = Database(database_url)
+    yield Service(database)
+    await database.close()
+
+
+@pytest.fixture
+def stateful(world: Any, service: Service, eventually: Any) -> Any:
+    @asynccontextmanager
+    async def start(**settings: Any) -> AsyncIterator[Any]:
+        async with world(service, **settings) as w:
+            await eventually(lambda: w.gateway.responses.can_keep)
+            yield w
+
+    return start
+
+
+def prompt_of(w: Any, index: int = -1) -> str:
+    return w.tokenizer.decode(list(w.router.submits[index].prompt), skip_special_tokens=False)
+
+
+async def created(sdk: openai.AsyncOpenAI, **body: Any) -> Any:
+    return await sdk.responses.create(**({"model": "tiny", "input": "hello"} | body))
+
+
+async def until_status(http: httpx.AsyncClient, response_id: str, status: int) -> httpx.Response:
+    """Ask for a response until the answer has a status; return it."""
+    async with asyncio.timeout(60):
+        while True:
+            found = await http.get(f"{PATH}/{response_id}")
+            if found.status_code == status:
+                return found
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def second_gateway(w: Any, home: Path, eventually: Any) -> AsyncIterator[str]:
+    port = free_port()
+    changes = {"instance_id": "two", "http_address": f"127.0.0.1:{port}", "state_dir": home}
+    async with running_gateway(w.settings.model_copy(update=changes)) as gateway:
+        await eventually(lambda: not gateway.not_ready_because() and gateway.responses.can_keep)
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+async def test_a_chain_is_what_a_chat_of_its_turns_is(stateful: Any) -> None:
+    async with stateful() as w, w.sdk() as sdk:
+        w.text = "Well."
+        first = await created(sdk, instructions="be brief")
+        assert first.store
+        second = await created(sdk, input="and then?", previous_response_id=first.id)
+        assert second.previous_response_id == first.id
+        third = await created(sdk, input="so?", previous_response_id=second.id, instructions="now")
+        assert third.status == "completed"
+        await sdk.chat.completions.create(
+            model="tiny",
+            messages=[
+                {"role": "system", "content": "now"},
+                {"role": "user", "content": "hello"},
+                {"role": "assistant", "content": "Well."},
+                {"role": "user", "content": "and then?"},
+                {"role": "assistant", "content": "Well."},
+                {"role": "user", "content": "so?"},
+            ],
+        )
+        assert w.router.submits[-1].prompt == w.router.submits[-2].prompt
+        assert len({submit.session_hash for submit in w.router.submits[:3]}) == 1
+        assert "be brief" not in prompt_of(w, 1)
+        counted = await sdk.responses.input_tokens.count(
+            model="tiny", input="so?", previous_response_id=second.id, instructions="now"
+        )
+        assert counted.input_tokens == third.usage.input_tokens
+        shown = await sdk.responses.retrieve(second.id)
+        assert shown == second
+        items = await sdk.responses.input_items.list(second.id)
+        assert [item.content[0].text for item in items.data] == ["and then?"]
+
+
+async def test_a_call_is_answered_in_the_next_turn(stateful: Any) -> None:
+    async with stateful() as w, w.sdk() as sdk, w.http() as http:
+        steps = [[token] for token in w.ids(CALLING)]
+        w.router.plan = lambda _: Plan(steps, STOP)
+        stream = await http.post(
+            PATH, json={"model": "tiny", "input": "x", "tools": [FUNCTION], "stream": True}
+        )
+        first = events_of(stream.text)[-1]["response"]
+        assert first["store"]
+        w.router.plan = w.default_plan
+        with pytest.raises(openai.BadRequestError) as caught:
+            await created(sdk, previous_response_id=first["id"])
+        assert caught.value.param == "input"
+        call_id = first["output"][1]["call_id"]
+        assert call_id in caught.value.message
+        result: Any = {"type": "function_call_output", "call_id": call_id, "output": "7"}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await created(sdk, input=[result])
+        assert caught.value.param == "input[0].call_id"
+        again = await created(sdk, input=[result], previous_response_id=first["id"])
+        assert again.output_text == w.text
+        assert "I call.<|im_end|>" in prompt_of(w)
+        assert "7<|im_end|>" in prompt_of(w)
+
+
+async def test_what_was_told_can_be_continued_at_once_at_any_gateway(
+    stateful: Any, service: Service, tmp_path: Path, eventually: Any
+) -> None:
+    async with stateful() as w, w.sdk() as sdk:
+        w.text = "Well."
+        async with (
+            second_gateway(w, tmp_path / "two", eventually) as other_url,
+            openai.AsyncOpenAI(base_url=other_url, api_key=KEY, max_retries=0) as other,
+        ):
+            last = None
+            for turn in range(6):
+                here = (sdk, other)[turn % 2]
+                more = {} if last is None else {"previous_response_id": last.id}
+                async with here.responses.stream(model="tiny", input=f"turn {turn}", **more) as st:
+                    _ = [event async for event in st]
+                    last = await st.get_final_response()
+                assert last.store
+            assert prompt_of(w).count("Well.") == 5
+            await eventually(lambda: service.kept >= 6)
+            await eventually(lambda: not w.gateway.responses.waiting)
+        await w.valkey.stop()  # what it had is gone: PostgreSQL has all
+        again = await created(sdk, input="more", previous_response_id=last.id)
+        assert prompt_of(w).count("Well.") == 6
+        assert again.store, "PostgreSQL alone keeps it, in time"
+
+
+async def test_nobody_else_reads_continues_or_deletes(stateful: Any) -> None:
+    async with stateful() as w, w.sdk() as sdk, w.http(OTHER_KEY) as foreign:
+        mine = await created(sdk)
+        forged = mine.id[:-1] + ("0" if mine.id[-1] != "0" else "1")
+        submits = len(w.router.submits)
+        texts = set()
+        for method, path, body in ROUTES:
+            for response_id in (mine.id, forged, "resp_123"):
+                url = f"{PATH}/{path}".rstrip("/").replace("{id}", response_id)
+                content = None
+                if body is not None:
+                    content = {"model": "tiny", "input": "x", "previous_response_id": response_id}
+                answer = await foreign.request(method, url, json=content)
+                assert answer.status_code == 404, (method, path, answer.text)
+                message = answer.json()["error"]["message"]
+                texts.add(message.replace(response_id, "ID"))
+        assert len(texts) == 1, "what is another's is told as what is missing"
+        assert len(w.router.submits) == submits
+        assert (await sdk.responses.retrieve(mine.id)).id == mine.id
+
+
+async def test_deleted_is_gone(stateful: Any, eventually: Any) -> None:
+    async with stateful() as w, w.sdk() as sdk, w.http() as http:
+        first = await created(sdk)
+        second = await created(sdk, previous_response_id=first.id)
+        await eventually(lambda: not w.gateway.responses.waiting)
+        deleted = await http.delete(f"{PATH}/{first.id}")
+        assert deleted.json() == {"id": first.id, "object": "response", "deleted": True}
+        for _ in "ab":
+            with pytest.raises(openai.NotFoundError):
+                await sdk.responses.retrieve(first.id)
+            with pytest.raises(openai.NotFoundError) as caught:
+                await created(sdk, previous_response_id=second.id)
+            assert caught.value.param == "previous_response_id"
+            await w.valkey.stop()  # nor has PostgreSQL kept it
+        assert (await http.delete(f"{PATH}/{first.id}")).status_code == 404
+
+
+async def test_what_is_not_stored_says_so(stateful: Any, service: Service, eventually: Any) -> None:
+    async with stateful() as w, w.sdk() as sdk:
+        kept = await created(sdk)
+        unkept = await created(sdk, store=False)
+        assert not unkept.store
+        with pytest.raises(openai.NotFoundError):
+            await sdk.responses.retrieve(unkept.id)
+        await eventually(lambda: not w.gateway.responses.waiting)
+        service.is_away = True
+        await eventually(lambda: not w.gateway.responses.can_keep)
+        answer = await created(sdk, previous_response_id=kept.id)
+        assert not answer.store, "PostgreSQL is away: told, and continued from Valkey"
+        await w.valkey.stop()
+        await eventually(lambda: not w.gateway.valkey.is_connected)
+        with pytest.raises(openai.InternalServerError) as caught:
+            await created(sdk, previous_response_id=kept.id)
+        assert (caught.value.status_code, caught.value.code) == (503, "unavailable")
+        assert (await created(sdk)).status == "completed"
+        service.is_away = False
+        await eventually(lambda: w.gateway.responses.can_keep)
+        assert (await sdk.responses.retrieve(kept.id)).id == kept.id
+
+
+async def test_one_that_is_under_way_is_a_conflict(stateful: Any, eventually: Any) -> None:
+    async with stateful() as w, w.sdk() as sdk, w.http() as http:
+        w.router.plan = lambda _: Plan([[65]] * 1_000_000, None)
+        stream = await created(sdk, stream=True)
+        first = await anext(aiter(stream))
+        response_id = first.response.id
+        found = (await until_status(http, response_id, 200)).json()
+        ResponseObject.model_validate(found)
+        assert (found["status"], found["store"]) == ("in_progress", True)
+        body = {"model": "tiny", "input": "x", "previous_response_id": response_id}
+        conflict = await http.post(PATH, json=body)
+        assert (conflict.status_code, conflict.json()["error"]["code"]) == (409, "conflict")
+        assert response_id in conflict.json()["error"]["message"]
+        assert (await http.delete(f"{PATH}/{response_id}")).status_code == 409
+        await stream.close()
+        await until_status(http, response_id, 404)
+
+
+async def test_what_a_killed_gateway_had_not_brought_to_postgresql_another_one_brings(
+    stateful: Any, service: Service, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.responses.store._LEFT_BEHIND_MS", 0)
+    async with stateful() as w, w.sdk() as sdk:
+        store = w.gateway.responses
+        monkeypatch.setattr(store._durable, "offer", lambda stored: None)  # it dies before
+        answer = await created(sdk)
+        assert answer.store
+        monkeypatch.undo()
+        monkeypatch.setattr("gateway.responses.store._LEFT_BEHIND_MS", 0)
+        await store._sweep()
+        await eventually(lambda: service.kept >= 1)
+        await w.valkey.stop()
+        assert (await sdk.responses.retrieve(answer.id)).id == answer.id
+
+
+async def test_pages_of_input_items(stateful: Any) -> None:
+    async with stateful() as w, w.http() as http:
+        items = [{"role": "user", "content": f"item {number}"} for number in range(5)]
+        answer = (await http.post(PATH, json={"model": "tiny", "input": items})).json()
+        url = f"{PATH}/{answer['id']}/input_items"
+        page = (await http.get(url, params={"limit": 2, "order": "asc"})).json()
+        assert [it["content"][0]["text"] for it in page["data"]] == ["item 0", "item 1"]
+        assert (page["object"], page["has_more"]) == ("list", True)
+        assert all(it["id"] and it["status"] == "completed" for it in page["data"])
+        rest = (await http.get(url, params={"after": page["last_id"], "order": "asc"})).json()
+        assert [it["content"][0]["text"] for it in rest["data"]] == ["item 2", "item 3", "item 4"]
+        assert not rest["has_more"]
+        newest = (await http.get(url)).json()
+        assert newest["data"][0]["content"][0]["text"] == "item 4"
+        for wrong in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"after": "x"}, {"z": "1"}):
+            assert (await http.get(url, params=wrong)).status_code == 400
+        for path in ("", f"{answer['id']}/output"):
+            assert (await http.get(f"{PATH}/{path}")).status_code in (404, 405)
+
+
+async def test_routes_need_a_key(stateful: Any) -> None:
+    async with stateful() as w, httpx.AsyncClient(base_url=w.base_url) as http:
+        for method, path, body in ROUTES:
+            assert (
+                await http.request(method, f"{PATH}/{path}".rstrip("/"), json=body)
+            ).status_code == 401
