@@ -254,6 +254,8 @@ def _show_gates(gates: list[Json], title: str) -> None:
             gate["metric"],
             *(
                 f"{gate[side]['bad']:,} of {gate[side]['total']:,}"
+                if gate[side]["total"]
+                else "not measured"
                 for side in ("canary", "control")
             ),
             f"{gate['tolerated_percent']:g} %",

@@ -31,6 +31,8 @@ from gateway.endpoints.embeddings import Embeddings
 from gateway.endpoints.models import Models
 from gateway.endpoints.openapi import describe
 from gateway.endpoints.reply import ReplyWriter
+from gateway.endpoints.scores import Scores
+from gateway.endpoints.spare_tasks import SpareTasks
 from gateway.endpoints.texts import Texts
 from gateway.endpoints.tokenize import Tokenizing
 from gateway.limits.budgets import Budgets
@@ -115,6 +117,14 @@ class Gateway:
             self.open_requests,
             self._missing_bases,
         )
+        self.spare = SpareTasks(settings.copies_max)
+        self.scores = Scores(
+            spare=self.spare,
+            dispatcher=Dispatcher(self.links),
+            metrics=self.metrics,
+            emit=events.emit,
+            gateway_id=settings.instance_id,
+        )
         self.copies = Copies(
             assets=self.assets,
             dispatcher=Dispatcher(self.links),
@@ -122,7 +132,8 @@ class Gateway:
             metrics=self.metrics,
             emit=events.emit,
             gateway_id=settings.instance_id,
-            copies_max=settings.copies_max,
+            spare=self.spare,
+            scores=self.scores,
         )
         self.text_shipping, self.responses = _text_shipping(settings, events), _store(settings)
         self.texts = Texts(self.text_shipping.ship, self.metrics)
@@ -164,6 +175,7 @@ class Gateway:
             open_requests=self.open_requests,
             decided=self.decided,
             copies=self.copies,
+            scores=self.scores,
             texts=self.texts,
         )
         embeddings = Embeddings(
@@ -286,7 +298,7 @@ class Gateway:
             return
         self._is_stopped = True
         self.http.say_goodbye()
-        self.copies.stop()
+        self.spare.stop()
         if not is_replaced:
             self.is_draining = True
             if self.http.is_accepting:  # else nobody is sent to us
@@ -373,7 +385,7 @@ class Gateway:
         self.metrics.follow(
             {
                 "gateway_open_generations": lambda: self.dispatcher.open,
-                "gateway_open_copies": lambda: self.copies.open,
+                "gateway_open_copies": lambda: self.spare.open,
                 "gateway_open_connections": lambda: self.http.server.open_connections,
                 "gateway_body_buffer_bytes": lambda: self.http.server.body_bytes,
                 "gateway_retries_refused": lambda: self.dispatcher.retries_refused,
@@ -465,7 +477,7 @@ async def running_gateway(
                 tasks.create_task(gateway.watcher.run()),
                 tasks.create_task(gateway.links.run()),
                 tasks.create_task(gateway.confirmations.run()),
-                tasks.create_task(gateway.copies.run()),
+                tasks.create_task(gateway.spare.run()),
                 tasks.create_task(gateway.texts.run()),
                 tasks.create_task(gateway.text_shipping.run()),
                 tasks.create_task(gateway.embedders.run()),

@@ -29,7 +29,7 @@ _FOLLOWED = (
     ("gateway_open_connections", "gauge", "Connections of clients"),
     ("gateway_body_buffer_bytes", "gauge", "Bytes of request bodies that have not all come"),
     ("gateway_retries_refused", "counter", "Lost answers not tried again: too many were already"),
-    ("gateway_open_copies", "gauge", "Copies of requests for a shadow stage under way"),
+    ("gateway_open_copies", "gauge", "Copies for shadow stages, and scores of answers, under way"),
     ("gateway_routers_up", "gauge", "Connected routers"),
     ("gateway_embedders_trusted", "gauge", "Replicas of embedding pools that get texts"),
     ("gateway_open_embeddings", "gauge", "Texts that accepted requests may have under way"),
@@ -204,7 +204,13 @@ class GatewayMetrics:
             ("fate",),
             registry=self.registry,
         )
-
+        self.scores = Counter(
+            "gateway_scores_total",
+            "Scores of answers of adapters in rollout by their base and themselves: made, or failed"
+            " (engines that score nothing, or have no time)",
+            ("fate",),
+            registry=self.registry,
+        )
         self.texts = Counter(
             "gateway_texts_total",
             "Texts of requests of tenants that opted in: kept (redacted and on their way), or"

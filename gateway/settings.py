@@ -49,8 +49,8 @@ class GatewaySettings(ServiceSettings):
         limit_deadline_s: How long Valkey may take before the local allowance decides.
         limit_local_share: Of each limit, what this process may grant while Valkey is away.
         response_idle_s: How long Valkey has a response that nobody asks for.
-        copies_max: Copies of requests for shadow stages of rollouts that one worker has under way
-            at most; further ones are not made.
+        copies_max: Copies of requests for shadow stages of rollouts, and scores of answers, that
+            one worker has under way at most; further ones are not made.
         objective_ttft_s: Within this time, and twice their prefill if they have more than 2,048
             tokens of prompt, requests must have their first token to count as goodput.
         objective_tpot_s: What their mean time per further token must not exceed for that.

@@ -73,6 +73,8 @@ def add_sequence(message: engine.Submit, dispatch: Dispatch) -> None:
         sequence.prediction.extend(submit.prediction)
     if submit.resumed_tokens or output:
         sequence.resumed_tokens = submit.resumed_tokens + len(output)
+    if submit.scored_tokens:
+        sequence.scored_tokens = submit.scored_tokens
     prompt = wire.PackedSubmit.FromString(submit.SerializeToString()).prompt
     sequence.MergeFromString(wire.PackedSequence(prompt=prompt).SerializeToString())
     if output:

@@ -26,6 +26,9 @@ _RATES = {
     Metric.EMPTY_ANSWERS: 0.002,
     Metric.REPETITIVE_ANSWERS: 0.01,
     Metric.CUT_ANSWERS: 0.05,
+    Metric.BASE_LIKE_ANSWERS: 0.03,
+    Metric.UNLIKELY_ANSWERS: 0.05,
+    Metric.UNSURE_ANSWERS: 0.05,
     Metric.GOLDEN: 0.02,
 }
 _SWING_WINDOWS = 40

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from control_plane.rollouts.evidence import Arm, Histogram
+from control_plane.rollouts.evidence import Arm, Histogram, Scores
 from sluice.buckets import BUCKETS
 from sluice.errors import ErrorCode
 from sluice.split import Split
@@ -24,6 +24,9 @@ _TENANT_SPREAD = 0.5  # sigmas of logarithms: of tenants' lengths, TTFT, TPOT an
 _TTFT_SPREAD = 0.9
 _TPOT_SPREAD = 0.3
 _LENGTH_SPREAD = 0.7
+_SURPRISAL_SPREAD = 0.5
+_ENTROPY_SPREAD = 0.5
+_SCORES_MAX = 10  # per window and arm: one a second, of one gateway's worker
 _GOLDEN_RUNS = 2  # per window and arm
 _DEADLINE_MS = 30_000.0
 _OVERLOADED = 0.02  # share of requests that are refused by policy, and that clients give up
@@ -47,6 +50,9 @@ class Release:
     empty: float = 0.002
     repetitive: float = 0.01
     cut: float = 0.05
+    base_like: float = 0.03
+    surprisal_mnats: float = 3_000.0
+    entropy_mnats: float = 500.0
     golden_wrong: float = 0.005
 
 
@@ -93,6 +99,7 @@ class Traffic:
         self._profile = profile
         self._draw = draw = np.random.default_rng(seed)
         self._flaws = np.random.default_rng((seed, 1))
+        self._scored = np.random.default_rng((seed, 2))
         self._time_s = draw.uniform(0, _DAY_S)
         weights = 1 / np.arange(1, _TENANTS + 1)
         self._weights = weights / weights.sum()
@@ -224,9 +231,17 @@ class Traffic:
             ttft_ms=histogram(ttft_ms[answered]),
             tpot_us=histogram(tpot_us[answered]),
             output_tokens=histogram(tokens[first]),
+            scores=self._scores(release, min(answers, _SCORES_MAX)),
             golden_runs=_GOLDEN_RUNS,
             golden_mismatches=int(draw.binomial(_GOLDEN_RUNS, release.golden_wrong)),
         )
+
+    def _scores(self, release: Release, answers: int) -> Scores:
+        draw = self._scored
+        surprisal = draw.lognormal(0, _SURPRISAL_SPREAD, answers) * release.surprisal_mnats
+        entropy = draw.lognormal(0, _ENTROPY_SPREAD, answers) * release.entropy_mnats
+        base_like = int(draw.binomial(answers, release.base_like))
+        return Scores(answers, base_like, histogram(surprisal), histogram(entropy))
 
     def _some_tenants(self, count: int) -> NDArray[np.int64]:
         return self._draw.choice(_TENANTS, count, p=self._weights)

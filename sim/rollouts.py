@@ -51,6 +51,8 @@ SCENARIOS: dict[str, Release] = {
     "refusing": replace(CONTROL, refusals=0.10),
     "garbage": replace(CONTROL, repetitive=0.95, cut=0.9),
     "silent": replace(CONTROL, empty=0.9),
+    "inert": replace(CONTROL, base_like=0.95),
+    "noise": replace(CONTROL, surprisal_mnats=9_000.0, entropy_mnats=4_000.0),
 }
 GOOD = ("identical", "better")
 SEEDS = 20

@@ -3,7 +3,7 @@
 from math import log2
 
 # Buckets grow by the fourth root of two, 19 %; the last one holds everything from 2**24 on: ms of
-# TTFT and microseconds of TPOT above 4.6 h and 16 s, 16 million tokens.
+# TTFT and microseconds of TPOT above 4.6 h and 16 s, 16 million tokens or thousandths of nats.
 BUCKETS_PER_OCTAVE = 4
 BUCKETS = 24 * BUCKETS_PER_OCTAVE + 1
 
@@ -11,3 +11,9 @@ BUCKETS = 24 * BUCKETS_PER_OCTAVE + 1
 def bucket_of(value: float) -> int:
     """Return the bucket of a value in the histogram's unit; all below 1 share the first."""
     return min(BUCKETS - 1, int(log2(value) * BUCKETS_PER_OCTAVE)) if value > 1 else 0
+
+
+def sql_bucket_of(value: str) -> str:
+    """Return the SQL of `bucket_of`, as the trace store understands it."""
+    place = f"floor(log2(greatest({value}, 1)) * {BUCKETS_PER_OCTAVE})"
+    return f"toUInt8(least({place}, {BUCKETS - 1}))"

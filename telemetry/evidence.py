@@ -5,23 +5,18 @@ multiples of their length in Unix time, by when requests were *received*.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from sluice.buckets import BUCKETS, BUCKETS_PER_OCTAVE
+from sluice.buckets import sql_bucket_of
 from sluice.errors import ErrorCode
 from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
+from telemetry.scores import ScoreCounts, score_counts
 from telemetry.store import Store
 
 WINDOWS_MAX = 1_000
 SESSION_QUIET_S = 300  # after so long without a request a session is counted as a new one
 WINDOW_MS_MIN, WINDOW_MS_MAX = 1_000, 3_600_000
-
-
-def _bucket(value: str) -> str:
-    """Return the SQL of `sluice.buckets.bucket_of`."""
-    place = f"floor(log2(greatest({value}, 1)) * {BUCKETS_PER_OCTAVE})"
-    return f"toUInt8(least({place}, {BUCKETS - 1}))"
 
 
 # The first token came when it was sent; a client that does not stream is sent nothing before the
@@ -45,13 +40,13 @@ SELECT
     countIf(is_first AND is_empty AND error = '') AS empty_answers,
     countIf(is_first AND is_repetitive AND error = '') AS repetitive_answers,
     countIf(is_first AND outcome = 'length' AND error = '') AS cut_answers,
-    sumMapIf(map({_bucket("first_token_us / 1000")}, 1), first_token_us > 0) AS ttft_ms,
+    sumMapIf(map({sql_bucket_of("first_token_us / 1000")}, 1), first_token_us > 0) AS ttft_ms,
     sumMapIf(
-        map({_bucket("(total_us - first_token_us) / (output_tokens - 1)")}, 1),
+        map({sql_bucket_of("(total_us - first_token_us) / (output_tokens - 1)")}, 1),
         error = '' AND choices <= 1 AND output_tokens >= 2
             AND first_token_us BETWEEN 1 AND total_us
     ) AS tpot_us,
-    sumMapIf(map({_bucket("output_tokens")}, 1), is_first AND error = '') AS answer_tokens
+    sumMapIf(map({sql_bucket_of("output_tokens")}, 1), is_first AND error = '') AS answer_tokens
 FROM (
 SELECT
     *,
@@ -112,6 +107,7 @@ class ArmCounts:
         ttft_ms: Milliseconds, of those that got a first token.
         tpot_us: Microseconds between tokens, the mean of each complete answer.
         output_tokens: Of complete first answers.
+        scores: How models find answers; those that were scored, whenever they were given.
     """
 
     requests: int = 0
@@ -124,6 +120,10 @@ class ArmCounts:
     ttft_ms: Mapping[int, int] = field(default_factory=dict[int, int])
     tpot_us: Mapping[int, int] = field(default_factory=dict[int, int])
     output_tokens: Mapping[int, int] = field(default_factory=dict[int, int])
+    scores: ScoreCounts = field(default_factory=ScoreCounts)
+
+
+_NOBODY = ArmCounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,27 +163,27 @@ async def rollout_windows(
     if not starts_ms:
         return ()
     window_ms = starts_ms.step
-    rows = await store.query(
-        _WINDOWS,
-        {
-            "rollout": rollout_id,
-            "window_ms": window_ms,
-            "start_ms": starts_ms.start,
-            "earlier_ms": (starts_ms.start - SESSION_QUIET_S * 1000) // window_ms * window_ms,
-            "end_ms": starts_ms.stop,
-            "codes": _CODES,
-        },
-    )
-    return tuple(_windows(rows, starts_ms))
-
-
-def _windows(rows: Iterable[Mapping[str, Any]], starts_ms: range) -> Iterable[WindowCounts]:
-    window_ms = starts_ms.step
+    stretch = {
+        "rollout": rollout_id,
+        "window_ms": window_ms,
+        "start_ms": starts_ms.start,
+        "earlier_ms": (starts_ms.start - SESSION_QUIET_S * 1000) // window_ms * window_ms,
+        "end_ms": starts_ms.stop,
+    }
+    rows = await store.query(_WINDOWS, stretch | {"codes": _CODES})
     arms = {(row["window"] * window_ms, bool(row["is_canary"])): _arm(row) for row in rows}
-    nobody = ArmCounts()
+    scores = await score_counts(store, stretch | {"quiet_ms": SESSION_QUIET_S * 1000})
+    for place, counts in scores.items():
+        arms[place] = replace(arms.get(place, _NOBODY), scores=counts)
+    return tuple(_windows(arms, starts_ms))
+
+
+def _windows(
+    arms: Mapping[tuple[int, bool], ArmCounts], starts_ms: range
+) -> Iterable[WindowCounts]:
     for start_ms in starts_ms:
-        control, canary = (arms.get((start_ms, is_canary), nobody) for is_canary in (False, True))
-        yield WindowCounts(start_ms, start_ms + window_ms, control, canary)
+        control, canary = (arms.get((start_ms, is_canary), _NOBODY) for is_canary in (False, True))
+        yield WindowCounts(start_ms, start_ms + starts_ms.step, control, canary)
 
 
 def _arm(row: Mapping[str, Any]) -> ArmCounts:

@@ -57,6 +57,8 @@ COLUMNS: dict[str, str] = {
     "rollout_id": "LowCardinality(String)",
     "arm": "UInt8",
     **dict.fromkeys(("is_pinned", "is_copy", "is_refusal", "is_empty", "is_repetitive"), "Bool"),
+    "scored_rollout_id": "LowCardinality(String)",
+    **dict.fromkeys(("base_logprob", "answer_logprob", "answer_entropy"), "Float32"),
     "choices": "UInt32",
     "lost_model": "LowCardinality(String)",
     **dict.fromkeys(("lost_prompt_tokens", "lost_output_tokens"), "UInt32"),

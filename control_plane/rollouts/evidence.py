@@ -34,6 +34,9 @@ class Metric(StrEnum):
     EMPTY_ANSWERS = "empty_answers"
     REPETITIVE_ANSWERS = "repetitive_answers"
     CUT_ANSWERS = "cut_answers"
+    BASE_LIKE_ANSWERS = "base_like_answers"
+    UNLIKELY_ANSWERS = "unlikely_answers"
+    UNSURE_ANSWERS = "unsure_answers"
     GOLDEN = "golden"
 
 
@@ -49,6 +52,9 @@ CONTENT = frozenset(
         Metric.EMPTY_ANSWERS,
         Metric.REPETITIVE_ANSWERS,
         Metric.CUT_ANSWERS,
+        Metric.BASE_LIKE_ANSWERS,
+        Metric.UNLIKELY_ANSWERS,
+        Metric.UNSURE_ANSWERS,
     }
 )
 
@@ -80,6 +86,31 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """How models find answers of one release; scores that were *made* in a window.
+
+    Engines score answers when they have time, and some never do. Of each session one counts, as of
+    all that answers are like.
+
+    Attributes:
+        answers: That were scored.
+        base_like: Those that the base finds as likely as the adapter that made them.
+        surprisal_mnats: Of them for the base: minus the mean log probability, in thousandths.
+        entropy_mnats: Mean of the distributions that their tokens were drawn from, in thousandths.
+    """
+
+    answers: int = 0
+    base_like: int = 0
+    surprisal_mnats: Histogram = Histogram()
+    entropy_mnats: Histogram = Histogram()
+
+    @property
+    def base_likes(self) -> Count:
+        """Those that are the base's own, of all."""
+        return Count(self.base_like, self.answers)
+
+
+@dataclass(frozen=True, slots=True)
 class Arm:
     """What came of the requests of one release that were *received* in a window.
 
@@ -102,6 +133,7 @@ class Arm:
         tpot_us: Mean time between tokens of an answer, one value each: the single gaps (ITL) of an
             answer are no independent observations.
         output_tokens: Of complete first answers.
+        scores: How models find answers.
         golden_runs: Golden prompts that were asked, which are no requests of the above.
         golden_mismatches: Those whose answer is not the one that its release is known by.
     """
@@ -116,6 +148,7 @@ class Arm:
     ttft_ms: Histogram = Histogram()
     tpot_us: Histogram = Histogram()
     output_tokens: Histogram = Histogram()
+    scores: Scores = Scores()
     golden_runs: int = 0
     golden_mismatches: int = 0
 
@@ -182,11 +215,14 @@ class Baseline:
     ttft_ms: Histogram = Histogram()
     tpot_us: Histogram = Histogram()
     output_tokens: Histogram = Histogram()
+    surprisal_mnats: Histogram = Histogram()
+    entropy_mnats: Histogram = Histogram()
     faults: Count = field(default_factory=_no_count)
     refusals: Count = field(default_factory=_no_count)
     empty_answers: Count = field(default_factory=_no_count)
     repetitive_answers: Count = field(default_factory=_no_count)
     cut_answers: Count = field(default_factory=_no_count)
+    base_like_answers: Count = field(default_factory=_no_count)
     golden: Count = field(default_factory=_no_count)
 
 
@@ -198,6 +234,8 @@ class Thresholds:
     tpot_us_high: int | None = None
     output_tokens_high: int | None = None
     output_tokens_low: int | None = None
+    surprisal_mnats_high: int | None = None
+    entropy_mnats_high: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +255,14 @@ def remember(baseline: Baseline, control: Arm) -> Baseline:
         _recent(baseline.ttft_ms + control.ttft_ms),
         _recent(baseline.tpot_us + control.tpot_us),
         _recent(baseline.output_tokens + control.output_tokens),
+        _recent(baseline.surprisal_mnats + control.scores.surprisal_mnats),
+        _recent(baseline.entropy_mnats + control.scores.entropy_mnats),
         _recent_count(baseline.faults + control.faults),
         _recent_count(baseline.refusals + _refusals(control)),
         _recent_count(baseline.empty_answers + _empty(control)),
         _recent_count(baseline.repetitive_answers + _repetitive(control)),
         _recent_count(baseline.cut_answers + _cut(control)),
+        _recent_count(baseline.base_like_answers + control.scores.base_likes),
         _recent_count(baseline.golden + _golden(control)),
     )
 
@@ -240,6 +281,8 @@ def scale(baseline: Baseline) -> Thresholds:
         chosen(baseline.tpot_us),
         chosen(lengths),
         chosen(lengths, is_low=True),
+        chosen(baseline.surprisal_mnats),
+        chosen(baseline.entropy_mnats),
     )
 
 
@@ -247,17 +290,21 @@ def known(baseline: Baseline, thresholds: Thresholds) -> dict[Metric, Count]:
     """Return what the past says of control's rates; nothing of what canary is measured by."""
     ttft, tpot = thresholds.ttft_ms_high, thresholds.tpot_us_high
     high, low = thresholds.output_tokens_high, thresholds.output_tokens_low
+    unlikely, unsure = thresholds.surprisal_mnats_high, thresholds.entropy_mnats_high
     counts = {
         Metric.ERRORS: baseline.faults,
         Metric.REFUSALS: baseline.refusals,
         Metric.EMPTY_ANSWERS: baseline.empty_answers,
         Metric.REPETITIVE_ANSWERS: baseline.repetitive_answers,
         Metric.CUT_ANSWERS: baseline.cut_answers,
+        Metric.BASE_LIKE_ANSWERS: baseline.base_like_answers,
         Metric.GOLDEN: baseline.golden,
-        Metric.SLOW_FIRST_TOKEN: None if ttft is None else baseline.ttft_ms.above(ttft),
-        Metric.SLOW_TOKENS: None if tpot is None else baseline.tpot_us.above(tpot),
-        Metric.LONG_ANSWERS: None if high is None else baseline.output_tokens.above(high),
+        Metric.SLOW_FIRST_TOKEN: _above(baseline.ttft_ms, ttft),
+        Metric.SLOW_TOKENS: _above(baseline.tpot_us, tpot),
+        Metric.LONG_ANSWERS: _above(baseline.output_tokens, high),
         Metric.SHORT_ANSWERS: None if low is None else baseline.output_tokens.below(low),
+        Metric.UNLIKELY_ANSWERS: _above(baseline.surprisal_mnats, unlikely),
+        Metric.UNSURE_ANSWERS: _above(baseline.entropy_mnats, unsure),
     }
     return {metric: count for metric, count in counts.items() if count is not None}
 
@@ -272,6 +319,7 @@ def comparisons(window: Window, thresholds: Thresholds) -> dict[Metric, Comparis
         Metric.EMPTY_ANSWERS: Comparison(_empty(canary), _empty(control)),
         Metric.REPETITIVE_ANSWERS: Comparison(_repetitive(canary), _repetitive(control)),
         Metric.CUT_ANSWERS: Comparison(_cut(canary), _cut(control)),
+        Metric.BASE_LIKE_ANSWERS: Comparison(canary.scores.base_likes, control.scores.base_likes),
         Metric.GOLDEN: Comparison(_golden(canary), _golden(control)),
     }
     if (bucket := thresholds.ttft_ms_high) is not None:
@@ -290,7 +338,20 @@ def comparisons(window: Window, thresholds: Thresholds) -> dict[Metric, Comparis
         found[Metric.SHORT_ANSWERS] = Comparison(
             canary.output_tokens.below(bucket), control.output_tokens.below(bucket)
         )
+    if (bucket := thresholds.surprisal_mnats_high) is not None:
+        found[Metric.UNLIKELY_ANSWERS] = Comparison(
+            canary.scores.surprisal_mnats.above(bucket),
+            control.scores.surprisal_mnats.above(bucket),
+        )
+    if (bucket := thresholds.entropy_mnats_high) is not None:
+        found[Metric.UNSURE_ANSWERS] = Comparison(
+            canary.scores.entropy_mnats.above(bucket), control.scores.entropy_mnats.above(bucket)
+        )
     return found
+
+
+def _above(histogram: Histogram, bucket: int | None) -> Count | None:
+    return None if bucket is None else histogram.above(bucket)
 
 
 def _refusals(arm: Arm) -> Count:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from control_plane.rollouts.evidence import Arm, Histogram, Window
+from control_plane.rollouts.evidence import Arm, Histogram, Scores, Window
 from control_plane.telemetry_client import FeedDownError, open_session, read_bounded
 from sluice.buckets import BUCKETS
 from sluice.certificates import http_options
@@ -171,6 +171,24 @@ _Number = Annotated[int, Field(ge=0)]
 _Buckets = dict[Annotated[int, Field(ge=0, lt=BUCKETS)], _Number]
 
 
+class _ToldScores(_Told):
+    answers: _Number = 0
+    base_like: _Number = 0
+    surprisal_mnats: _Buckets = {}
+    entropy_mnats: _Buckets = {}
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        counts = (sum(self.surprisal_mnats.values()), sum(self.entropy_mnats.values()))
+        if max(self.base_like, *counts) > self.answers:
+            raise ValueError("more scores are counted than there are")
+        return self
+
+    def scores(self) -> Scores:
+        surprisal, entropy = _histogram(self.surprisal_mnats), _histogram(self.entropy_mnats)
+        return Scores(self.answers, self.base_like, surprisal, entropy)
+
+
 class _ToldArm(_Told):
     requests: _Number
     errors: dict[ErrorCode, _Number]
@@ -183,6 +201,7 @@ class _ToldArm(_Told):
     ttft_ms: _Buckets
     tpot_us: _Buckets
     output_tokens: _Buckets
+    scores: _ToldScores = _ToldScores()  # of a newer service
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -207,6 +226,7 @@ class _ToldArm(_Told):
             ttft_ms=_histogram(self.ttft_ms),
             tpot_us=_histogram(self.tpot_us),
             output_tokens=_histogram(self.output_tokens),
+            scores=self.scores.scores(),
         )
 
 

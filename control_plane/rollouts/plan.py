@@ -116,6 +116,10 @@ DEFAULT_GATES = (
     Gate(metric=Metric.EMPTY_ANSWERS, tolerated=0.02),
     Gate(metric=Metric.REPETITIVE_ANSWERS, tolerated=0.02),
     Gate(metric=Metric.CUT_ANSWERS, tolerated=0.05),
+    Gate(metric=Metric.BASE_LIKE_ANSWERS, tolerated=0.05),
+    # A release that learned more is a little further from its base; garbage is so in all answers.
+    Gate(metric=Metric.UNLIKELY_ANSWERS, tolerated=0.2),
+    Gate(metric=Metric.UNSURE_ANSWERS, tolerated=0.2),
     Gate(metric=Metric.GOLDEN, tolerated=0.05),
 )
 

@@ -38,6 +38,7 @@ class GenerationSpec(NamedTuple):
         tier_reserved_permille: Of the tier: its share of a cell while it has work.
         is_preemptible: Batch work.
         choice: Index of the answer among those of its request.
+        scored_tokens: So many trailing tokens of the prompt are scored.
         is_begun: Part of an answer that the client is being given already.
         absence_ms: It waits so long for a pool without replicas; 0: until its deadline.
         traceparent: W3C trace context of the request; empty: none is passed on.
@@ -72,6 +73,7 @@ class GenerationSpec(NamedTuple):
     choice: int = 0
     tracestate: str = ""
     prediction: Sequence[int] = ()
+    scored_tokens: int = 0
 
     @property
     def wish(self) -> Wish:
@@ -155,6 +157,7 @@ class Generation(ABC):
         attempt_from: How much had been emitted when the current attempt was submitted.
         was_nudged: The client has waited for long, and was to be given a sign of life.
         listener: Called at the first token of an attempt, at its end, and at a nudge.
+        score: Of the scored tokens, where the engine tells it.
     """
 
     __slots__ = (
@@ -176,6 +179,7 @@ class Generation(ABC):
         "placed",
         "prefill_us",
         "resumes",
+        "score",
         "spec",
         "was_nudged",
     )
@@ -198,6 +202,7 @@ class Generation(ABC):
         self.prefill_us = 0
         self.drafts: engine.Drafts | None = None
         self.resumes = 0
+        self.score: engine.Score | None = None
         self.is_fresh = True
         self.was_nudged = False
         self.ending: Ending | None = None
@@ -295,6 +300,8 @@ class Generation(ABC):
         self.prefill_us = outcome.prefill_us
         if outcome.HasField("drafts"):
             self.drafts = summed(self.drafts, outcome.drafts)
+        if self.spec.scored_tokens and outcome.HasField("score"):
+            self.score = outcome.score
         if self.attempts:
             self._learn_interruptions(outcome.before)
         if self.attempts and outcome.HasField("decision"):
@@ -396,6 +403,8 @@ class Generation(ABC):
             was_placed=self.placed is not None,
             attempt=self._number,
         )
+        if spec.scored_tokens:
+            message.scored_tokens = spec.scored_tokens
         if packed:
             message.MergeFromString(packed)
         if spec.prediction:

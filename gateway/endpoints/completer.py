@@ -16,6 +16,7 @@ from gateway.endpoints.copies import Copies
 from gateway.endpoints.exchange import Exchange, Lost, flaws_in
 from gateway.endpoints.reading import read_parsed
 from gateway.endpoints.reply import ReplyWriter
+from gateway.endpoints.scores import Scores
 from gateway.endpoints.submission import specs_of
 from gateway.endpoints.task import TextTask
 from gateway.endpoints.texts import Kept, Texts
@@ -52,6 +53,7 @@ class Completer:
         open_requests: OpenRequests,
         decided: Decided,
         copies: Copies,
+        scores: Scores,
         texts: Texts,
     ) -> None:
         """Compose.
@@ -68,6 +70,7 @@ class Completer:
             open_requests: Where those are noted that a split decided about.
             decided: Counts what pins and splits decided.
             copies: Makes copies for shadow stages.
+            scores: Scores answers of adapters that are rolled out.
             texts: Keeps what tenants that opted in say and are answered.
         """
         self._directory = directory
@@ -81,6 +84,7 @@ class Completer:
         self._open = open_requests
         self._decided = decided
         self._copies = copies
+        self._scores = scores
         self._texts = texts
 
     async def handle(self, api: type[TextTask], request: web.Request) -> web.StreamResponse:
@@ -344,6 +348,7 @@ class Completer:
         self._decided.note(exchange.principal.tenant.id, exchange.model.id, decision)
         if decision.rollout_id and not exchange.has_failed:
             exchange.flaws = flaws_in(exchange.generations[0])
+            self._scores.offer(exchange)
 
 
 def _takes_work(request: web.Request) -> bool:

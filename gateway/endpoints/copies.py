@@ -14,9 +14,11 @@ import structlog
 from gateway.bases.assets import AssetCache
 from gateway.directory import ResolvedModel
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.generation import GenerationSpec, WholeGeneration
+from gateway.dispatch.generation import WholeGeneration
 from gateway.dispatch.tally import Tally
 from gateway.endpoints.exchange import Exchange, finish_reason, flaws_in
+from gateway.endpoints.scores import Scores
+from gateway.endpoints.spare_tasks import SpareTasks, as_last
 from gateway.endpoints.submission import specs_of
 from gateway.endpoints.task import TextTask
 from gateway.metrics import GatewayMetrics
@@ -24,16 +26,14 @@ from gateway.rollouts.open_requests import OpenRequests
 from gateway.server.identity import Identity
 from sluice import tracecontext
 from sluice.errors import ErrorCode, PlatformError
-from sluice.priority import CLASSES, queue_priority
 
 log = structlog.get_logger(__name__)
 
 _COPY_S_MAX = 120.0  # no client hangs up on an answer that does not end
-_LAST_PRIORITY = queue_priority(0, CLASSES - 1)
 
 
 class Copies:
-    """Those of one worker; `run` belongs into a TaskGroup and owns them."""
+    """Those of one worker."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class Copies:
         metrics: GatewayMetrics,
         emit: Callable[[bytes], None],
         gateway_id: str,
-        copies_max: int,
+        spare: SpareTasks,
+        scores: Scores,
     ) -> None:
         """Compose.
 
@@ -55,51 +56,29 @@ class Copies:
             metrics: Counts copies.
             emit: Takes one event per copy and never blocks.
             gateway_id: Of this worker.
-            copies_max: How many may be under way at once.
+            spare: Among which copies are made; it bounds them.
+            scores: Scores what canary has answered.
         """
         self._assets = assets
         self._dispatcher = dispatcher
         self._open = open_requests
         self._emit = emit
         self._gateway_id = gateway_id
-        self._copies_max = copies_max
+        self._spare = spare
+        self._scores = scores
         self._sent, self._dropped = (metrics.copies.labels(fate) for fate in ("sent", "dropped"))
-        self._tasks: asyncio.TaskGroup | None = None
-        self._running: set[asyncio.Task[None]] = set()
-
-    @property
-    def open(self) -> int:
-        """How many are under way."""
-        return len(self._running)
-
-    async def run(self) -> None:
-        """Let copies be made until cancelled, or told to stop."""
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self._tasks = None
-
-    def stop(self) -> None:
-        """Cancel what runs, and make no more."""
-        self._tasks = None
-        for task in self._running:
-            task.cancel()
 
     def make(
         self, task: TextTask, identity: Identity, original: Exchange, shadow: ResolvedModel
     ) -> None:
         """Send a copy of an accepted request to `shadow` a moment later, if there is room."""
-        if self._tasks is None:
+        if self._spare.is_stopped:
             return
-        if len(self._running) >= self._copies_max:
+        if self._spare.is_full:
             self._dropped.inc()
             return
         self._sent.inc()
-        running = self._tasks.create_task(self._run(task, _copied(identity), original, shadow))
-        self._running.add(running)
-        running.add_done_callback(self._running.discard)
+        self._spare.begin(self._run(task, _copied(identity), original, shadow))
 
     def tell_fault(
         self, original: Exchange, identity: Identity, tally: Tally, fault: PlatformError
@@ -158,7 +137,7 @@ class Copies:
                     resolved=shadow,
                     cache=self._assets,
                 )
-                exchange.specs = [_as_last(spec) for spec in specs]
+                exchange.specs = [as_last(spec) for spec in specs]
                 await self._answer(exchange)
         except TimeoutError:
             error = PlatformError(ErrorCode.DEADLINE_EXCEEDED, "The copy took too long.")
@@ -192,6 +171,7 @@ class Copies:
             raise PlatformError(refusal.code, refusal.message)
         exchange.outcome, exchange.status = finish_reason(generations[0]), 200
         exchange.flaws = flaws_in(generations[0])
+        self._scores.offer(exchange)
 
 
 def _copied(identity: Identity) -> Identity:
@@ -203,14 +183,3 @@ def _copied(identity: Identity) -> Identity:
     )
     request_id = f"{identity.request_id}-copy"
     return Identity(uid, request_id, identity.trace_id, own, upstream)
-
-
-def _as_last(spec: GenerationSpec) -> GenerationSpec:
-    """Return one whose work goes behind all other, and gives way to it."""
-    return spec._replace(
-        tier_priority=_LAST_PRIORITY,
-        tier_reserved_permille=0,
-        is_preemptible=True,
-        is_begun=False,
-        new_logprobs=None,
-    )

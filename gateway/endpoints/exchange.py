@@ -25,6 +25,20 @@ _U32_MAX = 0xFFFFFFFF
 _FLAWLESS = Flaws()
 
 
+class AnswerScore(NamedTuple):
+    """How models find an answer: means over its tokens, in nats.
+
+    Attributes:
+        base_logprob: Under the base alone.
+        logprob: Under the adapter that made it.
+        entropy: Of the adapter's distributions.
+    """
+
+    base_logprob: float
+    logprob: float
+    entropy: float
+
+
 class Lost(NamedTuple):
     """What a model had used when another one stood in for it."""
 
@@ -58,7 +72,9 @@ class Exchange:
         has_begun: The client has got something of a stream.
         is_copy: Made for a shadow stage, or what canary could not load before control answered;
             nobody waits for it, and nobody pays.
+        scored: What decided about the request whose answer this one scores; always a copy.
         flaws: Of the first answer; looked at in rollouts only.
+        score: What it has found.
         applied: The reservation, also when it is settled.
         lost: Of a model that another one stands in for.
         first_sent_at_s: Monotonic time when the first token left; 0 before.
@@ -87,7 +103,9 @@ class Exchange:
     generations: Sequence[Generation] = ()
     has_begun: bool = False
     is_copy: bool = False
+    scored: Decision | None = None
     flaws: Flaws = _FLAWLESS
+    score: AnswerScore | None = None
     applied: Reservation | None = None
     lost: Lost | None = None
     first_sent_at_s: float = 0.0
@@ -181,8 +199,8 @@ class Exchange:
         event.outcome, event.status = self.outcome, self.status
         if tally.resumes:
             event.resumes = tally.resumes
-        if self.flaws != _FLAWLESS:
-            _tell_flaws(event, self.flaws)
+        if self.decision is not None or self.score is not None:
+            self._tell_findings(event)
         if (placed := tally.placed) is not None:
             event.replica_id = placed.replica_id
             event.queue_us = placed.queue_us
@@ -211,6 +229,16 @@ class Exchange:
             generation.closing = head + event.SerializeToString()
         self._begun = generations[0].closing
 
+    def _tell_findings(self, event: RequestEvent) -> None:
+        """Write what rollouts look at: the answer's flaws, and its score."""
+        flaws, score = self.flaws, self.score
+        if flaws != _FLAWLESS:
+            event.is_refusal, event.is_empty = flaws.is_refusal, flaws.is_empty
+            event.is_repetitive = flaws.is_repetitive
+        if score is not None:
+            event.base_logprob, event.answer_logprob = score.base_logprob, score.logprob
+            event.answer_entropy = score.entropy
+
     def _known(self, gateway_id: str) -> bytes:
         head, event = self._begin(gateway_id)
         return head + event.SerializeToString()
@@ -235,6 +263,9 @@ class Exchange:
             event.arm = decision.arm
             event.is_pinned = decision.is_pinned
             event.is_copy = self.is_copy
+        if (scored := self.scored) is not None:  # of no rollout: whatever counts these, not this
+            event.scored_rollout_id, event.arm = scored.rollout_id, scored.arm
+            event.is_copy = True
         if (lost := self.lost) is not None:
             event.lost_model = lost.model
             event.lost_prompt_tokens = lost.prompt_tokens
@@ -259,11 +290,6 @@ def flaws_in(generation: Generation) -> Flaws:
 @lru_cache(maxsize=1024)
 def _fingerprint(*digests: str) -> str:
     return "fp_" + "_".join([it.rpartition(":")[2][:10] for it in digests if it])
-
-
-def _tell_flaws(event: RequestEvent, flaws: Flaws) -> None:
-    event.is_refusal, event.is_empty = flaws.is_refusal, flaws.is_empty
-    event.is_repetitive = flaws.is_repetitive
 
 
 def _us(seconds: float) -> int:

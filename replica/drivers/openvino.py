@@ -211,6 +211,7 @@ def _capabilities(options: OpenvinoOptions, *, has_grammars: bool) -> Capabiliti
         adapter_rank_max=options.adapter_rank if options.adapter_slots else 0,
         logprobs_max=_LOGPROBS_MAX,
         has_prompt_logprobs=True,
+        has_scores=True,
         has_penalties=True,
         has_grammars=has_grammars,
         has_drafts=True,

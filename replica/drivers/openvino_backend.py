@@ -206,11 +206,9 @@ class Batch:
             self.past.append(first)
             self.begins.append(len(self.ids))
             self.sequences.append(sequence)
-            is_last = end == len(sequence.tokens)
-            if is_last:
+            if end == len(sequence.tokens):
                 self.sampled.append(len(self.ids) - 1)
-            if sequence.request.prompt_logprobs >= 0:
-                scored += range(begin, len(self.ids) - is_last)
+            scored += [begin + row for row in sequence.told_rows(count)]
         self.sampled += scored
 
     def _add_drafts(self, plan: StepPlan) -> None:

@@ -60,7 +60,10 @@ def report_prompts(
         if first < end:
             assert first == sequence.scored, (part.key, part.first, sequence.scored)
             tokens = part.tokens[first - part.first : end - part.first]
-            events.prompt_logprobs.append(PromptLogprobs(part.key, first, tokens))
+            if sequence.request.scored_tokens:
+                sequence.score(tokens)
+            else:
+                events.prompt_logprobs.append(PromptLogprobs(part.key, first, tokens))
             sequence.scored = end
 
 

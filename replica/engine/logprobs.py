@@ -41,6 +41,24 @@ def token_logprobs(
     return entries
 
 
+def score_tokens(logits: Floats, tokens: Sequence[int], key: int) -> list[TokenLogprobs]:
+    """Return logprob and entropy of one token per row, all of one sequence."""
+    entries: list[TokenLogprobs] = []
+    size = max(1, _BLOCK_ELEMENTS // logits.shape[1])
+    for begin in range(0, len(tokens), size):
+        part = slice(begin, begin + size)
+        block = logits[part].astype(np.float64)
+        sums = _log_sums(logits[part])
+        own = block[np.arange(len(block)), tokens[part]] - sums
+        weights = np.exp(block - sums[:, None])
+        entropies = sums - (weights * np.where(weights > 0, block, 0.0)).sum(axis=1)
+        entries += [
+            TokenLogprobs(key, logprob, entropy=max(0.0, entropy))
+            for logprob, entropy in zip(own.tolist(), entropies.tolist(), strict=True)
+        ]
+    return entries
+
+
 def best_tokens(values: Floats, count: int) -> npt.NDArray[np.intp]:
     """Return the ids of the greatest values of each row, best first, equal ones by id.
 

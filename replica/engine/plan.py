@@ -6,9 +6,8 @@ order, which backends and `replica.engine.sampler` share:
 1. `plan.decode`, in order: 1 + len(draft) rows each, for the token after the last one and, if the
    draft is right so far, for the one after each of its tokens;
 2. of `plan.prefill`, in order, those whose last token is computed: one row, shared by their forks;
-3. of `plan.prefill`, in order, those that want logprobs of their prompt: one row per token computed
-   in this step except the last of all its tokens (whose row is of the second kind). After a
-   preemption these may be tokens whose logprobs were reported; the rows are there all the same.
+3. of `plan.prefill`, in order, those that want logprobs of their prompt: `told_rows`, which the
+   row of the last of all its tokens is none of (it is of the second kind).
 """
 
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from replica.engine.types import (
     Capabilities,
     DraftCounts,
     PromptLogprobs,
+    Score,
     SequenceRequest,
     TokenLogprobs,
 )
@@ -42,7 +42,8 @@ class ScheduledSequence:
         sampler: The sampler's own, likewise; None at first.
         leader: The sequence whose prompt this one waits for, to be forked from it.
         forks: Siblings that wait for this one's prompt.
-        scored: Leading prompt tokens whose logprobs were reported or, as the first, have none.
+        scored: Leading prompt tokens whose logprobs were reported, are not wanted or, as the
+            first, have none.
         drafter: None where nothing is drafted.
     """
 
@@ -63,6 +64,7 @@ class ScheduledSequence:
         "root",
         "sampler",
         "scored",
+        "scores",
         "scratch",
         "slot",
         "stop_ids",
@@ -98,7 +100,8 @@ class ScheduledSequence:
         self.sampler: Any = None
         self.leader: ScheduledSequence | None = None
         self.forks: list[ScheduledSequence] = []
-        self.scored = 1
+        self.scored = self.prompt_tokens - request.scored_tokens if request.scored_tokens else 1
+        self.scores = (0.0, 0.0)  # sums of what is scored: of logprobs, of entropies
         self.drafter: PromptLookup | None = None
         width, prediction = request.draft_tokens_max, None
         # A grammar's matcher would have to be rolled back after each wrong draft.
@@ -108,6 +111,34 @@ class ScheduledSequence:
                 prediction = PredictedText(request.prediction, answer_from, DRAFT_TOKENS_MAX)
             sibling = None if leader is None else leader.drafter
             self.drafter = PromptLookup(width, self.prompt_tokens, sibling, prediction)
+
+    def score(self, tokens: Sequence[TokenLogprobs]) -> None:
+        """Take the scores of further tokens."""
+        logprobs, entropies = self.scores
+        logprobs += sum([token.logprob for token in tokens])
+        self.scores = logprobs, entropies + sum([token.entropy for token in tokens])
+
+    @property
+    def final_score(self) -> Score | None:
+        """Of the scored tokens; None: not all of them have been computed, or there are none."""
+        count = self.request.scored_tokens
+        if not count or self.scored < self.prompt_tokens:
+            return None
+        logprobs, entropies = self.scores
+        return Score(logprobs / count, entropies / count)
+
+    def told_rows(self, count: int) -> range:
+        """Return which rows of a prompt part are wanted for the log probabilities of its tokens.
+
+        The row of a position is about the next one; that of the last token is sampled from.
+
+        Args:
+            count: Tokens of the part, from `computed` on.
+        """
+        if self.request.prompt_logprobs < 0:
+            return range(0)
+        end = count - (self.computed + count == len(self.tokens))
+        return range(min(end, max(0, self.scored - 1 - self.computed)), end)
 
     @property
     def is_urgent(self) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replica.engine.grammar import GrammarCompiler, Matcher, bit_mask
-from replica.engine.logprobs import token_logprobs
+from replica.engine.logprobs import score_tokens, token_logprobs
 from replica.engine.penalties import Changes, TokenCounts, has_penalties
 from replica.engine.plan import ScheduledSequence, StepOutput, StepPlan
 from replica.engine.sampling import NO_TOKEN, sample
@@ -373,19 +373,20 @@ def _prompt_logprobs(logits: Floats, plan: StepPlan) -> list[PromptLogprobs]:
         request = sequence.request
         if request.prompt_logprobs < 0:
             continue
-        row -= count - (sequence.computed + count == len(sequence.tokens))
+        told = sequence.told_rows(count)
+        row -= len(told)
         # Emitted tokens that are computed again are no prompt, and nothing is reported twice.
         first = max(sequence.computed + 1, sequence.scored)
         end = min(sequence.computed + count + 1, sequence.prompt_tokens)
         if first >= end:
             continue
-        begin = row + first - sequence.computed - 1
-        tokens = token_logprobs(
-            logits[begin : begin + end - first],
-            sequence.tokens[first:end],
-            [request.prompt_logprobs] * (end - first),
-            [request.key] * (end - first),
-        )
+        begin = row + first - sequence.computed - 1 - told.start
+        rows, ids = logits[begin : begin + end - first], sequence.tokens[first:end]
+        if request.scored_tokens:
+            tokens = score_tokens(rows, ids, request.key)
+        else:
+            tops, keys = [request.prompt_logprobs] * len(ids), [request.key] * len(ids)
+            tokens = token_logprobs(rows, ids, tops, keys)
         parts.append(PromptLogprobs(request.key, first, tuple(tokens)))
     parts.reverse()
     return parts

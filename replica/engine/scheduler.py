@@ -492,5 +492,6 @@ class Scheduler:
                 prefill_s=sequence.prefill_s,
                 param=param,
                 drafts=sequence.drafts,
+                score=sequence.final_score,
             )
         )

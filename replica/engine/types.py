@@ -116,6 +116,8 @@ class SequenceRequest:
         draft_tokens_max: Tokens to try per step by prompt lookup; 0: as the engine's option says.
             The answer is the same.
         prediction: What the answer is expected to be: tried where the answer follows it.
+        scored_tokens: So many trailing tokens of the prompt are scored and not reported one by one;
+            `prompt_logprobs` is 0 then, and only these are computed in full.
         trace: W3C trace context, for engines that make spans of their own: headers by name.
     """
 
@@ -134,6 +136,7 @@ class SequenceRequest:
     prompt_logprobs: int = -1
     draft_tokens_max: int = 0
     prediction: Sequence[int] = ()
+    scored_tokens: int = 0
     trace: Mapping[str, str] | None = None
 
 
@@ -146,6 +149,7 @@ class Capabilities:
         adapter_rank_max: Of one adapter.
         logprobs_max: Alternatives per token; 0: no logprobs at all.
         has_prompt_logprobs: Of the prompt's tokens.
+        has_scores: Of answers that it is shown.
         has_penalties: Penalties, bias, min_p and tokens_min.
         has_grammars: Constrained answers.
         has_drafts: Speculative decoding by prompt lookup.
@@ -157,6 +161,7 @@ class Capabilities:
     adapter_rank_max: int = 0
     logprobs_max: int = 0
     has_prompt_logprobs: bool = False
+    has_scores: bool = False
     has_penalties: bool = False
     has_grammars: bool = False
     has_drafts: bool = False
@@ -228,6 +233,14 @@ NO_DRAFTS = DraftCounts()
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """How the model finds tokens that it was shown: means in nats, of its own distribution."""
+
+    logprob: float
+    entropy: float
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedEvent:
     """A sequence ended; nothing follows.
 
@@ -241,6 +254,7 @@ class FinishedEvent:
         prefill_s: First scheduled -> first token; 0 when there was none.
         param: As of `RefusedError`; for REFUSED.
         drafts: Of the sequence alone.
+        score: Of `SequenceRequest.scored_tokens`, if there are any and the engine tells it.
     """
 
     key: int
@@ -252,6 +266,7 @@ class FinishedEvent:
     prefill_s: float = 0.0
     param: str = ""
     drafts: DraftCounts = NO_DRAFTS
+    score: Score | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,11 +277,13 @@ class TokenLogprobs:
         key: The sequence.
         logprob: Of the token itself.
         top: (token, logprob) of the most probable ones, best first.
+        entropy: Of the distribution, where tokens are scored.
     """
 
     key: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    entropy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

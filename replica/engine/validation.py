@@ -45,10 +45,10 @@ def check_request(request: SequenceRequest, limits: Limits, capabilities: Capabi
         raise _invalid("forks", "two forks have the same key; each needs one of its own")
     _check_draft(request.draft_tokens_max, capabilities)
     _check_prediction(request, limits, capabilities)
-    _check_logprobs("prompt_logprobs", request.prompt_logprobs, capabilities)
-    if request.prompt_logprobs >= 0 and not capabilities.has_prompt_logprobs:
-        text = "prompt_logprobs: this engine reports none of the prompt"
-        raise _unsupported("prompt_logprobs", text)
+    if request.scored_tokens:
+        _check_scores(request, capabilities)
+    else:
+        _check_prompt_logprobs(request, capabilities)
     sampling = request.sampling
     if sampling != _PLAIN:
         _check_distribution(sampling)
@@ -63,6 +63,24 @@ _OF_LOGITS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "min_p", "tokens_min"),
 )
+
+
+def _check_scores(request: SequenceRequest, capabilities: Capabilities) -> None:
+    if not capabilities.has_scores:
+        raise _unsupported("scored_tokens", "scored_tokens: this engine scores no answers")
+    if not 0 < request.scored_tokens < len(request.prompt):
+        raise _invalid(
+            "scored_tokens",
+            f"scored_tokens {request.scored_tokens} is not in 0..{len(request.prompt) - 1}: they"
+            " are the end of the prompt, and something must stand before them",
+        )
+
+
+def _check_prompt_logprobs(request: SequenceRequest, capabilities: Capabilities) -> None:
+    _check_logprobs("prompt_logprobs", request.prompt_logprobs, capabilities)
+    if request.prompt_logprobs >= 0 and not capabilities.has_prompt_logprobs:
+        text = "prompt_logprobs: this engine reports none of the prompt"
+        raise _unsupported("prompt_logprobs", text)
 
 
 def _check_size(request: SequenceRequest, limits: Limits) -> None:

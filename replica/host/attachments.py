@@ -137,4 +137,6 @@ def finished_message(sequence: int, event: FinishedEvent) -> wire.Finished:
     )
     if event.drafts.tried:
         message.drafts.CopyFrom(wire.Drafts(**event.drafts._asdict()))
+    if event.score is not None:
+        message.score.logprob, message.score.entropy = event.score.logprob, event.score.entropy
     return message

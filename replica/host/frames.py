@@ -92,6 +92,7 @@ def encode_limits(
         "kv_transfer": can.has_kv_transfer,
         "penalties": can.has_penalties,
         "prompt_logprobs": can.has_prompt_logprobs,
+        "scores": can.has_scores,
     }
     return wire.EngineLimits(
         context_tokens_max=limits.context_tokens_max,

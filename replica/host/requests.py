@@ -68,7 +68,8 @@ def decode_sequence(
         submitted_at_s=seen_at_s,
         forks=forks,
         resumed_tokens=message.resumed_tokens,
-        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else -1,
+        prompt_logprobs=_prompt_logprobs(message),
+        scored_tokens=message.scored_tokens,
         draft_tokens_max=message.draft_tokens_max,
         prediction=tuple(message.prediction),
         trace=_trace(message),
@@ -88,6 +89,12 @@ def decode_hashes(data: bytes, hash_bytes: int, hashes_max: int) -> list[bytes]:
             f"hashes have {len(data)} bytes; send up to {hashes_max} of {hash_bytes} bytes each",
         )
     return [data[start : start + hash_bytes] for start in range(0, len(data), hash_bytes)]
+
+
+def _prompt_logprobs(message: wire.Sequence) -> int:
+    if message.scored_tokens:
+        return 0
+    return message.prompt_logprobs if message.HasField("prompt_logprobs") else -1
 
 
 def _trace(message: wire.Sequence) -> dict[str, str] | None:

@@ -99,7 +99,10 @@ class EngineNews:
             if kind is not None:
                 tokens, prefill_us = entry.output_tokens, entry.prefill_us
                 drafts = entry.drafts if entry.HasField("drafts") else None
-                ending = Ending(kind, output_tokens=tokens, prefill_us=prefill_us, drafts=drafts)
+                score = entry.score if entry.HasField("score") else None
+                ending = Ending(
+                    kind, output_tokens=tokens, prefill_us=prefill_us, drafts=drafts, score=score
+                )
                 self._lifecycle.end(dispatch.request, ending)
             else:
                 self._finish_badly(book, cell, dispatch, entry, now)

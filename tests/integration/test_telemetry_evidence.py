@@ -14,6 +14,7 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, ARM_CONTROL, Requ
 from telemetry.evidence import ArmCounts, WindowCounts, complete_windows, rollout_windows
 from telemetry.queries import RequestFilter, recent_requests
 from telemetry.rows import Batch
+from telemetry.scores import ScoreCounts
 from telemetry.store import Store
 from tests.integration.trace_site import empty_store
 
@@ -64,6 +65,63 @@ def random_event(random: Random, number: int) -> RequestEvent:
         outcome=str(outcome),
         status=status,
     )
+
+
+def random_score(random: Random, number: int) -> RequestEvent:
+    """Return a score of an answer, which may have failed, or be of another rollout."""
+    is_made = random.random() < 0.9
+    return RequestEvent(
+        schema_version=1,
+        event_id=f"s{number}",
+        received_at_unix_ms=BEGIN_MS + random.randrange(-40_000, WINDOWS * WINDOW_MS + 1_000),
+        tenant_id=random.choice("ab"),
+        session_hash=random.choice([0, random.randrange(1, 400)]),
+        scored_rollout_id=random.choice(["r", "r", "s"]),
+        arm=random.choice([ARM_CONTROL, ARM_CANARY]),
+        is_copy=True,
+        total_us=random.randrange(30_000_000),
+        output_tokens=2,
+        outcome="length" if is_made else "overloaded",
+        status=200 if is_made else 503,
+        base_logprob=-random.choice([1.0, 1.005, 1.02, 4.0]),
+        answer_logprob=-1.0,
+        answer_entropy=random.choice([0.0, 0.5, 3.0]),
+    )
+
+
+def expected_scores(events: Iterable[RequestEvent], window: int, arm: int) -> ScoreCounts:
+    """Return the scores of a window, by when they were made."""
+    heard: set[object] = set()
+    counts = Counter[str]()
+    surprisal, entropy = Counter[int](), Counter[int]()
+    made = sorted(
+        (it.received_at_unix_ms + it.total_us // 1000, it.event_id, it)
+        for it in events
+        if (it.scored_rollout_id, it.arm, it.status) == ("r", arm, 200)
+    )
+    for made_ms, _, it in made:
+        session = (it.tenant_id, it.session_hash) if it.session_hash else it.event_id
+        if session not in heard and (made_ms - BEGIN_MS) // WINDOW_MS == window:
+            counts["answers"] += 1
+            counts["base_like"] += it.answer_logprob - it.base_logprob < 0.01
+            surprisal[bucket_of(-1000 * it.base_logprob)] += 1
+            entropy[bucket_of(1000 * it.answer_entropy)] += 1
+        heard.add(session)
+    return ScoreCounts(**counts, surprisal_mnats=surprisal, entropy_mnats=entropy)
+
+
+async def test_scores_are_of_the_window_in_which_they_were_made(store: Store) -> None:
+    random = Random(7)
+    scores = [random_score(random, number) for number in range(1_000)]
+    await store.insert(Batch([*scores, *(random_event(random, number) for number in range(50))]))
+    await store.insert(Batch(scores[300:500]))  # again
+    starts_ms = complete_windows(BEGIN_MS, BEGIN_MS + WINDOWS * WINDOW_MS, WINDOW_MS)
+    found = await rollout_windows(store, "r", starts_ms)
+    for number, window in enumerate(found):
+        assert window.canary.scores == expected_scores(scores, number, ARM_CANARY)
+        assert window.control.scores == expected_scores(scores, number, ARM_CONTROL)
+    assert found[0].canary.scores.base_like
+    assert sum(it.canary.requests + it.control.requests for it in found) < 50, "none is a request"
 
 
 def expected(events: Iterable[RequestEvent], rollout_id: str) -> list[WindowCounts]:

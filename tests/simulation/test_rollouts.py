@@ -51,6 +51,8 @@ def test_what_is_wrong_or_slow_is_found_in_the_first_stage():
     [
         ("garbage", {Metric.REPETITIVE_ANSWERS, Metric.CUT_ANSWERS}),
         ("silent", {Metric.EMPTY_ANSWERS}),
+        ("inert", {Metric.BASE_LIKE_ANSWERS}),
+        ("noise", {Metric.UNLIKELY_ANSWERS, Metric.UNSURE_ANSWERS}),
     ],
 )
 def test_garbage_goes_back_within_twenty_answers_without_any_prompt_of_its_own(

@@ -32,6 +32,7 @@ class Ending:
         "param",
         "prefill_us",
         "retry_after_s",
+        "score",
     )
 
     def __init__(
@@ -45,6 +46,7 @@ class Ending:
         output_tokens: int = 0,
         prefill_us: int = 0,
         drafts: engine.Drafts | None = None,
+        score: engine.Score | None = None,
     ) -> None:
         self.kind = kind
         self.code = code
@@ -54,6 +56,7 @@ class Ending:
         self.output_tokens = output_tokens
         self.prefill_us = prefill_us
         self.drafts = drafts
+        self.score = score
 
     def outcome(self, handle: int) -> wire.Outcome:
         """Return the message for the gateway."""
@@ -73,6 +76,8 @@ class Ending:
             outcome.prefill_us = self.prefill_us
         if self.drafts is not None:
             outcome.drafts.CopyFrom(self.drafts)
+        if self.score is not None:
+            outcome.score.CopyFrom(self.score)
         return outcome
 
 

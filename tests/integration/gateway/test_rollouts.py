@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
+from gateway.endpoints.scores import Scores
 from gateway.limits.limiter import Limiter
 from sluice.events import EventProducer
 from sluice.split import SHARE_MAX, Split
 from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 from tests.support.scripted_router import Plan
@@ -25,11 +27,21 @@ SORRY = "I'm sorry, but I can't help with that."
 
 
 @pytest.fixture
-def events(monkeypatch) -> list[telemetry.RequestEvent]:
-    """What gateways tell of requests."""
+def told(monkeypatch) -> list[telemetry.RequestEvent]:
+    """What gateways tell, scores included."""
     told: list[telemetry.RequestEvent] = []
     parse = telemetry.RequestEvent.FromString
     monkeypatch.setattr(EventProducer, "emit", lambda _, payload: told.append(parse(payload)))
+    return told
+
+
+@pytest.fixture
+def events(monkeypatch) -> list[telemetry.RequestEvent]:
+    """What gateways tell of requests; none of their answers is scored."""
+    told: list[telemetry.RequestEvent] = []
+    parse = telemetry.RequestEvent.FromString
+    monkeypatch.setattr(EventProducer, "emit", lambda _, payload: told.append(parse(payload)))
+    monkeypatch.setattr(Scores, "offer", lambda *_: None)
     return told
 
 
@@ -118,6 +130,65 @@ async def test_sessions_are_split_and_stay_while_the_share_grows(world, events, 
             assert f'gateway_rollout_requests_total{{arm="{arm}"}} {float(count)}' in page
 
 
+def scored(submit: wire.Submit) -> Plan:
+    """How an engine answers that finds answers of `canary` less likely without it."""
+    score = engine.Score(logprob=-0.5 if submit.adapter_digest else -2.0, entropy=0.25)
+    return Plan([[7]], wire.Outcome(kind=wire.OUTCOME_KIND_LENGTH, score=score))
+
+
+@pytest.mark.parametrize("is_shadow", [False, True])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_an_answer_of_canary_is_scored_by_it_and_by_its_base(
+    world, told, eventually, is_stream, is_shadow
+) -> None:
+    """Behind all other work, at nobody's cost, as the end of the prompt; one at a time."""
+    async with world() as w, w.http() as http:
+        rollout = Rollout(w, eventually)
+        await rollout.split(0 if is_shadow else SHARE_MAX, mirrored=SHARE_MAX if is_shadow else 0)
+        w.router.plan = lambda s: scored(s) if s.scored_tokens else w.default_plan(s)
+        body = {"model": "tiny", "messages": HELLO, "stream": is_stream, "session_id": "a"}
+        body |= {"stop": ["zzz"], "temperature": 0.5, "logprobs": True}
+        for _ in range(3):
+            assert (await http.post(CHAT, json=body)).status_code == 200
+        await rollout.until(lambda: any(it.scored_rollout_id for it in told))
+        asked = [it for it in w.router.submits if it.scored_tokens]
+        assert [it.adapter_digest for it in asked] == [CANARY_ADAPTER, ""]
+        answered = next(it for it in rollout.submits(of_canary=True) if not it.scored_tokens)
+        answer = [it for step in w.default_plan(answered).steps for it in step]  # with its end
+        for submit in asked:
+            assert list(submit.prompt) == [*answered.prompt, *answer]
+            assert submit.scored_tokens == len(answer)
+            assert (submit.tier_priority, submit.tier_reserved_permille) == (0, 0)
+            assert (submit.is_preemptible, submit.output_tokens_max) == (True, 1)
+            assert len({it.cache_root for it in asked}) == 2
+        [event] = [it for it in told if it.scored_rollout_id]
+        assert (event.scored_rollout_id, event.arm) == ("r", telemetry.ARM_CANARY)
+        assert (event.rollout_id, event.is_copy, event.release) == ("", True, "2")
+        assert (event.base_logprob, event.answer_logprob) == (-2.0, -0.5)
+        assert (event.answer_entropy, event.status, event.output_tokens) == (0.25, 200, 2)
+        assert event.session_hash == next(it.session_hash for it in told if it.arm)
+        assert rollout.confirmed.oldest_open_unix_ms == 0, "no window waits for scores"
+        assert 'gateway_scores_total{fate="made"} 1.0' in w.gateway.metrics.page().decode()
+
+
+async def test_engines_that_score_nothing_are_not_asked_all_the_time(
+    world, told, eventually
+) -> None:
+    """As older ones and those of TensorRT-LLM: clients see nothing of it, and no gate counts it."""
+    async with world() as w, w.http() as http:
+        rollout = Rollout(w, eventually)
+        await rollout.split(SHARE_MAX)
+        body = {"model": "tiny", "messages": HELLO}
+        assert (await http.post(CHAT, json=body)).status_code == 200
+        await rollout.until(lambda: any(it.scored_rollout_id for it in told))
+        [event] = [it for it in told if it.scored_rollout_id]
+        assert (event.outcome, event.status) == ("unsupported_parameter", 400)
+        await rollout.until(lambda: w.gateway.spare.open == 0)
+        assert (await http.post(CHAT, json=body)).status_code == 200
+        assert len([it for it in w.router.submits if it.scored_tokens]) == 2
+        assert 'gateway_scores_total{fate="failed"} 1.0' in w.gateway.metrics.page().decode()
+
+
 async def test_what_runs_ends_on_its_release_when_everybody_is_sent_back(
     world, events, eventually
 ) -> None:
@@ -199,8 +270,8 @@ async def test_copies_that_hang_disturb_nobody(world, events, eventually, monkey
             assert list(copy.prompt) == list(first.prompt)
         assert first.tier_priority > 0
         assert [it.is_copy for it in events] == [False] * 5
-        w.gateway.copies.stop()
-        await rollout.until(lambda: w.gateway.copies.open == 0)
+        w.gateway.spare.stop()
+        await rollout.until(lambda: w.gateway.spare.open == 0)
         await rollout.until(lambda: len(w.router.cancelled) == 3)
         assert [it.outcome for it in events if it.is_copy] == ["client_closed"] * 3
         assert len(reserved) == 5, "nobody pays for a copy"

@@ -12,7 +12,7 @@ from gateway import directory
 from gateway.directory import Directory, Principal
 from gateway.dispatch.tally import Tally
 from gateway.endpoints import event_head
-from gateway.endpoints.exchange import Exchange, Lost
+from gateway.endpoints.exchange import AnswerScore, Exchange, Lost
 from gateway.limits.limiter import Reservation
 from gateway.rollouts.decision import Decision
 from gateway.rollouts.flaws import Flaws
@@ -20,7 +20,7 @@ from sluice.tracecontext import Upstream
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
-from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, RequestEvent
+from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, ARM_CONTROL, RequestEvent
 
 TALLY = Tally(prompt_tokens=12, cached_tokens=0, output_tokens=9, session_hash=5)
 
@@ -133,6 +133,18 @@ def test_every_field_arrives() -> None:
     limits: Any = {"limits": "account rpm=6; key rpm=3", "reserved_tokens": 40}
     ended = {**trace, **went, **times, **waits, **came, **limits, "is_limited_locally": True}
     assert parsed(it, tally) == RequestEvent(**begun, **ended)
+
+
+def test_a_score_is_of_no_rollout_but_names_the_one_whose_answer_it_is_about() -> None:
+    it = exchange()
+    it.scored, it.score = Decision(rollout_id="o", arm=ARM_CONTROL), AnswerScore(-2.0, -0.5, 0.25)
+    parts = generations()
+    it.prepare_closings(parts, 1, "g")
+    for event in (parsed(it), RequestEvent.FromString(parts[0].closing)):
+        assert (event.rollout_id, event.scored_rollout_id) == ("", "o")
+        assert (event.arm, event.is_copy) == (ARM_CONTROL, True)
+    event = parsed(it)
+    assert (event.base_logprob, event.answer_logprob, event.answer_entropy) == (-2.0, -0.5, 0.25)
 
 
 def test_what_requests_share_is_made_once_while_caller_and_model_are_the_same() -> None:

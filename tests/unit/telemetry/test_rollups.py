@@ -239,6 +239,7 @@ _FLEET = {
     "rollups_worker.py": 3,  # marks of all, and late events
     "retention.py": 1,
     "evidence.py": 1,  # by rollout
+    "scores.py": 1,  # likewise
     "reconciliation.py": 1,  # engines do not know tenants
     "costs/query.py": 1,  # a replica's hour is divided among all
 }

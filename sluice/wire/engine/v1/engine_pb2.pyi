@@ -85,7 +85,7 @@ class Submit(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ...) -> None: ...
 
 class Sequence(_message.Message):
-    __slots__ = ("id", "prompt", "output_tokens_max", "stop_token_ids", "sampling", "cache_root", "adapter_digest", "priority", "ignore_eos", "forks", "resumed_tokens", "prompt_logprobs", "draft_tokens_max", "traceparent", "tracestate", "prediction")
+    __slots__ = ("id", "prompt", "output_tokens_max", "stop_token_ids", "sampling", "cache_root", "adapter_digest", "priority", "ignore_eos", "forks", "resumed_tokens", "prompt_logprobs", "draft_tokens_max", "traceparent", "tracestate", "prediction", "scored_tokens")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,7 @@ class Sequence(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    SCORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     id: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     output_tokens_max: int
@@ -118,7 +119,8 @@ class Sequence(_message.Message):
     traceparent: str
     tracestate: str
     prediction: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., priority: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., resumed_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., draft_tokens_max: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
+    scored_tokens: int
+    def __init__(self, id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., priority: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., resumed_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., draft_tokens_max: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., scored_tokens: _Optional[int] = ...) -> None: ...
 
 class Fork(_message.Message):
     __slots__ = ("id", "seed")
@@ -463,7 +465,7 @@ class Admitted(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., load_us: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("sequence", "reason", "code", "message", "prompt_tokens", "output_tokens", "prefill_us", "param", "drafts")
+    __slots__ = ("sequence", "reason", "code", "message", "prompt_tokens", "output_tokens", "prefill_us", "param", "drafts", "score")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -473,6 +475,7 @@ class Finished(_message.Message):
     PREFILL_US_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     reason: FinishReason
     code: str
@@ -482,7 +485,8 @@ class Finished(_message.Message):
     prefill_us: int
     param: str
     drafts: Drafts
-    def __init__(self, sequence: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ..., param: _Optional[str] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ...) -> None: ...
+    score: Score
+    def __init__(self, sequence: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ..., param: _Optional[str] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ...) -> None: ...
 
 class Drafts(_message.Message):
     __slots__ = ("tried", "accepted", "prediction_tried", "prediction_accepted")
@@ -495,6 +499,14 @@ class Drafts(_message.Message):
     prediction_tried: int
     prediction_accepted: int
     def __init__(self, tried: _Optional[int] = ..., accepted: _Optional[int] = ..., prediction_tried: _Optional[int] = ..., prediction_accepted: _Optional[int] = ...) -> None: ...
+
+class Score(_message.Message):
+    __slots__ = ("logprob", "entropy")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    ENTROPY_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    entropy: float
+    def __init__(self, logprob: _Optional[float] = ..., entropy: _Optional[float] = ...) -> None: ...
 
 class EngineState(_message.Message):
     __slots__ = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "prefill_tokens_owed", "step_us", "adapters_resident", "adapters_changed", "kv_blocks_pinned", "step_prompt_tokens", "prefilling")

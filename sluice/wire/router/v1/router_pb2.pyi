@@ -94,7 +94,7 @@ class Hello(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., takes_closings: _Optional[bool] = ..., counts_prompts: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille", "sampling", "is_begun", "tracestate", "closing", "was_placed", "attempt", "prediction", "admission_ms", "absence_ms")
+    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille", "sampling", "is_begun", "tracestate", "closing", "was_placed", "attempt", "prediction", "admission_ms", "absence_ms", "scored_tokens")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class Submit(_message.Message):
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_MS_FIELD_NUMBER: _ClassVar[int]
     ABSENCE_MS_FIELD_NUMBER: _ClassVar[int]
+    SCORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     cell_id: str
@@ -151,7 +152,8 @@ class Submit(_message.Message):
     prediction: _containers.RepeatedScalarFieldContainer[int]
     admission_ms: int
     absence_ms: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., is_preemptible: _Optional[bool] = ..., tier_reserved_permille: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., is_begun: _Optional[bool] = ..., tracestate: _Optional[str] = ..., closing: _Optional[bytes] = ..., was_placed: _Optional[bool] = ..., attempt: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., admission_ms: _Optional[int] = ..., absence_ms: _Optional[int] = ...) -> None: ...
+    scored_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., is_preemptible: _Optional[bool] = ..., tier_reserved_permille: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., is_begun: _Optional[bool] = ..., tracestate: _Optional[str] = ..., closing: _Optional[bytes] = ..., was_placed: _Optional[bool] = ..., attempt: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., admission_ms: _Optional[int] = ..., absence_ms: _Optional[int] = ..., scored_tokens: _Optional[int] = ...) -> None: ...
 
 class PackedSubmit(_message.Message):
     __slots__ = ("prompt",)
@@ -230,7 +232,7 @@ class Interruption(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., queue_us: _Optional[int] = ..., ended_us: _Optional[int] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("handle", "kind", "code", "message", "retry_after_ms", "output_tokens", "prefill_us", "decision", "before", "param", "drafts")
+    __slots__ = ("handle", "kind", "code", "message", "retry_after_ms", "output_tokens", "prefill_us", "decision", "before", "param", "drafts", "score")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +244,7 @@ class Outcome(_message.Message):
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     kind: OutcomeKind
     code: str
@@ -253,7 +256,8 @@ class Outcome(_message.Message):
     before: _containers.RepeatedCompositeFieldContainer[Interruption]
     param: str
     drafts: _engine_pb2.Drafts
-    def __init__(self, handle: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ..., before: _Optional[_Iterable[_Union[Interruption, _Mapping]]] = ..., param: _Optional[str] = ..., drafts: _Optional[_Union[_engine_pb2.Drafts, _Mapping]] = ...) -> None: ...
+    score: _engine_pb2.Score
+    def __init__(self, handle: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ..., before: _Optional[_Iterable[_Union[Interruption, _Mapping]]] = ..., param: _Optional[str] = ..., drafts: _Optional[_Union[_engine_pb2.Drafts, _Mapping]] = ..., score: _Optional[_Union[_engine_pb2.Score, _Mapping]] = ...) -> None: ...
 
 class CellState(_message.Message):
     __slots__ = ("cell_id", "queued", "running", "replicas_ready", "tokens_owed", "kv_free_permille", "wait_ms", "is_draining")

@@ -11,6 +11,7 @@ from control_plane.rollouts.evidence import (
     Baseline,
     Histogram,
     Metric,
+    Scores,
     Thresholds,
     Window,
     comparisons,
@@ -124,11 +125,14 @@ def test_a_window_is_compared_metric_by_metric():
         ttft_ms=of([100] * 4 + [900] * 4),
         tpot_us=of([10] * 7 + [90]),
         output_tokens=of([1, 50, 50, 50, 900, 900, 900, 900]),
+        scores=Scores(6, 5, of([100] * 5 + [900]), of([10] * 4 + [90] * 2)),
         golden_runs=5,
         golden_mismatches=4,
     )
     control = Arm(100, refusals=1, ttft_ms=of([100] * 100), golden_runs=6)
-    thresholds = Thresholds(bucket_of(100), bucket_of(10), bucket_of(50), bucket_of(50))
+    thresholds = Thresholds(
+        *(bucket_of(it) for it in (100, 10, 50, 50)), bucket_of(100), bucket_of(10)
+    )
     found = comparisons(Window(0, 10, canary, control), thresholds)
     assert set(found) == set(Metric)
     suspects = {metric: found[metric].suspect for metric in Metric}
@@ -143,16 +147,21 @@ def test_a_window_is_compared_metric_by_metric():
         Metric.EMPTY_ANSWERS: Count(5, 8),
         Metric.REPETITIVE_ANSWERS: Count(6, 8),
         Metric.CUT_ANSWERS: Count(7, 8),
+        Metric.BASE_LIKE_ANSWERS: Count(5, 6),
+        Metric.UNLIKELY_ANSWERS: Count(1, 6),
+        Metric.UNSURE_ANSWERS: Count(2, 6),
         Metric.GOLDEN: Count(4, 5),
     }
     assert found[Metric.FEWER_REFUSALS].reference == Count(3, 8), "the sides are swapped"
     assert found[Metric.SLOW_TOKENS].reference == Count(0, 0)
+    assert found[Metric.BASE_LIKE_ANSWERS].reference == Count(0, 0), "no engine scored any"
 
 
 def test_without_thresholds_only_the_rest_is_compared():
     found = comparisons(Window(0, 10, Arm(), Arm()), Thresholds())
     of_thresholds = {Metric.SLOW_FIRST_TOKEN, Metric.SLOW_TOKENS}
     of_thresholds |= {Metric.LONG_ANSWERS, Metric.SHORT_ANSWERS}
+    of_thresholds |= {Metric.UNLIKELY_ANSWERS, Metric.UNSURE_ANSWERS}
     assert set(found) == set(Metric) - of_thresholds
 
 

@@ -37,6 +37,13 @@ SOMEBODY = {
     "ttft_ms": {"12": 3, "96": 1},
     "tpot_us": {"0": 2},
     "output_tokens": {"40": 3},
+    "scores": {
+        "answers": 3,
+        "base_like": 2,
+        "surprisal_mnats": {"12": 3},
+        "entropy_mnats": {"96": 1},
+        "of_a_newer_service": [1],
+    },
     "of_a_newer_service": [1],
 }
 
@@ -100,6 +107,10 @@ async def test_windows_come_when_the_store_has_what_was_sent_by_the_question(
     assert first.control.errors == {ErrorCode.ENGINE_FAILED: 2}
     control = first.control
     assert (control.empty_answers, control.repetitive_answers, control.cut_answers) == (0, 3, 2)
+    assert (control.scores.answers, control.scores.base_like) == (3, 2)
+    assert (control.scores.surprisal_mnats.counts[12], control.scores.entropy_mnats.counts[96]) == (
+        *(3, 1),
+    )
     assert (first.control.requests, first.control.refusals, first.canary) == (5, 1, Arm())
     asked = {"after_ms": START_MS, "until_ms": START_MS + 2 * WINDOW_MS, "window_ms": WINDOW_MS}
     assert telemetry.asked == [{name: str(value) for name, value in asked.items()}] * 2
@@ -121,6 +132,8 @@ async def test_windows_come_when_the_store_has_what_was_sent_by_the_question(
         [window(0, first_answers=6)],
         [window(0, first_answers=2)],
         [window(0, requests=1, ttft_ms={"97": 1})],
+        [window(0, scores={"answers": 1, "base_like": 2})],
+        [window(0, scores={"entropy_mnats": {"3": 1}})],
         [window(0, requests=1, errors={"new": 1})],
         [window(0, requests=-1)],
         [window(0, requests="1")],

@@ -27,9 +27,9 @@ def test_the_default_lasts_less_than_a_day_even_where_each_stage_takes_its_longe
 
 
 def test_alpha_is_divided_among_gates_and_the_stages_that_are_compared():
-    assert Plan().alpha_of_test == pytest.approx(0.05 / (11 * 3))
+    assert Plan().alpha_of_test == pytest.approx(0.05 / (14 * 3))
     shadow = Stage(share=500, is_shadow=True)
-    assert Plan(stages=(shadow, *Plan().stages)).alpha_of_test == pytest.approx(0.05 / (11 * 4))
+    assert Plan(stages=(shadow, *Plan().stages)).alpha_of_test == pytest.approx(0.05 / (14 * 4))
     at_once = Plan(stages=(Stage(share=10_000),), gates=(Gate(metric=Metric.ERRORS, tolerated=0),))
     assert at_once.alpha_of_test == 0.05, "nothing is compared, nothing is divided"
 

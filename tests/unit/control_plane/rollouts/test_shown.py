@@ -42,7 +42,7 @@ def test_what_a_gate_has_counted_is_told_by_release() -> None:
     assert errors["control"] == {"bad": 2, "total": 200}
     assert fewer["canary"] == {"bad": 2, "total": 200}, "there control is the suspect"
     assert errors["e_value_log10"] == 0.0
-    assert errors["e_value_needed_log10"] == 2.82  # 660
+    assert errors["e_value_needed_log10"] == 2.924  # 840
     assert errors["detectable_percent"] is None, "ten requests show no rate reliably"
 
 

@@ -1,0 +1,202 @@
+"""Scores of answers while an adapter is rolled out: how its base finds them, and how itself does.
+
+The answer of a request is shown to the adapter and to the base, as the end of a prompt: what an
+adapter that does nothing writes, its base would have written as well. This is work of last
+priority: it neither delays the answer nor costs the caller anything, and little is done of it.
+"""
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import structlog
+
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.generation import GenerationSpec, WholeGeneration
+from gateway.endpoints.exchange import AnswerScore, Exchange, finish_reason
+from gateway.endpoints.spare_tasks import SpareTasks, as_last
+from gateway.metrics import GatewayMetrics
+from gateway.rollouts.decision import Decision
+from gateway.text.pipe import TextPipe
+from sluice.errors import ErrorCode, PlatformError
+from sluice.hashing import cache_root, chained_hashes
+from sluice.wire.engine.v1 import engine_pb2 as engine
+from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
+
+log = structlog.get_logger(__name__)
+
+_ANSWER_TOKENS_MAX = 256  # more say no more
+_TOKENS_MAX = 4096  # of prompt and answer; longer ones are not scored
+_SCORE_S_MAX = 30.0
+_DEADLINE_MS = 20_000  # in the router's queue
+_PAUSE_S = 1.0  # between two of one release, in this worker
+_FAILED_PAUSE_S = 60.0  # an engine that scores nothing, or a fleet without time, stays so
+_GREEDY = engine.Sampling()
+
+
+class Scores:
+    """Those of one worker."""
+
+    def __init__(
+        self,
+        *,
+        spare: SpareTasks,
+        dispatcher: Dispatcher,
+        metrics: GatewayMetrics,
+        emit: Callable[[bytes], None],
+        gateway_id: str,
+    ) -> None:
+        """Compose.
+
+        Args:
+            spare: Among which scores are made; it bounds them.
+            dispatcher: One for scores alone: what it may try again is not taken from others.
+            metrics: Counts scores.
+            emit: Takes one event per score and never blocks.
+            gateway_id: Of this worker.
+        """
+        self._spare = spare
+        self._dispatcher = dispatcher
+        self._made, self._failed = (metrics.scores.labels(fate) for fate in ("made", "failed"))
+        self._emit = emit
+        self._gateway_id = gateway_id
+        # Since a release is scored, or was not long ago. Emptied by time; rollouts are few.
+        self._busy: set[tuple[str, wire.Arm]] = set()
+
+    def offer(self, original: Exchange) -> None:
+        """Score the first answer of a request that has ended well, if it is its release's turn.
+
+        Its session tells which answers are alike; windows of rollouts do not wait for scores.
+        """
+        decision = original.decision
+        if decision is None or decision.is_pinned or not original.model.adapter_digest:
+            return
+        release = decision.rollout_id, decision.arm
+        if release in self._busy or not all(release) or self._spare.is_full:
+            return
+        specs = _specs(original)
+        if specs is None:
+            return
+        self._busy.add(release)
+        self._spare.begin(self._run(_score_of(original, decision), specs, release))
+
+    async def _run(
+        self,
+        exchange: Exchange,
+        specs: tuple[GenerationSpec, GenerationSpec],
+        release: tuple[str, wire.Arm],
+    ) -> None:
+        try:
+            pause_s = _PAUSE_S if await self._scored(exchange, specs) else _FAILED_PAUSE_S
+            # The pause takes no place among spare tasks.
+            asyncio.get_running_loop().call_later(pause_s, self._busy.discard, release)
+        except asyncio.CancelledError:
+            self._busy.discard(release)
+            raise
+
+    async def _scored(
+        self, exchange: Exchange, specs: tuple[GenerationSpec, GenerationSpec]
+    ) -> bool:
+        """Make a score and tell of it; return whether there is one."""
+        error: BaseException | None = None
+        try:
+            async with asyncio.timeout(_SCORE_S_MAX):
+                await self._answer(exchange, specs)
+        except TimeoutError:
+            error = PlatformError(ErrorCode.DEADLINE_EXCEEDED, "The score took too long.")
+        except PlatformError as refusal:
+            error = refusal
+        except asyncio.CancelledError as cancelled:
+            error = cancelled
+            raise
+        except Exception as bug:
+            # The outermost place: what goes wrong with a score must not end the worker.
+            log.exception("score_failed", request_id=exchange.request_id)
+            error = bug
+        finally:
+            exchange.end_by(error)
+            (self._made if error is None else self._failed).inc()
+            self._emit(exchange.event(exchange.tally, self._gateway_id, time.monotonic()))
+        return error is None
+
+    async def _answer(
+        self, exchange: Exchange, specs: tuple[GenerationSpec, GenerationSpec]
+    ) -> None:
+        """Get both scores; PlatformError when that is refused."""
+        generations = [WholeGeneration(spec) for spec in specs]
+        exchange.begin(generations, self._gateway_id)
+        with self._dispatcher.ask(generations, exchange.answers_per_prompt) as answers:
+            refusal = await answers.finished()
+        if refusal is not None:
+            raise PlatformError(refusal.code, refusal.message)
+        own, base = [generation.score for generation in generations]
+        exchange.outcome, exchange.status = finish_reason(generations[0]), 200
+        if own is None or base is None:
+            raise PlatformError(ErrorCode.UNSUPPORTED_PARAMETER, "The engine scores no answers.")
+        exchange.score = AnswerScore(base.logprob, own.logprob, own.entropy)
+
+
+def _score_of(original: Exchange, decision: Decision) -> Exchange:
+    """Return the exchange of a score, which is nobody's request."""
+    return replace(
+        original,
+        uid=f"{original.uid}-score",
+        request_id=f"{original.request_id}-score",
+        received_at_s=time.monotonic(),
+        received_at_unix_ms=time.time_ns() // 1_000_000,
+        reservation=None,
+        applied=None,
+        lost=None,
+        is_stream=False,
+        is_copy=True,
+        decision=None,
+        scored=decision,
+        choices=2,
+        answers_per_prompt=1,
+        task=None,
+        specs=(),
+        generations=(),
+        first_sent_at_s=0.0,
+        outcome="",
+        status=0,
+        _begun=b"",
+    )
+
+
+def _specs(original: Exchange) -> tuple[GenerationSpec, GenerationSpec] | None:
+    """Return what the adapter and the base are asked; None: there is nothing to score."""
+    generation, model = original.generations[0], original.model
+    spec, answer = generation.spec, generation.emitted[:_ANSWER_TOKENS_MAX]
+    ids = array("I", spec.prompt) + answer
+    if not answer or len(ids) >= _TOKENS_MAX:
+        return None
+    own = as_last(spec)._replace(
+        request_id=f"{spec.request_id}-score",
+        absence_ms=0,
+        choice=0,
+        prompt=ids,
+        packed_prompt=None,
+        block_hashes=chained_hashes(ids, spec.cache_root, spec.block_hashes),
+        output_tokens_max=1,  # engines have no less, and it is nobody's
+        new_pipe=partial(TextPipe, generation.pipe.table),
+        sampling=_GREEDY,
+        deadline_ms=_DEADLINE_MS,
+        ignore_eos=False,
+        traceparent="",
+        tracestate="",
+        prediction=(),
+        scored_tokens=len(answer),
+    )
+    root = cache_root(model.base_digest, "", original.principal.tenant.cache_salt)
+    base = own._replace(
+        request_id=f"{own.request_id}-base",
+        choice=1,
+        session_hash=0,
+        adapter_digest="",
+        cache_root=root,
+        block_hashes=chained_hashes(ids, root),
+    )
+    return own, base

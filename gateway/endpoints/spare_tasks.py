@@ -1,0 +1,67 @@
+"""Work of a gateway that no client waits for: never much at once, and none while it stops."""
+
+import asyncio
+from collections.abc import Coroutine
+
+from gateway.dispatch.generation import GenerationSpec
+from sluice.priority import CLASSES, queue_priority
+
+_LAST_PRIORITY = queue_priority(0, CLASSES - 1)
+
+
+class SpareTasks:
+    """Those of one worker; `run` belongs into a TaskGroup and owns them."""
+
+    def __init__(self, tasks_max: int) -> None:
+        """Prepare; `tasks_max` may be under way at once."""
+        self._tasks_max = tasks_max
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def open(self) -> int:
+        """How many are under way."""
+        return len(self._running)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether none is begun any more, or yet."""
+        return self._tasks is None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether none can be begun now."""
+        return self._tasks is None or len(self._running) >= self._tasks_max
+
+    async def run(self) -> None:
+        """Let tasks be begun until cancelled, or told to stop."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None
+
+    def stop(self) -> None:
+        """Cancel what runs, and begin no more."""
+        self._tasks = None
+        for task in self._running:
+            task.cancel()
+
+    def begin(self, work: Coroutine[None, None, None]) -> None:
+        """Begin one; call only while it is not full."""
+        assert self._tasks is not None, "it is stopped"
+        running = self._tasks.create_task(work)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+
+
+def as_last(spec: GenerationSpec) -> GenerationSpec:
+    """Return one whose work goes behind all other, and gives way to it."""
+    return spec._replace(
+        tier_priority=_LAST_PRIORITY,
+        tier_reserved_permille=0,
+        is_preemptible=True,
+        is_begun=False,
+        new_logprobs=None,
+    )

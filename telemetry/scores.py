@@ -1,0 +1,97 @@
+"""How models find answers of a rollout, window by window, as counts; the SQL of scores.
+
+A score is a row of its own: a copy of no rollout that names the one whose answer it is about. It
+belongs to the window in which it was *made*, so that no window waits for work of last priority.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice.buckets import sql_bucket_of
+from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
+from telemetry.store import Store
+
+# The base finds such an answer as likely as the adapter does that made it. Adapters without effect
+# (B = 0, layers in another order) lie at 0.00, with tails to 0.2; the shipped ones at 2.7 and 11.
+BASE_LIKE_NATS = 0.01
+_SCORE_S_MAX = 60  # twice as long as gateways let one take
+
+# Once per session, as everything that answers are like; see `telemetry.evidence`.
+_SCORES = f"""
+SELECT
+    intDiv(made_ms, {{window_ms:Int64}}) AS window,
+    is_canary,
+    count() AS answers,
+    countIf(answer_logprob - base_logprob < {BASE_LIKE_NATS}) AS base_like,
+    sumMap(map({sql_bucket_of("-1000 * base_logprob")}, 1)) AS surprisal_mnats,
+    sumMap(map({sql_bucket_of("1000 * answer_entropy")}, 1)) AS entropy_mnats
+FROM (
+SELECT
+    *,
+    session_hash = 0 OR made_ms
+        > lagInFrame(made_ms, 1, toInt64(0)) OVER session + {{quiet_ms:Int64}} AS is_first
+FROM (
+    SELECT
+        toUnixTimestamp64Milli(received_at) + intDiv(total_us, 1000) AS made_ms,
+        arm = {wire.ARM_CANARY} AS is_canary,
+        tenant_id, session_hash, event_id, base_logprob, answer_logprob, answer_entropy
+    FROM requests
+    WHERE scored_rollout_id = {{rollout:String}}
+        AND received_at >= fromUnixTimestamp64Milli({{earlier_ms:Int64}}, 'UTC')
+            - toIntervalSecond({_SCORE_S_MAX})
+        AND received_at < fromUnixTimestamp64Milli({{end_ms:Int64}}, 'UTC')
+        AND made_ms BETWEEN {{earlier_ms:Int64}} AND {{end_ms:Int64}} - 1
+        AND arm IN ({wire.ARM_CONTROL}, {wire.ARM_CANARY})
+        AND status = 200
+    ORDER BY event_id
+    LIMIT 1 BY event_id
+)
+WINDOW session AS (
+    PARTITION BY is_canary, tenant_id, session_hash ORDER BY made_ms, event_id
+    ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING
+)
+)
+WHERE is_first AND made_ms >= {{start_ms:Int64}}
+GROUP BY window, is_canary
+SETTINGS max_execution_time = 20
+"""  # noqa: S608 - constants of the code; values are parameters
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCounts:
+    """Scores of one arm in one window; histograms as bucket -> how many, without empty buckets.
+
+    Attributes:
+        answers: That were scored.
+        base_like: Those that the base finds as likely as the adapter that made them.
+        surprisal_mnats: Of them for the base: minus the mean log probability, in thousandths.
+        entropy_mnats: Mean of the distributions that their tokens were drawn from, in thousandths.
+    """
+
+    answers: int = 0
+    base_like: int = 0
+    surprisal_mnats: Mapping[int, int] = field(default_factory=dict[int, int])
+    entropy_mnats: Mapping[int, int] = field(default_factory=dict[int, int])
+
+
+async def score_counts(
+    store: Store, parameters: Mapping[str, Any]
+) -> dict[tuple[int, bool], ScoreCounts]:
+    """Return the scores by start of the window and whether they are canary's.
+
+    Args:
+        store: Of the requests.
+        parameters: `rollout`, `window_ms`, `start_ms`, `end_ms`; `earlier_ms`, from where on
+            sessions are known; `quiet_ms`, after which one is counted as a new one.
+
+    Raises:
+        STORE_ERRORS: ClickHouse is away.
+    """
+    rows = await store.query(_SCORES, parameters)
+    return {
+        (row["window"] * parameters["window_ms"], bool(row["is_canary"])): ScoreCounts(
+            row["answers"], row["base_like"], row["surprisal_mnats"], row["entropy_mnats"]
+        )
+        for row in rows
+    }
