@@ -17,6 +17,7 @@ _TWO = frozenset(
     {
         "tests/contract/test_golden_mutations.py",
         "tests/contract/test_pool_service.py",
+        "tests/contract/test_scores.py",
         "tests/integration/agent/test_adoption.py",
         "tests/integration/agent/test_agent.py",
         "tests/integration/agent/test_cordon.py",

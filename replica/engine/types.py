@@ -149,24 +149,24 @@ class Capabilities:
         adapter_rank_max: Of one adapter.
         logprobs_max: Alternatives per token; 0: no logprobs at all.
         has_prompt_logprobs: Of the prompt's tokens.
-        has_scores: Of answers that it is shown.
         has_penalties: Penalties, bias, min_p and tokens_min.
         has_grammars: Constrained answers.
         has_drafts: Speculative decoding by prompt lookup.
         has_kv_transfer: Export and import of blocks.
         rereads_adapters: The files of adapters in host memory are read again and must stay.
+        has_scores: Of answers that it is shown.
     """
 
     adapter_slots: int = 0
     adapter_rank_max: int = 0
     logprobs_max: int = 0
     has_prompt_logprobs: bool = False
-    has_scores: bool = False
     has_penalties: bool = False
     has_grammars: bool = False
     has_drafts: bool = False
     has_kv_transfer: bool = False
     rereads_adapters: bool = False
+    has_scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def _check_scores(request: SequenceRequest, capabilities: Capabilities) -> None:
     if not 0 < request.scored_tokens < len(request.prompt):
         raise _invalid(
             "scored_tokens",
-            f"scored_tokens {request.scored_tokens} is not in 0..{len(request.prompt) - 1}: they"
+            f"scored_tokens {request.scored_tokens} is not in 1..{len(request.prompt) - 1}: they"
             " are the end of the prompt, and something must stand before them",
         )
 

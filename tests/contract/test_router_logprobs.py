@@ -10,6 +10,7 @@ import pytest
 
 from replica.drivers.openvino import load_openvino
 from replica.engine.driver import Driver
+from replica.engine.types import SequenceRequest
 from sluice.kserve import HostStream
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -132,3 +133,27 @@ async def test_an_interrupted_answer_is_the_same(base, hosts, start_router, conn
         await gateway.until_over([handle])
         assert gateway.tokens[handle] == tokens[name], name
         assert_same(gateway.logprobs[handle], logprobs[name])
+
+
+async def test_a_score_is_the_one_of_the_engine(base, hosts, start_router, connect):
+    """The end of a prompt is scored, and nothing else; who asks for none gets none."""
+    driver = load(base)
+    request = SequenceRequest(1, PROMPT, 1, prompt_logprobs=0)
+    driver.add(request)
+    told: list[float] = []
+    while driver.has_work:
+        told += [it.logprob for part in driver.step().prompt_logprobs for it in part.tokens]
+    host = await hosts(load(base))
+    router = await start_router(host.address)
+    gateway = await connect(router.settings.grpc_address)
+    await gateway.until_ready()
+    scored = [
+        (await gateway.submit(prompt=PROMPT, output=1, scored_tokens=count))[0]
+        for count in (5, len(PROMPT) - 1, 0)
+    ]
+    await gateway.until_over(scored)
+    last, most, none = (gateway.outcomes[handle] for handle in scored)
+    assert last.score.logprob == pytest.approx(sum(told[-5:]) / 5, **CLOSE)
+    assert most.score.logprob == pytest.approx(sum(told) / len(told), **CLOSE)
+    assert last.score.entropy > 0
+    assert not none.HasField("score")

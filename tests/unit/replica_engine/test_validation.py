@@ -26,6 +26,7 @@ ALL = Capabilities(
     has_grammars=True,
     has_drafts=True,
     has_kv_transfer=True,
+    has_scores=True,
 )
 NAN = float("nan")
 
@@ -62,6 +63,7 @@ def field_of(changes: dict) -> str:
         ({"draft_tokens_max": 17}, "invalid_request", r"17 is not in 0\.\.16"),
         ({"prompt_logprobs": 6}, "invalid_request", "at most 5"),
         ({"prompt_logprobs": -2}, "invalid_request", "-2 is negative"),
+        ({"scored_tokens": 2}, "invalid_request", r"2 is not in 1\.\.1"),
         (sampling(temperature=NAN), "invalid_request", "temperature"),
         (sampling(temperature=-1), "invalid_request", "temperature"),
         (sampling(top_p=1.5), "invalid_request", "top_p"),
@@ -103,6 +105,7 @@ def test_what_no_engine_can_serve_is_refused_with_the_limit(changes, code, text)
         ({"draft_tokens_max": 4}, {"has_drafts": False}),
         ({"prompt_logprobs": 0}, {"has_prompt_logprobs": False}),
         ({"prompt_logprobs": 0}, {"logprobs_max": 0}),
+        ({"scored_tokens": 1}, {"has_scores": False}),
         (sampling(logprobs=0), {"logprobs_max": 0}),
         (sampling(presence_penalty=0.5), {"has_penalties": False}),
         (sampling(frequency_penalty=-0.5), {"has_penalties": False}),

@@ -41,6 +41,11 @@ RESUMED = {"resumed_tokens": 2, "prompt_logprobs": 0, "draft_tokens_max": 4, "pr
 TRACE = {"traceparent": "00-t-s-01", "tracestate": "v=1"}
 
 
+def test_an_answer_that_is_scored_is_not_reported_token_by_token() -> None:
+    message = wire.Sequence(prompt=[1, 2, 3], scored_tokens=2, prompt_logprobs=5)
+    assert (decode(message).scored_tokens, decode(message).prompt_logprobs) == (2, 0)
+
+
 def test_every_field_arrives() -> None:
     sampling = wire.Sampling(
         temperature=0.5,

@@ -83,4 +83,5 @@ def test_the_engine_says_what_it_can_do(load) -> None:
     assert can.has_drafts
     assert can.has_kv_transfer
     assert can.has_prompt_logprobs
+    assert can.has_scores
     assert can.logprobs_max == 20
