@@ -176,6 +176,7 @@ def _specs(original: Exchange) -> tuple[GenerationSpec, GenerationSpec] | None:
     own = as_last(spec)._replace(
         request_id=f"{spec.request_id}-score",
         absence_ms=0,
+        admission_ms=0,
         choice=0,
         prompt=ids,
         packed_prompt=None,
