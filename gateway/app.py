@@ -26,13 +26,11 @@ from gateway.endpoints.azure import AzurePaths
 from gateway.endpoints.chat import ChatTask
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.completions import CompletionTask
-from gateway.endpoints.copies import Copies
+from gateway.endpoints.copies import spare_work
 from gateway.endpoints.embeddings import Embeddings
 from gateway.endpoints.models import Models
 from gateway.endpoints.openapi import describe
 from gateway.endpoints.reply import ReplyWriter
-from gateway.endpoints.scores import Scores
-from gateway.endpoints.spare_tasks import SpareTasks
 from gateway.endpoints.texts import Texts
 from gateway.endpoints.tokenize import Tokenizing
 from gateway.limits.budgets import Budgets
@@ -117,23 +115,14 @@ class Gateway:
             self.open_requests,
             self._missing_bases,
         )
-        self.spare = SpareTasks(settings.copies_max)
-        self.scores = Scores(
-            spare=self.spare,
-            dispatcher=Dispatcher(self.links),
-            metrics=self.metrics,
-            emit=events.emit,
-            gateway_id=settings.instance_id,
-        )
-        self.copies = Copies(
+        self.spare, self.scores, self.copies = spare_work(
+            tasks_max=settings.copies_max,
             assets=self.assets,
-            dispatcher=Dispatcher(self.links),
+            links=self.links,
             open_requests=self.open_requests,
             metrics=self.metrics,
             emit=events.emit,
             gateway_id=settings.instance_id,
-            spare=self.spare,
-            scores=self.scores,
         )
         self.text_shipping, self.responses = _text_shipping(settings, events), _store(settings)
         self.texts = Texts(self.text_shipping.ship, self.metrics)
@@ -194,9 +183,8 @@ class Gateway:
             embedding_bases=self.embedding_bases,
             limiter=self.limiter,
         )
-        pools = PoolBoard(self.watcher.state, self.links, self.embedders)
+        routes, pools = Routes(), PoolBoard(self.watcher.state, self.links, self.embedders)
         models = Models(directory=self.directory, pools=pools)
-        routes = Routes()
         for api in (ChatTask, CompletionTask):
             routes.add("POST", api.endpoint, partial(completer.handle, api))
         AnthropicMessages(self.directory, completer, tokenizing).add_to(routes)

@@ -153,6 +153,13 @@ class GatewayMetrics:
             "By how much a timer of the event loop is late",
             _LAG_EDGES_S,
         )
+        self.scores = Counter(
+            "gateway_scores_total",
+            "Scores of answers of adapters in rollout by their base and themselves: made, or failed"
+            " (engines that score nothing, or have no time)",
+            ("fate",),
+            registry=self.registry,
+        )
         self._declare_requests()
         self._declare_goodput()
 
@@ -201,13 +208,6 @@ class GatewayMetrics:
             "gateway_copies_total",
             "Copies of requests for a shadow stage: sent, or dropped because too many were under"
             " way",
-            ("fate",),
-            registry=self.registry,
-        )
-        self.scores = Counter(
-            "gateway_scores_total",
-            "Scores of answers of adapters in rollout by their base and themselves: made, or failed"
-            " (engines that score nothing, or have no time)",
             ("fate",),
             registry=self.registry,
         )

@@ -15,6 +15,7 @@ from gateway.bases.assets import AssetCache
 from gateway.directory import ResolvedModel
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import WholeGeneration
+from gateway.dispatch.routers import RouterLinks
 from gateway.dispatch.tally import Tally
 from gateway.endpoints.exchange import Exchange, finish_reason, flaws_in
 from gateway.endpoints.scores import Scores
@@ -172,6 +173,41 @@ class Copies:
         exchange.outcome, exchange.status = finish_reason(generations[0]), 200
         exchange.flaws = flaws_in(generations[0])
         self._scores.offer(exchange)
+
+
+def spare_work(
+    *,
+    tasks_max: int,
+    assets: AssetCache,
+    links: RouterLinks,
+    open_requests: OpenRequests,
+    metrics: GatewayMetrics,
+    emit: Callable[[bytes], None],
+    gateway_id: str,
+) -> tuple[SpareTasks, Scores, Copies]:
+    """Return what a worker does beside requests while a model is in rollout.
+
+    Each has a dispatcher of its own: what it may try again is not taken from requests.
+    """
+    spare = SpareTasks(tasks_max)
+    scores = Scores(
+        spare=spare,
+        dispatcher=Dispatcher(links),
+        metrics=metrics,
+        emit=emit,
+        gateway_id=gateway_id,
+    )
+    copies = Copies(
+        assets=assets,
+        dispatcher=Dispatcher(links),
+        open_requests=open_requests,
+        metrics=metrics,
+        emit=emit,
+        gateway_id=gateway_id,
+        spare=spare,
+        scores=scores,
+    )
+    return spare, scores, copies
 
 
 def _copied(identity: Identity) -> Identity:
