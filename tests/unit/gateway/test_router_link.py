@@ -43,7 +43,7 @@ def test_an_answer_that_cannot_be_read_ends_and_no_other() -> None:
     link = up()
     broken = WholeGeneration(SPEC._replace(new_pipe=lambda: BrokenPipe(TABLE)))
     good = WholeGeneration(SPEC)
-    handles = [link.submit(it, "c", 0) for it in (broken, good)]
+    handles = [link.submit(it, "c", 0, 0) for it in (broken, good)]
     link.deliver(tokens_for(*handles), 1.0)
     link.deliver(tokens_for(*handles), 2.0)
     assert broken.ending is not None
@@ -64,7 +64,7 @@ def test_one_message_holds_as_much_as_a_router_takes() -> None:
     link = up()
     small, large = SPEC._replace(prompt=[1]), SPEC._replace(prompt=[2] * 300_000)
     handles = [
-        link.submit(WholeGeneration(spec), "c", 0)
+        link.submit(WholeGeneration(spec), "c", 0, 0)
         for spec in (small, large, large, large, large, small, small)
     ]
     link.cancel(handles[-1])
@@ -81,7 +81,7 @@ def test_one_message_holds_as_much_as_a_router_takes() -> None:
 
 def test_what_an_answer_keeps_of_a_message_does_not_keep_the_message() -> None:
     link, answer = up(), WholeGeneration(SPEC)
-    handle = link.submit(answer, "c", 0)
+    handle = link.submit(answer, "c", 0, 0)
     message = wire.ConnectResponse(placed=[wire.Placed(handle=handle, replica_id="replica-1")])
     link.deliver(message, 1.0)
     message.placed[0].replica_id = "changed"
@@ -92,7 +92,7 @@ def test_what_an_answer_keeps_of_a_message_does_not_keep_the_message() -> None:
 def test_the_last_token_leaves_together_with_the_end_of_a_good_answer() -> None:
     link, answers = up(), [stream(), stream()]
     transports = [Transport(), Transport()]
-    handles = [link.submit(answer, "c", 0) for answer in answers]
+    handles = [link.submit(answer, "c", 0, 0) for answer in answers]
     for answer, transport in zip(answers, transports, strict=True):
         answer.go_live(transport, is_chunked=True)
     link.deliver(tokens_for(*handles), 1.0)
