@@ -50,3 +50,12 @@ def test_decisions_are_numbered_and_listed() -> None:
     for name in pages:
         headings = re.findall(r"^## (.+)$", (DOCS / "decisions" / name).read_text(), re.MULTILINE)
         assert headings == ["Decision", "Why", "Measured", "What would overturn it"], name
+
+
+def test_lines_of_pages_are_short() -> None:
+    for page in DOCS.rglob("*.md"):
+        is_code = False
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            is_code ^= line.lstrip().startswith("```")
+            if not is_code and not line.startswith(("|", "    ")):
+                assert len(line) <= 120, f"{page.relative_to(ROOT)}:{number}"
