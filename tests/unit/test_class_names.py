@@ -19,8 +19,8 @@ PACKAGES = (
 # Each service has one of these, under the same name on purpose.
 SAME_IN_EACH_SERVICE = {"Settings", "MigrateSettings"}
 # Names that are still there twice. The list only gets shorter.
-STILL_DOUBLED = set(
-    [
+STILL_DOUBLED = {
+    *(
         "Accelerator",
         "Answer",
         "Api",
@@ -137,8 +137,8 @@ STILL_DOUBLED = set(
         "Worker",
         "Workers",
         "World",
-    ]
-)
+    )
+}
 
 
 def _places() -> dict[str, list[str]]:
