@@ -130,7 +130,11 @@ def test_a_planted_opening_is_found(
 
 @pytest.mark.parametrize(
     "planted",
-    [{VARIABLE: "t" * CHARACTERS_MIN}, {VARIABLE: ""}, *({name: text} for name, text in LOOSE)],
+    [
+        {VARIABLE: "t" * CHARACTERS_MIN},
+        {VARIABLE: ""},
+        *({name: text} for name, text in sorted(LOOSE)),
+    ],
     ids=str,
 )
 def test_a_planted_setting_is_found(planted: dict[str, str]) -> None:
