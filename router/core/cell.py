@@ -24,9 +24,9 @@ from router.core.fleet.cell_fleet import CellFleet
 from router.core.fleet.health import HealthState
 from router.core.fleet.pool_speed import usual_speed
 from router.core.fleet.replica import ReplicaBook
-from router.core.fleet.work_meter import WorkMeter
 from router.core.queue.adapter_waiters import AdapterWaiters
 from router.core.queue.fair_queue import FairQueue
+from router.core.queue.work_meter import WorkMeter
 from router.core.types.config import CoreConfig
 from router.core.types.plan import Role
 from router.core.types.request import Dispatch, Request
@@ -132,18 +132,9 @@ class CellBook:
         self._priced += 1
         weight = max(_SMOOTHING, 1 / self._priced)
         self.uncached_mean += weight * (uncached - self.uncached_mean)
+        request.output_expected = self.answers.expected(request.tenant_id, request.output_max)
         alone_s = fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
         return Pressure(*self.queue.tenant_load(request.priority, request.tenant_id), alone_s)
-
-    def count_work(self, request: Request, *, is_refused: bool) -> None:
-        """Count a request that has its price as demand."""
-        self.work.came(
-            request.priority,
-            request.prompt_tokens,
-            request.uncached_tokens,
-            self.output_expected(request),
-            is_refused=is_refused,
-        )
 
     def renew_mean_speed(self, now: float) -> None:
         """Find the mean speed of the replicas anew, now and then."""
@@ -153,6 +144,7 @@ class CellBook:
         """Let a new request wait."""
         self.is_dirty = True
         self.queue.push(request, now)
+        self.work.came(request, is_refused=False)
         self.adapter_waiters.add(request, self.queue.requests)
 
     def look_up(self, request: Request) -> Mapping[str, int]:

@@ -92,9 +92,9 @@ class RouterCore:
             pressure=None if cell is None else cell.price(request),
             router_is_draining=self.is_draining,
         )
-        if cell is not None and (rejection is None or rejection.code in _FOR_WANT_OF_ROOM):
-            cell.count_work(request, is_refused=rejection is not None)
         if rejection is not None:
+            if cell is not None and rejection.code in _FOR_WANT_OF_ROOM:
+                cell.work.came(request, is_refused=True)
             gateway.batch.outcomes.append(rejection.outcome(request.handle))
             count(rejection, self.lifecycle.stats)
             return

@@ -86,6 +86,7 @@ class Request:
         is_traced: Whether the placement is worth an explanation: the trace is kept, or the answer
             began elsewhere.
         interrupted: Dispatches that ended without an end of the request.
+        output_expected: Output tokens that it was expected to have when it came.
         untold: Those of them that the gateway has not heard of; None: none.
     """
 
@@ -96,7 +97,7 @@ class Request:
         *("gateway", "order", "arrived_at", "deadline_at", "state", "dispatch", "attempts"),
         *("avoid", "uncached_tokens", "objective_s", "late_at", "is_late", "overdue_at", "output"),
         *("is_charged", "charged_tokens", "preemptions", "prediction", "prefilled_on"),
-        *("interrupted", "untold"),
+        *("interrupted", "output_expected", "untold"),
     )
 
     def __init__(
@@ -148,6 +149,7 @@ class Request:
         self.attempts = 0
         self.avoid = ""
         self.uncached_tokens = prompt_tokens
+        self.output_expected = 0
         self.objective_s = 0.0
         self.late_at = self.overdue_at = float("inf")
         self.is_late = False

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.dialects.dialect import Dialect
 from gateway.dispatch.streamed import StreamedGeneration
-from gateway.endpoints import reply
+from gateway.endpoints.chat import ChatTask
 from gateway.limits.limiter import Limiter
 from sluice.events import EventProducer
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -271,7 +271,7 @@ async def test_what_a_model_had_that_another_stood_in_for_is_not_kept(
         held.append([it() is not None for it in streams])
         return Plan([], FULL)
 
-    monkeypatch.setattr(reply, "StreamedGeneration", Noted)
+    monkeypatch.setattr(ChatTask, "streamed", Noted)
     async with world() as w, w.http() as http:
         await stand_in(w, eventually, "one/own", "tiny")
         w.router.plan = plan

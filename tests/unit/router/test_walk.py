@@ -43,7 +43,7 @@ def floors_entered(action) -> list[str]:
     [
         pytest.param(0, 30.0, SHORT, id="with nothing before it"),
         pytest.param(20, 1e6, [*SHORT[:6], "cell", "decide", *SHORT[6:]], id="in time for sure"),
-        pytest.param(20, 1e-3, [*LONG[:11], "cell", "decide"], id="refused"),
+        pytest.param(20, 1e-3, [*LONG[:11], "cell", "decide", "queue"], id="refused"),
         pytest.param(2, 1e6, LONG, id="predicted"),
     ],
 )

@@ -1,5 +1,6 @@
 """Counts the work that comes to a cell, for those who decide how many replicas it needs."""
 
+from router.core.types.request import Request
 from router.core.types.work import TierWork
 from sluice.priority import CLASSES
 
@@ -26,26 +27,21 @@ class WorkMeter:
         self.reports = 0
         self._seen = 0
 
-    def came(
-        self, priority: int, prompt_tokens: int, uncached: int, output: int, *, is_refused: bool
-    ) -> None:
-        """Count a request.
+    def came(self, request: Request, *, is_refused: bool) -> None:
+        """Count a request that has its price.
 
         Args:
-            priority: In the queue, where each tier has several classes.
-            prompt_tokens: Of its prompt.
-            uncached: Of these, to be computed.
-            output: Tokens of the answer, as expected.
+            request: Its priority is that of the queue, where each tier has several classes.
             is_refused: There was no room for it.
         """
-        tier = self._tier(priority // CLASSES)
+        tier = self._tier(request.priority // CLASSES)
         tier.requests += 1
-        tier.prompt_tokens += uncached
-        tier.output_tokens += output
+        tier.prompt_tokens += request.uncached_tokens
+        tier.output_tokens += request.output_expected
         tier.refused += is_refused
         self._seen += 1
         weight = max(_SMOOTHING, 1 / self._seen)
-        self.prompt_mean += weight * (prompt_tokens - self.prompt_mean)
+        self.prompt_mean += weight * (request.prompt_tokens - self.prompt_mean)
 
     def _tier(self, priority: int) -> TierWork:
         tier = self.tiers.get(priority)
