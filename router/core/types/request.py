@@ -148,8 +148,7 @@ class Request:
         self.dispatch: Dispatch | None = None
         self.attempts = 0
         self.avoid = ""
-        self.uncached_tokens = prompt_tokens
-        self.output_expected = 0
+        self.uncached_tokens, self.output_expected = prompt_tokens, 0
         self.objective_s = 0.0
         self.late_at = self.overdue_at = float("inf")
         self.is_late = False
