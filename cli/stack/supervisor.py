@@ -48,7 +48,7 @@ class Service:
     port: int = 0
     check: Callable[[], Awaitable[None]] | None = None
     prepare: Callable[[], Awaitable[None]] | None = None
-    ready_timeout_s: float = 30.0
+    ready_timeout_s: float = 120.0
     is_server: bool = False
     runs_once: bool = False
 
