@@ -60,7 +60,7 @@ async def test_a_good_release_takes_over(
     ):
         await make_model(plane, "m")
         plan = await plane.put("models/m/rollout-plan", **SHORT)
-        assert (plan["is_default"], len(plan["plan"]["gates"])) == (False, 11)
+        assert (plan["is_default"], len(plan["plan"]["gates"])) == (False, 14)
         rollout = await begin(plane, "m")
         old = {"base_digest": "d1" * 32, "pool_id": "main", "adapter_digest": "d3" * 32}
         for refused in (
