@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import time
 
 import grpc
 import httpx
@@ -40,6 +41,18 @@ def process_of(name: str) -> str:
     return "triton" if name.startswith("triton") else name
 
 
+def _only_engine(stack: Stack) -> psutil.Process:
+    """Return the one engine of the stack; another one, of a test before, may still be ending."""
+    deadline_s = time.monotonic() + 60
+    while True:
+        pids = marked_processes(Home(stack.home.resolve()).marker)
+        found = [it for it in map(psutil.Process, pids) if it.name() == "tritonserver"]
+        if len(found) == 1:
+            return found[0]
+        assert time.monotonic() < deadline_s, found
+        time.sleep(0.2)
+
+
 @pytest.fixture(scope="module")
 def ports(stack: Stack) -> dict[str, int]:
     """The port of each socket of the list."""
@@ -47,14 +60,10 @@ def ports(stack: Stack) -> dict[str, int]:
         "public": httpx.URL(stack.base_url).port or 0,
         "admin": httpx.URL(stack.admin_url).port or 0,
     }
+    engine = _only_engine(stack)
     listening = {
         process_of(name): {port for _, port in places} for name, places in stack.listening().items()
     }
-    (engine,) = (
-        found
-        for pid in marked_processes(Home(stack.home.resolve()).marker)
-        if (found := psutil.Process(pid)).name() == "tritonserver"
-    )
     options = dict(word.split("=", 1) for word in engine.cmdline() if "=" in word)
     known["inference"] = int(options["--grpc-port"])
     known["metrics"] = int(options["--metrics-port"])
