@@ -49,8 +49,12 @@ class AnthropicMessages:
         tell_request_id_as(request, _REQUEST_ID)
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
-        wanted = await read_parsed(request, partial(parse, AnthropicRequest))
-        return await self._completer.answer(request, principal, message_task(wanted))
+        # Not by a name: a stream keeps nothing of its body.
+        return await self._completer.answer(
+            request,
+            principal,
+            message_task(await read_parsed(request, partial(parse, AnthropicRequest))),
+        )
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """POST /v1/messages/count_tokens: as many as the message would have."""

@@ -91,8 +91,10 @@ class Completer:
         """Answer one request of an API."""
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, api.scope)
-        task = await read_parsed(request, partial(parse, api))
-        return await self.answer(request, principal, task)
+        # Not by a name: a stream keeps nothing of its body.
+        return await self.answer(
+            request, principal, await read_parsed(request, partial(parse, api))
+        )
 
     async def answer(
         self, request: web.Request, principal: Principal, task: TextTask
