@@ -78,9 +78,10 @@ class Responses:
             session=chain[0].id if chain else response_id,
             keeping=keeping,
         )
-        del wanted, chain  # a stream keeps nothing of its body
+        answering = self._completer.answer(request, principal, task)
+        del wanted, chain, task  # a stream keeps nothing of its body
         try:
-            return await self._completer.answer(request, principal, task)
+            return await answering
         finally:
             if keeping is not None:
                 keeping.end()
