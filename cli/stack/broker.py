@@ -48,8 +48,8 @@ class Relay:
 
         Args:
             path: Of the Unix socket of the mock cluster.
-            credential: What clients prove to know; None: they need not.
-            apis: Those of the mock cluster, as `apis_of` returns them.
+            credential: Login that clients need; None: no login.
+            apis: API versions of the mock cluster, as `apis_of` returns them.
         """
         self._path = path
         self._credential = credential

@@ -59,7 +59,7 @@ class Login:
 
         Args:
             credential: Of the only user.
-            apis: Those of the broker, as `apis_of` returns them.
+            apis: API versions of the broker, as `apis_of` returns them.
         """
         self._apis = apis
         self._exchange = Exchange(credential)

@@ -22,7 +22,7 @@ class ScramError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What checks a password without keeping it."""
+    """A verifier: it checks a password without keeping it."""
 
     user: str
     salt: bytes

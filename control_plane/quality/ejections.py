@@ -1,4 +1,4 @@
-"""What routers say of replicas that they ejected for their answers: evidence for the guard; pure.
+"""Ejections that routers report for wrong answers: evidence for the quality guard; pure.
 
 A router has acted already. The guard asks such a replica first, and needs one wrong golden answer
 instead of two: `sluice.detector.record`. An ejection ends in one of two ways: `confirmed`, the
@@ -36,7 +36,7 @@ class Ejection:
 
     @property
     def record(self) -> Record:
-        """What the router found, for the detector."""
+        """The router's finding, for the detector."""
         return CLEAN.found(self.evidence, self.wrong)
 
     def shown(self) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def judge(
         known: What was right before, of the same base, adapter and engine.
         expected: What people expect an answer to begin with; empty: nothing.
         rules: How to compare.
-        records: What routers have found of replicas.
+        records: Findings of routers about replicas.
     """
     recent = {name: list(all_)[:ASKINGS] for name, all_ in sorted(answers.items())}
     newest = {

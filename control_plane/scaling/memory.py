@@ -22,7 +22,7 @@ def _no_sums() -> dict[int, Sums]:
 
 @dataclass(slots=True)
 class Memory:
-    """What is kept of a pool.
+    """The record of a pool between two looks.
 
     Attributes:
         history: Its demand.

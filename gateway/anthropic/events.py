@@ -21,8 +21,8 @@ class MessageEvents:
     """Writes all events of one stream; it is the writer of its one choice, and of its end.
 
     Attributes:
-        head: What stands before the text of a delta; empty while no text is open.
-        tail: What stands after it.
+        head: Bytes before the text of a delta; empty while no text is open.
+        tail: Bytes after it.
         stop_sequence: That ended the answer; empty: none, or not yet.
     """
 

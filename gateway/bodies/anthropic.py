@@ -86,7 +86,7 @@ class AnswerSchema(Strict):
 
 
 class OutputConfig(Strict):
-    """What the answer is like."""
+    """Effort and format of the answer."""
 
     effort: Effort | None = None
     format: AnswerSchema | None = None
@@ -100,7 +100,7 @@ class CallerMetadata(Strict):
 
 
 class _ChatBody(Body):
-    """What a message and the count of its tokens have in common."""
+    """The fields that a message and the count of its tokens share."""
 
     model: ModelName
     messages: Messages
@@ -136,7 +136,7 @@ class _ChatBody(Body):
 
     @property
     def template_options(self) -> TemplateOptions | None:
-        """What the template is told: whether the model thinks, and what the caller adds."""
+        """Options of the template: whether the model thinks, and additions of the caller."""
         if self.thinking is None:
             return self.chat_template_kwargs
         thinks: TemplateOptions = {"enable_thinking": self.thinking.type != "disabled"}

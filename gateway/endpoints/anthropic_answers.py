@@ -65,7 +65,7 @@ class AnthropicTokenCount(Shape):
 
 
 class AnthropicErrorDetail(Shape):
-    """What went wrong; `code` and `param` are this platform's."""
+    """The failure; `code` and `param` are this platform's."""
 
     type: str
     message: str
