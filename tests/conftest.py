@@ -2,6 +2,7 @@
 
 import os
 import ssl
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ os.environ.pop("COLUMNS", None)
 
 import httpx
 import pytest
+import structlog
 from httpx._transports import default as transports
 from hypothesis import settings
 from xdist.remote import Producer
@@ -27,6 +29,9 @@ from sluice import process, shared_secret
 from tests.ports import free_port
 from tests.rings import ALL, EXAMPLES_OF_ONE, ONE, RINGS, is_of
 from tests.stacks import FIXTURES, group_of, misplaced
+
+# What a command prints is read from stdout; logs of servers in the same process stay out of it.
+structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 # Before anybody imports it by name.
 process.free_port = free_port

@@ -394,6 +394,7 @@ UNSEEN = {
     "llm_adapter_tokens_total",
     "llm_request_aborts_total",
     "gateway_copies_total",
+    "sluice_pool_replicas_late_seconds",  # no pool was given more replicas that do not come
     "gateway_worker_ends_total",  # there is one worker, and so no parent
 }
 
