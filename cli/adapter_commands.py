@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.admin import AsJson, ask, given
-from cli.api import Api, ApiError, Json
+from cli.api import ApiClient, ApiError, Json
 from cli.artifact_commands import publish
 from cli.downloads import fetch_file, find_manifest
 from cli.render import show_fields, show_json, show_objects, size_text
@@ -52,7 +52,7 @@ def list_adapters(
     """
     query = given(model_id=model, base_digest=base, tenant_id=tenant)
 
-    async def work(api: Api) -> list[Json]:
+    async def work(api: ApiClient) -> list[Json]:
         found = await api.list("/v1/adapters", **query)
         return await _with_configs(api, found) if ranks else found
 
@@ -65,7 +65,7 @@ def list_adapters(
 def show_adapter(adapter: Adapter, *, as_json: AsJson = False) -> None:
     """Show an adapter: its configuration, who uses it, and the nodes that have it."""
 
-    async def work(api: Api) -> Json:
+    async def work(api: ApiClient) -> Json:
         digest = await _digest(api, adapter)
         found = await api.call("GET", f"/v1/adapters/{digest}")
         (found,) = await _with_configs(api, [found])
@@ -106,7 +106,7 @@ def remove_adapter(
         ask(lambda api: api.call("DELETE", f"/v1/releases/{adapter}"))
     else:
 
-        async def work(api: Api) -> None:
+        async def work(api: ApiClient) -> None:
             digest = await _digest(api, adapter)
             query = {"tenant_id": tenant} if tenant else None
             await api.call("DELETE", f"/v1/artifacts/{digest}", query=query)
@@ -115,7 +115,7 @@ def remove_adapter(
     typer.echo(f"removed {adapter}")
 
 
-async def _digest(api: Api, adapter: str) -> str:
+async def _digest(api: ApiClient, adapter: str) -> str:
     """Return the digest that is meant.
 
     Raises:
@@ -134,7 +134,7 @@ async def _digest(api: Api, adapter: str) -> str:
     return found["adapter_digest"]
 
 
-async def _of_prefix(api: Api, prefix: str) -> str:
+async def _of_prefix(api: ApiClient, prefix: str) -> str:
     if not _PREFIX.fullmatch(prefix):
         message = f"there is no model {prefix}, nor are that 4 digits or more of a digest"
         raise ApiError(f"{message}; see: sluice adapters list")
@@ -147,7 +147,7 @@ async def _of_prefix(api: Api, prefix: str) -> str:
     return digests[0]
 
 
-async def _nodes(api: Api, digest: str) -> list[Json] | None:
+async def _nodes(api: ApiClient, digest: str) -> list[Json] | None:
     """Return the nodes that have an artifact; None to a key that may not know."""
     try:
         return await api.list(f"/v1/artifacts/{digest}/nodes")
@@ -157,7 +157,7 @@ async def _nodes(api: Api, digest: str) -> list[Json] | None:
         return None
 
 
-async def _with_configs(api: Api, found: list[Json]) -> list[Json]:
+async def _with_configs(api: ApiClient, found: list[Json]) -> list[Json]:
     """Return adapters with rank, alpha and target modules; those of what was not uploaded: None."""
     waiting = list(enumerate(found))
     made = list(found)
@@ -176,7 +176,7 @@ async def _with_configs(api: Api, found: list[Json]) -> list[Json]:
     return made
 
 
-async def _config(api: Api, digest: str) -> dict[str, Any]:
+async def _config(api: ApiClient, digest: str) -> dict[str, Any]:
     manifest = await find_manifest(api, digest)
     return json.loads(await fetch_file(api, manifest, _CONFIG))
 

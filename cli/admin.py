@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from cli.api import Api, ApiError, Json
+from cli.api import ApiClient, ApiError, Json
 from cli.render import show_fields, show_json
 from cli.stack.home import Home, read_env, stored_secret
 from cli.stack_commands import fail
@@ -65,7 +65,10 @@ def refuse_clear(name: str, url: str) -> None:
 
 
 def ask(
-    work: Callable[[Api], Awaitable[Any]], url_name: str = "SLUICE_ADMIN_URL", *, status: int = 1
+    work: Callable[[ApiClient], Awaitable[Any]],
+    url_name: str = "SLUICE_ADMIN_URL",
+    *,
+    status: int = 1,
 ) -> Any:
     """Return what `work` gets from the API; a refusal is one line on stderr and ends with it."""
     url, key = setting(url_name), setting("SLUICE_ADMIN_KEY")
@@ -73,7 +76,7 @@ def ask(
     refuse_clear(url_name, url)
 
     async def run() -> Any:
-        async with Api(url, key) as api:
+        async with ApiClient(url, key) as api:
             return await work(api)
 
     try:

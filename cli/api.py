@@ -60,7 +60,7 @@ class ApiError(RuntimeError):
         self.status = status
 
 
-class Api:
+class ApiClient:
     """One service's HTTP API, with the admin key."""
 
     def __init__(self, base_url: str, key: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.admin import AsJson, Digest, ask, given, show_one
-from cli.api import Api, Json
+from cli.api import ApiClient, Json
 from cli.bars import byte_bar
 from cli.plan_files import read_plan
 from cli.render import show_json, show_objects
@@ -23,7 +23,7 @@ _VERSION = ("id", "adapter_digest", "base_digest", "is_promoted", "rollout_id")
 _JOBS = 4
 
 
-class Kind(StrEnum):
+class ArtifactKindOption(StrEnum):
     """What an artifact is."""
 
     BASE = "base"
@@ -44,7 +44,7 @@ Signature = Annotated[
 @artifacts.command("list")
 def list_artifacts(
     *,
-    kind: Annotated[Kind | None, typer.Option(help="Only of this kind.")] = None,
+    kind: Annotated[ArtifactKindOption | None, typer.Option(help="Only of this kind.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the artifacts."""
@@ -73,7 +73,7 @@ def push_artifact(
     manifest = _manifest(directory)
     body = _subject(base, tenant, signature) | {"manifest": manifest.document()}
 
-    async def work(api: Api) -> Json:
+    async def work(api: ApiClient) -> Json:
         with byte_bar("sending") as on_sent:
             return await upload(api, directory, manifest, body, jobs=jobs, on_sent=on_sent)
 
@@ -98,7 +98,7 @@ def import_artifact(
     """Let the control plane fetch an artifact from where an operator has allowed it."""
     body = _subject(base, tenant, signature) | {"source": uri}
 
-    async def work(api: Api) -> Json:
+    async def work(api: ApiClient) -> Json:
         return await ended(api, await api.call("POST", "/v1/artifacts/imports", body))
 
     _show_end(ask(work), as_json=as_json)
@@ -164,7 +164,7 @@ def publish(
     directory = Path(adapter) if adapter and ":" not in adapter else None
     manifest = None if directory is None else _manifest(directory)
 
-    async def work(api: Api) -> Json:
+    async def work(api: ApiClient) -> Json:
         uri = adapter
         if directory is not None and manifest is not None:
             base = (await api.call("GET", f"/v1/models/{base_model}"))["base_digest"]

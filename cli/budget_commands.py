@@ -23,21 +23,21 @@ _BAR_CELLS = 20
 _STYLES = {"exhausted": "red", "soft": "yellow"}
 
 
-class Period(StrEnum):
+class BudgetPeriodOption(StrEnum):
     """In UTC."""
 
     DAY = "day"
     MONTH = "month"
 
 
-class OnExhausted(StrEnum):
+class OnExhaustedOption(StrEnum):
     """What follows."""
 
     STOP = "stop"
     ALERT = "alert"
 
 
-class State(StrEnum):
+class BudgetStateOption(StrEnum):
     """How far a budget is used."""
 
     OK = "ok"
@@ -58,7 +58,7 @@ def set_budget(
         int | None, typer.Option(min=1, help="Of prompts and answers, in each period.")
     ] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Instead of tokens.")] = None,
-    per: Annotated[Period | None, typer.Option(help="Of UTC. Default: month.")] = None,
+    per: Annotated[BudgetPeriodOption | None, typer.Option(help="Of UTC. Default: month.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Only what this model answers; '' is any, the default.")
     ] = None,
@@ -67,7 +67,7 @@ def set_budget(
         typer.Option(min=1, max=99, help="Percent that are reported (repeat). Default: 80."),
     ] = None,
     on_exhausted: Annotated[
-        OnExhausted | None,
+        OnExhaustedOption | None,
         typer.Option(help="Refuse new requests, or report it only. Default: stop."),
     ] = None,
     cached_percent: Annotated[
@@ -104,7 +104,9 @@ def set_budget(
 def show_budgets(
     tenant: Annotated[str | None, typer.Argument(help="Id of a tenant; else all.")] = None,
     *,
-    state: Annotated[State | None, typer.Option(help="Only those of one state.")] = None,
+    state: Annotated[
+        BudgetStateOption | None, typer.Option(help="Only those of one state.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what is used of budgets, as of the last look at the ledger."""
@@ -118,7 +120,7 @@ def show_budgets(
     for row in found:
         made.add_row(*_cells(row))
     console().print(made)
-    stops = [row for row in found if row["on_exhausted"] == OnExhausted.STOP]
+    stops = [row for row in found if row["on_exhausted"] == OnExhaustedOption.STOP]
     if delays := [row["stop_delay_s"] for row in stops if row["stop_delay_s"] is not None]:
         late = duration(max(delays))
         message = f"A stop comes up to {late} after the request that uses the budget up has ended;"

@@ -11,12 +11,12 @@ import typer
 
 from cli import compose_env
 from cli.admin import refuse_clear, take_certificates
-from cli.api import Api, ApiError, trust
+from cli.api import ApiClient, ApiError, trust
 from cli.stack.base import import_base, push_base
 from cli.stack.errors import StackError
 from cli.stack.home import Home, Secrets, load_secrets, render_env, save_secrets, write_atomic
 from cli.stack.seed import ShippedBase, first_token, seed, wait_answering
-from cli.stack_commands import Engine, fail
+from cli.stack_commands import EngineOption, fail
 
 _CONTROL_PLANE_S = 60.0
 _PUSH_S = 120.0
@@ -47,7 +47,7 @@ def bootstrap(
     base: Annotated[
         Path | None, typer.Option(help="Another base than the shipped one: its directory.")
     ] = None,
-    engine: Annotated[Engine, typer.Option(help="What serves it.")] = Engine.OPENVINO,
+    engine: Annotated[EngineOption, typer.Option(help="What serves it.")] = EngineOption.OPENVINO,
     replicas: Annotated[int, typer.Option(min=1, max=16, help="Of the pool.")] = 1,
     first_token_s: Annotated[
         float, typer.Option(min=0, help="How long to wait for a first token; 0: not at all.")
@@ -87,7 +87,7 @@ async def _give(
     url: str, home: Home, base: ShippedBase, secrets: Secrets, engine: str, replicas: int
 ) -> Secrets:
     """Upload first: nodes fetch a base from the store as soon as a pool wants it."""
-    async with Api(url, secrets.admin_key) as api:
+    async with ApiClient(url, secrets.admin_key) as api:
         await wait_answering(api, _CONTROL_PLANE_S)
         problem = await push_base(api, home.artifacts / base.digest, _PUSH_S)
         for _, digest in base.adapters:

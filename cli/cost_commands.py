@@ -29,7 +29,7 @@ _PAID_BY = {
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-class By(StrEnum):
+class CostGroup(StrEnum):
     """What one row is about."""
 
     POOL = "pool"
@@ -40,7 +40,7 @@ class By(StrEnum):
 
 def cost(
     *,
-    by: Annotated[By, typer.Option(help="What a row is about.")] = By.MODEL,
+    by: Annotated[CostGroup, typer.Option(help="What a row is about.")] = CostGroup.MODEL,
     since: Annotated[
         str | None,
         typer.Option("--from", "--since", help="30d ago, as 30d; or a moment. Default: 1d."),

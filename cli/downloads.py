@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from cli.api import Api, ApiError
+from cli.api import ApiClient, ApiError
 from sluice.manifests import CHUNK_BYTES, Manifest, ManifestError, parse_manifest
 
 _TRIES_MAX = 30
@@ -39,7 +39,7 @@ class Pull:
         self._all_bytes = manifest.size_bytes
         self._done_bytes = 0
 
-    async def run(self, api: Api, *, jobs: int, on_done: OnDone) -> None:
+    async def run(self, api: ApiClient, *, jobs: int, on_done: OnDone) -> None:
         """Download, then put the directory in its place.
 
         Args:
@@ -111,7 +111,7 @@ def _replaceable(directory: Path) -> Path:
     raise ApiError(f"{directory} {why}, which nothing can replace: name one inside it")
 
 
-async def find_manifest(api: Api, digest: str) -> Manifest:
+async def find_manifest(api: ApiClient, digest: str) -> Manifest:
     """Return the manifest of an artifact.
 
     Raises:
@@ -127,7 +127,7 @@ async def find_manifest(api: Api, digest: str) -> Manifest:
     return manifest
 
 
-async def fetch_file(api: Api, manifest: Manifest, name: str) -> bytes:
+async def fetch_file(api: ApiClient, manifest: Manifest, name: str) -> bytes:
     """Return the content of a small file of an artifact; ApiError when it has none of that name."""
     entry = manifest.find(name)
     if entry is None:
@@ -136,7 +136,7 @@ async def fetch_file(api: Api, manifest: Manifest, name: str) -> bytes:
     return b"".join(parts)
 
 
-async def _fetch(api: Api, sha256: str, size: int) -> bytes:
+async def _fetch(api: ApiClient, sha256: str, size: int) -> bytes:
     """Return a chunk that has its hash; while the platform is busy or restarts, ask again."""
     for left in reversed(range(_TRIES_MAX)):
         try:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.admin import AsJson, ask, take_secret
-from cli.api import Api, ApiError
+from cli.api import ApiClient, ApiError
 from cli.render import console, show_json, show_table, table
 from cli.stack_commands import fail
 from sluice.hashing import HASH_BYTES, chained_hashes, session_hash
@@ -119,7 +119,7 @@ def _root(text: str, path: Path | None) -> bytes:
     return root
 
 
-async def find_request(api: Api, request_id: str) -> tuple[list[wire.Explanation], list[str]]:
+async def find_request(api: ApiClient, request_id: str) -> tuple[list[wire.Explanation], list[str]]:
     """Return the answer of the router that knows a request."""
     addresses = {cell["router_address"]: None for cell in await _cells(api)}
     request = wire.ExplainRequest(request_id=request_id)
@@ -131,7 +131,7 @@ async def find_request(api: Api, request_id: str) -> tuple[list[wire.Explanation
     raise ApiError("; ".join([text, *silent]))
 
 
-async def _suppose(api: Api, question: Question) -> tuple[list[wire.Explanation], list[str]]:
+async def _suppose(api: ApiClient, question: Question) -> tuple[list[wire.Explanation], list[str]]:
     """Return the answers of all cells that could serve a request, the best first."""
     model = await _model(api, question.model)
     submit = await _submit(api, question, model)
@@ -150,7 +150,7 @@ async def _suppose(api: Api, question: Question) -> tuple[list[wire.Explanation]
     return answers, silent
 
 
-async def _model(api: Api, name: str) -> dict[str, Any]:
+async def _model(api: ApiClient, name: str) -> dict[str, Any]:
     """Return the model or release that a public name stands for."""
     alias = await api.find(f"/v1/aliases/{name}")
     target = name if alias is None else str(alias["target"])
@@ -160,7 +160,7 @@ async def _model(api: Api, name: str) -> dict[str, Any]:
     raise ApiError(f"there is no model {name}; see: sluice models list")
 
 
-async def _submit(api: Api, question: Question, model: Mapping[str, Any]) -> wire.Submit:
+async def _submit(api: ApiClient, question: Question, model: Mapping[str, Any]) -> wire.Submit:
     submit = wire.Submit(
         request_id="hypothetical",
         tenant_id=question.tenant,
@@ -184,7 +184,7 @@ async def _submit(api: Api, question: Question, model: Mapping[str, Any]) -> wir
     return submit
 
 
-async def _cells(api: Api) -> list[dict[str, Any]]:
+async def _cells(api: ApiClient) -> list[dict[str, Any]]:
     """Return the cells that a router owns."""
     cells: list[dict[str, Any]] = []
     after = ""

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from cli.admin import AsJson, ask, delete_one, given
-from cli.api import Api, Json
+from cli.api import ApiClient, Json
 from cli.golden_commands import quarantines, release_replica, show_quarantine
 from cli.hours_commands import hours
 from cli.node_commands import nodes
@@ -83,7 +83,7 @@ def list_routers(*, as_json: AsJson = False) -> None:
 def show_pool(name: Pool, *, as_json: AsJson = False) -> None:
     """Show a pool, and how far it is from what is wanted."""
 
-    async def both(api: Api) -> Json:
+    async def both(api: ApiClient) -> Json:
         found = await api.call("GET", f"/v1/pools/{name}")
         return found | {"status": await api.call("GET", f"/v1/pools/{name}/status")}
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.admin import AsJson, ask, delete_one, setting, show_one
-from cli.api import Api, Json
+from cli.api import ApiClient, Json
 from cli.golden_texts import decode, readable_quarantine, readable_result, token_ids_of
 from cli.render import show_fields, show_json, show_objects
 from cli.stack_commands import fail
@@ -51,8 +51,8 @@ def add_prompt(
     asked: Json = {"prompt": prompt} if prompt is not None else {"messages": _read(messages)}
     every_s = _seconds(every)
 
-    async def tokenized(_: Api) -> tuple[list[int], list[int]]:
-        async with Api(setting("OPENAI_BASE_URL"), setting("OPENAI_API_KEY")) as gateway:
+    async def tokenized(_: ApiClient) -> tuple[list[int], list[int]]:
+        async with ApiClient(setting("OPENAI_BASE_URL"), setting("OPENAI_API_KEY")) as gateway:
             return await _tokenized(gateway, model, asked, expect)
 
     token_ids, expected = ask(tokenized)
@@ -108,7 +108,7 @@ def list_results(
     """
     only = {} if pool is None else {"pool_id": pool}
 
-    async def work(api: Api) -> list[Json]:
+    async def work(api: ApiClient) -> list[Json]:
         found = await api.list("/v1/golden-results", **only)
         if as_json:
             return found
@@ -138,7 +138,7 @@ def quarantines(*, as_json: AsJson = False) -> None:
 def show_quarantine(quarantine: Quarantine, *, as_json: AsJson = False) -> None:
     """Show a quarantine, and the answers that led to it."""
 
-    async def work(api: Api) -> Json:
+    async def work(api: ApiClient) -> Json:
         found = await api.call("GET", f"/v1/quarantines/{quarantine}")
         if as_json:
             return found
@@ -168,7 +168,7 @@ def release_replica(
 
 
 async def _tokenized(
-    gateway: Api, model: str, asked: Json, expect: str
+    gateway: ApiClient, model: str, asked: Json, expect: str
 ) -> tuple[list[int], list[int]]:
     """Return the ids of a prompt, and of what is expected behind it."""
 

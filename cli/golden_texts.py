@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from cli.admin import known_setting
-from cli.api import Api, ApiError, Json
+from cli.api import ApiClient, ApiError, Json
 
 _ASKED_AT_ONCE = 8
 _TEXT_MAX = 120  # characters of a text in a table
@@ -29,7 +29,7 @@ class PoolTexts:
         return repr(text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}...")
 
 
-async def decode(admin: Api, wanted: Iterable[tuple[str, Sequence[int] | None]]) -> PoolTexts:
+async def decode(admin: ApiClient, wanted: Iterable[tuple[str, Sequence[int] | None]]) -> PoolTexts:
     """Return the texts of token ids of pools, as far as the gateway can tell them.
 
     Without OPENAI_BASE_URL and OPENAI_API_KEY there are none, and the ids are shown.
@@ -49,7 +49,7 @@ async def decode(admin: Api, wanted: Iterable[tuple[str, Sequence[int] | None]])
     places = asyncio.Semaphore(_ASKED_AT_ONCE)
     found: dict[tuple[str, Tokens], str] = {}
 
-    async def one(gateway: Api, pool: str, ids: Tokens) -> None:
+    async def one(gateway: ApiClient, pool: str, ids: Tokens) -> None:
         async with places:
             try:
                 body = {"model": model_of[pool], "tokens": list(ids)}
@@ -57,7 +57,7 @@ async def decode(admin: Api, wanted: Iterable[tuple[str, Sequence[int] | None]])
             except (ApiError, KeyError):
                 return  # the ids are shown in its place
 
-    async with Api(url, key) as gateway:
+    async with ApiClient(url, key) as gateway:
         await asyncio.gather(*(one(gateway, *name) for name in asked))
     return PoolTexts(found)
 

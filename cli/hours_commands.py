@@ -16,7 +16,7 @@ _HOURS = (
 )
 
 
-class By(StrEnum):
+class HoursGroup(StrEnum):
     """What one row is about."""
 
     POOL = "pool"
@@ -26,7 +26,9 @@ class By(StrEnum):
 
 def hours(
     *,
-    by: Annotated[By, typer.Option(help="What a row is about; hour: and pool.")] = By.POOL,
+    by: Annotated[
+        HoursGroup, typer.Option(help="What a row is about; hour: and pool.")
+    ] = HoursGroup.POOL,
     since: Annotated[
         str, typer.Option("--from", "--since", help="30d ago, as 30d; or a moment.")
     ] = "1d",
@@ -46,11 +48,11 @@ def hours(
     if as_json:
         show_json(rows)
         return
-    names = ("start", "name") if by is By.HOUR else ("name",)
+    names = ("start", "name") if by is HoursGroup.HOUR else ("name",)
     cells = [
         (*(row[name] for name in names), *(f"{row[name]:,.2f}" for name in _HOURS)) for row in rows
     ]
     totals = (f"{sum(row[name] for row in rows):,.2f}" for name in _HOURS)
     cells.append(("total", *("" for _ in names[1:]), *totals))
-    shown = ("start", "pool") if by is By.HOUR else (by.value,)
+    shown = ("start", "pool") if by is HoursGroup.HOUR else (by.value,)
     show_table((*shown, *_HOURS), cells, right=" ".join(_HOURS))

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import typer
 
 from cli.admin import AsJson, ask, show_one
-from cli.api import Api, Json
+from cli.api import ApiClient, Json
 from cli.render import show_objects
 
 nodes = typer.Typer(help="Nodes: list, cordon, drain.", invoke_without_command=True)
@@ -81,7 +81,7 @@ def lift_cordons(
 ) -> None:
     """Put accelerators back into service that the node's agent has cordoned."""
 
-    async def lift(api: Api) -> list[str]:
+    async def lift(api: ApiClient) -> list[str]:
         found: list[str] = [cordon] if cordon else _cordons(await api.call("GET", _path(node)))
         for one in found:
             await api.call("DELETE", f"{_path(node)}/cordons/{quote(one, safe='@')}")
@@ -114,7 +114,7 @@ def _order(node: str, orders: Json, *, as_json: bool) -> None:
     show_objects([made], _ORDERS, as_json=as_json)
 
 
-async def _until_empty(api: Api, node: str) -> None:
+async def _until_empty(api: ApiClient, node: str) -> None:
     """Say on stderr what the node waits for, whenever that changes, until it has no replicas."""
     said = ""
     while True:

@@ -152,8 +152,8 @@ def _registries() -> dict[str, CollectorRegistry]:
         "gateway": gateway_metrics.registry,
         "router": router.metrics.RouterMetrics().registry,
         "agent": replica.agent.metrics.AgentMetrics().registry,
-        "control plane": control_plane.metrics.Metrics().registry,
-        "telemetry": telemetry.metrics.Metrics().registry,
+        "control plane": control_plane.metrics.ControlPlaneMetrics().registry,
+        "telemetry": telemetry.metrics.TelemetryMetrics().registry,
     }
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:  # it brings psutil, which only the local stack has
-    from cli.stack.health import Row
+    from cli.stack.health import HealthRow
 
 _PLAIN_WIDTH = 240  # pipes and files have no width; rich would take 80 and fold
 _FOLDED_WIDTH = 12  # of a column of text at least
@@ -104,7 +104,7 @@ def size_text(size_bytes: int | None) -> str:
     return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def status_json(rows: "Sequence[Row]", phase: str, engine: str) -> dict[str, Any]:
+def status_json(rows: "Sequence[HealthRow]", phase: str, engine: str) -> dict[str, Any]:
     """Return what `sluice status --json` prints."""
     return {
         "phase": phase,
@@ -123,7 +123,7 @@ def status_json(rows: "Sequence[Row]", phase: str, engine: str) -> dict[str, Any
     }
 
 
-def status_table(rows: "Sequence[Row]") -> Table:
+def status_table(rows: "Sequence[HealthRow]") -> Table:
     """Return what runs where, with health."""
     columns = ("name", "pid", "port", "memory", "health", "restarts", "uptime")
     cells = [
@@ -143,7 +143,7 @@ def status_table(rows: "Sequence[Row]") -> Table:
     return table(columns, cells, right="pid port memory restarts uptime")
 
 
-def started_table(rows: "Sequence[Row]") -> Table:
+def started_table(rows: "Sequence[HealthRow]") -> Table:
     """Return what runs where, right after the start."""
     cells = [
         (row.name, str(row.pid), str(row.port or "-"), f"{row.memory_mib:.0f} MiB") for row in rows

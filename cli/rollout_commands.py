@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from cli.admin import AsJson, ask, given
-from cli.api import Api, ApiError, Json
+from cli.api import ApiClient, ApiError, Json
 from cli.plan_files import read_plan
 from cli.render import console, duration, show_fields, show_json, show_objects, show_table
 
@@ -71,7 +71,7 @@ def list_rollouts(
 def show_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
     """Show a rollout: where it is, and what each gate has counted in its stage."""
 
-    async def work(api: Api) -> Json:
+    async def work(api: ApiClient) -> Json:
         return await api.call("GET", await _path(api, rollout))
 
     _show(ask(work), as_json=as_json)
@@ -81,7 +81,7 @@ def show_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
 def list_events(rollout: Id, *, as_json: AsJson = False) -> None:
     """List what happened to a rollout."""
 
-    async def work(api: Api) -> list[Json]:
+    async def work(api: ApiClient) -> list[Json]:
         return await api.list(f"{await _path(api, rollout)}/events")
 
     found = ask(work)
@@ -134,7 +134,7 @@ def promote_rollout(
 ) -> None:
     """End the stage of a rollout early; no stage is left out."""
 
-    async def work(api: Api) -> Json:
+    async def work(api: ApiClient) -> Json:
         path = await _path(api, rollout)
         seen = stage if stage is not None else max(0, (await api.call("GET", path))["stage"])
         return await api.call("POST", f"{path}/promote", {"stage": seen})
@@ -159,7 +159,7 @@ def plan_rollouts(
         raise typer.BadParameter("is one or the other", param_hint="--set, --default")
     body = None if file is None else read_plan(file)
 
-    async def work(api: Api) -> Json:
+    async def work(api: ApiClient) -> Json:
         if body is not None:
             return await api.call("PUT", path, body)
         if default:
@@ -207,13 +207,13 @@ def roll_back(
 
 
 def _command(rollout: str, command: str, *, as_json: bool) -> None:
-    async def work(api: Api) -> Json:
+    async def work(api: ApiClient) -> Json:
         return await api.call("POST", f"{await _path(api, rollout)}/{command}")
 
     _show(ask(work), as_json=as_json)
 
 
-async def _path(api: Api, name: str) -> str:
+async def _path(api: ApiClient, name: str) -> str:
     """Return the path of a rollout that is named by its id, or by its model.
 
     Raises:
@@ -295,7 +295,7 @@ def _seen(found: Json) -> str:
     )
 
 
-async def _follow(api: Api, rollout: str, *, as_json: bool) -> Json:
+async def _follow(api: ApiClient, rollout: str, *, as_json: bool) -> Json:
     """Print a line whenever a rollout stands elsewhere, until it is over; return it then."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[seen]}"))
     err = console(stderr=True)
@@ -323,7 +323,7 @@ async def _follow(api: Api, rollout: str, *, as_json: bool) -> Json:
             await asyncio.sleep(_POLL_S)
 
 
-async def _polled(api: Api, path: str) -> Json:
+async def _polled(api: ApiClient, path: str) -> Json:
     """Return an object; who does not answer is asked again for a while."""
     until_s = time.monotonic() + _LOST_S_MAX
     while True:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.admin import AsJson, ask, given
-from cli.api import Api, Json
+from cli.api import ApiClient, Json
 from cli.render import show_fields, show_json, show_objects
 
 scaling = typer.Typer(help="How many replicas pools have, and why.", no_args_is_help=True)
@@ -82,7 +82,7 @@ def unset_bounds(pool: Pool) -> None:
 def explain(pool: Pool, *, as_json: AsJson = False) -> None:
     """Say why a pool has the number it has."""
 
-    async def find(api: Api) -> Json:
+    async def find(api: ApiClient) -> Json:
         rows = await api.list("/v1/scaling")
         found = next((row for row in rows if row["pool_id"] == pool), None)
         return await api.call("GET", f"/v1/pools/{pool}/scaling") if found is None else found
@@ -166,7 +166,7 @@ def budget(
         changes = {"accelerators": None, "price": None}
     path = "/v1/scaling/budget"
 
-    async def work(api: Api) -> Json:
+    async def work(api: ApiClient) -> Json:
         known = await api.call("GET", path)
         return await api.call("PUT", path, known | changes) if changes else known
 

@@ -22,8 +22,8 @@ from cli.stack.preflight import check_home
 from cli.stack.progress import (
     PipeRenderer,
     PlainRenderer,
-    Progress,
     Renderer,
+    StartProgress,
     replay,
     terminal_renderer,
 )
@@ -36,7 +36,7 @@ _INTERRUPTED = 130
 _STOP_TIMEOUT_S = 90.0  # the layers' grace times together
 
 
-class Engine(StrEnum):
+class EngineOption(StrEnum):
     """What the replicas run."""
 
     OPENVINO = "openvino"
@@ -72,9 +72,9 @@ def up(
         bool, typer.Option("--detach", "-d", help="Return as soon as the stack serves.")
     ] = False,
     engine: Annotated[
-        Engine,
+        EngineOption,
         typer.Option(help="openvino: a real model on the CPU. sim: timed answers without weights."),
-    ] = Engine.OPENVINO,
+    ] = EngineOption.OPENVINO,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the OpenAI API.")] = 8000,
     admin_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of the admin REST.")
@@ -131,7 +131,7 @@ def _run_here(home: Home, options: "StackOptions", ready_fd: int) -> None:
     pipe = PipeRenderer(ready_fd) if ready_fd >= 0 else None
     renderer: Renderer = pipe or terminal_renderer(console())
     began_unix_s = time.time() - _age_s()
-    progress = Progress(renderer)
+    progress = StartProgress(renderer)
 
     def when_ready() -> None:
         if pipe:

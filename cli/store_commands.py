@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.admin import AsJson, Digest, ask, delete_one, show_one
-from cli.api import Api, Json
+from cli.api import ApiClient, Json
 from cli.bars import byte_bar
 from cli.downloads import Pull, find_manifest
 from cli.render import show_fields, show_json, show_objects, size_text
@@ -45,7 +45,7 @@ def pull_artifact(
     What is there so far lies beside DIR, in a directory that ends in .part.
     """
 
-    async def work(api: Api) -> Json:
+    async def work(api: ApiClient) -> Json:
         manifest = await find_manifest(api, digest)
         found: Json = {
             "digest": digest,
@@ -112,7 +112,7 @@ def collect_garbage(
     each kind that needs it). Sweeps run every minute by themselves.
     """
 
-    async def work(api: Api) -> tuple[Json | None, list[Json]]:
+    async def work(api: ApiClient) -> tuple[Json | None, list[Json]]:
         swept = await api.call("POST", "/v1/artifacts/sweeps") if run else None
         return swept, await api.list("/v1/artifacts/garbage")
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.admin import AsJson, Tenant, ask, given
-from cli.api import Api, Json
+from cli.api import ApiClient, Json
 from cli.render import console, show_objects
 from cli.stack_commands import fail
 
@@ -109,5 +109,5 @@ def show_texts(tenant: str, request_id: str) -> None:
             out.print(f"  {name}: {row[name]}", markup=False, soft_wrap=True, highlight=False)
 
 
-async def _read(api: Api, tenant: str, request_id: str) -> list[dict[str, Any]]:
+async def _read(api: ApiClient, tenant: str, request_id: str) -> list[dict[str, Any]]:
     return (await api.call("GET", f"/v1/tenants/{tenant}/texts/{request_id}"))["data"]

@@ -17,17 +17,17 @@ import httpx
 import typer
 
 from cli.admin import AsJson, refuse_clear, setting, take_certificates
-from cli.api import Api, ApiError, trust
+from cli.api import ApiClient, ApiError, trust
 from cli.stack.home import Home
 from cli.stack.ports import read_ports
 from cli.stack_commands import fail
-from cli.top_scrape import Change, Scrape
+from cli.top_scrape import Scrape, ScrapeChange
 from cli.top_sources import (
     Pages,
     Prometheus,
-    Source,
-    SourceError,
-    Target,
+    ScrapeError,
+    ScrapeSource,
+    ScrapeTarget,
     engine_targets,
     given_targets,
 )
@@ -76,7 +76,7 @@ def top(
         async with httpx.AsyncClient(trust_env=False, verify=verify) as http:
             models: Mapping[str, str] = {}
             if prometheus:
-                source: Source = Prometheus(http, prometheus, window)
+                source: ScrapeSource = Prometheus(http, prometheus, window)
             elif targets:
                 source = Pages(http, _Given(targets))
             else:
@@ -93,17 +93,17 @@ def top(
     try:
         with suppress(KeyboardInterrupt, asyncio.CancelledError):
             asyncio.run(run())
-    except SourceError as error:
+    except ScrapeError as error:
         raise fail(str(error)) from None
 
 
 class _Given:
     """Targets of the command line."""
 
-    def __init__(self, targets: Sequence[Target]) -> None:
+    def __init__(self, targets: Sequence[ScrapeTarget]) -> None:
         self._targets = targets
 
-    async def __call__(self) -> Sequence[Target]:
+    async def __call__(self) -> Sequence[ScrapeTarget]:
         return self._targets
 
 
@@ -121,16 +121,16 @@ class _Stack:
         gateway, router = (f"{_HOST}:{ports[name]}" for name in ("gateway_ops", "router_http"))
         addresses = [gateway, urlsplit(self._admin).netloc, router]
         scheme = "http" if ours() is None else "https"
-        self._services = [Target(f"{scheme}://{address}/metrics") for address in addresses]
+        self._services = [ScrapeTarget(f"{scheme}://{address}/metrics") for address in addresses]
 
-    async def __call__(self) -> Sequence[Target]:
-        async with Api(self._admin, self._key) as api:
+    async def __call__(self) -> Sequence[ScrapeTarget]:
+        async with ApiClient(self._admin, self._key) as api:
             return [*self._services, *await engine_targets(api)]
 
     async def models(self) -> dict[str, str]:
         """Return names of models by the digits of their adapters; empty: not known now."""
         try:
-            async with asyncio.timeout(_NAMES_TIMEOUT_S), Api(self._admin, self._key) as api:
+            async with asyncio.timeout(_NAMES_TIMEOUT_S), ApiClient(self._admin, self._key) as api:
                 found = await api.list("/v1/models")
         except (ApiError, TimeoutError):
             return {}
@@ -141,7 +141,7 @@ class _Stack:
 class _Look:
     """One look after the other."""
 
-    def __init__(self, source: Source, models: Mapping[str, str]) -> None:
+    def __init__(self, source: ScrapeSource, models: Mapping[str, str]) -> None:
         self._source = source
         self._models = models
         self._has_seen = False
@@ -155,10 +155,10 @@ class _Look:
         try:
             change = await self._source.change()
             self._has_seen = True
-        except SourceError as error:
+        except ScrapeError as error:
             if not self._has_seen:
                 raise
-            change = Change(Scrape(0.0), Scrape(0.0, silent=(str(error),)))
+            change = ScrapeChange(Scrape(0.0), Scrape(0.0, silent=(str(error),)))
         return build(change, self._models)
 
 

@@ -61,7 +61,7 @@ def gathered(
 
 
 @dataclass(frozen=True)
-class Change:
+class ScrapeChange:
     """Two scrapes, the earlier first."""
 
     before: Scrape

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from cli.api import Api, ApiError
-from cli.top_scrape import Change, Labels, Scrape, gathered, parse
+from cli.api import ApiClient, ApiError
+from cli.top_scrape import Labels, Scrape, ScrapeChange, gathered, parse
 from sluice.certificates import ours
 
 _TIMEOUT_S = 2.0
@@ -31,7 +31,7 @@ NAMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ScrapeTarget:
     """One page of metrics; `labels` go onto all its series."""
 
     url: str
@@ -43,22 +43,22 @@ class Target:
         return urlsplit(self.url).netloc
 
 
-class Source(Protocol):
+class ScrapeSource(Protocol):
     """Gives two scrapes at a time."""
 
-    async def change(self) -> Change:
+    async def change(self) -> ScrapeChange:
         """Return the latest scrape and one before it; SourceError: there is none."""
         ...
 
 
-class SourceError(RuntimeError):
+class ScrapeError(RuntimeError):
     """Nothing can be had; the message is for people."""
 
 
 class Targets(Protocol):
     """Tells what there is to scrape."""
 
-    async def __call__(self) -> Sequence[Target]:
+    async def __call__(self) -> Sequence[ScrapeTarget]:
         """Return the targets of now; ApiError: they cannot be had."""
         ...
 
@@ -69,12 +69,12 @@ class Pages:
     def __init__(self, http: httpx.AsyncClient, targets: Targets) -> None:
         self._http = http
         self._targets = targets
-        self._known: Sequence[Target] = ()
+        self._known: Sequence[ScrapeTarget] = ()
         self._known_at_s = 0.0
         self._why = ""
         self._last: Scrape | None = None
 
-    async def change(self) -> Change:
+    async def change(self) -> ScrapeChange:
         """Return what changed since the last call; the first has no time in between."""
         await self._look()
         limit = asyncio.Semaphore(_AT_ONCE)
@@ -85,10 +85,10 @@ class Pages:
         samples = [sample for page in pages if not isinstance(page, str) for sample in page]
         silent = [page for page in (*pages, self._why) if page and isinstance(page, str)]
         if not samples:
-            raise SourceError("; ".join(silent[:3]) or "there is nothing to scrape")
+            raise ScrapeError("; ".join(silent[:3]) or "there is nothing to scrape")
         scrape = gathered(at_s, samples, silent)
         before, self._last = self._last or scrape, scrape
-        return Change(before, scrape)
+        return ScrapeChange(before, scrape)
 
     async def _look(self) -> None:
         """Ask anew for targets now and then; those of before do while nobody answers."""
@@ -104,7 +104,7 @@ class Pages:
         self._known_at_s = time.monotonic()
 
     async def _page(
-        self, target: Target, limit: asyncio.Semaphore
+        self, target: ScrapeTarget, limit: asyncio.Semaphore
     ) -> list[tuple[str, Labels, float]] | str:
         labels = {"instance": target.instance, **dict(target.labels)}
         try:
@@ -127,13 +127,13 @@ class Pages:
         return body.decode()
 
 
-def given_targets(words: Iterable[str]) -> list[Target]:
+def given_targets(words: Iterable[str]) -> list[ScrapeTarget]:
     """Return targets of the form URL, or POOL=URL for engines.
 
     Raises:
         ValueError: One is neither.
     """
-    targets: list[Target] = []
+    targets: list[ScrapeTarget] = []
     for word in words:
         pool, separator, url = word.partition("=")
         if not separator or "://" in pool:
@@ -142,15 +142,15 @@ def given_targets(words: Iterable[str]) -> list[Target]:
         if parts.scheme not in {"http", "https"} or not parts.netloc:
             raise ValueError(f"{word!r} is neither URL nor POOL=URL")
         url = url if parts.path.strip("/") else f"{url.rstrip('/')}/metrics"
-        targets.append(Target(url, (("pool", pool),) if pool else ()))
+        targets.append(ScrapeTarget(url, (("pool", pool),) if pool else ()))
     return targets
 
 
-async def engine_targets(api: Api) -> list[Target]:
+async def engine_targets(api: ApiClient) -> list[ScrapeTarget]:
     """Return the metrics pages of all replicas that have started; ApiError: not to be had."""
     scheme = "http" if ours() is None else "https"
     return [
-        Target(f"{scheme}://{it['metrics_address']}/metrics", (("pool", it["pool_id"]),))
+        ScrapeTarget(f"{scheme}://{it['metrics_address']}/metrics", (("pool", it["pool_id"]),))
         for it in await api.list("/v1/replicas")
         if it["metrics_address"]
     ]
@@ -164,7 +164,7 @@ class Prometheus:
         self._url = url.rstrip("/") + "/api/v1/query"
         self._window_s = window_s
 
-    async def change(self) -> Change:
+    async def change(self) -> ScrapeChange:
         """Return how the window of until now began, and ended; SourceError: it says nothing."""
         now_s = time.time()
         try:
@@ -174,12 +174,12 @@ class Prometheus:
                     await self._values(now_s),
                 )
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-            raise SourceError(f"{self._url}: {type(error).__name__}") from None
+            raise ScrapeError(f"{self._url}: {type(error).__name__}") from None
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise SourceError(f"{self._url} does not answer as Prometheus does") from None
+            raise ScrapeError(f"{self._url} does not answer as Prometheus does") from None
         if not after.values:
-            raise SourceError(f"{self._url} knows none of the platform's metrics")
-        return Change(before, after)
+            raise ScrapeError(f"{self._url} knows none of the platform's metrics")
+        return ScrapeChange(before, after)
 
     async def _values(self, at_s: float) -> Scrape:
         query = '{__name__=~"' + "|".join(NAMES) + '"}'

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cli.top_scrape import INSTANCE, Change
+from cli.top_scrape import INSTANCE, ScrapeChange
 
 _TENANTS_MAX = 10
 _MODELS_MAX = 10
@@ -19,7 +19,7 @@ Number = float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetView:
     """All gateways and routers together; times in seconds, rates per second."""
 
     requests_per_s: Number
@@ -33,7 +33,7 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolView:
     """The replicas of a pool; KV and batch as engines tell.
 
     Attributes:
@@ -55,7 +55,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class RouterView:
     """One router; TTFT from its queue's door to the engine's first token."""
 
     name: str
@@ -81,9 +81,9 @@ class View:
     """One picture of the platform."""
 
     took_s: float
-    fleet: Fleet
-    pools: Sequence[Pool]
-    routers: Sequence[Router]
+    fleet: FleetView
+    pools: Sequence[PoolView]
+    routers: Sequence[RouterView]
     tenants: Sequence[Share]
     models: Sequence[Share]
     silent: Sequence[str]
@@ -93,7 +93,7 @@ class View:
         return asdict(self)
 
 
-def build(change: Change, models: Mapping[str, str] | None = None) -> View:
+def build(change: ScrapeChange, models: Mapping[str, str] | None = None) -> View:
     """Return what two scrapes say.
 
     Args:
@@ -111,10 +111,10 @@ def build(change: Change, models: Mapping[str, str] | None = None) -> View:
     )
 
 
-def _fleet(change: Change) -> Fleet:
+def _fleet(change: ScrapeChange) -> FleetView:
     ttft = change.quantiles("llm_ttft_seconds", _QUANTILES).get((), [None, None])
     itl = change.quantiles("llm_itl_seconds", _QUANTILES).get((), [None, None])
-    return Fleet(
+    return FleetView(
         requests_per_s=change.rate("llm_e2e_seconds_count"),
         failed_per_s=change.rate("llm_goodput_requests_total", result="failed"),
         output_tokens_per_s=change.rate("router_tokens_total"),
@@ -126,7 +126,7 @@ def _fleet(change: Change) -> Fleet:
     )
 
 
-def _pools(change: Change) -> list[Pool]:
+def _pools(change: ScrapeChange) -> list[PoolView]:
     # Each control plane tells of all replicas, each router of its own cells, each engine of itself.
     states = change.gauges("control_plane_replicas_count", "pool", "state")
     queued = change.gauges("llm_queue_depth", "pool")
@@ -137,12 +137,12 @@ def _pools(change: Change) -> list[Pool]:
     prompt = change.rates("llm_prefix_cache_tokens_total", "pool")
     hits = change.rates("llm_prefix_cache_tokens_total", "pool", result="hit")
     names = {key[0] for found in (states, queued, kv, tokens) for key in found} - {""}
-    pools: list[Pool] = []
+    pools: list[PoolView] = []
     for name in sorted(names):
         counts = {state: max(them) for (pool, state), them in states.items() if pool == name}
         found_kv, computed = kv.get((name,), []), prompt.get((name,), 0.0)
         pools.append(
-            Pool(
+            PoolView(
                 name=name,
                 ready=counts.get(_READY),
                 replicas=sum(n for state, n in counts.items() if state not in _GONE)
@@ -160,7 +160,9 @@ def _pools(change: Change) -> list[Pool]:
     return pools
 
 
-def _of_engines(change: Change, name: str, **labels: str) -> dict[tuple[str, ...], list[float]]:
+def _of_engines(
+    change: ScrapeChange, name: str, **labels: str
+) -> dict[tuple[str, ...], list[float]]:
     """Return a value per engine by pool; an engine may show it for several models: the largest."""
     found: dict[tuple[str, ...], list[float]] = {}
     for (pool, _), values in change.gauges(name, "pool", INSTANCE, **labels).items():
@@ -168,14 +170,14 @@ def _of_engines(change: Change, name: str, **labels: str) -> dict[tuple[str, ...
     return found
 
 
-def _routers(change: Change) -> list[Router]:
+def _routers(change: ScrapeChange) -> list[RouterView]:
     queued = change.gauges("router_queue_requests", INSTANCE)
     running = change.gauges("router_running_requests", INSTANCE)
     ttft = change.quantiles("router_ttft_seconds", _QUANTILES, INSTANCE)
     waits = change.quantiles("router_queue_seconds", _QUANTILES, INSTANCE)
     nothing: list[Number] = [None, None]
     return [
-        Router(
+        RouterView(
             name=key[0],
             queued=_total(queued.get(key)),
             running=_total(running.get(key)),
@@ -187,7 +189,7 @@ def _routers(change: Change) -> list[Router]:
     ]
 
 
-def _tenants(change: Change) -> list[Share]:
+def _tenants(change: ScrapeChange) -> list[Share]:
     requests = change.rates("gateway_tenant_requests_total", "tenant")
     prompt = change.rates("gateway_tenant_tokens_total", "tenant", kind="prompt")
     output = change.rates("gateway_tenant_tokens_total", "tenant", kind="output")
@@ -198,7 +200,7 @@ def _tenants(change: Change) -> list[Share]:
     return _most(shares, _TENANTS_MAX)
 
 
-def _models(change: Change, names: Mapping[str, str]) -> list[Share]:
+def _models(change: ScrapeChange, names: Mapping[str, str]) -> list[Share]:
     """Return adapters as engines count them, and what is left of a pool's output: its base."""
     output = change.rates("llm_adapter_tokens_total", "pool", "adapter", kind="output")
     prompt = change.rates("llm_adapter_tokens_total", "pool", "adapter", kind="prompt")
@@ -218,7 +220,7 @@ def _most(shares: Sequence[Share], most: int) -> list[Share]:
     )[:most]
 
 
-def _sum(change: Change, name: str) -> Number:
+def _sum(change: ScrapeChange, name: str) -> Number:
     return _total(change.gauges(name).get(()))
 
 
@@ -258,7 +260,7 @@ def _all_lines(view: View, width: int) -> Iterator[str]:
         yield from (f"silent: {it}" for it in view.silent)
 
 
-def _pool_cells(pool: Pool) -> tuple[str, ...]:
+def _pool_cells(pool: PoolView) -> tuple[str, ...]:
     return (
         pool.name,
         f"{_count(pool.ready)}/{_count(pool.replicas)}",
@@ -272,7 +274,7 @@ def _pool_cells(pool: Pool) -> tuple[str, ...]:
     )
 
 
-def _router_cells(router: Router) -> tuple[str, ...]:
+def _router_cells(router: RouterView) -> tuple[str, ...]:
     times = (router.ttft_p50_s, router.ttft_p95_s, router.queue_p95_s)
     return (router.name, _count(router.queued), _count(router.running), *map(_time, times))
 

@@ -8,7 +8,7 @@ from google.protobuf.json_format import ParseDict
 
 from cli import explain
 from cli.admin import AsJson, ask, given
-from cli.api import Api, ApiError
+from cli.api import ApiClient, ApiError
 from cli.render import console, show_json
 from cli.stack.home import Home, read_env
 from cli.stack_commands import fail
@@ -62,7 +62,7 @@ def trace(
 
 
 async def _find(
-    api: Api, request_id: str, query: dict[str, Any]
+    api: ApiClient, request_id: str, query: dict[str, Any]
 ) -> tuple[dict[str, Any] | None, str]:
     """Return what telemetry knows, or None and why it knows nothing."""
     try:
@@ -78,7 +78,7 @@ def _live(request_id: str) -> list[wire.Explanation]:
     if not (os.environ.get("SLUICE_ADMIN_URL") or read_env(Home.find()).get("SLUICE_ADMIN_URL")):
         return []
 
-    async def answers(api: Api) -> list[wire.Explanation]:
+    async def answers(api: ApiClient) -> list[wire.Explanation]:
         try:
             found, _ = await explain.find_request(api, request_id)
         except ApiError:

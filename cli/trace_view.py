@@ -20,7 +20,7 @@ _HTTP_ERROR = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TraceStage:
     """A span of a request's time, in microseconds since the gateway received it."""
 
     name: str
@@ -28,12 +28,12 @@ class Stage:
     end_us: int
 
 
-def stages(row: Row) -> list[Stage]:
+def stages(row: Row) -> list[TraceStage]:
     """Return the stages of an event in order; they cover its time without gaps."""
     total_us = max(row["total_us"], row["ttft_us"], row["gateway_us"])
     gateway_us = row["gateway_us"]
     if not gateway_us:  # it ended in the gateway
-        return [Stage("gateway", 0, total_us)] if total_us else []
+        return [TraceStage("gateway", 0, total_us)] if total_us else []
     # Without streaming, the first bytes are those of the whole answer.
     is_first_known = row["is_stream"] and row["ttft_us"] > 0
     first_us = row["ttft_us"] if is_first_known else total_us
@@ -49,28 +49,30 @@ def stages(row: Row) -> list[Stage]:
             *_engine_lengths(row),
             ("prefill", row["prefill_us"]),
         ]
-    found: list[Stage] = []
+    found: list[TraceStage] = []
     at_us = 0
     for name, length_us in lengths:
         end_us = min(at_us + length_us, first_us)
         if end_us > at_us:
-            found.append(Stage(name, at_us, end_us))
+            found.append(TraceStage(name, at_us, end_us))
         at_us = end_us
     if first_us > at_us:
-        found.append(Stage(rest, at_us, first_us))
+        found.append(TraceStage(rest, at_us, first_us))
     if total_us > first_us:
-        found.append(Stage("decode", first_us, total_us))
+        found.append(TraceStage("decode", first_us, total_us))
     return found
 
 
-def attempt_stages(row: Row, attempts: Sequence[Row]) -> list[Stage]:
+def attempt_stages(row: Row, attempts: Sequence[Row]) -> list[TraceStage]:
     """Return the gateway's stage and those of each attempt, which may run side by side."""
     total_us = max(row["total_us"], row["ttft_us"], *(it["ended_us"] for it in attempts))
-    found = [Stage("gateway", 0, min(row["gateway_us"], attempts[0]["submitted_us"], total_us))]
+    found = [
+        TraceStage("gateway", 0, min(row["gateway_us"], attempts[0]["submitted_us"], total_us))
+    ]
     for name, attempt in zip(_labels(attempts), attempts, strict=True):
         at_us = attempt["submitted_us"]
         last_us = max(at_us, attempt["ended_us"])
-        found.append(Stage(name, at_us, last_us))
+        found.append(TraceStage(name, at_us, last_us))
         first_us = attempt["first_us"] and max(at_us, min(attempt["first_us"], last_us))
         until_us = first_us or last_us
         lengths = [("queue", attempt["queue_us"] if attempt["replica_id"] else last_us - at_us)]
@@ -79,12 +81,12 @@ def attempt_stages(row: Row, attempts: Sequence[Row]) -> list[Stage]:
         for stage, length_us in lengths:
             end_us = min(at_us + length_us, until_us)
             if end_us > at_us:
-                found.append(Stage(f"  {stage}", at_us, end_us))
+                found.append(TraceStage(f"  {stage}", at_us, end_us))
             at_us = max(at_us, end_us)
         if until_us > at_us:
-            found.append(Stage("  first token" if first_us else "  no token", at_us, until_us))
+            found.append(TraceStage("  first token" if first_us else "  no token", at_us, until_us))
         if first_us and last_us > first_us:
-            found.append(Stage("  decode", first_us, last_us))
+            found.append(TraceStage("  decode", first_us, last_us))
     return found
 
 
@@ -129,14 +131,14 @@ def _notes_of_one(attempts: Sequence[Row]) -> list[str]:
     return [f"{it['outcome']}: {it['reason']}" for it in attempts if it["reason"]]
 
 
-def bar(stage: Stage, total_us: int, width: int) -> str:
+def bar(stage: TraceStage, total_us: int, width: int) -> str:
     """Return `width` characters, full where the stage is; a stage has at least one."""
     begin = min(width - 1, stage.start_us * width // total_us)
     end = min(width, max(begin + 1, -(-stage.end_us * width // total_us)))
     return (" " * begin + "█" * (end - begin)).ljust(width)
 
 
-def waterfall(found: Sequence[Stage], width: int) -> Iterator[str]:
+def waterfall(found: Sequence[TraceStage], width: int) -> Iterator[str]:
     """Yield a line per stage: name, bar to scale, begin, length; without bars where too narrow."""
     total_us = max((stage.end_us for stage in found), default=0) or 1
     bar_width = min(_BAR_MAX, width - _NAME_WIDTH - 2 * _TIME_WIDTH - 3)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from cli.api import Api, ApiError, Json
+from cli.api import ApiClient, ApiError, Json
 from sluice.manifests import CHUNK_BYTES, Manifest
 
 _ENDED = ("ready", "refused", "cancelled")
@@ -17,7 +17,7 @@ def _not_told(_sent_bytes: int, _all_bytes: int) -> None:
 
 
 async def upload(
-    api: Api,
+    api: ApiClient,
     directory: Path,
     manifest: Manifest,
     body: Json,
@@ -63,7 +63,7 @@ async def upload(
     return await ended(api, await api.call("POST", f"{path}/complete"))
 
 
-async def _put(api: Api, path: str, content: bytes) -> None:
+async def _put(api: ApiClient, path: str, content: bytes) -> None:
     """Send a chunk; while the platform is busy or restarts, again."""
     for left in reversed(range(_TRIES_MAX)):
         try:
@@ -91,7 +91,7 @@ def _read(path: Path, offset: int, size: int) -> bytes:
         return file.read(size)
 
 
-async def ended(api: Api, found: Json) -> Json:
+async def ended(api: ApiClient, found: Json) -> Json:
     """Return an upload once it was accepted; ApiError if it was refused or cancelled."""
     while found["state"] not in _ENDED:
         await asyncio.sleep(_POLL_S)

@@ -27,7 +27,7 @@ _COMPARED = (
 )
 
 
-class Granularity(StrEnum):
+class GranularityOption(StrEnum):
     """What one row is about."""
 
     HOUR = "hour"
@@ -43,7 +43,9 @@ def usage(
         str | None, typer.Option(help="30d ago, as 30d; or a moment, as 2030-12-01. Default: 1d.")
     ] = None,
     until: Annotated[str | None, typer.Option(help="Like --since. Default: now.")] = None,
-    by: Annotated[Granularity, typer.Option(help="Hours or days of UTC.")] = Granularity.HOUR,
+    by: Annotated[
+        GranularityOption, typer.Option(help="Hours or days of UTC.")
+    ] = GranularityOption.HOUR,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets.")] = False,
     parquet: Annotated[Path | None, typer.Option(help="Write a file.", dir_okay=False)] = None,

@@ -23,9 +23,9 @@ from control_plane.artifacts.sources import Allowed
 from control_plane.audit.repository import prune_answers, prune_audit
 from control_plane.budgets import feed as budget_feed
 from control_plane.budgets.routes import INTERVAL_S, BudgetRoutes
-from control_plane.budgets.service import Budgets
+from control_plane.budgets.service import BudgetService
 from control_plane.database import Database
-from control_plane.distribution.model import Limits
+from control_plane.distribution.model import PlannerLimits
 from control_plane.distribution.service import LIMITS, DistributionService
 from control_plane.distribution.text_files import TextFiles
 from control_plane.fleet import preparation
@@ -39,7 +39,7 @@ from control_plane.http.keys import KeyRoutes
 from control_plane.http.openapi import document
 from control_plane.http.routes import Route
 from control_plane.http.server import make_application, make_runner
-from control_plane.metrics import Metrics
+from control_plane.metrics import ControlPlaneMetrics
 from control_plane.models import routes as models
 from control_plane.quality.base_prompts import BasePrompts
 from control_plane.quality.repository import golden_counts, holdback
@@ -104,7 +104,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         database = Database(settings.database_url.get_secret_value())
         stack.push_async_callback(database.close)
         feed = Feed(database)
-        metrics = Metrics()
+        metrics = ControlPlaneMetrics()
         budget = Budget(settings.quality_pool_hour_max, settings.quality_node_day_max)
         clock, held = Clock(metrics.count_replica_seconds), partial(holdback, budget=budget)
         fleet = Fleet(database, feed, _prunes(settings), metrics.show_unplaced, clock, held)
@@ -156,7 +156,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
 def _watch(
     feed: Feed,
     fleet: Fleet,
-    metrics: Metrics,
+    metrics: ControlPlaneMetrics,
     confirmations: Confirmations,
     scaling: Scaling,
     quality: Quality,
@@ -204,7 +204,7 @@ def admin_routes(
 
 
 async def _rollouts(
-    stack: AsyncExitStack, database: Database, settings: Settings, metrics: Metrics
+    stack: AsyncExitStack, database: Database, settings: Settings, metrics: ControlPlaneMetrics
 ) -> Rollouts:
     url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
     window_ms = round(settings.rollout_window_s * 1000)
@@ -214,11 +214,11 @@ async def _rollouts(
 
 
 async def _budgets(
-    stack: AsyncExitStack, database: Database, settings: Settings, metrics: Metrics
-) -> Budgets:
+    stack: AsyncExitStack, database: Database, settings: Settings, metrics: ControlPlaneMetrics
+) -> BudgetService:
     url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
     ledger = await stack.enter_async_context(budget_feed.open_feed(url, key))
-    return Budgets(database, ledger, metrics.show_budgets, settings.budget_interval_s)
+    return BudgetService(database, ledger, metrics.show_budgets, settings.budget_interval_s)
 
 
 async def _texts(stack: AsyncExitStack, settings: Settings) -> TextStore:
@@ -226,7 +226,7 @@ async def _texts(stack: AsyncExitStack, settings: Settings) -> TextStore:
     return await stack.enter_async_context(open_store(url, key))
 
 
-def _links(settings: Settings) -> Limits:
+def _links(settings: Settings) -> PlannerLimits:
     return replace(
         LIMITS,
         up_bytes_s=settings.distribution_node_bytes_per_second,
@@ -276,7 +276,9 @@ async def _serve_grpc(
     stack.push_async_callback(server.stop, _GRPC_STOP_S)
 
 
-def _operations(feed: Feed, metrics: Metrics, description: dict[str, Any]) -> list[Route]:
+def _operations(
+    feed: Feed, metrics: ControlPlaneMetrics, description: dict[str, Any]
+) -> list[Route]:
     """Return the routes of health, metrics and the REST's description; they need no key."""
 
     async def healthz(_: web.Request) -> web.Response:

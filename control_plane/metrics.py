@@ -18,7 +18,7 @@ from sluice.wire.control.v1 import control_pb2 as wire
 _STATE_PREFIX = "REPLICA_STATE_"
 
 
-class Metrics:
+class ControlPlaneMetrics:
     """Counts what happens, and looks at the feed when it is asked."""
 
     content_type = "text/plain; version=0.0.4"

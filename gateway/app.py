@@ -14,12 +14,12 @@ from gateway.anthropic.endpoint import AnthropicMessages
 from gateway.bases.assets import AssetCache, load_base
 from gateway.bases.embedding import EmbeddingBaseCache, load_embedding_base
 from gateway.bases.fetcher import BaseFetcher
-from gateway.bases.shelf import Shelf
+from gateway.bases.shelf import BaseShelf
 from gateway.bases.source import fetch_base
 from gateway.bases.threads import PromptThreads
 from gateway.directory import Directory
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.pace import Pace
+from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.routers import RouterLinks
 from gateway.embedding.embedders import Embedders
 from gateway.endpoints.azure import AzurePaths
@@ -33,7 +33,7 @@ from gateway.endpoints.openapi import describe
 from gateway.endpoints.reply import ReplyWriter
 from gateway.endpoints.texts import Texts
 from gateway.endpoints.tokenize import Tokenizing
-from gateway.limits.budgets import Budgets
+from gateway.limits.budgets import BudgetChecks
 from gateway.limits.limiter import Limiter
 from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
@@ -92,7 +92,7 @@ class Gateway:
         self.embedding_bases = EmbeddingBaseCache(find, load, want)
         self.directory = Directory(self.watcher.state, self.assets.has)
         self.lag = LoopLag(self.metrics.loop_lag.observe)
-        self.pace = Pace(self.lag)
+        self.pace = AttemptPace(self.lag)
         self.links = RouterLinks(
             self.directory, settings.instance_id, self.pace, events.emit, events.put_on_disk
         )
@@ -104,7 +104,7 @@ class Gateway:
             self.valkey,
             local_share=settings.limit_local_share,
             clock=asyncio.get_running_loop().time,
-            require_budget=Budgets(self.watcher.state).require,
+            require_budget=BudgetChecks(self.watcher.state).require,
         )
         self.dispatcher, self.events = Dispatcher(self.links), events
         self.decided, self.open_requests = Decided(self.metrics), OpenRequests()
@@ -332,7 +332,7 @@ class Gateway:
         settings = self.settings
         return BaseFetcher(
             settings.artifacts_dir,
-            Shelf(settings.state_dir / "bases", settings.bases_bytes_max),
+            BaseShelf(settings.state_dir / "bases", settings.bases_bytes_max),
             partial(fetch_base, settings.control_address),
             on_arrival=self._base_came,
             count=lambda result: self.metrics.base_fetches.labels(result).inc(),

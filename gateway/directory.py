@@ -8,7 +8,7 @@ from itertools import count
 from typing import NamedTuple
 
 from gateway.names import Names, PublicModel, matches
-from gateway.rollouts.decision import PINNED, Decision
+from gateway.rollouts.decision import PINNED, ReleaseDecision
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.hashing import cache_root
 from sluice.limits import CONTEXT, limits_of, narrowest
@@ -72,14 +72,14 @@ class ResolvedModel:
     tenant_id: str
     cache_root: bytes
     generates_text: bool
-    decision: Decision | None = None
-    fork: "Fork | None" = None
+    decision: ReleaseDecision | None = None
+    fork: "ReleaseFork | None" = None
     shadow: "ResolvedModel | None" = None
     instead: "ResolvedModel | None" = None
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
+class ReleaseFork:
     """What a model in rollout stands for, for one caller.
 
     Attributes:
@@ -116,7 +116,7 @@ class _Found(NamedTuple):
     """What a name stands for; a split is there when it, and no pin, is to decide."""
 
     model: wire.Model
-    decision: Decision | None = None
+    decision: ReleaseDecision | None = None
     split: wire.Split | None = None
 
 
@@ -358,10 +358,14 @@ class Directory:
         if release is None:
             return _Found(model, split=self._state.splits.get(model.id))
         pinned = self._names.at(model, release)
-        return _Found(model, Decision(missed=release)) if pinned is None else _Found(pinned, PINNED)
+        return (
+            _Found(model, ReleaseDecision(missed=release))
+            if pinned is None
+            else _Found(pinned, PINNED)
+        )
 
     def _described(
-        self, principal: Principal, name: str, model: wire.Model, decision: Decision | None
+        self, principal: Principal, name: str, model: wire.Model, decision: ReleaseDecision | None
     ) -> ResolvedModel:
         return ResolvedModel(
             name=name,
@@ -386,16 +390,16 @@ class Directory:
         ):
             model = self._names.at(resolved.model, release)
             if model is None or not self.generates_text(model):
-                return replace(resolved, decision=Decision(missed=release))
-            decision = Decision(told.rollout_id, arm)
+                return replace(resolved, decision=ReleaseDecision(missed=release))
+            decision = ReleaseDecision(told.rollout_id, arm)
             arms.append(self._described(principal, resolved.name, model, decision))
         control, canary = arms
-        unloaded = replace(control, decision=Decision(unloaded=told.canary))
-        fork = Fork(
+        unloaded = replace(control, decision=ReleaseDecision(unloaded=told.canary))
+        fork = ReleaseFork(
             split=_split(told, told.share),
             mirror=_split(told, told.mirrored) if told.mirrored else None,
             control=control,
-            instead=replace(control, decision=Decision(unready=told.canary)),
+            instead=replace(control, decision=ReleaseDecision(unready=told.canary)),
             copied=replace(control, shadow=canary),
             canary=replace(canary, instead=unloaded),
         )

@@ -85,7 +85,7 @@ class FastHistogram(Collector):
         yield family
 
 
-class Count:
+class MetricCount:
     """One series of a `FastCounter`."""
 
     __slots__ = ("value",)
@@ -109,11 +109,11 @@ class FastCounter(Collector):
         self._name = name
         self._documentation = documentation
         self._labelnames = labels  # as the library calls them: the page of metrics reads it
-        self._counts: dict[tuple[str, ...], Count] = {}
+        self._counts: dict[tuple[str, ...], MetricCount] = {}
 
-    def labels(self, *values: str) -> Count:
+    def labels(self, *values: str) -> MetricCount:
         """Return the series of these values; keep it rather than ask again."""
-        return self._counts.setdefault(values, Count())
+        return self._counts.setdefault(values, MetricCount())
 
     def collect(self) -> Iterable[Metric]:
         """Yield the family."""

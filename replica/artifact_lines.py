@@ -33,7 +33,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ArtifactOutcome:
     """From the agent: what became of an artifact; without a code it lies there now."""
 
     digest: str
@@ -65,14 +65,14 @@ def decode_ask(line: bytes) -> Ask:
     return Ask(frozenset(waits), frozenset(reads), uses)
 
 
-def encode_told(told: Told) -> bytes:
+def encode_told(told: ArtifactOutcome) -> bytes:
     """Return the line."""
     return _line({"digest": told.digest, "code": told.code, "message": told.message})
 
 
-def decode_told(line: bytes) -> Told:
+def decode_told(line: bytes) -> ArtifactOutcome:
     """Return what a line says; LineError if it is none."""
-    return Told(**_fields(line, {"digest": str, "code": str, "message": str}))
+    return ArtifactOutcome(**_fields(line, {"digest": str, "code": str, "message": str}))
 
 
 def _line(fields: dict[str, Any]) -> bytes:

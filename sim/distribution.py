@@ -18,14 +18,14 @@ from typing import Any
 
 from control_plane.distribution.model import (
     STORE,
-    Answer,
     Artifact,
     Failure,
-    Limits,
+    FetchPlan,
+    NodePlace,
+    NodeReport,
     Order,
-    Place,
+    PlannerLimits,
     Priority,
-    Report,
     Trouble,
 )
 from control_plane.distribution.planner import Planner
@@ -104,7 +104,7 @@ class _Transfer:
 class _Node:
     """The agent's part: fetches what the last answer names, remembers what failed."""
 
-    def __init__(self, number: int, place: Place, first_s: float) -> None:
+    def __init__(self, number: int, place: NodePlace, first_s: float) -> None:
         self.number = number
         self.node_id = f"node-{number:04d}"
         self.place = place
@@ -126,7 +126,9 @@ class _Node:
 class World:
     """Nodes, links and the planner, stepped together; everything follows from the seed."""
 
-    def __init__(self, scenario: Scenario, seed: int, limits: Limits, widths: Widths) -> None:
+    def __init__(
+        self, scenario: Scenario, seed: int, limits: PlannerLimits, widths: Widths
+    ) -> None:
         self.scenario, self._rng = scenario, Random(seed)  # noqa: S311 - a simulation's
         self.now_s = 0.0
         self.chunks = -(-int(scenario.size_bytes) // CHUNK_BYTES)
@@ -139,7 +141,9 @@ class World:
         racks = [i // in_rack * scenario.regions + regions[i] for i in range(scenario.nodes)]
         self.nodes = [
             _Node(
-                i, Place(f"r{regions[i]}", f"k{racks[i]}"), self._rng.random() * scenario.report_s
+                i,
+                NodePlace(f"r{regions[i]}", f"k{racks[i]}"),
+                self._rng.random() * scenario.report_s,
             )
             for i in range(scenario.nodes)
         ]
@@ -149,8 +153,8 @@ class World:
         self._links = Links(regions, racks, widths)
         self._slots: dict[int, tuple[_Node, _Transfer]] = {}
         self._waiting: list[tuple[_Node, _Transfer]] = []
-        self._inbox: deque[tuple[float, _Node, Report]] = deque()
-        self._outbox: deque[tuple[float, float, _Node, int, Answer]] = deque()
+        self._inbox: deque[tuple[float, _Node, NodeReport]] = deque()
+        self._outbox: deque[tuple[float, float, _Node, int, FetchPlan]] = deque()
         self._round_at_s = 0.0
         self._faults(bound_s(scenario, widths))
         self.cpu_s: list[float] = []
@@ -323,11 +327,11 @@ class World:
             if node.is_up and node.boot == boot:
                 self._obey(node, answer, sent_s)
 
-    def _report(self, node: _Node) -> Report:
+    def _report(self, node: _Node) -> NodeReport:
         held = (
             {self.artifact.digest: node.held} if node.is_full_due or node.held != node.told else {}
         )
-        report = Report(
+        report = NodeReport(
             node.node_id, node.place, str(node.boot), held, tuple(node.failures), node.is_full_due
         )
         node.told = node.held
@@ -336,7 +340,7 @@ class World:
         return report
 
     def _plan(self) -> None:
-        arrived: dict[str, tuple[float, _Node, Report]] = {}
+        arrived: dict[str, tuple[float, _Node, NodeReport]] = {}
         while self._inbox and self._inbox[0][0] + self.scenario.one_way_s <= self.now_s:
             if self._inbox[0][1].node_id in arrived:
                 break  # one of each in a round
@@ -351,7 +355,7 @@ class World:
             sent_s, node, report = arrived[node_id]
             self._outbox.append((at_s, sent_s, node, int(report.boot_id), answer))
 
-    def _obey(self, node: _Node, answer: Answer, sent_s: float) -> None:
+    def _obey(self, node: _Node, answer: FetchPlan, sent_s: float) -> None:
         if answer.wants_full:
             node.is_full_due = True
         node.failed_at = {o: at_s for o, at_s in node.failed_at.items() if at_s > sent_s}
@@ -367,12 +371,12 @@ def simulate(
     scenario: Scenario,
     seed: int,
     *,
-    limits: Limits | None = None,
+    limits: PlannerLimits | None = None,
     widths: Widths | None = None,
     at_most_s: float = 1200.0,
 ) -> dict[str, Any]:
     """Return the figures of one distribution; `done` is how many nodes have everything."""
-    limits, widths = limits or Limits(), widths or Widths()
+    limits, widths = limits or PlannerLimits(), widths or Widths()
     world = World(scenario, seed, limits, widths)
     world.run(at_most_s)
     done = sorted(node.done_s for node in world.nodes if node.done_s is not None)
@@ -407,7 +411,7 @@ def run(scenarios: dict[str, Scenario], seeds: int) -> dict[str, Any]:
         for figure in figures:
             print(f"{name}: {json.dumps(figure)}", flush=True)
         runs[name] = {"scenario": asdict(scenario), "figures": figures}
-    return {"links": asdict(Widths()), "limits": asdict(Limits()), "runs": runs}
+    return {"links": asdict(Widths()), "limits": asdict(PlannerLimits()), "runs": runs}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -16,9 +16,9 @@ from telemetry.closings import Closer
 from telemetry.consumer import EventConsumer
 from telemetry.costs.prices import Prices
 from telemetry.costs.recorded import RecordedHours
-from telemetry.http import Api
-from telemetry.metrics import Metrics
-from telemetry.observer import Observer
+from telemetry.http import TelemetryApi
+from telemetry.metrics import TelemetryMetrics
+from telemetry.observer import SinkObserver
 from telemetry.reconciliation import Reconciler
 from telemetry.rollups_worker import Rollups
 from telemetry.settings import Settings
@@ -47,7 +47,7 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
 
     What is not written by then is read again by the next process.
     """
-    metrics = Metrics()
+    metrics = TelemetryMetrics()
     if prices is not None:
         metrics.show_prices(prices.replica_prices, prices.currency)
     async with AsyncExitStack() as stack:
@@ -55,7 +55,7 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
         stack.push_async_callback(store.close)
         spans = _span_export(settings, metrics)
         sink, texts_sink = _sinks(settings, store, metrics, spans)
-        observer = Observer(
+        observer = SinkObserver(
             settings.kafka_bootstrap,
             settings.topic,
             settings.group,
@@ -70,7 +70,9 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
         recorded = await stack.enter_async_context(
             RecordedHours(settings.control_plane_url, control_key)
         )
-        api = Api(store, sink, observer.progress, closer, metrics, key_sha256, prices, recorded)
+        api = TelemetryApi(
+            store, sink, observer.progress, closer, metrics, key_sha256, prices, recorded
+        )
         stack.push_async_callback(await _serving(api, settings.http_address))
         log.info("telemetry_started", http_address=settings.http_address)
         async with asyncio.TaskGroup() as group:
@@ -95,7 +97,7 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
 
 
 def _sinks(
-    settings: Settings, store: Store, metrics: Metrics, spans: "SpanExport | None"
+    settings: Settings, store: Store, metrics: TelemetryMetrics, spans: "SpanExport | None"
 ) -> tuple[Sink, Sink]:
     """Return what writes events, and what writes texts."""
     events = Sink(
@@ -127,7 +129,7 @@ def _reader(settings: Settings, topic: str) -> EventConsumer:
     )
 
 
-async def _serving(api: Api, address: str) -> Callable[[], Awaitable[None]]:
+async def _serving(api: TelemetryApi, address: str) -> Callable[[], Awaitable[None]]:
     """Begin to answer at host:port, and return what ends that."""
     runner = make_runner(api.application())
     await runner.setup()
@@ -142,7 +144,7 @@ async def _serving(api: Api, address: str) -> Callable[[], Awaitable[None]]:
     return runner.cleanup
 
 
-def _span_export(settings: Settings, metrics: Metrics) -> "SpanExport | None":
+def _span_export(settings: Settings, metrics: TelemetryMetrics) -> "SpanExport | None":
     if not settings.otlp_endpoint:
         return None
     from telemetry.otlp import SpanExport, http_exporter  # a second of CPU, mostly for nothing

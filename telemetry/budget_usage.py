@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sluice.errors import BadRequestError, ErrorCode
 from telemetry.params import UNIX_MS_MAX
-from telemetry.queries import Scope
+from telemetry.queries import TenantScope
 from telemetry.rollups_worker import summed
 from telemetry.store import Store
 
@@ -81,7 +81,7 @@ async def totals(store: Store, query: TotalsQuery) -> list[dict[str, Any]]:
     Raises:
         STORE_ERRORS: ClickHouse is away, or there are more than 100,000 rows.
     """
-    scope = Scope.tenants(*query.tenant_ids)
+    scope = TenantScope.tenants(*query.tenant_ids)
     rows = await summed(store, (query.from_unix_ms, query.to_unix_ms), scope)
     sql = _TOTALS.format(rows=rows, rows_max=_ROWS_MAX)
     found = await store.query(sql, {**scope.parameters, "models": query.models})

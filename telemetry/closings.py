@@ -16,7 +16,7 @@ meanwhile, although it may be written after that, and late exactly if the closin
 from collections.abc import Iterable
 
 from sluice.lifecycle import run_every
-from telemetry.metrics import Metrics
+from telemetry.metrics import TelemetryMetrics
 from telemetry.rows import COLUMNS
 from telemetry.store import STORE_ERRORS, Store
 
@@ -95,7 +95,7 @@ class Closer:
             0: not known yet.
     """
 
-    def __init__(self, store: Store, metrics: Metrics, *, settle_s: float) -> None:
+    def __init__(self, store: Store, metrics: TelemetryMetrics, *, settle_s: float) -> None:
         self._store = store
         self._metrics = metrics
         self._settle_ms = round(settle_s * 1000)

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from sluice.event_proof import is_genuine
 from sluice.kafka import security
 from telemetry.offsets import OffsetTracker
-from telemetry.rows import Source
+from telemetry.rows import BrokerMessage
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +95,7 @@ class EventConsumer:
         """
         await self._call(self._open)
 
-    async def read(self, batch_max: int) -> list[Source]:
+    async def read(self, batch_max: int) -> list[BrokerMessage]:
         """Return the next messages, [] when there are none for a while.
 
         Raises:
@@ -103,7 +103,7 @@ class EventConsumer:
         """
         return await self._call(self._read, batch_max)
 
-    async def written(self, messages: Sequence[Source]) -> None:
+    async def written(self, messages: Sequence[BrokerMessage]) -> None:
         """Say that these messages are written and need not come again."""
         ends: dict[int, int] = {}
         for message in messages:
@@ -148,13 +148,13 @@ class EventConsumer:
         self._consumer = consumer
         log.info("group_joined", group=group, topic=self._topic)
 
-    def _read(self, batch_max: int) -> list[Source]:
+    def _read(self, batch_max: int) -> list[BrokerMessage]:
         assert self._consumer is not None
         messages = self._consumer.consume(batch_max, self._batch_wait_s)
         if _BUSY <= len(messages) < batch_max:
             more = batch_max - len(messages)
             messages += self._consumer.consume(more, self._batch_wait_s * _BUSY_WAIT_FACTOR)
-        sources: list[Source] = []
+        sources: list[BrokerMessage] = []
         for message in messages:
             error = message.error()
             if error is None:
@@ -168,13 +168,13 @@ class EventConsumer:
         self.missing += self._offsets.missing(sources)
         return sources
 
-    def _source(self, message: Message) -> Source:
+    def _source(self, message: Message) -> BrokerMessage:
         partition, offset, payload = message.partition(), message.offset(), message.value()
         assert partition is not None
         assert offset is not None
         payload = payload if type(payload) is bytes else b""
         genuine = is_genuine(self._topic, payload, message.headers() or ())
-        return Source(self._topic, partition, offset, payload, genuine)
+        return BrokerMessage(self._topic, partition, offset, payload, genuine)
 
     def _store(self, ends: Mapping[int, int]) -> None:
         assert self._consumer is not None

@@ -22,8 +22,8 @@ from telemetry.costs.prices import Prices
 from telemetry.costs.query import cost_query, measured
 from telemetry.costs.recorded import RecordedHours
 from telemetry.costs.report import answer
-from telemetry.metrics import Metrics
-from telemetry.progress import Progress
+from telemetry.metrics import TelemetryMetrics
+from telemetry.progress import IngestProgress
 from telemetry.queries import LIMIT_MAX, RequestFilter, recent_requests
 from telemetry.reconciliation import mismatch_tokens, reconciled
 from telemetry.sink import Sink
@@ -41,16 +41,16 @@ _CONTENT_TYPES = {
 _EXPORTS = {"csv": Export.CSV, "parquet": Export.PARQUET}
 
 
-class Api:
+class TelemetryApi:
     """Routes of the service."""
 
     def __init__(
         self,
         store: Store,
         sink: Sink,
-        progress: Progress,
+        progress: IngestProgress,
         closer: Closer,
-        metrics: Metrics,
+        metrics: TelemetryMetrics,
         admin_key_sha256: str,
         prices: Prices | None = None,
         recorded: RecordedHours | None = None,

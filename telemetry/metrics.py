@@ -79,7 +79,7 @@ class SinkMetrics:
         )
 
 
-class Metrics:
+class TelemetryMetrics:
     """The metrics of one service, in a registry of their own."""
 
     def __init__(self) -> None:

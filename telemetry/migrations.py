@@ -39,7 +39,7 @@ class Migration:
     checksum: str
 
 
-class Database(Protocol):
+class TraceDatabase(Protocol):
     """What migrating needs of a ClickHouse client."""
 
     async def command(self, sql: str) -> object:
@@ -112,7 +112,7 @@ def load(folder: Path) -> list[Migration]:
 
 
 async def apply(
-    database: Database, migrations: Sequence[Migration], variables: Mapping[str, str]
+    database: TraceDatabase, migrations: Sequence[Migration], variables: Mapping[str, str]
 ) -> list[int]:
     """Bring the database up to date and return the versions applied now."""
     await database.command(fill(_HISTORY, variables))

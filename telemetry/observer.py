@@ -14,8 +14,8 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from sluice.kafka import security
 from sluice.lifecycle import run_every
 from telemetry.consumer import group_in_cluster
-from telemetry.metrics import Metrics
-from telemetry.progress import Progress
+from telemetry.metrics import TelemetryMetrics
+from telemetry.progress import IngestProgress
 
 log = structlog.get_logger(__name__)
 
@@ -24,7 +24,7 @@ _CALL_S = 5.0
 _STEP_S = 60.0
 
 
-class Observer:
+class SinkObserver:
     """Keeps `progress` up to date; one thread of its own talks to the broker.
 
     Attributes:
@@ -32,7 +32,7 @@ class Observer:
     """
 
     def __init__(
-        self, bootstrap: str, topic: str, group: str, *, protocol: str, metrics: Metrics
+        self, bootstrap: str, topic: str, group: str, *, protocol: str, metrics: TelemetryMetrics
     ) -> None:
         self._topic = topic
         self._group = group
@@ -50,7 +50,7 @@ class Observer:
             "log_level": 2,
             **security(),
         }
-        self.progress = Progress()
+        self.progress = IngestProgress()
 
     async def run(self) -> None:
         """Ask once a second, until cancelled."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from telemetry.rows import Source
+from telemetry.rows import BrokerMessage
 
 
 class OffsetTracker:
@@ -18,7 +18,7 @@ class OffsetTracker:
             if offset >= 0:
                 self._next[partition] = offset
 
-    def missing(self, messages: Iterable[Source]) -> int:
+    def missing(self, messages: Iterable[BrokerMessage]) -> int:
         """Take note of messages and return how many were never delivered between them.
 
         Request topics have neither transactions nor compaction, so their offsets have no gaps: a

@@ -26,7 +26,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
-from telemetry.metrics import Metrics
+from telemetry.metrics import TelemetryMetrics
 from telemetry.spans import Span, is_notable, spans_of
 
 log = structlog.get_logger(__name__)
@@ -62,7 +62,9 @@ def http_exporter(endpoint: str) -> Exporter:
 class SpanExport:
     """What is to be exported; `run` belongs into a TaskGroup."""
 
-    def __init__(self, exporter: Callable[[], Exporter], metrics: Metrics, *, slow_us: int) -> None:
+    def __init__(
+        self, exporter: Callable[[], Exporter], metrics: TelemetryMetrics, *, slow_us: int
+    ) -> None:
         """Prepare; `slow_us` as in `telemetry.spans.is_notable`."""
         self._make = exporter
         self._metrics = metrics

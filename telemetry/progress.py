@@ -15,7 +15,7 @@ HELD_MAX_MS = 3_000
 _MARKS_MAX = 600
 
 
-class Progress:
+class IngestProgress:
     """What is surely ingested, by the offsets of the consumer group as a whole.
 
     Attributes:

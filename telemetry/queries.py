@@ -9,7 +9,7 @@ from telemetry.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class TenantScope:
     """Whose rows a query may read: those of some tenants, or of the whole fleet.
 
     Every query on rows of tenants takes one, and puts `sql` among its conditions.
@@ -94,7 +94,7 @@ async def recent_requests(
     Raises:
         STORE_ERRORS: ClickHouse is away.
     """
-    scope = Scope.asked(wanted.tenant_id)
+    scope = TenantScope.asked(wanted.tenant_id)
     sql = _RECENT.replace("__scope__", scope.sql)
     parameters = scope.parameters | {
         "limit": limit,

@@ -14,8 +14,8 @@ from typing import Any
 from sluice.lifecycle import run_every
 from telemetry import params
 from telemetry.closings import Closer
-from telemetry.metrics import Metrics
-from telemetry.progress import Progress
+from telemetry.metrics import TelemetryMetrics
+from telemetry.progress import IngestProgress
 from telemetry.rollups import HOUR_MS, Range
 from telemetry.rollups_worker import SETTLE_MS
 from telemetry.store import STORE_ERRORS, Store
@@ -81,7 +81,7 @@ _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
 _WHOLE_EVERY_MS = 3_600_000
 
 
-class State(StrEnum):
+class ReconciliationState(StrEnum):
     """What can be said of an hour and model."""
 
     EQUAL = "equal"
@@ -120,7 +120,7 @@ class Compared:
     uncertain_prompt_tokens: int
     resumed_prompt_tokens: int
     has_prompts: bool
-    state: State
+    state: ReconciliationState
 
     @property
     def difference(self) -> int:
@@ -169,13 +169,13 @@ def compared(
             hour_ms, model, ours.get((hour_ms, model), {}), theirs.get((hour_ms, model), {})
         )
         if hour_ms + Granularity.HOUR.ms > closed_ms:
-            state = State.OPEN
+            state = ReconciliationState.OPEN
         elif hour_ms in unknown:
-            state = State.UNKNOWN
+            state = ReconciliationState.UNKNOWN
         elif model != OTHER and not row.difference and not row.prompt_difference:
-            state = State.EQUAL
+            state = ReconciliationState.EQUAL
         else:
-            state = State.UNKNOWN if hour_ms in mixed else State.DIFFERS
+            state = ReconciliationState.UNKNOWN if hour_ms in mixed else ReconciliationState.DIFFERS
         found.append(replace(row, state=state))
     return found
 
@@ -195,7 +195,7 @@ def _compared(
         uncertain_prompt_tokens=theirs.get("uncertain_prompt", 0),
         resumed_prompt_tokens=theirs.get("resumed_prompt", 0),
         has_prompts=bool(theirs.get("has_prompts", False)),
-        state=State.OPEN,
+        state=ReconciliationState.OPEN,
     )
 
 
@@ -204,7 +204,7 @@ def mismatch_tokens(hours: Sequence[Compared]) -> int:
     return sum(
         abs(hour.difference) + abs(hour.prompt_difference)
         for hour in hours
-        if hour.state is State.DIFFERS
+        if hour.state is ReconciliationState.DIFFERS
     )
 
 
@@ -271,7 +271,9 @@ def stretches(hours: Iterable[int]) -> list[Range]:
 class Reconciler:
     """Keeps the metric up to date; `run` belongs into a TaskGroup."""
 
-    def __init__(self, store: Store, progress: Progress, closer: Closer, metrics: Metrics) -> None:
+    def __init__(
+        self, store: Store, progress: IngestProgress, closer: Closer, metrics: TelemetryMetrics
+    ) -> None:
         self._store = store
         self._progress = progress
         self._closer = closer

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from telemetry.migrations import Database
+from telemetry.migrations import TraceDatabase
 from telemetry.settings import REQUESTS_DAYS_MIN, StoreSettings
 
 log = structlog.get_logger(__name__)
@@ -122,7 +122,7 @@ def days_of(ttl: str) -> int:
     return min(filter(None, found), default=0)
 
 
-async def needed(database: Database, settings: StoreSettings, local: str) -> list[str]:
+async def needed(database: TraceDatabase, settings: StoreSettings, local: str) -> list[str]:
     """Return the statements that bring settings onto the tables, which are in `local`.
 
     Events go only after they were summed: when old ones are not, theirs wait for the next start.

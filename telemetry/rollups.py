@@ -52,7 +52,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RetainedSince:
     """From when on rows are surely there, in Unix time of whole hours.
 
     Attributes:
@@ -64,7 +64,7 @@ class Kept:
     minutes_ms: int = 0
 
     @classmethod
-    def of(cls, now_ms: int, events: "Deletion", minutes: "Deletion") -> "Kept":
+    def of(cls, now_ms: int, events: "Deletion", minutes: "Deletion") -> "RetainedSince":
         """Return what is there although rows are deleted."""
 
         def since(found: Deletion) -> int:
@@ -90,7 +90,7 @@ class Deletion:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RollupState:
     """How far rollups are, for one question; Unix time.
 
     Attributes:
@@ -105,11 +105,11 @@ class State:
     has_hours: bool = False
     minutes_ms: Collection[int] = ()
     hours_ms: Collection[int] = ()
-    kept: Kept = field(default_factory=Kept)
+    kept: RetainedSince = field(default_factory=RetainedSince)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SpanPlan:
     """Where each moment of a span is taken from; ranges are sorted and do not touch.
 
     Attributes:
@@ -129,7 +129,7 @@ class Plan:
         return Level.MINUTES if _holds(self.minutes, moment_ms) else Level.HOURS
 
 
-def plan(span: Range, state: State) -> Plan:
+def plan(span: Range, state: RollupState) -> SpanPlan:
     """Return where to take a span from.
 
     Events that may be deleted are not summed: what comes late for such a time is in the rollups
@@ -137,7 +137,7 @@ def plan(span: Range, state: State) -> Plan:
     """
     asked, span = span, (-_floor(-span[0], HOUR_MS), _floor(span[1], HOUR_MS))
     if span[0] >= span[1]:
-        return Plan((0, 0), (), (asked,))
+        return SpanPlan((0, 0), (), (asked,))
     kept = state.kept
     events, marked = [span], [span]
     if state.has_minutes:
@@ -150,7 +150,7 @@ def plan(span: Range, state: State) -> Plan:
     bare = _clipped(inside, (kept.events_ms, kept.minutes_ms))
     minutes = _merged([*_clipped(inside, (kept.minutes_ms, span[1])), *bare])
     edges = _clipped([(asked[0], span[0]), (span[1], asked[1])], asked)
-    return Plan(span, tuple(minutes), tuple(_merged([*events, *bare, *edges])))
+    return SpanPlan(span, tuple(minutes), tuple(_merged([*events, *bare, *edges])))
 
 
 def condition(ranges: Sequence[Range], moment: str) -> str:
@@ -199,7 +199,7 @@ MEASURES = ("requests", "failed", "prompt", "cached", "output", "late", "late_at
 SUMS = MEASURES[:-1]
 
 
-def planned_rows(found: Plan, scope: str) -> str:
+def planned_rows(found: SpanPlan, scope: str) -> str:
     """Return SQL of the rows that add up to a span: `at`, `KEYS` and `MEASURES`."""
     columns = f"at, {', '.join(KEYS)}, {', '.join(MEASURES)}"
     parts = [rows(Level.HOURS, found.span, f"NOT ({condition(found.minutes, 'start')})", scope)]

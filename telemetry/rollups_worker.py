@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.lifecycle import run_every
-from telemetry.metrics import Metrics
-from telemetry.queries import Scope
+from telemetry.metrics import TelemetryMetrics
+from telemetry.queries import TenantScope
 from telemetry.retention import GONE, days_of, ttl_of
 from telemetry.rollups import (
     BEHIND_MAX_MS,
@@ -25,10 +25,10 @@ from telemetry.rollups import (
     MEASURES,
     SUMS,
     Deletion,
-    Kept,
     Level,
     Range,
-    State,
+    RetainedSince,
+    RollupState,
     event_rows,
     plan,
     planned_rows,
@@ -149,7 +149,7 @@ SETTINGS max_execution_time = 30, do_not_merge_across_partitions_select_final = 
 _ROLL = {level: _roll(level) for level in Level}
 
 
-async def summed(store: Store, span: Range, scope: Scope) -> str:
+async def summed(store: Store, span: Range, scope: TenantScope) -> str:
     """Return SQL of rows that add up to the events of a span: `at`, `KEYS` and `MEASURES`.
 
     They are right for now: whoever waits with the statement asks anew. Raises what `rollup_state`
@@ -159,7 +159,7 @@ async def summed(store: Store, span: Range, scope: Scope) -> str:
     return planned_rows(plan(span, state), scope.sql)
 
 
-async def rollup_state(store: Store, span: Range, scope: Scope) -> State:
+async def rollup_state(store: Store, span: Range, scope: TenantScope) -> RollupState:
     """Return how far rollups are for a span, of what a scope holds.
 
     To be asked before rows are read: what is marked after that has not been acknowledged yet.
@@ -171,7 +171,7 @@ async def rollup_state(store: Store, span: Range, scope: Scope) -> State:
     kept, now_ms = known.kept, known.now_ms
     until = known.levels
     if not until:
-        return State(kept=kept)
+        return RollupState(kept=kept)
     minutes_ms, hours_ms = until.get(Level.MINUTES, now_ms), until.get(Level.HOURS, now_ms)
     rows = await store.query(
         _DIRTY.replace("__scope__", scope.sql),
@@ -186,8 +186,8 @@ async def rollup_state(store: Store, span: Range, scope: Scope) -> State:
         | scope.parameters,
     )
     if len(rows) == _DIRTY_MAX:
-        return State(kept=kept)
-    return State(
+        return RollupState(kept=kept)
+    return RollupState(
         has_minutes=Level.MINUTES in until,
         has_hours=Level.HOURS in until,
         minutes_ms=_where(rows, "no_minute"),
@@ -212,7 +212,7 @@ class _Known:
     now_ms: int
     until_ms: Mapping[str, int]
     levels: Mapping[Level, int]
-    kept: Kept
+    kept: RetainedSince
 
 
 async def _known(store: Store) -> _Known:
@@ -227,13 +227,15 @@ async def _known(store: Store) -> _Known:
     levels = {
         level: until_ms[level] for level in Level if until_ms.get(level, 0) > now_ms - BEHIND_MAX_MS
     }
-    return _Known(now_ms, until_ms, levels, Kept.of(now_ms, events, minutes))
+    return _Known(now_ms, until_ms, levels, RetainedSince.of(now_ms, events, minutes))
 
 
 class Rollups:
     """Makes rollups; `run` belongs into a TaskGroup."""
 
-    def __init__(self, store: Store, metrics: Metrics, *, settle_ms: int = SETTLE_MS) -> None:
+    def __init__(
+        self, store: Store, metrics: TelemetryMetrics, *, settle_ms: int = SETTLE_MS
+    ) -> None:
         self._store = store
         self._metrics = metrics
         self._settle_ms = settle_ms

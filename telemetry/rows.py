@@ -106,7 +106,7 @@ class PoisonReason(StrEnum):
     INVALID = "invalid"
 
 
-class Source(NamedTuple):
+class BrokerMessage(NamedTuple):
     """One message of the broker.
 
     Attributes:
@@ -124,13 +124,13 @@ class Source(NamedTuple):
 class Poison:
     """A message that is parked."""
 
-    source: Source
+    source: BrokerMessage
     reason: PoisonReason
     detail: str
 
 
 @dataclass(slots=True)
-class Batch:
+class RowBatch:
     """What one read of the broker holds.
 
     Attributes:
@@ -152,9 +152,9 @@ class Batch:
     forged: int = 0
 
 
-def decode(messages: Iterable[Source]) -> Batch:
+def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
     """Sort messages into events and poison."""
-    batch = Batch()
+    batch = RowBatch()
     seen: set[str] = set()
     for message in messages:
         if not message.is_genuine:
@@ -207,7 +207,7 @@ def poison_columns(poisons: Sequence[Poison]) -> list[Sequence[Any]]:
     ]
 
 
-def _decode_one(message: Source) -> RequestEvent | Poison:
+def _decode_one(message: BrokerMessage) -> RequestEvent | Poison:
     try:
         event = RequestEvent.FromString(message.payload)
     except DecodeError as error:

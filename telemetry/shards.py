@@ -9,7 +9,7 @@ and `IN (SELECT ...)` need look at one shard only.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from telemetry.migrations import Database
+from telemetry.migrations import TraceDatabase
 
 # IN over distributed tables means the shard's own rows; an insert is done when all shards have it.
 SESSION: Mapping[str, str | int] = {
@@ -66,7 +66,7 @@ def statement(cluster: str, database: str, table: str, sorting_key: str) -> str:
     )
 
 
-async def needed(database: Database, cluster: str, name: str) -> list[str]:
+async def needed(database: TraceDatabase, cluster: str, name: str) -> list[str]:
     """Return the statements for tables that are not there yet, or have other columns."""
     local = local_database(name)
     columns = await database.rows(_COLUMNS.format(local=local, database=name))

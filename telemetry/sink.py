@@ -18,8 +18,8 @@ from sluice.lifecycle import backoff_s
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 from telemetry import rows
 from telemetry.consumer import ConsumerLostError
-from telemetry.metrics import Metrics
-from telemetry.rows import Batch, Source
+from telemetry.metrics import TelemetryMetrics
+from telemetry.rows import BrokerMessage, RowBatch
 from telemetry.store import STORE_ERRORS
 
 log = structlog.get_logger(__name__)
@@ -33,7 +33,7 @@ _WRITE_RETRY_S = 60.0
 _LAG_EVERY_S = 5.0
 
 
-class Reader(Protocol):
+class BrokerReader(Protocol):
     """The broker, as the sink sees it (`telemetry.consumer.EventConsumer`)."""
 
     @property
@@ -50,11 +50,11 @@ class Reader(Protocol):
         """Join."""
         ...
 
-    async def read(self, batch_max: int) -> list[Source]:
+    async def read(self, batch_max: int) -> list[BrokerMessage]:
         """Return the next messages."""
         ...
 
-    async def written(self, messages: Sequence[Source]) -> None:
+    async def written(self, messages: Sequence[BrokerMessage]) -> None:
         """Let the broker forget these."""
         ...
 
@@ -78,7 +78,7 @@ class Writer(Protocol):
         """Connect and migrate."""
         ...
 
-    async def insert(self, batch: Batch) -> None:
+    async def insert(self, batch: RowBatch) -> None:
         """Write all of it, or raise."""
         ...
 
@@ -87,8 +87,8 @@ class Writer(Protocol):
 class _Read:
     """What one read of the broker brought."""
 
-    messages: list[Source] = field(default_factory=list[Source])
-    batch: Batch = field(default_factory=Batch)
+    messages: list[BrokerMessage] = field(default_factory=list[BrokerMessage])
+    batch: RowBatch = field(default_factory=RowBatch)
 
 
 class Sink:
@@ -96,13 +96,13 @@ class Sink:
 
     def __init__(
         self,
-        reader: Callable[[], Reader],
+        reader: Callable[[], BrokerReader],
         writer: Writer,
-        metrics: Metrics,
+        metrics: TelemetryMetrics,
         *,
         batch_max: int,
         on_written: Callable[[Sequence[RequestEvent]], None] = lambda _: None,
-        decode: Callable[[Sequence[Source]], Batch] = rows.decode,
+        decode: Callable[[Sequence[BrokerMessage]], RowBatch] = rows.decode,
         are_texts: bool = False,
     ) -> None:
         """Prepare.
@@ -164,7 +164,7 @@ class Sink:
             # Also when cancelled: closing commits what is written, and leaves the group at once.
             await asyncio.shield(reader.close())
 
-    async def _move(self, reader: Reader) -> None:
+    async def _move(self, reader: BrokerReader) -> None:
         ahead = _Read()
         while ahead.messages or not (self._is_draining and await reader.is_drained()):
             # Not a TaskGroup: when a part of it fails, Python 3.11's forgets that it was cancelled.
@@ -181,7 +181,7 @@ class Sink:
                 self._own.lag.set(await reader.lag())
                 self._lag_at_s = time.monotonic() + _LAG_EVERY_S
 
-    async def _read(self, reader: Reader) -> _Read:
+    async def _read(self, reader: BrokerReader) -> _Read:
         missing = reader.missing
         messages = await reader.read(self._batch_max)
         self._set_ready(ready=reader.is_assigned and not self._is_write_failing)
@@ -190,13 +190,13 @@ class Sink:
             self._own.missing.inc(reader.missing - missing)
         return _Read(messages, await asyncio.to_thread(self._decode, messages))
 
-    async def _settle(self, reader: Reader, read: _Read) -> None:
+    async def _settle(self, reader: BrokerReader, read: _Read) -> None:
         if read.messages:
             await self._write(read.batch)
             # Never before the write: a crash in between must bring the messages again.
             await reader.written(read.messages)
 
-    async def _write(self, batch: Batch) -> None:
+    async def _write(self, batch: RowBatch) -> None:
         """Write a batch, trying again for a minute; the last error goes to the caller."""
         give_up_at = time.monotonic() + _WRITE_RETRY_S
         attempt = 0
@@ -226,7 +226,7 @@ class Sink:
                 self._on_written(batch.events)
                 return
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: RowBatch) -> None:
         self._metrics.events_written.inc(len(batch.events))
         self._metrics.closings.inc(len(batch.closings))
         self._metrics.texts.inc(len(batch.texts))

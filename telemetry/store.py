@@ -19,7 +19,7 @@ from telemetry.rows import (
     COLUMNS,
     COUNT_COLUMNS,
     POISON_COLUMNS,
-    Batch,
+    RowBatch,
     closing_columns,
     count_columns,
     event_columns,
@@ -86,7 +86,7 @@ class Store:
             await self._client.close()
             self._client = None
 
-    async def insert(self, batch: Batch) -> None:
+    async def insert(self, batch: RowBatch) -> None:
         """Write a batch; when this returns, the rows are acknowledged by the server.
 
         Raises:
@@ -256,7 +256,7 @@ class Store:
         }
 
 
-def _tables(batch: Batch) -> list[tuple[str, Mapping[str, str], Sequence[Sequence[Any]]]]:
+def _tables(batch: RowBatch) -> list[tuple[str, Mapping[str, str], Sequence[Sequence[Any]]]]:
     """Return table, columns with their types, and values by column, of tables that get rows."""
     found: list[tuple[str, Mapping[str, str], Sequence[Sequence[Any]]]] = [
         ("requests", COLUMNS, event_columns(batch.events)),
@@ -270,7 +270,7 @@ def _tables(batch: Batch) -> list[tuple[str, Mapping[str, str], Sequence[Sequenc
 
 
 class _Migrating:
-    """A client as `telemetry.migrations.Database`."""
+    """A client as `telemetry.migrations.TraceDatabase`."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client

@@ -10,7 +10,14 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from sluice.wire.telemetry.v1.text_pb2 import TextEvent
-from telemetry.rows import RECEIVED_MAX_MS, RECEIVED_MIN_MS, Batch, Poison, PoisonReason, Source
+from telemetry.rows import (
+    RECEIVED_MAX_MS,
+    RECEIVED_MIN_MS,
+    BrokerMessage,
+    Poison,
+    PoisonReason,
+    RowBatch,
+)
 
 SCHEMA_VERSION = 1
 RETENTION_DAYS_MAX = 366
@@ -33,9 +40,9 @@ COLUMNS: dict[str, str] = {
 }
 
 
-def decode(messages: Iterable[Source]) -> Batch:
+def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
     """Sort messages into texts and poison."""
-    batch = Batch()
+    batch = RowBatch()
     seen: set[str] = set()
     for message in messages:
         if not message.is_genuine:
@@ -65,7 +72,7 @@ def _row(text: TextEvent) -> tuple[Any, ...]:
     )
 
 
-def _decode_one(message: Source) -> TextEvent | Poison:
+def _decode_one(message: BrokerMessage) -> TextEvent | Poison:
     try:
         text = TextEvent.FromString(message.payload)
     except DecodeError:
@@ -77,7 +84,7 @@ def _decode_one(message: Source) -> TextEvent | Poison:
     return text if problem is None else _parked(message, PoisonReason.INVALID, problem)
 
 
-def _parked(message: Source, reason: PoisonReason, detail: str) -> Poison:
+def _parked(message: BrokerMessage, reason: PoisonReason, detail: str) -> Poison:
     size = len(message.payload)
     return Poison(
         message._replace(payload=b""), reason, f"text of {size} bytes, not kept: {detail}"

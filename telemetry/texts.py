@@ -15,7 +15,7 @@ import structlog
 from sluice.errors import BadRequestError, ErrorCode
 from sluice.ids import ID_PATTERN
 from sluice.lifecycle import run_every
-from telemetry.metrics import Metrics
+from telemetry.metrics import TelemetryMetrics
 from telemetry.queries import iso
 from telemetry.store import STORE_ERRORS, Store
 
@@ -89,7 +89,7 @@ async def erase_texts(store: Store, tenant_id: str) -> str:
 class Eraser:
     """Deletes the rows of what was erased; `run` belongs into a TaskGroup."""
 
-    def __init__(self, store: Store, metrics: Metrics) -> None:
+    def __init__(self, store: Store, metrics: TelemetryMetrics) -> None:
         self._store = store
         self._metrics = metrics
         self._began_s: float | None = None

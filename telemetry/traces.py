@@ -46,7 +46,7 @@ _SAME = ("event_id", "received_at", "tenant_id", "model", "outcome", "status", "
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class RequestTrace:
     """One request.
 
     Attributes:
@@ -77,7 +77,7 @@ class Trace:
         }
 
 
-async def find_trace(store: Store, request_id: str, *, tenant_id: str = "") -> Trace | None:
+async def find_trace(store: Store, request_id: str, *, tenant_id: str = "") -> RequestTrace | None:
     """Return the latest request of an id, of one tenant or (empty id) of all; None: there is none.
 
     Raises:
@@ -108,7 +108,9 @@ async def _attempts(store: Store, request: dict[str, Any]) -> list[dict[str, Any
     return [shown(row) for row in await store.query(_ATTEMPTS, parameters)]
 
 
-def build(events: Sequence[dict[str, Any]], closings: Sequence[dict[str, Any]]) -> Trace | None:
+def build(
+    events: Sequence[dict[str, Any]], closings: Sequence[dict[str, Any]]
+) -> RequestTrace | None:
     """Put rows of `requests` and `closings` together; None when there is nothing of a client."""
     told = [_row(row) for row in closings]
     rows = sorted((_row(row) for row in events), key=lambda row: row["received_at"], reverse=True)
@@ -116,7 +118,7 @@ def build(events: Sequence[dict[str, Any]], closings: Sequence[dict[str, Any]]) 
     latest = next(iter(own or told or rows), None)
     if latest is None:
         return None
-    return Trace(
+    return RequestTrace(
         request={name: value for name, value in latest.items() if name != "part"},
         is_settled=latest in rows,
         closings=[

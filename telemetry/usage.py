@@ -13,7 +13,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 
 from sluice.errors import BadRequestError, ErrorCode
 from telemetry import params
-from telemetry.queries import Scope
+from telemetry.queries import TenantScope
 from telemetry.rollups import CLOSED_AFTER_MS, MEASURES
 from telemetry.rollups_worker import summed
 from telemetry.store import Store
@@ -97,9 +97,9 @@ class UsageQuery:
         return self.from_ms // length * length, -(-self.to_ms // length) * length
 
     @property
-    def scope(self) -> Scope:
+    def scope(self) -> TenantScope:
         """Whose rows are read."""
-        return Scope.asked(self.tenant_id)
+        return TenantScope.asked(self.tenant_id)
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _is_ready(seen: agent.ObservedReplica) -> bool:
     return seen.state == control.REPLICA_STATE_READY
 
 
-class Node:
+class FaultyNode:
     """An agent with one replica."""
 
     def __init__(self, folder: Path, engine: str) -> None:
@@ -137,9 +137,9 @@ class Node:
 
 
 @asynccontextmanager
-async def _node(engine: str) -> AsyncGenerator[Node]:
+async def _node(engine: str) -> AsyncGenerator[FaultyNode]:
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        node = Node(Path(folder), engine)
+        node = FaultyNode(Path(folder), engine)
         server = grpc.aio.server()
         agent_pb2_grpc.add_AgentServiceServicer_to_server(node.plane, server)
         server.add_insecure_port(f"127.0.0.1:{node.port}")
@@ -169,7 +169,7 @@ _FAULTS: dict[str, Callable[[agent.ObservedReplica], None]] = {
 }
 
 
-async def _fault(node: Node, name: str, chance: random.Random) -> tuple[float, float]:
+async def _fault(node: FaultyNode, name: str, chance: random.Random) -> tuple[float, float]:
     """Break the engine and return when that was detected, and when it was mended."""
     _, seen = await node.plane.first(0.0, _is_ready)
     seen = node.plane.reports[-1][1]
@@ -211,7 +211,7 @@ async def _longest_wait_s(address: str, epoch: int) -> float:
     raise RuntimeError(f"the stream ended after {tokens} of {_STREAM_TOKENS} tokens")
 
 
-async def _restart(node: Node, epoch: int) -> tuple[float, float]:
+async def _restart(node: FaultyNode, epoch: int) -> tuple[float, float]:
     """Kill the agent under a stream; return when the next one reported, and the longest wait."""
     _, seen = await node.plane.first(0.0, _is_ready)
     seen = node.plane.reports[-1][1]

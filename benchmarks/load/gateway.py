@@ -24,8 +24,14 @@ from benchmarks.load.jitter import added
 from benchmarks.load.long_prompts import KINDS, sent
 from benchmarks.load.parked import churned, parked, running_site
 from benchmarks.load.replica import Attached, prompt
-from benchmarks.load.sse_client import Load, cpu_seconds, percentile_ms, run_load, tallied_load
-from benchmarks.load.stack import Stack, started
+from benchmarks.load.sse_client import (
+    StreamLoad,
+    cpu_seconds,
+    percentile_ms,
+    run_load,
+    tallied_load,
+)
+from benchmarks.load.stack import BenchmarkStack, started
 from benchmarks.load.straight import replica_of, straight_arrivals
 from benchmarks.results import write_result
 from cli.stack.home import Home
@@ -48,7 +54,7 @@ _CHURN_PER_S = 50
 _SOAK_STEP_S = 0.2  # the router looks at all open streams at each of its steps
 
 
-def configure(stack: Stack, **options: str) -> None:
+def configure(stack: BenchmarkStack, **options: str) -> None:
     """Give the engine other options, and wait until it serves with them."""
     headers = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
     with httpx.Client(base_url=stack.env["SLUICE_ADMIN_URL"], headers=headers, timeout=10) as admin:
@@ -66,7 +72,7 @@ def configure(stack: Stack, **options: str) -> None:
     _wait(lambda: not asyncio.run(run_load(replace(stack.load(1, 1), max_tokens=2)))["errors"])
 
 
-def _lengthen_context(stack: Stack, tokens: int) -> None:
+def _lengthen_context(stack: BenchmarkStack, tokens: int) -> None:
     """Let the gateway take longer prompts than the base was made for; `sim` does not mind."""
     headers = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
     with httpx.Client(base_url=stack.env["SLUICE_ADMIN_URL"], headers=headers, timeout=10) as admin:
@@ -85,13 +91,13 @@ def _wait(is_so: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def groups_of(stack: Stack) -> dict[str, list[int]]:
+def groups_of(stack: BenchmarkStack) -> dict[str, list[int]]:
     """Return the processes whose CPU is counted, by name."""
     pids = {p["name"]: [p["pid"]] for p in stack.status()["processes"]}
     return {name: pids[name] for name in ("gateway", "router")}
 
 
-def measure_ttft(stack: Stack) -> dict[str, Any]:
+def measure_ttft(stack: BenchmarkStack) -> dict[str, Any]:
     """One request after the other on an engine whose steps take no time: all of it is overhead.
 
     `engine_ms` is the way to the first token for who is attached to the same Triton, without
@@ -109,7 +115,7 @@ def measure_ttft(stack: Stack) -> dict[str, Any]:
     return {"added_ms": added, "best_round": best, "rounds": rounds}
 
 
-async def _engine_ttft(stack: Stack, requests: int) -> dict[str, float]:
+async def _engine_ttft(stack: BenchmarkStack, requests: int) -> dict[str, float]:
     """Return milliseconds to the first token straight from Triton, one sequence after the other."""
     replica = await replica_of(stack)
     address, model = replica["grpc_address"], replica["triton_model"]
@@ -122,7 +128,7 @@ async def _engine_ttft(stack: Stack, requests: int) -> dict[str, float]:
     return {f"p{p}": round(found[len(found) * p // 100], 2) for p in (50, 90, 99)}
 
 
-def measure_jitter(stack: Stack) -> dict[str, Any]:
+def measure_jitter(stack: BenchmarkStack) -> dict[str, Any]:
     """By how much gaps between tokens are longer than those of the engine, whose steps take 20 ms.
 
     `through`: through gateway and router, by the time at which the client's kernel had a token.
@@ -135,14 +141,14 @@ def measure_jitter(stack: Stack) -> dict[str, Any]:
     steps_file = stack.home / "steps"
     configure(stack, cost_step_s=str(STEP_S), **FREE_TOKENS, steps_file=str(steps_file))
 
-    def through(load: Load) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
+    def through(load: StreamLoad) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
         figures, tally = asyncio.run(tallied_load(load, groups_of(stack)))
         return {name: figures[name] for name in _JITTER_FIGURES}, tally.arrivals_s
 
-    def straight(load: Load) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
+    def straight(load: StreamLoad) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
         return {}, asyncio.run(straight_arrivals(stack, load))
 
-    def one(load: Load, run: Callable[[Load], Any]) -> dict[str, Any]:
+    def one(load: StreamLoad, run: Callable[[StreamLoad], Any]) -> dict[str, Any]:
         steps_file.write_text("")
         before = psutil.cpu_times()
         figures, arrivals_s = run(load)
@@ -178,7 +184,7 @@ def _busy(before: Any, after: Any) -> float:
     return round(1 - idle / total, 2)
 
 
-def measure_prompts(stack: Stack) -> dict[str, Any]:
+def measure_prompts(stack: BenchmarkStack) -> dict[str, Any]:
     """TTFT of short requests alone, and beside two prompts of 220 KB per second.
 
     Eight streams as fast as they can: they leave little of the machine. The engine computes
@@ -228,7 +234,7 @@ def _ttft(rounds: list[list[float]], long_ms: list[float]) -> dict[str, Any]:
     }
 
 
-def measure_unary(stack: Stack) -> dict[str, Any]:
+def measure_unary(stack: BenchmarkStack) -> dict[str, Any]:
     """Whole answers of one token; CPU per request of gateway and router."""
     configure(stack, cost_step_s="0.001", cost_decode_row_s="0", sequences_max="4000")
     groups = groups_of(stack)

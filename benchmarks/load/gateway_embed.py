@@ -19,7 +19,7 @@ import aiohttp
 import httpx
 
 from benchmarks.load.embed import texts
-from benchmarks.load.stack import Stack, started
+from benchmarks.load.stack import BenchmarkStack, started
 from benchmarks.results import write_result
 from replica.embedding.package import INSTALL, MODEL_NAME, find_package
 from sluice.embeddings import EmbeddingClient
@@ -56,14 +56,14 @@ async def _at_once(ask: Ask, count: int) -> None:
             tasks.create_task(client())
 
 
-def _replica_address(stack: Stack) -> str:
+def _replica_address(stack: BenchmarkStack) -> str:
     headers = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
     with httpx.Client(base_url=stack.env["SLUICE_ADMIN_URL"], headers=headers) as admin:
         replicas = admin.get("/v1/replicas").json()["data"]
     return next(r["grpc_address"] for r in replicas if r["triton_model"] == EMBED.triton_model)
 
 
-async def measure(stack: Stack) -> dict[str, Any]:
+async def measure(stack: BenchmarkStack) -> dict[str, Any]:
     """Return the figures of a running stack."""
     pids = [p["pid"] for p in stack.status()["processes"] if p["name"].startswith("gateway")]
     headers = {"authorization": f"Bearer {stack.env['OPENAI_API_KEY']}"}

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.engine_alone import SHIPPED_BASE, prompt
 from benchmarks.load.replica import Attached
-from benchmarks.load.sse_client import Load
+from benchmarks.load.sse_client import StreamLoad
 from sluice.kserve import HostStream
 
 _BYTES = 220_000
@@ -32,7 +32,7 @@ KINDS = ("gateway", "engine", "tokenizer")
 
 
 @contextmanager
-def sent(kind: str, load: Load, engine: tuple[str, str]) -> Generator[list[float]]:
+def sent(kind: str, load: StreamLoad, engine: tuple[str, str]) -> Generator[list[float]]:
     """Send while the block runs; the list has milliseconds of each prompt when it has ended.
 
     Args:
@@ -62,7 +62,7 @@ def sent(kind: str, load: Load, engine: tuple[str, str]) -> Generator[list[float
 
 
 def _run(
-    kind: str, load: Load, engine: tuple[str, str], begun: Event, ended: Event, found: Any
+    kind: str, load: StreamLoad, engine: tuple[str, str], begun: Event, ended: Event, found: Any
 ) -> None:
     if kind == "engine":
         took_s = asyncio.run(_to_engine(engine, begun, ended))
@@ -80,7 +80,7 @@ def _texts() -> list[str]:
     ]
 
 
-def _through_gateway(load: Load) -> Callable[[int], object]:
+def _through_gateway(load: StreamLoad) -> Callable[[int], object]:
     # Made before the first is sent: it takes a millisecond each.
     bodies = [
         json.dumps(
@@ -98,7 +98,7 @@ def _through_gateway(load: Load) -> Callable[[int], object]:
     return lambda index: http.post(url, content=bodies[index]).raise_for_status()
 
 
-def _tokenized(_load: Load) -> Callable[[int], object]:
+def _tokenized(_load: StreamLoad) -> Callable[[int], object]:
     tokenizer = Tokenizer.from_file(str(SHIPPED_BASE / "tokenizer.json"))
     texts = _texts()
     return lambda index: tokenizer.encode_batch_fast([texts[index]])

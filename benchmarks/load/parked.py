@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.engine_alone import SHIPPED_BASE
-from benchmarks.load.sse_client import Load
+from benchmarks.load.sse_client import StreamLoad
 from cli.stack.valkey import valkey_spec, valkey_url
 from sluice import shared_secret
 from sluice.artifacts import import_directory
@@ -38,10 +38,10 @@ _SAMPLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ParkedSite:
     """A gateway process with what it needs; `load` is a request to it."""
 
-    load: Load
+    load: StreamLoad
     process: psutil.Process
     router: ScriptedRouter
 
@@ -52,7 +52,7 @@ class Site:
 
 
 @asynccontextmanager
-async def running_site(step_s: float = _STEP_S) -> AsyncGenerator[Site]:
+async def running_site(step_s: float = _STEP_S) -> AsyncGenerator[ParkedSite]:
     """Run a gateway with one worker, Valkey and a scripted router in a folder of their own."""
     router = ScriptedRouter(lambda _: Plan([[1000]], None), step_s=step_s)
     with tempfile.TemporaryDirectory(prefix="sluice-parked-") as folder:
@@ -67,8 +67,10 @@ async def running_site(step_s: float = _STEP_S) -> AsyncGenerator[Site]:
                 for spec in (valkey, gateway[0]):
                     started.append(await ChildProcess.start(spec))
                     await started[-1].wait_ready(30)
-                load = Load("127.0.0.1", gateway[1], _KEY, 0, 0, model=_MODEL, max_tokens=4000)
-                yield Site(load, psutil.Process(started[-1].pid), router)
+                load = StreamLoad(
+                    "127.0.0.1", gateway[1], _KEY, 0, 0, model=_MODEL, max_tokens=4000
+                )
+                yield ParkedSite(load, psutil.Process(started[-1].pid), router)
             finally:
                 for child in reversed(started):
                     await child.stop()
@@ -145,7 +147,7 @@ class _Stream(asyncio.Protocol):
         self._has_left = False
 
     @classmethod
-    async def open(cls, site: Site, request: bytes, count: _Count) -> "_Stream":
+    async def open(cls, site: ParkedSite, request: bytes, count: _Count) -> "_Stream":
         """Return a new one, which has not begun."""
         _, stream = await asyncio.get_running_loop().create_connection(
             lambda: cls(request, count), site.load.host, site.load.port
@@ -176,7 +178,7 @@ class _Stream(asyncio.Protocol):
         self._transport.abort()
 
 
-async def parked(site: Site, streams: int) -> int:
+async def parked(site: ParkedSite, streams: int) -> int:
     """Open streams, never many at once; return the memory while all stand open, then leave.
 
     Raises:
@@ -211,7 +213,7 @@ class Churn:
     rss_bytes: list[int]
 
 
-async def churned(site: Site, streams: int, per_s: int, minutes: int) -> Churn:
+async def churned(site: ParkedSite, streams: int, per_s: int, minutes: int) -> Churn:
     """Hold streams open, the oldest of which leave as others come, so many in each second.
 
     Raises:
@@ -241,7 +243,7 @@ async def churned(site: Site, streams: int, per_s: int, minutes: int) -> Churn:
         await _leave(site, opened)
 
 
-async def _fill(site: Site, opened: deque[_Stream], streams: int, count: _Count) -> None:
+async def _fill(site: ParkedSite, opened: deque[_Stream], streams: int, count: _Count) -> None:
     request = site.load.request()
     async with asyncio.timeout(_BEGIN_S):
         for index in range(streams):
@@ -250,7 +252,7 @@ async def _fill(site: Site, opened: deque[_Stream], streams: int, count: _Count)
         await count.begins(streams)
 
 
-async def _leave(site: Site, opened: deque[_Stream]) -> None:
+async def _leave(site: ParkedSite, opened: deque[_Stream]) -> None:
     for stream in opened:
         stream.leave()
     async with asyncio.timeout(_LEAVE_S):

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.load.gateway import FREE_TOKENS, STEP_S, configure, groups_of
 from benchmarks.load.http_engine import engine_running
-from benchmarks.load.sse_client import Load, run_load
+from benchmarks.load.sse_client import StreamLoad, run_load
 from benchmarks.load.stack import started
 from benchmarks.results import write_result
 from sluice.process import free_port
@@ -37,7 +37,7 @@ _ROUNDS = 3
 _START_S = 60.0
 
 
-def _rounds(loads: dict[str, Load], groups: dict[str, list[int]]) -> dict[str, Any]:
+def _rounds(loads: dict[str, StreamLoad], groups: dict[str, list[int]]) -> dict[str, Any]:
     figures = {name: asyncio.run(run_load(load, groups)) for name, load in loads.items()}
     for one in figures.values():  # what was not finished has used the processor as well
         if one["problems"] or one["errors"]:
@@ -45,7 +45,7 @@ def _rounds(loads: dict[str, Load], groups: dict[str, list[int]]) -> dict[str, A
     return figures
 
 
-def _loads(load: Load) -> dict[str, Load]:
+def _loads(load: StreamLoad) -> dict[str, StreamLoad]:
     """Return what is asked of each proxy; answers have 100 tokens, or two."""
     return {
         "100_streams": replace(load, streams=100, requests=500),
@@ -70,7 +70,7 @@ def _running(*command: str) -> Generator[int]:
 
 
 @contextmanager
-def _peer(command: Sequence[str], engine_port: int) -> Generator[tuple[Load, int]]:
+def _peer(command: Sequence[str], engine_port: int) -> Generator[tuple[StreamLoad, int]]:
     """Run a peer before the engine; where it listens, and its pid."""
     port, metrics_port = free_port(), free_port()
     options = {
@@ -81,7 +81,7 @@ def _peer(command: Sequence[str], engine_port: int) -> Generator[tuple[Load, int
         "--prometheus-port": str(metrics_port),
     }
     with _running(*command, *[it for option in options.items() for it in option]) as pid:
-        load = Load("127.0.0.1", port, "none", 1, 1, model="mock", max_tokens=2, limit_s=5.0)
+        load = StreamLoad("127.0.0.1", port, "none", 1, 1, model="mock", max_tokens=2, limit_s=5.0)
         end_s = time.monotonic() + _START_S
         while not _serves(load):
             if time.monotonic() > end_s:
@@ -90,7 +90,7 @@ def _peer(command: Sequence[str], engine_port: int) -> Generator[tuple[Load, int
         yield replace(load, limit_s=120.0, max_tokens=100), pid
 
 
-def _serves(load: Load) -> bool:
+def _serves(load: StreamLoad) -> bool:
     try:
         figures = asyncio.run(run_load(load))
     except OSError:

@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 
 from benchmarks.engine_alone import SHIPPED_BASE
-from benchmarks.load.stack import Stack, started
+from benchmarks.load.stack import BenchmarkStack, started
 from benchmarks.results import write_result
 
 ROUNDS = 5
@@ -54,7 +54,7 @@ class Round:
     command_cpu_s: float
 
 
-def _sluice(stack: Stack, *arguments: str) -> None:
+def _sluice(stack: BenchmarkStack, *arguments: str) -> None:
     subprocess.run(
         [sys.executable, "-m", "cli", *arguments],
         env={**environ, "SLUICE_HOME": str(stack.home)},
@@ -101,7 +101,9 @@ def _content(line: str) -> str:
     return choices[0]["delta"].get("content") or "" if choices else ""
 
 
-def _publish(stack: Stack, client: httpx.Client, folder: Path, version: int, option: str) -> Round:
+def _publish(
+    stack: BenchmarkStack, client: httpx.Client, folder: Path, version: int, option: str
+) -> Round:
     """Publish one version and ask for it."""
     directory = folder / str(version)
     shutil.copytree(_ADAPTER, directory)

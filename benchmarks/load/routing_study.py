@@ -57,7 +57,7 @@ REFERENCE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class StudyCase:
     """One table of the study.
 
     Attributes:
@@ -83,46 +83,46 @@ class Case:
 
 
 CASES = {
-    "conversation-8": Case(
+    "conversation-8": StudyCase(
         "Conversation trace, 8 replicas, H70",
         CONVERSATION, 8, "h70", (0.8, 0.95, 1.05), has_picture=True,
     ),
-    "azure-8": Case(
+    "azure-8": StudyCase(
         "Azure conversation trace, 8 replicas, M8",
         AZURE, 8, "m8", (0.8, 0.95, 1.05), has_picture=True,
     ),
-    "conversation-32": Case(
+    "conversation-32": StudyCase(
         "Conversation trace, 32 replicas, H70", CONVERSATION, 32, "h70", (0.95, 1.05)
     ),
-    "azure-32": Case(
+    "azure-32": StudyCase(
         "Azure conversation trace, 32 replicas, M8", AZURE, 32, "m8", (0.95, 1.05)
     ),
-    "conversation-12-uneven": Case(
+    "conversation-12-uneven": StudyCase(
         "Conversation trace, 12 replicas of uneven speed (0.85-1.15), index 10 s old",
         CONVERSATION, 12, "h70", (0.95,),
         options={"speed_spread": 0.15, "index_delay_s": 10.0},
     ),
-    "azure-24-uneven": Case(
+    "azure-24-uneven": StudyCase(
         "Azure conversation trace, 24 replicas of uneven speed (0.85-1.15)",
         AZURE, 24, "m8", (0.95,), options={"speed_spread": 0.15},
     ),
-    "conversation-8-fault": Case(
+    "conversation-8-fault": StudyCase(
         "Conversation trace, 8 replicas, one lost at 400 s, one added at 700 s",
         CONVERSATION, 8, "h70", (0.8,), options={"lose_at_s": 400.0, "add_at_s": 700.0},
     ),
-    "cells-1": Case(
+    "cells-1": StudyCase(
         "Conversation trace, 64 replicas in one cell",
         CONVERSATION, 64, "h70", (0.95,), policies=("sluice",),
     ),
-    "cells-8": Case(
+    "cells-8": StudyCase(
         "Conversation trace, 64 replicas in eight cells",
         CONVERSATION, 64, "h70", (0.95,), policies=("sluice",), options={"cells": 8},
     ),
-    "fleet-cell": Case(
+    "fleet-cell": StudyCase(
         "One of 80 cells of a fleet of 1,250 replicas that gets 100,000 requests/s, for 60 s",
         FLEET_CELL, 16, "m8", (), policies=("sluice",), rate_per_s=1250.0, seeds=(0, 1),
     ),
-    "peers": Case(
+    "peers": StudyCase(
         "All policies: conversation trace, 8 replicas, H70, load 0.95",
         CONVERSATION, 8, "h70", (0.95,), policies=("sluice", *REFERENCE), has_picture=True,
     ),
@@ -134,7 +134,7 @@ def _note(text: str) -> None:
 
 
 def run_case(
-    case: Case, traces: Path, policies: Sequence[str], executor: Executor | None
+    case: StudyCase, traces: Path, policies: Sequence[str], executor: Executor | None
 ) -> list[dict[str, Any]]:
     """Return the records of the policies at every load of a case."""
     name, format_name = case.trace
@@ -160,7 +160,7 @@ def run_case(
 
 
 def merge(
-    known: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], case: Case
+    known: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], case: StudyCase
 ) -> list[dict[str, Any]]:
     """Return the records of a case in its order, new ones in the place of older ones."""
     records = {(record["load"], record["policy"]): record for record in (*known, *new)}
@@ -184,7 +184,7 @@ def record(name: str, new: Sequence[dict[str, Any]]) -> None:
     write_result(NAME, operation, {"cases": cases})
 
 
-def markdown(name: str, case: Case, records: Sequence[dict[str, Any]]) -> str:
+def markdown(name: str, case: StudyCase, records: Sequence[dict[str, Any]]) -> str:
     """Return a case as a table for the docs."""
     has_reference = name == "peers"
     lines = [

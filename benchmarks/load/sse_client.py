@@ -21,7 +21,7 @@ _STAMPS = 35  # SO_TIMESTAMPNS: each read says when the kernel got the last of i
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StreamLoad:
     """What to send: `streams` connections until `requests` are done.
 
     Attributes:
@@ -63,7 +63,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Tally:
+class StreamTally:
     """What came back; times in seconds.
 
     Attributes:
@@ -83,7 +83,7 @@ class Tally:
 class _Stream(asyncio.Protocol):
     """One connection, one request after the other."""
 
-    def __init__(self, load: Load, tally: Tally, done: asyncio.Event) -> None:
+    def __init__(self, load: StreamLoad, tally: StreamTally, done: asyncio.Event) -> None:
         self._load, self._tally, self._done = load, tally, done
         self._request = load.request()
         self._is_waiting = False
@@ -144,7 +144,7 @@ class _Stream(asyncio.Protocol):
 class _StampedTransport(asyncio.Transport):
     """Reads a connection itself, for the sake of the kernel's times."""
 
-    def __init__(self, load: Load, stream: _Stream) -> None:
+    def __init__(self, load: StreamLoad, stream: _Stream) -> None:
         super().__init__()
         self._stream = stream
         self._loop = asyncio.get_running_loop()
@@ -194,16 +194,16 @@ def cpu_seconds(pids: dict[str, list[int]]) -> dict[str, float]:
     return used
 
 
-async def run_load(load: Load, pids: dict[str, list[int]] | None = None) -> dict[str, Any]:
+async def run_load(load: StreamLoad, pids: dict[str, list[int]] | None = None) -> dict[str, Any]:
     """Run the load and return the figures; `pids` names process groups whose CPU is counted."""
     return (await tallied_load(load, pids))[0]
 
 
 async def tallied_load(
-    load: Load, pids: dict[str, list[int]] | None = None
-) -> tuple[dict[str, Any], Tally]:
+    load: StreamLoad, pids: dict[str, list[int]] | None = None
+) -> tuple[dict[str, Any], StreamTally]:
     """Run the load; return the figures, and what they were made of."""
-    tally, done, loop = Tally(), asyncio.Event(), asyncio.get_running_loop()
+    tally, done, loop = StreamTally(), asyncio.Event(), asyncio.get_running_loop()
     groups = pids or {}
     cpu_before, started_at = cpu_seconds(groups), time.perf_counter()
     try:
@@ -228,7 +228,9 @@ async def tallied_load(
     return _figures(load, tally, wall_s, cpu), tally
 
 
-def _figures(load: Load, tally: Tally, wall_s: float, cpu: dict[str, float]) -> dict[str, Any]:
+def _figures(
+    load: StreamLoad, tally: StreamTally, wall_s: float, cpu: dict[str, float]
+) -> dict[str, Any]:
     return {
         "streams": load.streams,
         "requests": tally.finished,

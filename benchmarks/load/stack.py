@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from benchmarks.engine_alone import SHIPPED_BASE, closed_loop
-from benchmarks.load.sse_client import Load, run_load
+from benchmarks.load.sse_client import StreamLoad, run_load
 from benchmarks.results import write_result
 from cli.stack.home import Home
 from cli.stack.seed import TENANT
@@ -36,7 +36,7 @@ _PATIENCE = ("--ttft-deadline-ms", "600000")
 _LIMITS = {"rpm": 1_000_000_000, "tpm": 1_000_000_000, "requests_max": 1_000_000}
 
 
-class Stack:
+class BenchmarkStack:
     """A started stack, whose tenant has limits."""
 
     def __init__(self, home: Path, began_unix_s: float) -> None:
@@ -53,10 +53,10 @@ class Stack:
         shown = _sluice(self.home, "status", "--json", capture=True)
         return json.loads(shown.stdout)
 
-    def load(self, streams: int, requests: int, **options: Any) -> Load:
+    def load(self, streams: int, requests: int, **options: Any) -> StreamLoad:
         """Return a load against the stack's gateway."""
         host, _, port = self.env["OPENAI_BASE_URL"].split("/")[2].partition(":")
-        return Load(host, int(port), self.env["OPENAI_API_KEY"], streams, requests, **options)
+        return StreamLoad(host, int(port), self.env["OPENAI_API_KEY"], streams, requests, **options)
 
     def limit(self) -> None:
         """Give the tenant limits that nobody reaches, so that they are asked for each request.
@@ -94,7 +94,7 @@ def _sluice(home: Path, *arguments: str, capture: bool = False) -> subprocess.Co
 
 
 @contextmanager
-def started(engine: str, *options: str) -> Generator[Stack]:
+def started(engine: str, *options: str) -> Generator[BenchmarkStack]:
     """Start a stack in a fresh folder and stop it again."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         home, ports = Path(folder) / "home", (str(free_port()), str(free_port()))
@@ -114,7 +114,7 @@ def started(engine: str, *options: str) -> Generator[Stack]:
                 ports[1],
                 *options,
             )
-            stack = Stack(home, began_unix_s)
+            stack = BenchmarkStack(home, began_unix_s)
             stack.limit()
             yield stack
         finally:
@@ -209,7 +209,7 @@ def measure_cancel() -> None:
     print(write_result("cancel", measure_cancel.__doc__ or "", figures), figures)
 
 
-async def _hang_up(stack: Stack) -> float:
+async def _hang_up(stack: BenchmarkStack) -> float:
     load = stack.load(16, 16, max_tokens=3000)
     streams = [await asyncio.open_connection(load.host, load.port) for _ in range(load.streams)]
     for _, writer in streams:

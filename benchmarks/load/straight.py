@@ -13,22 +13,22 @@ from typing import Any
 import httpx
 
 from benchmarks.load.replica import Attached, prompt
-from benchmarks.load.sse_client import Load
-from benchmarks.load.stack import Stack
+from benchmarks.load.sse_client import StreamLoad
+from benchmarks.load.stack import BenchmarkStack
 from sluice.kserve import HostStream
 
-_PROMPT_TOKENS = 30  # about what the prompt of a `Load` has
+_PROMPT_TOKENS = 30  # about what the prompt of a `StreamLoad` has
 _SILENCE_S = 10.0
 
 
-async def replica_of(stack: Stack) -> dict[str, Any]:
+async def replica_of(stack: BenchmarkStack) -> dict[str, Any]:
     """Return what the control plane says of the stack's first replica."""
     headers = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
     async with httpx.AsyncClient(base_url=stack.env["SLUICE_ADMIN_URL"], headers=headers) as admin:
         return (await admin.get("/v1/replicas")).json()["data"][0]
 
 
-async def straight_arrivals(stack: Stack, load: Load) -> "list[array[float]]":
+async def straight_arrivals(stack: BenchmarkStack, load: StreamLoad) -> "list[array[float]]":
     """Return, of each sequence, when its tokens came, in seconds of the monotonic clock."""
     replica = await replica_of(stack)
     arrivals: list[array[float]] = []

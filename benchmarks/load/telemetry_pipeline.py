@@ -151,7 +151,7 @@ class _Producers:
 
 
 @dataclass
-class Site:
+class PipelineSite:
     """The processes behind the producers."""
 
     home: Path
@@ -201,7 +201,7 @@ def _telemetry_spec(home: Path, broker_port: int, store_port: int, port: int) ->
 
 
 @asynccontextmanager
-async def running_site(home: Path) -> AsyncGenerator[Site]:
+async def running_site(home: Path) -> AsyncGenerator[PipelineSite]:
     """Start broker, trace store and telemetry; ends them again."""
     ports = free_port(), free_port(), free_port()
     environment = {"PATH": os.environ["PATH"]}
@@ -216,7 +216,9 @@ async def running_site(home: Path) -> AsyncGenerator[Site]:
             children.append(await ChildProcess.start(spec))
             stack.push_async_callback(children[-1].stop)
             await children[-1].wait_ready(60)
-        site = Site(home, children[0], ports[0], children[2], ports[2], children[1], ports[1])
+        site = PipelineSite(
+            home, children[0], ports[0], children[2], ports[2], children[1], ports[1]
+        )
 
         async def is_ready() -> bool:
             return await _metric(site, "telemetry_ready") == 1
@@ -229,7 +231,7 @@ async def running_site(home: Path) -> AsyncGenerator[Site]:
 
 
 @asynccontextmanager
-async def _producing(site: Site, *, burst: int, rate: float) -> AsyncGenerator[_Producers]:
+async def _producing(site: PipelineSite, *, burst: int, rate: float) -> AsyncGenerator[_Producers]:
     command = [sys.executable, "-m", "benchmarks.load.telemetry_pipeline", "produce"]
     command += [f"127.0.0.1:{site.broker_port}", str(site.home / "spool")]
     children = [
@@ -258,12 +260,12 @@ async def _until(is_so: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.25)
 
 
-async def _written(site: Site) -> int:
+async def _written(site: PipelineSite) -> int:
     """Return how many different events the store holds."""
     return (await site.query("SELECT uniqExact(event_id) FROM requests"))[0]
 
 
-async def _metric(site: Site, name: str) -> float:
+async def _metric(site: PipelineSite, name: str) -> float:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{site.telemetry_port}") as http:
         for line in (await http.get("/metrics", timeout=30)).text.splitlines():
             if line.startswith(f"{name} "):
@@ -271,11 +273,11 @@ async def _metric(site: Site, name: str) -> float:
     raise KeyError(name)
 
 
-async def _under_way(site: Site, producers: _Producers) -> float:
+async def _under_way(site: PipelineSite, producers: _Producers) -> float:
     return producers.total("emitted") - await _metric(site, "telemetry_events_written_total")
 
 
-async def _found(site: Site, producers: _Producers) -> dict[str, Any]:
+async def _found(site: PipelineSite, producers: _Producers) -> dict[str, Any]:
     """Look for every event; the sink may still have some of them."""
     emitted = int(producers.total("emitted"))
 
@@ -301,7 +303,7 @@ def _per_event(before: dict[str, float], after: dict[str, float], events: int) -
     return {name: round((after[name] - before[name]) / events * 1e6, 1) for name in after}
 
 
-def _cpu(site: Site) -> dict[str, float]:
+def _cpu(site: PipelineSite) -> dict[str, float]:
     return {name: cpu_s([pid]) for name, pid in site.pids.items()}
 
 

@@ -55,7 +55,7 @@ _FILL = (
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class WatchSite:
     """A control plane that has read a full database; `load_s` is how long that took."""
 
     address: str
@@ -97,7 +97,7 @@ async def _fill(database: asyncpg.Connection, counts: dict[str, int]) -> None:
 
 
 @asynccontextmanager
-async def _running_site(counts: dict[str, int]) -> AsyncGenerator[Site]:
+async def _running_site(counts: dict[str, int]) -> AsyncGenerator[WatchSite]:
     home = Path(tempfile.mkdtemp(prefix="sluice-watch-", dir="/tmp"))
     home.chmod(0o711)
     started: list[ChildProcess] = []
@@ -120,7 +120,7 @@ async def _running_site(counts: dict[str, int]) -> AsyncGenerator[Site]:
         watcher = ControlWatcher(address, wire.ROLE_OPERATOR, "first")
         await _synced(watcher)
         load_s = time.monotonic() - began_s
-        yield Site(address, psutil.Process(started[-1].pid), database, round(load_s, 2))
+        yield WatchSite(address, psutil.Process(started[-1].pid), database, round(load_s, 2))
         await database.close()
     finally:
         for child in reversed(started):
@@ -169,7 +169,7 @@ async def _longest_gap_s() -> float:
         return longest_s
 
 
-async def _first_snapshots(site: Site, rounds: int) -> dict[str, Any]:
+async def _first_snapshots(site: WatchSite, rounds: int) -> dict[str, Any]:
     """Time new watchers, one after another, each after a change; and how long a loop is held."""
     seconds: list[float] = []
     gaps: list[float] = []
@@ -189,7 +189,7 @@ async def _first_snapshots(site: Site, rounds: int) -> dict[str, Any]:
     }
 
 
-async def _changes(site: Site, watchers: Watchers, count: int) -> dict[str, Any]:
+async def _changes(site: WatchSite, watchers: Watchers, count: int) -> dict[str, Any]:
     """Time changes, one after another, from the question to each watcher and to the last one."""
     each: list[float] = []
     last: list[float] = []
@@ -206,7 +206,7 @@ async def _changes(site: Site, watchers: Watchers, count: int) -> dict[str, Any]
     }
 
 
-async def _storm(site: Site, watchers: Watchers, count: int) -> dict[str, Any]:
+async def _storm(site: WatchSite, watchers: Watchers, count: int) -> dict[str, Any]:
     """Make changes as fast as the database takes them; return how long until all have the last."""
     cpu_s, began_s = site.cpu_s(), time.monotonic()
     for number in range(count):

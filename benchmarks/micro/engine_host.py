@@ -28,7 +28,7 @@ _TOKENS = _SEQUENCES * _NEW_TOKENS
 _WAIT_S = 120.0
 
 
-class Reader:
+class FrameReader:
     """A responder that reads everything until all sequences have ended."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def run_host() -> None:
     """The same through a host."""
     host = EngineHost(engine(), "benchmark")
     host.start()
-    reader = Reader()
+    reader = FrameReader()
     attach = wire.Attach(router_id="benchmark", epoch=1, credit_frames=1 << 20)
     submit = wire.Submit(
         epoch=1,

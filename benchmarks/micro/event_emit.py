@@ -26,11 +26,11 @@ from typing import Any
 from benchmarks.results import write_result
 from cli.stack.broker import broker_spec
 from gateway.directory import Principal
-from gateway.dispatch.attempts import Attempt, Placement
+from gateway.dispatch.attempts import Attempt, AttemptPlacement
 from gateway.dispatch.tally import Tally
 from gateway.endpoints.exchange import Exchange
-from gateway.limits.buckets import Scope
-from gateway.limits.forecast import Forecast
+from gateway.limits.buckets import BucketScope
+from gateway.limits.forecast import AnswerForecast
 from gateway.limits.limiter import Reservation
 from sluice.events import REQUESTS_TOPIC, EventProducer
 from sluice.process import ChildProcess, free_port
@@ -100,8 +100,8 @@ class Callers:
             for number in range(_BURST)
         ]
         self._scopes = [
-            Scope("limits:{t}", "your account", "account", rpm=6_000, tpm=1_000_000),
-            Scope("limits:{t}:key:k", "your key", "key", rpm=600),
+            BucketScope("limits:{t}", "your account", "account", rpm=6_000, tpm=1_000_000),
+            BucketScope("limits:{t}:key:k", "your key", "key", rpm=600),
         ]
 
     def requests(self) -> list[Exchange]:
@@ -122,7 +122,7 @@ class Callers:
             model=self._model,
             requested_model=like.requested_model,
             reservation=Reservation(
-                self._scopes, (0,) * len(self._scopes), 1500, Forecast(), 1, None, False
+                self._scopes, (0,) * len(self._scopes), 1500, AnswerForecast(), 1, None, False
             ),
             is_stream=True,
             choices=1,
@@ -137,7 +137,7 @@ def generation() -> Any:
 def tally() -> Tally:
     """Return what a request has come to that one replica has answered."""
     attempt = Attempt(0, "pool-a/0", "router-3", 1.001, 0)
-    attempt.placed = Placement("replica-00017", queue_us=15, engine_queue_us=9)
+    attempt.placed = AttemptPlacement("replica-00017", queue_us=15, engine_queue_us=9)
     return Tally(
         prompt_tokens=1234,
         cached_tokens=1024,

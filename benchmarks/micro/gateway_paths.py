@@ -24,7 +24,7 @@ from benchmarks.results import write_result
 from gateway.bases.assets import BaseAssets, load_base
 from gateway.bodies.chat import parse_chat_request
 from gateway.dispatch.generation import GenerationSpec
-from gateway.dispatch.pace import Pace
+from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.router_link import RouterLink
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.metrics import FastHistogram
@@ -90,7 +90,7 @@ def _median_us(operations: int, run: Callable[[], None]) -> float:
 
 def token_us(assets: BaseAssets) -> float:
     """Return the cost of one token of a step frame for `_STREAMS` streams."""
-    pace = Pace(NeverLags())
+    pace = AttemptPace(NeverLags())
     link = RouterLink("nobody:1", "g", lambda: None, pace)
     itl = FastHistogram("x", "x", (0.01, 0.02, 0.05, 0.1, 0.5, 1.0))
     link.is_up = True

@@ -43,7 +43,7 @@ REQUESTS = 4096
 FRAMES = 2048
 
 
-class Bench:
+class CoreBench:
     """A core with engines that take everything in one step of `STEP_S`."""
 
     def __init__(self, replicas: int, limits: EngineLimits = LIMITS) -> None:
@@ -138,7 +138,7 @@ class Bench:
 
 def per_request_us(replicas: int, decoding: int) -> dict[str, Any]:
     """Return the CPU of admission, placement and conversion; replicas decode so much each."""
-    bench = Bench(replicas)
+    bench = CoreBench(replicas)
     for _ in range(decoding):
         for _ in range(replicas):
             bench.submit(bench.message())
@@ -163,7 +163,7 @@ def per_request_us(replicas: int, decoding: int) -> dict[str, Any]:
 
 def long_prompt_us() -> dict[str, Any]:
     """Return the CPU of a long prompt, and of hashing it."""
-    bench = Bench(64)
+    bench = CoreBench(64)
     router: list[float] = []
     hashing: list[float] = []
     for _ in range(40):
@@ -186,7 +186,7 @@ def long_prompt_us() -> dict[str, Any]:
 
 def per_token_us(sequences: int, tokens: int) -> dict[str, Any]:
     """Return the CPU of frames with `sequences` rows of `tokens` tokens."""
-    bench = Bench(64, replace(LIMITS, sequences_max=sequences))  # full, so all have as many
+    bench = CoreBench(64, replace(LIMITS, sequences_max=sequences))  # full, so all have as many
     for _ in range(sequences):
         for _ in bench.dispatches:
             bench.submit(bench.message(SHORT_TOKENS))

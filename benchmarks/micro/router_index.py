@@ -28,7 +28,7 @@ PROMPTS_TOKENS = (1000, 12_000, 55_000)
 ROUNDS = 400
 
 
-class Bench:
+class IndexBench:
     """An index that is full, as after hours of traffic."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ def mean_us(samples: list[float]) -> float:
     return round(1e6 * sum(samples) / len(samples), 1)
 
 
-def per_prompt(bench: Bench, tokens: int) -> dict[str, Any]:
+def per_prompt(bench: IndexBench, tokens: int) -> dict[str, Any]:
     """Return the CPU of what is done for prompts of one size."""
     prompts = [bench.prompt(tokens // BLOCK_TOKENS) for _ in range(ROUNDS)]
     unknown = [bench.match(data) for data in prompts]
@@ -104,7 +104,7 @@ def per_prompt(bench: Bench, tokens: int) -> dict[str, Any]:
     }
 
 
-def per_event_us(bench: Bench) -> dict[str, float]:
+def per_event_us(bench: IndexBench) -> dict[str, float]:
     """Return the CPU per reported block, in reports of 64: as engines send them."""
     prompts = [bench.random.randbytes(64 * HASH_BYTES) for _ in range(2 * ROUNDS)]
     for number, data in enumerate(prompts[:ROUNDS]):
@@ -132,7 +132,7 @@ def per_event_us(bench: Bench) -> dict[str, float]:
 def main() -> None:
     """Measure, print and record."""
     gc.disable()
-    bench = Bench()
+    bench = IndexBench()
     entries = len(bench.index)
     figures: dict[str, Any] = {
         "replicas": REPLICAS,

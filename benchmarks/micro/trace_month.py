@@ -32,7 +32,7 @@ from sluice.process import ChildProcess, free_port
 from sluice.procfs import cpu_s
 from telemetry.costs.query import measured
 from telemetry.evidence import complete_windows, rollout_windows
-from telemetry.metrics import Metrics
+from telemetry.metrics import TelemetryMetrics
 from telemetry.rollups import DAY_MS, HOUR_MS
 from telemetry.rollups_worker import Rollups
 from telemetry.settings import StoreSettings
@@ -133,7 +133,7 @@ async def _roll(store: Store, to_ms: int) -> None:
         span = {"from_ms": end_ms - DAY_MS, "to_ms": end_ms}
         await store.write(_MARK, {"now_ms": now_ms, **span})
     await store.write(_BEGIN, {"now_ms": now_ms})
-    rollups = Rollups(store, Metrics(), settle_ms=1)
+    rollups = Rollups(store, TelemetryMetrics(), settle_ms=1)
     until_ms = 0
     while until_ms < now_ms:  # a step ends after some minutes, done or not
         try:

@@ -27,7 +27,7 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
 )
 from telemetry.evidence import complete_windows, rollout_windows
-from telemetry.rows import Batch
+from telemetry.rows import RowBatch
 from telemetry.settings import StoreSettings
 from telemetry.store import Store
 from telemetry.usage import Granularity, UsageQuery, usage
@@ -77,7 +77,7 @@ async def _fill(store: Store, now_ms: int) -> None:
     agos_ms.sort(reverse=True)
     for first in range(0, _EVENTS, _BATCH):
         batch = agos_ms[first : first + _BATCH]
-        await store.insert(Batch([some_event(random, ago_ms, now_ms) for ago_ms in batch]))
+        await store.insert(RowBatch([some_event(random, ago_ms, now_ms) for ago_ms in batch]))
 
 
 async def _timed(pid: int, ask: Callable[[], Awaitable[object]]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from cli.api import Api, ApiError
+from cli.api import ApiClient, ApiError
 from cli.stack.preflight import find_adapters, find_base
 from cli.stack.seed import ShippedBase, read_base
 from cli.uploads import upload
@@ -29,7 +29,7 @@ def import_base(chosen: Path | None, artifacts: Path) -> ShippedBase:
 
 
 async def push_base(
-    api: Api, directory: Path, timeout_s: float = PUSH_S_MAX, *, base_digest: str = ""
+    api: ApiClient, directory: Path, timeout_s: float = PUSH_S_MAX, *, base_digest: str = ""
 ) -> str:
     """Upload a base, or an adapter of `base_digest`, unless it is there already.
 

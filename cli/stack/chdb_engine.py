@@ -50,7 +50,7 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StatementResult:
     """What a statement gave; `format` is None for one that returns no rows by nature."""
 
     body: bytes
@@ -80,7 +80,7 @@ def _lock(directory: Path) -> int:
     return fd
 
 
-class Engine:
+class ChdbEngine:
     """The embedded engine. Its methods block: call them in worker threads."""
 
     def __init__(self, directory: Path, *, limits: Mapping[str, str]) -> None:
@@ -109,7 +109,7 @@ class Engine:
         self._keeper.close()
         os.close(self._lock)
 
-    def execute(self, statement: Statement) -> Answer:
+    def execute(self, statement: Statement) -> StatementResult:
         """Run one statement on a connection that no other request sees.
 
         Raises:
@@ -140,7 +140,7 @@ class Engine:
         return commands
 
     @staticmethod
-    def _insert(connection: Any, insert: InlineInsert, statement: Statement) -> Answer:
+    def _insert(connection: Any, insert: InlineInsert, statement: Statement) -> StatementResult:
         if statement.parameters:
             raise QueryError("parameters cannot be combined with data after FORMAT", 48)
         inserter = connection.send_insert(insert.query.decode(), insert.format)
@@ -149,17 +149,17 @@ class Engine:
             result = inserter.finish()
         finally:
             inserter.close()
-        return Answer(b"", None, rows_written=result.rows_written)
+        return StatementResult(b"", None, rows_written=result.rows_written)
 
     @staticmethod
-    def _query(connection: Any, statement: Statement) -> Answer:
+    def _query(connection: Any, statement: Statement) -> StatementResult:
         result = connection.query(
             statement.sql, statement.default_format, params=dict(statement.parameters)
         )
         shape = None
         if returns_rows(statement.sql):
             shape = output_format(statement.sql) or statement.default_format
-        return Answer(
+        return StatementResult(
             result.bytes() or b"",
             shape,
             rows_read=result.storage_rows_read() if shape else 0,

@@ -6,7 +6,7 @@ Nothing here may fail the start of the stack: chat works without.
 import asyncio
 from contextlib import suppress
 
-from cli.api import Api, ApiError
+from cli.api import ApiClient, ApiError
 from cli.stack.home import Home
 from cli.stack.seed import ShippedBase, remove_unused, retire_pools, seed_base
 from replica.embedding.bert import read_bert_config
@@ -42,7 +42,7 @@ def import_base(home: Home) -> ShippedBase:
     return ShippedBase(digest, MODEL_NAME, read_bert_config(package).tokens_max)
 
 
-async def start(home: Home, api: Api) -> str:
+async def start(home: Home, api: ApiClient) -> str:
     """Import the model and ask for a replica; return its pool.
 
     Raises:
@@ -54,14 +54,14 @@ async def start(home: Home, api: Api) -> str:
     return await seed_base(api, base, engine=_ENGINE, replicas=1, pool_prefix=_POOL_PREFIX)
 
 
-async def stop(api: Api) -> None:
+async def stop(api: ApiClient) -> None:
     """Remove what an earlier start asked for."""
     if await api.find(f"/v1/models/{MODEL_NAME}") is not None:
         await remove_unused(api, f"/v1/models/{MODEL_NAME}")
     await retire_pools(api, _POOL_PREFIX)
 
 
-async def wait_ready(api: Api, pool_id: str, timeout_s: float) -> str:
+async def wait_ready(api: ApiClient, pool_id: str, timeout_s: float) -> str:
     """Wait for the replica; return why there is none after `timeout_s`, empty when it serves."""
     reason = "no replica yet"
     with suppress(TimeoutError):
@@ -72,7 +72,7 @@ async def wait_ready(api: Api, pool_id: str, timeout_s: float) -> str:
     return reason
 
 
-async def _missing(api: Api, pool_id: str) -> str:
+async def _missing(api: ApiClient, pool_id: str) -> str:
     try:
         found = [r for r in await api.list("/v1/replicas") if r["pool_id"] == pool_id]
     except ApiError as error:

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from cli.api import Api, ApiError
+from cli.api import ApiClient, ApiError
 from cli.stack.state import DONE, DOWN, READY, ProcessState, StackState
-from cli.stack.supervisor import Service
+from cli.stack.supervisor import SupervisedService
 from sluice.procfs import MARKER, environment, marked_processes, program_name, start_ticks
 from sluice.profiles import EMBED
 
@@ -22,7 +22,7 @@ _AGENT = "agent"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class HealthRow:
     """One process.
 
     Attributes:
@@ -47,8 +47,8 @@ class Row:
 
 
 async def collect(
-    state: StackState, services: Sequence[Service], admin_url: str, admin_key: str
-) -> list[Row]:
+    state: StackState, services: Sequence[SupervisedService], admin_url: str, admin_key: str
+) -> list[HealthRow]:
     """Return a row per running process: the supervisor, its children, and the Triton servers.
 
     Args:
@@ -72,7 +72,7 @@ async def collect(
 
 def build_rows(
     state: StackState, healths: Mapping[str, str], replicas: Mapping[int, str]
-) -> list[Row]:
+) -> list[HealthRow]:
     """Return the rows from what is known of health (by name) and of replicas (by port)."""
     now_s = time.time()
     rows = [_supervisor_row(state, now_s)]
@@ -82,7 +82,7 @@ def build_rows(
         engines = find_engines(process.pid) if process.name == _AGENT and process.pid else []
         memory = tree_memory_mib(process.pid, [e.pid for e in engines]) if process.pid else 0.0
         rows.append(
-            Row(
+            HealthRow(
                 name=process.name,
                 pid=process.pid,
                 port=process.port,
@@ -97,8 +97,8 @@ def build_rows(
     return rows
 
 
-def _supervisor_row(state: StackState, now_s: float) -> Row:
-    return Row(
+def _supervisor_row(state: StackState, now_s: float) -> HealthRow:
+    return HealthRow(
         name="supervisor",
         pid=state.supervisor_pid,
         port=0,
@@ -128,7 +128,7 @@ async def _health(process: ProcessState, check: Callable[[], Awaitable[None]]) -
 async def _replicas(admin_url: str, admin_key: str) -> dict[int, str]:
     """Return the state of every replica by the port of its Triton; empty without control plane."""
     try:
-        async with asyncio.timeout(_TIMEOUT_S), Api(admin_url, admin_key) as api:
+        async with asyncio.timeout(_TIMEOUT_S), ApiClient(admin_url, admin_key) as api:
             return replica_states(await api.list("/v1/replicas"))
     except (ApiError, TimeoutError):
         return {}
@@ -158,7 +158,7 @@ def find_engines(agent_pid: int) -> list[psutil.Process]:
     return sorted(engines, key=lambda engine: start_ticks(engine.pid))
 
 
-def _engine_row(engine: psutil.Process, states: Mapping[int, str], now_s: float) -> Row:
+def _engine_row(engine: psutil.Process, states: Mapping[int, str], now_s: float) -> HealthRow:
     """Return the row of a Triton server; its health is its replica's, i.e. the agent's canary."""
     port, uptime_s, name = 0, 0.0, "triton"
     with suppress(psutil.Error):
@@ -169,7 +169,9 @@ def _engine_row(engine: psutil.Process, states: Mapping[int, str], now_s: float)
         uptime_s = max(0.0, now_s - engine.create_time())
     state = states.get(port, "unknown")
     health = "ok" if state == READY else f"replica {state}"
-    return Row(name, engine.pid, port, tree_memory_mib(engine.pid), state, health, 0, uptime_s)
+    return HealthRow(
+        name, engine.pid, port, tree_memory_mib(engine.pid), state, health, 0, uptime_s
+    )
 
 
 def own_memory_mib(pid: int) -> float:

@@ -21,7 +21,7 @@ class Secret(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class StackListener:
     """A socket that a process listens on.
 
     Attributes:
@@ -47,9 +47,9 @@ _UNAUTHENTICATED = "UNAUTHENTICATED"
 _UNAUTHORIZED = "401"
 
 LISTENERS = (
-    Listener("gateway", "public", "HTTP", "clients", Secret.TENANT_KEY, _UNAUTHORIZED),
-    Listener("gateway", "gateway_ops", "HTTP", _PROBES, Secret.NONE, _OPEN),
-    Listener(
+    StackListener("gateway", "public", "HTTP", "clients", Secret.TENANT_KEY, _UNAUTHORIZED),
+    StackListener("gateway", "gateway_ops", "HTTP", _PROBES, Secret.NONE, _OPEN),
+    StackListener(
         "router",
         "router_grpc",
         "gRPC",
@@ -57,8 +57,8 @@ LISTENERS = (
         Secret.TOKEN,
         _UNAUTHENTICATED,
     ),
-    Listener("router", "router_http", "HTTP", _PROBES, Secret.NONE, _OPEN),
-    Listener(
+    StackListener("router", "router_http", "HTTP", _PROBES, Secret.NONE, _OPEN),
+    StackListener(
         "control-plane",
         "control_grpc",
         "gRPC",
@@ -66,10 +66,10 @@ LISTENERS = (
         Secret.TOKEN,
         _UNAUTHENTICATED,
     ),
-    Listener(
+    StackListener(
         "control-plane", "admin", "HTTP", "operators, publishers", Secret.ADMIN_KEY, _UNAUTHORIZED
     ),
-    Listener(
+    StackListener(
         "telemetry",
         "telemetry_http",
         "HTTP",
@@ -77,16 +77,20 @@ LISTENERS = (
         Secret.ADMIN_KEY,
         _UNAUTHORIZED,
     ),
-    Listener("agent", "agent_http", "HTTP", _PROBES, Secret.NONE, _OPEN),
-    Listener("agent", "chunks", "HTTP", "agents of other nodes", Secret.TICKET, "403"),
-    Listener(
+    StackListener("agent", "agent_http", "HTTP", _PROBES, Secret.NONE, _OPEN),
+    StackListener("agent", "chunks", "HTTP", "agents of other nodes", Secret.TICKET, "403"),
+    StackListener(
         "triton", "inference", "gRPC", "routers, gateways, the agent", Secret.TOKEN, "UNAVAILABLE"
     ),
-    Listener("triton", "metrics", "HTTP", "the agent, which passes them on", Secret.NONE, _OPEN),
-    Listener("valkey", "valkey", "RESP", "gateways", Secret.PASSWORD, "NOAUTH"),
-    Listener("tracestore", "tracestore", "HTTP", "telemetry", Secret.PASSWORD, "403"),
-    Listener(
+    StackListener(
+        "triton", "metrics", "HTTP", "the agent, which passes them on", Secret.NONE, _OPEN
+    ),
+    StackListener("valkey", "valkey", "RESP", "gateways", Secret.PASSWORD, "NOAUTH"),
+    StackListener("tracestore", "tracestore", "HTTP", "telemetry", Secret.PASSWORD, "403"),
+    StackListener(
         "broker", "broker", "Kafka", "gateways, telemetry", Secret.PASSWORD, "connection closed"
     ),
-    Listener("postgres", "postgres", "Unix socket", "control plane", Secret.ACCOUNT, "refused"),
+    StackListener(
+        "postgres", "postgres", "Unix socket", "control plane", Secret.ACCOUNT, "refused"
+    ),
 )

@@ -78,7 +78,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PostgresPlace:
     """Where one server lives.
 
     Attributes:
@@ -166,7 +166,7 @@ def client_url(home: Path, port: int, database: str = DATABASE) -> str:
     return f"postgresql://postgres@{sockets}:{port}/{database}"
 
 
-def locate(home: Path) -> Place:
+def locate(home: Path) -> PostgresPlace:
     """Return where the server of `home` lives; the first call for a home decides and records it."""
     home = home.resolve()
     account = _account()
@@ -177,7 +177,7 @@ def locate(home: Path) -> Place:
     sockets = root / "sockets"
     if len(str(sockets / ".s.PGSQL.65535")) > _SOCKET_PATH_MAX:
         sockets = Path(f"/tmp/sluice-{_short_hash(home)}")  # noqa: S108 - claimed before use
-    return Place(root / "data", sockets, _programs(account), account)
+    return PostgresPlace(root / "data", sockets, _programs(account), account)
 
 
 def _account() -> Account:
@@ -267,7 +267,7 @@ def _claim(directory: Path, account: Account) -> None:
     directory.chmod(0o750 if account.is_other else 0o700)
 
 
-async def _initialize(place: Place, *, fsync: bool, env: Mapping[str, str]) -> None:
+async def _initialize(place: PostgresPlace, *, fsync: bool, env: Mapping[str, str]) -> None:
     """Run initdb and create our database; the data directory appears complete or not at all."""
     staging = place.data.with_name(new_id(".data"))
     staging.mkdir(mode=0o700)
@@ -292,7 +292,7 @@ async def _initialize(place: Place, *, fsync: bool, env: Mapping[str, str]) -> N
 
 
 async def _run(
-    place: Place, command: list[str], env: Mapping[str, str], *, stdin: bytes = b""
+    place: PostgresPlace, command: list[str], env: Mapping[str, str], *, stdin: bytes = b""
 ) -> None:
     """Run one program to its end; cancelled, it and what it started end first."""
     account = place.account

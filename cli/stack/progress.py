@@ -21,7 +21,7 @@ from cli.stack.state import DONE, DOWN, READY, STARTING, STOPPED, WAITING
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ProgressLine:
     """What is known of one process or step.
 
     Attributes:
@@ -38,7 +38,7 @@ class Line:
 class Renderer(Protocol):
     """Shows lines; `close` ends the display and leaves what was shown."""
 
-    def show(self, line: Line) -> None:
+    def show(self, line: ProgressLine) -> None:
         """Show a line, in place of the earlier one of its name."""
         ...
 
@@ -58,7 +58,7 @@ class PlainRenderer:
         self._out = out
         self._seen: dict[str, str] = {}
 
-    def show(self, line: Line) -> None:
+    def show(self, line: ProgressLine) -> None:
         """Print what has an end; the states on the way would only be noise."""
         if line.state in (WAITING, STARTING, STOPPED) or self._seen.get(line.name) == line.state:
             return
@@ -80,12 +80,12 @@ class LiveRenderer:
     """All lines, redrawn in place."""
 
     def __init__(self, console: Console) -> None:
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, ProgressLine] = {}
         self._spinners: dict[str, Spinner] = {}
         self._live = Live(console=console, refresh_per_second=8, get_renderable=self._table)
         self._live.start()
 
-    def show(self, line: Line) -> None:
+    def show(self, line: ProgressLine) -> None:
         """Redraw with the line."""
         self._lines[line.name] = line
 
@@ -107,7 +107,7 @@ class LiveRenderer:
             table.add_row(self._mark(line), line.name, seconds, detail)
         return table
 
-    def _mark(self, line: Line) -> RenderableType:
+    def _mark(self, line: ProgressLine) -> RenderableType:
         if line.state in (READY, DONE):
             return Text("✓", style="green")
         if line.state == DOWN:
@@ -123,7 +123,7 @@ class PipeRenderer:
     def __init__(self, descriptor: int) -> None:
         self._pipe = os.fdopen(descriptor, "w", buffering=1)
 
-    def show(self, line: Line) -> None:
+    def show(self, line: ProgressLine) -> None:
         """Send the line."""
         self._send({"line": asdict(line)})
 
@@ -154,7 +154,7 @@ def replay(pipe: IO[str], renderer: Renderer) -> str | None:
     for text in pipe:
         message = json.loads(text)
         if "line" in message:
-            renderer.show(Line(**message["line"]))
+            renderer.show(ProgressLine(**message["line"]))
         elif "say" in message:
             renderer.say(message["say"])
         else:
@@ -167,13 +167,13 @@ def terminal_renderer(console: Console) -> Renderer:
     return LiveRenderer(console) if console.is_terminal else PlainRenderer(console.file)
 
 
-class Progress:
+class StartProgress:
     """Times the lines and passes them on."""
 
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
         self._began_s: dict[str, float] = {}
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, ProgressLine] = {}
 
     def update(self, name: str, state: str, detail: str = "") -> None:
         """Show that a process or step is in a state; `seconds` run from `starting` to the end."""
@@ -184,7 +184,7 @@ class Progress:
         began_s = self._began_s.get(name, now_s)
         has_ended = state in (READY, DONE, DOWN)
         seconds = max(0.05, now_s - began_s) if has_ended else 0.0
-        self._lines[name] = Line(name, state, seconds, detail)
+        self._lines[name] = ProgressLine(name, state, seconds, detail)
         self.renderer.show(self._lines[name])
 
     def say(self, text: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from cli.api import Api, ApiError
+from cli.api import ApiClient, ApiError
 from cli.stack.home import Secrets, with_demo_key
 
 MODEL, ALIAS, TENANT = "sluice-tiny", "default", "demo"
@@ -70,7 +70,7 @@ def read_base(
 
 
 async def seed(
-    api: Api, base: ShippedBase, *, engine: str, replicas: int, secrets: Secrets
+    api: ApiClient, base: ShippedBase, *, engine: str, replicas: int, secrets: Secrets
 ) -> Secrets:
     """Create or update everything; return the secrets with a valid key of the demo tenant."""
     for tier_id, tier in _TIERS.items():
@@ -92,7 +92,7 @@ async def seed(
 
 
 async def seed_base(
-    api: Api, base: ShippedBase, *, engine: str, replicas: int, pool_prefix: str
+    api: ApiClient, base: ShippedBase, *, engine: str, replicas: int, pool_prefix: str
 ) -> str:
     """Serve a base under its name; return its pool.
 
@@ -117,7 +117,7 @@ async def seed_base(
     return pool_id
 
 
-async def _seed_adapters(api: Api, base: ShippedBase, model: dict[str, str]) -> None:
+async def _seed_adapters(api: ApiClient, base: ShippedBase, model: dict[str, str]) -> None:
     """Serve the base's adapters, and none of an earlier start that it does not have any more."""
     served = {f"{base.name}-{name}": digest for name, digest in base.adapters}
     for name, digest in served.items():
@@ -128,7 +128,7 @@ async def _seed_adapters(api: Api, base: ShippedBase, model: dict[str, str]) -> 
             await remove_unused(api, f"/v1/models/{name}")
 
 
-async def remove_unused(api: Api, path: str) -> None:
+async def remove_unused(api: ApiClient, path: str) -> None:
     """Delete an object, unless others refer to it, as an operator's alias does to a model."""
     try:
         await api.call("DELETE", path)
@@ -137,7 +137,7 @@ async def remove_unused(api: Api, path: str) -> None:
             raise
 
 
-async def retire_pools(api: Api, pool_prefix: str, *, current: str = "") -> None:
+async def retire_pools(api: ApiClient, pool_prefix: str, *, current: str = "") -> None:
     """Scale the pools of earlier starts to nothing, and remove those that are empty."""
     for pool in await api.list("/v1/pools"):
         old = str(pool.pop("id"))
@@ -194,7 +194,7 @@ def _short(text: str) -> str:
         return text.strip()[:120]
 
 
-async def wait_answering(api: Api, timeout_s: float) -> None:
+async def wait_answering(api: ApiClient, timeout_s: float) -> None:
     """Wait until the admin REST takes our key.
 
     Raises:

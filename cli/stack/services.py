@@ -14,7 +14,7 @@ from cli.certificates import create, settings_of
 from cli.stack.broker import broker_spec, client_settings
 from cli.stack.home import Home, Secrets, write_atomic
 from cli.stack.postgres import database_url, postgres_spec, prepare_postgres
-from cli.stack.supervisor import Service
+from cli.stack.supervisor import SupervisedService
 from cli.stack.tracestore import tracestore_spec
 from cli.stack.valkey import valkey_spec, valkey_url
 from sluice.certificates import Certificates, MtlsSettings, install, ours
@@ -154,7 +154,7 @@ class ServicePlan:
         self._ports = ports
         self._environment = child_environment(home)
 
-    def services(self) -> list[Service]:
+    def services(self) -> list[SupervisedService]:
         """Return all processes, in the order in which people read them."""
         return [*self._servers(), *self._control(), *self._data_plane(), self._telemetry()]
 
@@ -175,7 +175,7 @@ class ServicePlan:
         needs: frozenset[str],
         uses: frozenset[str] = frozenset(),
         stop_grace_s: float = 10.0,
-    ) -> Service:
+    ) -> SupervisedService:
         """Return one of our services; alive, not ready, ends its start.
 
         Ready may need peers that are started later, or are away: a service that waits for them is
@@ -191,7 +191,7 @@ class ServicePlan:
             cwd=self._home.root,
             stop_grace_s=stop_grace_s,
         )
-        return Service(
+        return SupervisedService(
             spec,
             needs=needs,
             uses=uses,
@@ -210,7 +210,7 @@ class ServicePlan:
             values["GATEWAY__TLS_KEY"] = values["MTLS__KEY"]
         return values
 
-    def _servers(self) -> list[Service]:
+    def _servers(self) -> list[SupervisedService]:
         """Return the servers, from pip wheels."""
         home, ports = self._home, self._ports
         postgres = postgres_spec(home.root, ports[POSTGRES], log_file=home.log_file(POSTGRES))
@@ -241,7 +241,7 @@ class ServicePlan:
             (traces, self._write_tracestore_password),
         )
         return [
-            Service(
+            SupervisedService(
                 self._marked(spec),
                 port=0 if spec.name == POSTGRES else ports[spec.name],
                 prepare=prepare,
@@ -250,7 +250,7 @@ class ServicePlan:
             for spec, prepare in specs
         ]
 
-    def _control(self) -> list[Service]:
+    def _control(self) -> list[SupervisedService]:
         settings = {
             "CONTROL_PLANE__DATABASE_URL": database_url(self._home.root, self._ports[POSTGRES]),
             "CONTROL_PLANE__GRPC_ADDRESS": self._address("control_grpc"),
@@ -271,9 +271,9 @@ class ServicePlan:
             command=[sys.executable, "-m", "control_plane.migrate"],
             log_file=self._home.log_file(MIGRATE),
         )
-        return [Service(migrate, needs=frozenset({POSTGRES}), runs_once=True), control]
+        return [SupervisedService(migrate, needs=frozenset({POSTGRES}), runs_once=True), control]
 
-    def _data_plane(self) -> list[Service]:
+    def _data_plane(self) -> list[SupervisedService]:
         """Return router, agent and gateway; each keeps asking until the control plane answers."""
         home, control = self._home, self._address("control_grpc")
         router = self._service(
@@ -330,7 +330,7 @@ class ServicePlan:
         )
         return [agent, router, gateway]
 
-    def _telemetry(self) -> Service:
+    def _telemetry(self) -> SupervisedService:
         spans: dict[str, str] = {}
         if self._options.otlp_endpoint:
             spans = {name: os.environ[name] for name in _OTLP_VARIABLES if name in os.environ}

@@ -27,7 +27,7 @@ _FIRST_STARTS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class SupervisedService:
     """A process of the stack.
 
     Attributes:
@@ -62,7 +62,7 @@ class Supervisor:
     """Owns the processes of one stack for as long as its task group runs."""
 
     def __init__(
-        self, services: Sequence[Service], on_change: Callable[[ProcessState], None]
+        self, services: Sequence[SupervisedService], on_change: Callable[[ProcessState], None]
     ) -> None:
         waves({service.name: service.needs for service in services})  # refuses cycles and unknowns
         self._users = users({service.name: service.needs | service.uses for service in services})
@@ -111,7 +111,7 @@ class Supervisor:
             for name in self._services:
                 group.create_task(stop_one(name))
 
-    async def _run(self, service: Service) -> None:
+    async def _run(self, service: SupervisedService) -> None:
         for name in sorted(service.needs):
             await self.ready[name].wait()
         if service.runs_once:
@@ -130,7 +130,7 @@ class Supervisor:
             on_change=lambda child, text: self._child_changed(service, child, text),
         )
 
-    async def _run_once(self, service: Service) -> None:
+    async def _run_once(self, service: SupervisedService) -> None:
         try:
             reason = await self._run_to_end(service)
         except OSError as error:
@@ -141,7 +141,7 @@ class Supervisor:
             self._change(service.name, state=DONE, pid=0)
             self.ready[service.name].set()
 
-    async def _run_to_end(self, service: Service) -> str:
+    async def _run_to_end(self, service: SupervisedService) -> str:
         """Return why it failed; empty when it went well."""
         child = await ChildProcess.start(service.spec)
         try:
@@ -154,7 +154,9 @@ class Supervisor:
             await child.stop()
         return f"{service.name} ended with status {status}; {child.log_tail()}" if status else ""
 
-    def _child_changed(self, service: Service, child: ChildProcess | None, text: str) -> None:
+    def _child_changed(
+        self, service: SupervisedService, child: ChildProcess | None, text: str
+    ) -> None:
         if self._is_stopping:
             return
         seen = self.states[service.name]

@@ -26,7 +26,7 @@ import structlog
 import uvloop
 from aiohttp import BodyPartReader, ClientPayloadError, web
 
-from cli.stack.chdb_engine import Answer, Engine, QueryError, Statement
+from cli.stack.chdb_engine import ChdbEngine, QueryError, Statement, StatementResult
 from cli.stack.lz4_stream import Lz4Stream
 from cli.stack.sqltext import split_inline_insert
 from sluice.lifecycle import stop_signals
@@ -48,7 +48,7 @@ _STATUS = {60: 404, 62: 400, 81: 404, 164: 403, 202: 503, 241: 503, 307: 413, 51
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TraceStoreLimits:
     """Bounds of the HTTP side.
 
     Attributes:
@@ -73,7 +73,11 @@ class TraceStore:
     """The HTTP interface: `GET /ping`, and statements on `/`."""
 
     def __init__(
-        self, engine: Engine, pool: ThreadPoolExecutor, limits: Limits, password: str | None
+        self,
+        engine: ChdbEngine,
+        pool: ThreadPoolExecutor,
+        limits: TraceStoreLimits,
+        password: str | None,
     ) -> None:
         self._engine = engine
         self._pool = pool
@@ -122,7 +126,7 @@ class TraceStore:
             body=answer.body, headers=headers, content_type="application/octet-stream"
         )
 
-    async def _answer(self, request: web.Request, held: _Held) -> Answer:
+    async def _answer(self, request: web.Request, held: _Held) -> StatementResult:
         if self._waiting > self._limits.waiting_max:
             raise QueryError("too many statements are waiting; try again later", 202)
         _check_host(request.host)
@@ -234,9 +238,11 @@ async def _run(arguments: argparse.Namespace) -> None:
         "max_result_bytes": str(512 << 20),
         "max_threads": str(arguments.threads),
     }
-    engine = await loop.run_in_executor(pool, lambda: Engine(arguments.directory, limits=limits))
+    engine = await loop.run_in_executor(
+        pool, lambda: ChdbEngine(arguments.directory, limits=limits)
+    )
     body_max_bytes = arguments.body_max_mib << 20
-    bounds = Limits(body_max_bytes=body_max_bytes, bodies_max_bytes=2 * body_max_bytes)
+    bounds = TraceStoreLimits(body_max_bytes=body_max_bytes, bodies_max_bytes=2 * body_max_bytes)
     store = TraceStore(engine, pool, bounds, password)
     # A client that hangs up must not stop an insert half way.
     runner = web.AppRunner(store.application(), handler_cancellation=False, access_log=None)

@@ -9,7 +9,7 @@ from typing import IO
 
 import structlog
 
-from cli.api import Api, ApiError
+from cli.api import ApiClient, ApiError
 from cli.certificates import BUNDLE, settings_of
 from cli.stack import embeddings, preflight
 from cli.stack.base import import_base, push_base
@@ -17,7 +17,7 @@ from cli.stack.errors import StackError
 from cli.stack.home import Home, Secrets, load_secrets, render_env, save_secrets, write_atomic
 from cli.stack.ports import load_ports
 from cli.stack.postgres import client_url
-from cli.stack.progress import Progress
+from cli.stack.progress import StartProgress
 from cli.stack.seed import ShippedBase, first_token, seed, wait_answering
 from cli.stack.services import (
     CONTROL,
@@ -64,7 +64,7 @@ class Stack:
         options: StackOptions,
         secrets: Secrets,
         ports: dict[str, int],
-        progress: Progress,
+        progress: StartProgress,
     ) -> None:
         self._home = home
         self._options = options
@@ -95,14 +95,14 @@ class Stack:
             StackError: The control plane refused something.
         """
         await self.supervisor.ready[CONTROL].wait()
-        async with Api(self._options.admin_url, self._secrets.admin_key) as api:
+        async with ApiClient(self._options.admin_url, self._secrets.admin_key) as api:
             await self._seed(api, base)
             await self._wait_token()
             await self._push_base(api, base)
             # Afterwards: on two cores another engine that starts would delay the first token.
             await self._wait_embeddings(api, await self._start_embeddings(api))
 
-    async def _seed(self, api: Api, base: ShippedBase) -> None:
+    async def _seed(self, api: ApiClient, base: ShippedBase) -> None:
         self._progress.update(_SEED_STEP, STARTING)
         try:
             await wait_answering(api, timeout_s=20.0)
@@ -128,13 +128,13 @@ class Stack:
         self._first_token_unix_s = time.time()
         self._progress.update(_TOKEN_STEP, DONE, f"from the {self._options.engine} engine")
 
-    async def _push_base(self, api: Api, base: ShippedBase) -> None:
+    async def _push_base(self, api: ApiClient, base: ShippedBase) -> None:
         """Have the control plane know the base's files: adapters are checked against them."""
         problem = await push_base(api, self._home.artifacts / base.digest)
         if problem:  # chat is there already
             self._progress.say(f"no adapters can be published: {problem}")
 
-    async def _start_embeddings(self, api: Api) -> str:
+    async def _start_embeddings(self, api: ApiClient) -> str:
         """Ask for a replica that makes embeddings; return its pool, empty if there is none."""
         try:
             if self._embeddings == embeddings.SERVED:
@@ -147,7 +147,7 @@ class Stack:
         self._progress.say(f"embeddings are {self._embeddings}")
         return ""
 
-    async def _wait_embeddings(self, api: Api, pool_id: str) -> None:
+    async def _wait_embeddings(self, api: ApiClient, pool_id: str) -> None:
         """Wait for the replica, but not for long: chat is there already."""
         if pool_id:
             reason = await embeddings.wait_ready(api, pool_id, _EMBEDDINGS_PATIENCE_S)
@@ -218,7 +218,7 @@ def _where(state: ProcessState) -> str:
 async def run_stack(
     home: Home,
     options: StackOptions,
-    progress: Progress,
+    progress: StartProgress,
     when_ready: Callable[[], None],
 ) -> None:
     """Start everything, run until told to stop, stop everything.
@@ -259,7 +259,7 @@ async def run_stack(
     progress.say("stopped; nothing is left running")
 
 
-def _prepare(home: Home, options: StackOptions, progress: Progress) -> ShippedBase:
+def _prepare(home: Home, options: StackOptions, progress: StartProgress) -> ShippedBase:
     """Check, clean up after a half-dead earlier run, and import the base."""
     preflight.check_platform()
     preflight.check_home(home)

@@ -20,8 +20,8 @@ from control_plane.artifacts.adapter_config import (
 )
 from control_plane.artifacts.headers import (
     ADAPTER_HEADER_BYTES_MAX,
+    ArtifactFile,
     CheckError,
-    Source,
     Tensor,
     read_json,
     read_tensors,
@@ -49,7 +49,7 @@ class AdapterLimits:
 
 
 def check_adapter(
-    files: Mapping[str, Source], base_config: Mapping[str, Any], limits: AdapterLimits
+    files: Mapping[str, ArtifactFile], base_config: Mapping[str, Any], limits: AdapterLimits
 ) -> list[str]:
     """Return why an adapter is refused, one sentence each; empty when it is accepted.
 
@@ -104,11 +104,11 @@ def _tried(reasons: list[str], read: Callable[[], Result]) -> Result | None:
         return None
 
 
-def _config(file: Source, limits: AdapterLimits) -> AdapterConfig:
+def _config(file: ArtifactFile, limits: AdapterLimits) -> AdapterConfig:
     return parse_adapter_config(read_json(file, _CONFIG_BYTES_MAX), limits.rank_max)
 
 
-def _tensors(file: Source) -> dict[tuple[Module, str], Tensor]:
+def _tensors(file: ArtifactFile) -> dict[tuple[Module, str], Tensor]:
     """Return the tensors by module and half, `A` or `B`."""
     found: dict[tuple[Module, str], Tensor] = {}
     for name, tensor in read_tensors(file, ADAPTER_HEADER_BYTES_MAX).items():

@@ -12,8 +12,8 @@ from typing import Any, cast
 from control_plane.artifacts.adapter_check import check_names
 from control_plane.artifacts.headers import (
     BASE_HEADER_BYTES_MAX,
+    ArtifactFile,
     CheckError,
-    Source,
     Tensor,
     read_json,
     read_tensors,
@@ -51,7 +51,7 @@ class TextParsers:
     template: Callable[[str], None]
 
 
-def check_base(files: Mapping[str, Source], parsers: TextParsers) -> list[str]:
+def check_base(files: Mapping[str, ArtifactFile], parsers: TextParsers) -> list[str]:
     """Return why a base is refused, one sentence each; empty when it is accepted."""
 
     def is_known(name: str) -> bool:
@@ -67,13 +67,13 @@ def check_base(files: Mapping[str, Source], parsers: TextParsers) -> list[str]:
     return reasons
 
 
-def _needed(files: Mapping[str, Source], name: str) -> Source:
+def _needed(files: Mapping[str, ArtifactFile], name: str) -> ArtifactFile:
     if name not in files:
         raise CheckError(f"{name} is missing: import the whole base directory")
     return files[name]
 
 
-def _check_config(files: Mapping[str, Source], _: TextParsers) -> None:
+def _check_config(files: Mapping[str, ArtifactFile], _: TextParsers) -> None:
     config = read_json(_needed(files, CONFIG_FILE), _JSON_BYTES_MAX)
     if not isinstance(config.get("model_type"), str):
         raise CheckError(f"{CONFIG_FILE} has no model_type: import the whole base directory")
@@ -85,7 +85,7 @@ def _check_config(files: Mapping[str, Source], _: TextParsers) -> None:
             )
 
 
-def _check_weights(files: Mapping[str, Source], _: TextParsers) -> None:
+def _check_weights(files: Mapping[str, ArtifactFile], _: TextParsers) -> None:
     """Refuse broken weight files, and an index that names other tensors than they hold."""
     shards = {SINGLE_FILE} if SINGLE_FILE in files else set[str]()
     index: dict[str, str] = {}
@@ -115,7 +115,7 @@ def _check_weights(files: Mapping[str, Source], _: TextParsers) -> None:
             raise CheckError(f"{name} is not one of the base's weight files: remove it")
 
 
-def _index(file: Source) -> dict[str, str]:
+def _index(file: ArtifactFile) -> dict[str, str]:
     """Return the file of each tensor."""
     given = read_json(file, _JSON_BYTES_MAX).get("weight_map")
     if not isinstance(given, dict) or not given:
@@ -127,7 +127,7 @@ def _index(file: Source) -> dict[str, str]:
     return index
 
 
-def _check_tokenizer(files: Mapping[str, Source], parsers: TextParsers) -> None:
+def _check_tokenizer(files: Mapping[str, ArtifactFile], parsers: TextParsers) -> None:
     text = read_text(_needed(files, TOKENIZER_FILE), _TOKENIZER_BYTES_MAX)
     try:
         count = parsers.tokenizer(text)
@@ -144,7 +144,7 @@ def _check_tokenizer(files: Mapping[str, Source], parsers: TextParsers) -> None:
         )
 
 
-def _check_template(files: Mapping[str, Source], parsers: TextParsers) -> None:
+def _check_template(files: Mapping[str, ArtifactFile], parsers: TextParsers) -> None:
     """Refuse a chat template that is no Jinja; a base without one completes texts only."""
     for name, source in _templates(files):
         try:
@@ -159,7 +159,7 @@ def _is_template(name: str) -> bool:
     return _TEMPLATE.fullmatch(name) is not None
 
 
-def _templates(files: Mapping[str, Source]) -> list[tuple[str, str]]:
+def _templates(files: Mapping[str, ArtifactFile]) -> list[tuple[str, str]]:
     """Return (file, source) of each chat template."""
     found = [
         (name, read_text(file, _TEMPLATE_BYTES_MAX))

@@ -18,7 +18,7 @@ from obstore.exceptions import BaseError
 
 from control_plane.artifacts import adapter_check, adapter_config, base_check
 from control_plane.artifacts.model import Kind
-from control_plane.artifacts.sources import Source, is_public
+from control_plane.artifacts.sources import ImportSource, is_public
 from sluice.base_files import TEXT_FILES
 from sluice.chunk_store import Backend, open_bucket
 from sluice.manifests import CHUNK_BYTES, FILES_MAX
@@ -55,7 +55,7 @@ class Files(Protocol):
 
 
 @asynccontextmanager
-async def open_source(source: Source, kind: Kind) -> AsyncGenerator[Files]:
+async def open_source(source: ImportSource, kind: Kind) -> AsyncGenerator[Files]:
     """Open a source that is allowed; its errors are FetchErrors.
 
     A source of an adapter that ends in `.safetensors` is its file of weights.
@@ -70,7 +70,7 @@ async def open_source(source: Source, kind: Kind) -> AsyncGenerator[Files]:
 
 
 @asynccontextmanager
-async def _open_directory(source: Source, kind: Kind) -> AsyncGenerator[Files]:
+async def _open_directory(source: ImportSource, kind: Kind) -> AsyncGenerator[Files]:
     if source.scheme == "file":
         yield LocalFiles(Path(source.place), source.path)
     elif source.scheme == "s3":
@@ -261,7 +261,7 @@ def check_address(address: str, *, is_private: bool) -> None:
 class WebFiles:
     """A directory on a web server, of which the usual names are asked for."""
 
-    def __init__(self, session: aiohttp.ClientSession, source: Source, kind: Kind) -> None:
+    def __init__(self, session: aiohttp.ClientSession, source: ImportSource, kind: Kind) -> None:
         host = f"[{source.place}]" if ":" in source.place else source.place
         self._session = session
         self._url = f"{source.scheme}://{host}:{source.port}{source.path}"

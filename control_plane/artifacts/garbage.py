@@ -31,7 +31,7 @@ def _none() -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class GarbageDecision:
     """Digests of what changes.
 
     Attributes:
@@ -49,7 +49,7 @@ class Decision:
 
 def decide(
     uses: Iterable[ArtifactUse], now: datetime, grace: timedelta, settle: timedelta
-) -> Decision:
+) -> GarbageDecision:
     """Return what to do with artifacts.
 
     Args:
@@ -58,7 +58,7 @@ def decide(
         grace: For which an artifact that nobody needs is kept as it is.
         settle: Between retirement and removal; longer than any transaction.
     """
-    decision = Decision()
+    decision = GarbageDecision()
     for use in uses:
         if use.is_needed:
             if use.unreferenced_since is not None or use.retired_at is not None:

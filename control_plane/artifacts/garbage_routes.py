@@ -25,7 +25,7 @@ from control_plane.database import Database
 from control_plane.http import describe
 from control_plane.http.resources import page
 from control_plane.http.routes import Route
-from control_plane.http.writes import Answer, Write, Writes
+from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.tables import bases, models, releases
 from sluice.errors import BadRequestError, ErrorCode
 
@@ -85,9 +85,9 @@ class GarbageRoutes:
         """Sweep at once, and wait a while for its end; no grace is shortened by it."""
         sweeps = self._service.sweeps
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             write.record("sweep", _KIND, None, None, owners=[None])
-            return Answer({"state": "asked"}, _KIND, 202)
+            return WriteReply({"state": "asked"}, _KIND, 202)
 
         await self._writes.run(request, work)
         swept = await sweeps.ask(_WAIT_S)

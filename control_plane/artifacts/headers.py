@@ -28,7 +28,7 @@ class CheckError(ValueError):
     """A file cannot be accepted; the message names the file, what is wrong and what to do."""
 
 
-class Source(Protocol):
+class ArtifactFile(Protocol):
     """A file of an artifact that can be read in parts."""
 
     @property
@@ -54,7 +54,7 @@ class Tensor:
     shape: tuple[int, ...]
 
 
-def read_tensors(file: Source, header_bytes_max: int) -> dict[str, Tensor]:
+def read_tensors(file: ArtifactFile, header_bytes_max: int) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file by name.
 
     Raises:
@@ -78,12 +78,12 @@ def read_tensors(file: Source, header_bytes_max: int) -> dict[str, Tensor]:
     return tensors
 
 
-def read_json(file: Source, bytes_max: int) -> dict[str, Any]:
+def read_json(file: ArtifactFile, bytes_max: int) -> dict[str, Any]:
     """Return the object in a JSON file; CheckError when there is none, or it is too large."""
     return _parsed(file, _bounded(file, bytes_max))
 
 
-def read_text(file: Source, bytes_max: int) -> str:
+def read_text(file: ArtifactFile, bytes_max: int) -> str:
     """Return a file's text; CheckError when it is not UTF-8, or too large."""
     try:
         return _bounded(file, bytes_max).decode()
@@ -92,7 +92,7 @@ def read_text(file: Source, bytes_max: int) -> str:
         raise CheckError(message) from None
 
 
-def _bounded(file: Source, bytes_max: int) -> bytes:
+def _bounded(file: ArtifactFile, bytes_max: int) -> bytes:
     if file.size_bytes > bytes_max:
         raise CheckError(
             f"{file.name} has {file.size_bytes} bytes and at most {bytes_max} can be of use:"
@@ -101,7 +101,7 @@ def _bounded(file: Source, bytes_max: int) -> bytes:
     return file.read(0, file.size_bytes)
 
 
-def _parsed(file: Source, text: bytes) -> dict[str, Any]:
+def _parsed(file: ArtifactFile, text: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
@@ -120,7 +120,7 @@ def _parsed(file: Source, text: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", document)
 
 
-def _tensor(file: Source, name: str, entry: object) -> tuple[Tensor, int, int]:
+def _tensor(file: ArtifactFile, name: str, entry: object) -> tuple[Tensor, int, int]:
     """Return a tensor, and where its bytes begin and end."""
     where = f"tensor {name:.100}"
     if len(name) > _NAME_CHARACTERS_MAX:
@@ -158,7 +158,7 @@ def _counts(value: object) -> tuple[int, ...] | None:
     return tuple(numbers)
 
 
-def _check_spans(file: Source, spans: list[tuple[int, int, str]], data_bytes: int) -> None:
+def _check_spans(file: ArtifactFile, spans: list[tuple[int, int, str]], data_bytes: int) -> None:
     """Refuse tensors that overlap, leave gaps, or lie outside the file."""
     at = 0
     for begin, end, name in sorted(spans):
@@ -170,5 +170,5 @@ def _check_spans(file: Source, spans: list[tuple[int, int, str]], data_bytes: in
         raise _broken(file, f"has {data_bytes} bytes of data, but its tensors take {at}")
 
 
-def _broken(file: Source, problem: str) -> CheckError:
+def _broken(file: ArtifactFile, problem: str) -> CheckError:
     return CheckError(f"{file.name} {problem}: save it anew, it may be cut off or no such file")

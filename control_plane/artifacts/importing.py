@@ -12,7 +12,7 @@ from control_plane.artifacts import uploads
 from control_plane.artifacts.fetching import FetchError, Files, open_source
 from control_plane.artifacts.model import Bounds, Kind, quota_problem
 from control_plane.artifacts.pieces import Pieces
-from control_plane.artifacts.sources import Allowed, SourceError, parse_source
+from control_plane.artifacts.sources import Allowed, ImportSourceError, parse_source
 from control_plane.database import Database
 from sluice.manifests import (
     CHUNK_BYTES,
@@ -52,7 +52,7 @@ class Importer:
                 ) as files,
             ):
                 manifest = await self._collect(upload, files)
-        except (SourceError, FetchError, ManifestError) as error:
+        except (ImportSourceError, FetchError, ManifestError) as error:
             return [f"{upload['source']}: {error}"]
         except TimeoutError:
             return [f"{upload['source']} did not arrive within {IMPORT_S:g} s: upload it instead"]

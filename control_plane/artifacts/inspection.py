@@ -9,7 +9,7 @@ import sys
 
 import structlog
 
-from control_plane.artifacts.inspector import STORE_FAILED, Job
+from control_plane.artifacts.inspector import STORE_FAILED, InspectionJob
 
 log = structlog.get_logger(__name__)
 
@@ -20,7 +20,7 @@ _ERRORS_SHOWN = 500
 _UNDECIDED = {STORE_FAILED, -signal.SIGINT, -signal.SIGTERM}
 
 
-async def inspect_apart(job: Job, limit_s: float) -> list[str] | None:
+async def inspect_apart(job: InspectionJob, limit_s: float) -> list[str] | None:
     """Return why an artifact is refused, as a process of its own finds it.
 
     Args:

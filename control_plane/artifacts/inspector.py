@@ -27,7 +27,7 @@ _BASE_CONFIG_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class InspectionJob:
     """What is to be looked at.
 
     Attributes:
@@ -53,7 +53,7 @@ class Job:
         return json.dumps(asdict(self)).encode()
 
 
-def inspect(job: Job) -> list[str]:
+def inspect(job: InspectionJob) -> list[str]:
     """Return why an artifact is refused, one sentence each; empty when it is accepted.
 
     Raises:
@@ -102,7 +102,7 @@ def compile_template(source: str) -> None:
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class AdapterGeneration(Extension):
         """`{% generation %}` marks what training counts; it says nothing to us."""
 
         tags = {"generation"}  # noqa: RUF012 - as jinja2 wants it
@@ -111,7 +111,7 @@ def compile_template(source: str) -> None:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    environment = ImmutableSandboxedEnvironment(extensions=[loopcontrols, Generation])
+    environment = ImmutableSandboxedEnvironment(extensions=[loopcontrols, AdapterGeneration])
     try:
         environment.compile(source)
     except (TemplateError, RecursionError, SyntaxError) as error:
@@ -120,7 +120,7 @@ def compile_template(source: str) -> None:
 
 def main() -> None:
     """Do one job; without a report the process failed, and its status is not 0."""
-    job = Job(**json.loads(sys.stdin.buffer.read()))
+    job = InspectionJob(**json.loads(sys.stdin.buffer.read()))
     resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_s, job.cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES_MAX, _MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

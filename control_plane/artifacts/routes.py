@@ -20,7 +20,7 @@ from control_plane.http.bodies import path_id, read_body
 from control_plane.http.columns import columns
 from control_plane.http.resources import ResourceRoutes, fetch, page, shown
 from control_plane.http.routes import ACTOR, Route
-from control_plane.http.writes import Answer, Write, Writes
+from control_plane.http.writes import Write, WriteReply, Writes
 from sluice.errors import ErrorCode, PlatformError
 
 Values = dict[str, Any]
@@ -84,7 +84,7 @@ class ArtifactRoutes:
         digest = path_id(request, "digest", checked_digest)
         tenant_id = request.query.get("tenant_id") or request[ACTOR].tenant_id or None
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             found = await catalogue.locked(write.connection, write.actor, digest)
             if found is None:
                 raise _no_artifact(digest)
@@ -94,7 +94,7 @@ class ArtifactRoutes:
                 raise PlatformError(ErrorCode.CONFLICT, message)
             if not await catalogue.withdraw(write.connection, digest, tenant_id):
                 raise _no_artifact(digest)
-            return Answer(None, digest, 204)
+            return WriteReply(None, digest, 204)
 
         return await self._writes.run(request, work)
 
@@ -103,7 +103,7 @@ class ArtifactRoutes:
         digest = path_id(request, "digest", checked_digest)
         is_pinned = (await read_body(request, PinBody)).is_pinned
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             found = await catalogue.locked(write.connection, write.actor, digest)
             if found is None:
                 raise _no_artifact(digest)
@@ -112,7 +112,7 @@ class ArtifactRoutes:
             # It uses everybody's disks, so it is not for tenants to say.
             write.record("pin", digest, before, after, owners=[None])
             await catalogue.pin(write.connection, digest, is_pinned=is_pinned)
-            return Answer(after, digest)
+            return WriteReply(after, digest)
 
         return await self._writes.run(request, work)
 

@@ -8,7 +8,7 @@ from control_plane.artifacts.pieces import Pieces
 from control_plane.artifacts.sources import Allowed
 from control_plane.artifacts.sweep import Graces, Sweeper
 from control_plane.artifacts.sweeping import SweepLoop
-from control_plane.artifacts.worker import Worker
+from control_plane.artifacts.worker import InspectionWorker
 from control_plane.database import Database
 from sluice.chunk_store import ChunkStore, open_backend
 from sluice.errors import ErrorCode, PlatformError
@@ -40,14 +40,14 @@ class Artifacts:
         self.allowed = allowed
         self._store: ChunkStore | None = None
         self._pieces: Pieces | None = None
-        self._worker: Worker | None = None
+        self._worker: InspectionWorker | None = None
         self._sweeps: SweepLoop | None = None
         self.graces = Graces.of(grace_s)
         if store_url:
             self._store = ChunkStore(open_backend(store_url))
             self._pieces = Pieces(database, self._store)
             importer = Importer(database, self._pieces, allowed, bounds)
-            self._worker = Worker(database, importer, store_url, bounds)
+            self._worker = InspectionWorker(database, importer, store_url, bounds)
             sweeper = Sweeper(database, self._store, self.graces)
             self._sweeps = SweepLoop(sweeper.sweep, min(_SWEEP_S, grace_s))
 

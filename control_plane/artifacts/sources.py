@@ -25,7 +25,7 @@ _SPECIAL = tuple(
 )
 
 
-class SourceError(ValueError):
+class ImportSourceError(ValueError):
     """Something cannot be imported from there; the message says what can be."""
 
 
@@ -45,7 +45,7 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ImportSource:
     """A place that may be imported from.
 
     Attributes:
@@ -63,20 +63,20 @@ class Source:
     is_private: bool = False
 
 
-def parse_source(uri: str, allowed: Allowed) -> Source:
+def parse_source(uri: str, allowed: Allowed) -> ImportSource:
     """Return the place that a URI names; SourceError when it is none, or not an allowed one."""
     parts = _split(uri)
     if parts is None or "\\" in uri or parts.query or parts.fragment or "@" in parts.netloc:
-        raise SourceError("a URI without user, query and fragment is expected")
+        raise ImportSourceError("a URI without user, query and fragment is expected")
     if parts.scheme == "file" and not parts.netloc:
         return _directory(unquote(parts.path), allowed)
     if parts.scheme == "s3" and parts.netloc:
         if parts.netloc not in allowed.buckets:
             raise _not_allowed(f"bucket {parts.netloc}", allowed.buckets)
-        return Source("s3", parts.netloc, parts.path.strip("/"))
+        return ImportSource("s3", parts.netloc, parts.path.strip("/"))
     if parts.scheme in _PORTS and parts.hostname:
         return _host(uri, allowed)
-    raise SourceError(
+    raise ImportSourceError(
         "file:///directory, s3://bucket/prefix or https://host/directory is expected, or an"
         " adapter's .safetensors in one"
     )
@@ -107,27 +107,29 @@ def _split(uri: str) -> SplitResult | None:
         return None
 
 
-def _directory(path: str, allowed: Allowed) -> Source:
+def _directory(path: str, allowed: Allowed) -> ImportSource:
     wanted = PurePosixPath(path)
     for root in allowed.roots:
         if wanted.is_relative_to(root) and ".." not in wanted.parts:
-            return Source("file", root, str(wanted.relative_to(root)))
+            return ImportSource("file", root, str(wanted.relative_to(root)))
     raise _not_allowed(f"directory {path:.200}", allowed.roots)
 
 
-def _host(uri: str, allowed: Allowed) -> Source:
+def _host(uri: str, allowed: Allowed) -> ImportSource:
     parts = urlsplit(uri)
     host = (parts.hostname or "").rstrip(".").lower()
     try:
         port = parts.port or _PORTS[parts.scheme]
     except ValueError:
-        raise SourceError("the port is not a number from 1 to 65535") from None
+        raise ImportSourceError("the port is not a number from 1 to 65535") from None
     is_private = f"{host}:{port}" in allowed.hosts
     if not is_private and (host not in allowed.hosts or port != _PORTS[parts.scheme]):
         raise _not_allowed(f"host {host}:{port}", allowed.hosts)
-    return Source(parts.scheme, host, parts.path.rstrip("/") or "", port, is_private)
+    return ImportSource(parts.scheme, host, parts.path.rstrip("/") or "", port, is_private)
 
 
-def _not_allowed(what: str, allowed: tuple[str, ...]) -> SourceError:
+def _not_allowed(what: str, allowed: tuple[str, ...]) -> ImportSourceError:
     known = ", ".join(allowed) or "none"
-    return SourceError(f"nothing may be imported from {what}; an operator has allowed: {known}")
+    return ImportSourceError(
+        f"nothing may be imported from {what}; an operator has allowed: {known}"
+    )

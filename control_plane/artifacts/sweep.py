@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from control_plane.artifacts.garbage import ArtifactUse, Decision, decide
+from control_plane.artifacts.garbage import ArtifactUse, GarbageDecision, decide
 from control_plane.artifacts.model import LIVE_STATES, UploadState
 from control_plane.artifacts.tables import (
     artifact_chunks,
@@ -81,7 +81,7 @@ class Swept:
         chunks: How many were deleted from the store.
     """
 
-    decision: Decision | None
+    decision: GarbageDecision | None
     chunks: int
 
 
@@ -120,7 +120,7 @@ class Sweeper:
         await self._database.run(lambda found: found.execute(own))
         return len(doomed)
 
-    async def _artifacts(self, connection: AsyncConnection) -> Decision | None:
+    async def _artifacts(self, connection: AsyncConnection) -> GarbageDecision | None:
         if not await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))):
             return None
         await connection.execute(_old_uploads(self._graces.upload))

@@ -15,7 +15,7 @@ from control_plane.artifacts import catalogue, uploads
 from control_plane.artifacts.bodies import ImportBody, UploadBody
 from control_plane.artifacts.model import LIVE_STATES, UPLOADS_MAX, Kind, UploadState, quota_problem
 from control_plane.artifacts.service import Artifacts
-from control_plane.artifacts.sources import SourceError, parse_source
+from control_plane.artifacts.sources import ImportSourceError, parse_source
 from control_plane.artifacts.tables import artifact_uploads
 from control_plane.artifacts.uploads import NewUpload
 from control_plane.database import Database
@@ -25,7 +25,7 @@ from control_plane.http.bodies import path_id, read_body
 from control_plane.http.columns import columns
 from control_plane.http.resources import lock_id, page, shown, visible
 from control_plane.http.routes import ACTOR, Route
-from control_plane.http.writes import RECORDED, Answer, Write, Writes
+from control_plane.http.writes import RECORDED, Write, WriteReply, Writes
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.manifests import MANIFEST_BYTES_MAX, Manifest, ManifestError, parse_manifest
 
@@ -103,7 +103,7 @@ class UploadRoutes:
         new = NewUpload(tenant_id, body.kind, body.base_digest, "", body.signatures)
         self._service.require_store()
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             return await self._begin(write, new, manifest)
 
         answer = await self._writes.run(large, work, deadline_s=_BEGIN_S)
@@ -125,13 +125,13 @@ class UploadRoutes:
         """
         try:
             parse_source(new.source, self._service.allowed)
-        except SourceError as error:
+        except ImportSourceError as error:
             message = f"source: {error}"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="source") from None
         self._service.require_store()
         begun: list[str] = []
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             answer = await self._begin(write, new, None)
             begun[:] = [answer.object_id]
             return answer
@@ -142,7 +142,7 @@ class UploadRoutes:
         self._service.wake()
         return _checked(await self._wait(request, upload_id))
 
-    async def _begin(self, write: Write, new: NewUpload, manifest: Manifest | None) -> Answer:
+    async def _begin(self, write: Write, new: NewUpload, manifest: Manifest | None) -> WriteReply:
         write.require(new.tenant_id)
         connection = write.connection
         await connection.execute(lock_id(_KIND, new.tenant_id or ""))
@@ -161,7 +161,7 @@ class UploadRoutes:
         before = after if status == 200 else None
         write.record(verb, found["id"], before, after, owners=[new.tenant_id], kind=_KIND)
         missing = await uploads.missing(connection, found["id"])
-        return Answer(after | {"missing": missing}, found["id"], status)
+        return WriteReply(after | {"missing": missing}, found["id"], status)
 
     async def _check(self, write: Write, new: NewUpload, manifest: Manifest | None) -> None:
         """Refuse what need not be uploaded: too much, or for a base that is not there."""
@@ -222,7 +222,7 @@ class UploadRoutes:
         """Have an upload looked at, and wait a while for what becomes of it."""
         upload_id = path_id(request)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             upload = await _locked(write, upload_id)
             before, after = show_upload(upload), show_upload(upload)
             if upload["state"] == UploadState.UPLOADING:
@@ -232,7 +232,7 @@ class UploadRoutes:
                 await uploads.submit(write.connection, upload_id)
                 after |= {"state": UploadState.VALIDATING}
             write.record("complete", upload_id, before, after, owners=[upload["tenant_id"]])
-            return Answer(after, upload_id)
+            return WriteReply(after, upload_id)
 
         await self._writes.run(request, work)
         self._service.wake()
@@ -242,7 +242,7 @@ class UploadRoutes:
         """End an upload that is under way; again is fine."""
         upload_id = path_id(request)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             upload = await _locked(write, upload_id)
             before, after = show_upload(upload), show_upload(upload)
             if upload["state"] in LIVE_STATES:
@@ -252,7 +252,7 @@ class UploadRoutes:
                 message = f"upload {upload_id} is {upload['state']}: it has ended already"
                 raise PlatformError(ErrorCode.CONFLICT, message)
             write.record("cancel", upload_id, before, after, owners=[upload["tenant_id"]])
-            return Answer(after | {"missing": []}, upload_id)
+            return WriteReply(after | {"missing": []}, upload_id)
 
         return await self._writes.run(request, work)
 

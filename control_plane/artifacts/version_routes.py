@@ -28,7 +28,7 @@ from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import first, lock_id
 from control_plane.http.routes import ACTOR, Route
-from control_plane.http.writes import RECORDED, Answer, Write, Writes
+from control_plane.http.writes import RECORDED, Write, WriteReply, Writes
 from control_plane.models.model import release_id
 from control_plane.models.routes import MODELS, check_model
 from control_plane.rollouts.beginning import begin
@@ -126,7 +126,7 @@ class VersionRoutes:
 
         rank = await self._rank(request[ACTOR], digest)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             await check_rank(write.connection, base["pool_id"], rank)
             values = _values(base["base_digest"], base["pool_id"], digest, version)
             return await _publish(write, model_id, values, body)
@@ -180,7 +180,7 @@ def _without_key(request: web.Request) -> web.Request:
     return request.clone(headers=headers)
 
 
-async def _publish(write: Write, model_id: str, values: Values, body: VersionBody) -> Answer:
+async def _publish(write: Write, model_id: str, values: Values, body: VersionBody) -> WriteReply:
     """Make a release of a model, which is made too if it is not there."""
     connection, tenant_id = write.connection, write.actor.tenant_id
     is_promoted = body.promote_to not in {"", _STAGED}
@@ -221,7 +221,7 @@ async def _publish(write: Write, model_id: str, values: Values, body: VersionBod
     }
     stood_for = None if before is None else {field: before[field] for field in _FIELDS}
     write.record("promote" if is_promoted else "publish", name, stood_for, after, owners=[owner])
-    return Answer(after, name, 200 if known else 201)
+    return WriteReply(after, name, 200 if known else 201)
 
 
 async def _check_artifact(write: Write, owner: str | None, values: Values) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from control_plane.artifacts import catalogue, uploads
 from control_plane.artifacts.importing import Importer
 from control_plane.artifacts.inspection import inspect_apart
-from control_plane.artifacts.inspector import Job
+from control_plane.artifacts.inspector import InspectionJob
 from control_plane.artifacts.model import ATTEMPTS_MAX, Bounds, Kind, UploadState
 from control_plane.artifacts.ranks import rank_max_of_base
 from control_plane.artifacts.signatures import signature_problems
@@ -42,7 +42,7 @@ _GIVEN_UP = (
 Result = TypeVar("Result")
 
 
-class Worker:
+class InspectionWorker:
     """The loop that ends uploads."""
 
     def __init__(
@@ -182,7 +182,7 @@ class Worker:
     ) -> list[str] | None:
         """Return the reasons against an upload; None when nobody can tell now."""
         limit_s = _INSPECTION_S + manifest.size_bytes / _INSPECTED_BYTES_PER_S
-        job = Job(
+        job = InspectionJob(
             store_url=self._store_url,
             kind=upload["kind"],
             manifest=upload["manifest"],

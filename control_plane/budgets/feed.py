@@ -10,7 +10,7 @@ from typing import Annotated, Protocol
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from control_plane.budgets.model import Span, Usage
+from control_plane.budgets.model import BudgetSpan, Usage
 from control_plane.telemetry_client import FeedDownError, open_session, read_bounded
 from sluice.certificates import http_options
 from sluice.identity import Role
@@ -43,7 +43,7 @@ class UsageFeed(Protocol):
     """What the loop of budgets reads."""
 
     async def usage(
-        self, span: Span, tenant_ids: Collection[str], models: Collection[str]
+        self, span: BudgetSpan, tenant_ids: Collection[str], models: Collection[str]
     ) -> Ledger:
         """Return what tenants used; those that used nothing are missing.
 
@@ -62,7 +62,7 @@ class NoUsage:
     """The feed of a control plane without a telemetry service."""
 
     async def usage(
-        self, span: Span, tenant_ids: Collection[str], models: Collection[str]
+        self, span: BudgetSpan, tenant_ids: Collection[str], models: Collection[str]
     ) -> Ledger:
         """Raise FeedDownError."""
         raise FeedDownError(
@@ -95,7 +95,7 @@ class TelemetryUsage:
         self._url = f"{url.rstrip('/')}/v1/usage/totals"
 
     async def usage(
-        self, span: Span, tenant_ids: Collection[str], models: Collection[str]
+        self, span: BudgetSpan, tenant_ids: Collection[str], models: Collection[str]
     ) -> Ledger:
         """Return what the tenants used."""
         assert max(len(tenant_ids), len(models)) <= ASKED_MAX, (len(tenant_ids), len(models))

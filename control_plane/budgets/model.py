@@ -85,7 +85,7 @@ class BudgetBody(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class BudgetSpan:
     """A period, in Unix milliseconds; the end is no part of it."""
 
     start_ms: int
@@ -144,7 +144,7 @@ class Budget:
         return State.SOFT if self.reached_percent(usage) else State.OK
 
 
-def span_at(period: Period, now_ms: int) -> Span:
+def span_at(period: Period, now_ms: int) -> BudgetSpan:
     """Return the day or calendar month of UTC that a moment lies in."""
     now = datetime.fromtimestamp(now_ms // 1000, UTC)
     start = now.replace(hour=0, minute=0, second=0)
@@ -153,11 +153,11 @@ def span_at(period: Period, now_ms: int) -> Span:
     else:
         start = start.replace(day=1)
         end = (start + timedelta(days=31)).replace(day=1)
-    return Span(round(start.timestamp()) * 1000, round(end.timestamp()) * 1000)
+    return BudgetSpan(round(start.timestamp()) * 1000, round(end.timestamp()) * 1000)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BudgetStanding:
     """A budget of a tenant and what is known of it; the state is that of a period."""
 
     name: str
@@ -165,10 +165,10 @@ class Standing:
     budget: Budget
     on_exhausted: OnExhausted
     state: State
-    span: Span
+    span: BudgetSpan
 
 
-def stops(standings: Iterable[Standing], now_ms: int) -> list[dict[str, Any]]:
+def stops(standings: Iterable[BudgetStanding], now_ms: int) -> list[dict[str, Any]]:
     """Return what gateways are told of a tenant's budgets, as fields of `BudgetStop`.
 
     A period that has ended stops nobody, whatever was used in it.

@@ -27,7 +27,15 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.budgets import model
-from control_plane.budgets.model import Budget, OnExhausted, Period, Span, Standing, State, Usage
+from control_plane.budgets.model import (
+    Budget,
+    BudgetSpan,
+    BudgetStanding,
+    OnExhausted,
+    Period,
+    State,
+    Usage,
+)
 from control_plane.budgets.tables import budget_states, budgets, leases
 from control_plane.rollouts.repository import clock_ms
 from control_plane.tables import budget_stops
@@ -61,14 +69,14 @@ class Reading:
     """
 
     due: Due
-    span: Span
+    span: BudgetSpan
     usage: Usage
     looked_at_ms: int
     ingested_until_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class BudgetChange:
     """A budget that has another state than before, or reached a soft percent.
 
     What is used to a soft percent, or up, in the next period too is told again.
@@ -174,7 +182,9 @@ async def lock(connection: AsyncConnection, tenant_ids: Iterable[str]) -> list[V
     return [{str(name): value for name, value in row.items()} for row in rows]
 
 
-async def write_readings(connection: AsyncConnection, readings: Sequence[Reading]) -> list[Change]:
+async def write_readings(
+    connection: AsyncConnection, readings: Sequence[Reading]
+) -> list[BudgetChange]:
     """Store what the ledger said of some budgets, and whom it stops; return what changed.
 
     A budget that was written meanwhile, so that something else is to be asked, is left out.
@@ -182,7 +192,7 @@ async def write_readings(connection: AsyncConnection, readings: Sequence[Reading
     by_id = {reading.due.id: reading for reading in readings}
     tenants = {reading.due.tenant_id for reading in readings}
     rows = await lock(connection, tenants)
-    changes: list[Change] = []
+    changes: list[BudgetChange] = []
     written: list[Values] = []
     for row in rows:
         reading = by_id.get(row["id"])
@@ -208,7 +218,7 @@ def _fits(row: Values, reading: Reading) -> bool:
     return looked_at is None or looked_at <= moment(reading.looked_at_ms)
 
 
-def take(row: Values, reading: Reading) -> Change | None:
+def take(row: Values, reading: Reading) -> BudgetChange | None:
     """Put a reading into a row of `with_states`; return what changed by it."""
     usage, span, kept = reading.usage, reading.span, budget_of(row)
     state, before = kept.state(usage), row["state"]
@@ -229,7 +239,7 @@ def take(row: Values, reading: Reading) -> Change | None:
     if not (is_other or (is_new_period and state is not State.OK)):
         return None
     told = (state, kept.reached_percent(usage), kept.used(usage))
-    return Change(row["tenant_id"], row["name"], *told, row["amount"])
+    return BudgetChange(row["tenant_id"], row["name"], *told, row["amount"])
 
 
 def reached_percent(row: Mapping[str, Any]) -> int:
@@ -271,7 +281,7 @@ async def write_stops(
         rows: All their budgets, as they are now.
     """
     now_ms = await clock_ms(connection)
-    of_tenant: dict[str, list[Standing]] = {tenant_id: [] for tenant_id in tenant_ids}
+    of_tenant: dict[str, list[BudgetStanding]] = {tenant_id: [] for tenant_id in tenant_ids}
     for row in rows:
         if row["state"] is not None:
             of_tenant[row["tenant_id"]].append(_standing(row))
@@ -332,12 +342,12 @@ def moment(unix_ms: int) -> datetime:
     return datetime.fromtimestamp(unix_ms / 1000, UTC)
 
 
-def _standing(row: Values) -> Standing:
-    return Standing(
+def _standing(row: Values) -> BudgetStanding:
+    return BudgetStanding(
         row["name"],
         row["model_id"],
         budget_of(row),
         OnExhausted(row["on_exhausted"]),
         State(row["state"]),
-        Span(row["starts_at_unix_ms"], row["ends_at_unix_ms"]),
+        BudgetSpan(row["starts_at_unix_ms"], row["ends_at_unix_ms"]),
     )

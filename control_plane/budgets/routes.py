@@ -17,7 +17,7 @@ from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import Values, fetch, first, lock_id, page, shown, visible
 from control_plane.http.routes import Route
-from control_plane.http.writes import Answer, Write, Writes, require
+from control_plane.http.writes import Write, WriteReply, Writes, require
 from control_plane.rollouts.repository import clock_ms
 from control_plane.tables import models, tenants
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
@@ -101,7 +101,7 @@ class BudgetRoutes:
         body = await read_body(request, BudgetBody)
         values = body.model_dump(mode="json")
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             write.require(tenant_id)
             rows = await _locked(write.connection, tenant_id)
             before = next((row for row in rows if row["name"] == name), None)
@@ -110,13 +110,13 @@ class BudgetRoutes:
             if before is None:
                 after = await _insert(write.connection, tenant_id, name, values, len(rows))
                 write.record("create", object_id, None, after, owners=[tenant_id])
-                return Answer(after, object_id, 201)
+                return WriteReply(after, object_id, 201)
             shown_before = _settings(before)
             await _replace(write.connection, before, values)
             await repository.write_stops(write.connection, [tenant_id], rows)
             after = _settings(before)
             write.record("replace", object_id, shown_before, after, owners=[tenant_id])
-            return Answer(after, object_id)
+            return WriteReply(after, object_id)
 
         return await self._writes.run(request, work)
 
@@ -125,7 +125,7 @@ class BudgetRoutes:
         tenant_id, name = _path(request)
         object_id = f"{tenant_id}/{name}"
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             write.require(tenant_id)
             rows = await _locked(write.connection, tenant_id)
             row = next((row for row in rows if row["name"] == name), None)
@@ -137,7 +137,7 @@ class BudgetRoutes:
             rest = [other for other in rows if other is not row]
             await repository.write_stops(write.connection, [tenant_id], rest)
             write.record("delete", object_id, before, None, owners=[tenant_id])
-            return Answer(None, object_id, 204)
+            return WriteReply(None, object_id, 204)
 
         return await self._writes.run(request, work)
 

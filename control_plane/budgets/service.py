@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.budgets import repository
 from control_plane.budgets.feed import ASKED_MAX, Ledger, UsageFeed
-from control_plane.budgets.model import Period, Span, Usage, span_at
+from control_plane.budgets.model import BudgetSpan, Period, Usage, span_at
 from control_plane.budgets.repository import NOTHING, Due, Reading, Summary
 from control_plane.database import Database, DatabaseDownError
 from control_plane.rollouts.repository import clock_ms
@@ -35,7 +35,7 @@ _GROWTH = 32  # so many budgets more after an answer: most questions are of a si
 
 
 @dataclass(slots=True)
-class Pace:
+class BudgetPace:
     """How many budgets of a period the ledger is asked about at once, and when again; pure.
 
     What it cannot sum up in time it may for fewer, so a failure halves the question. Times are
@@ -68,7 +68,7 @@ class Pace:
         self.rests_until_s = now_s + max(pause_s, took_s * _REST)
 
 
-class Budgets:
+class BudgetService:
     """Owns the loop."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Budgets:
         self._clock = clock
         self._process = new_id("budgets")
         self._leads_until_s = 0.0
-        self._paces = {period: Pace() for period in Period}
+        self._paces = {period: BudgetPace() for period in Period}
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -169,7 +169,7 @@ class Budgets:
         return readings(due, span, ledger, now_ms)
 
     async def _write(self, found: Sequence[Reading]) -> None:
-        async def write(connection: AsyncConnection) -> list[repository.Change]:
+        async def write(connection: AsyncConnection) -> list[repository.BudgetChange]:
             return await repository.write_readings(connection, found)
 
         for change in await self._database.run(write):
@@ -184,7 +184,7 @@ class Budgets:
             )
 
 
-def readings(due: Sequence[Due], span: Span, ledger: Ledger, now_ms: int) -> list[Reading]:
+def readings(due: Sequence[Due], span: BudgetSpan, ledger: Ledger, now_ms: int) -> list[Reading]:
     """Return what the ledger says of each budget: of its model, or of all that its tenant used."""
     of_tenant = ledger.by_tenant()
     nothing = Usage()

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from control_plane.distribution.messages import merge
-from control_plane.distribution.model import Answer, Artifact, Limits, Priority, Report
+from control_plane.distribution.model import (
+    Artifact,
+    FetchPlan,
+    NodeReport,
+    PlannerLimits,
+    Priority,
+)
 from control_plane.distribution.planner import Planner
 from control_plane.distribution.wants import Wants
 
@@ -24,7 +30,7 @@ class Turn:
         wants: Everything that it should have; of what is not known nothing is planned.
     """
 
-    report: Report
+    report: NodeReport
     wants: Wants
 
 
@@ -50,7 +56,7 @@ class _Between:
 class Coordinator:
     """Keeps a planner true to artifacts that become known, wants that change, nodes that leave."""
 
-    def __init__(self, limits: Limits, seed: int = 0) -> None:
+    def __init__(self, limits: PlannerLimits, seed: int = 0) -> None:
         self._planner = Planner(limits, seed)
         self._known: set[str] = set()
         self._fresh: list[str] = []
@@ -59,7 +65,7 @@ class Coordinator:
         # What differs between two of those, in this round: it is the same for many nodes.
         self._between: dict[tuple[int, int], _Between] = {}
         # What a node told before its artifact was known must not be lost: it is not told again.
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, NodeReport] = {}
 
     def know(self, artifacts: Iterable[Artifact]) -> None:
         """Take artifacts that can be fetched; those that are known change nothing."""
@@ -80,7 +86,9 @@ class Coordinator:
             found.update(digest for digest, priority in each.own.items() if priority is not None)
         return found - self._known
 
-    def round(self, turns: Sequence[Turn], left: Iterable[str], now_s: float) -> dict[str, Answer]:
+    def round(
+        self, turns: Sequence[Turn], left: Iterable[str], now_s: float
+    ) -> dict[str, FetchPlan]:
         """Plan for nodes.
 
         Args:
@@ -147,17 +155,17 @@ class Coordinator:
             self._between[key] = _Between(before, after, tuple(found))
         return self._between[key].differing
 
-    def _recall(self) -> dict[str, Report]:
+    def _recall(self) -> dict[str, NodeReport]:
         """Return what nodes said of artifacts that are known since."""
         fresh, self._fresh = self._fresh, []
-        recalled: dict[str, Report] = {}
+        recalled: dict[str, NodeReport] = {}
         for node_id, report in self._reports.items() if fresh else ():
             held = {digest: report.held[digest] for digest in fresh if digest in report.held}
             if held:
                 recalled[node_id] = replace(report, held=held, failures=(), is_full=False)
         return recalled
 
-    def _remember(self, report: Report) -> None:
+    def _remember(self, report: NodeReport) -> None:
         before = self._reports.get(report.node_id)
         says_nothing = not report.held and not report.is_full
         if says_nothing and before is not None and before.boot_id == report.boot_id:

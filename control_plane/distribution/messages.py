@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from control_plane.distribution.model import (
     STORE,
-    Answer,
     Failure,
+    FetchPlan,
+    NodePlace,
+    NodeReport,
     Order,
-    Place,
     Priority,
-    Report,
     Trouble,
 )
 from control_plane.distribution.tickets import Tickets
@@ -59,7 +59,7 @@ class Said:
         knows_unchanged: It can be told that what it should have is the same as before.
     """
 
-    report: Report
+    report: NodeReport
     peer_address: str
     complete: Mapping[str, bool]
     needed: frozenset[str]
@@ -82,9 +82,9 @@ def read_report(message: wire.DistributionReport) -> Said:
         _check(is_digest(item.digest) and len(item.chunks) <= _BITMAP_BYTES_MAX, "held")
         held[item.digest] = int.from_bytes(item.chunks, "little")
         complete[item.digest] = item.is_complete
-    report = Report(
+    report = NodeReport(
         node_id=message.node_id,
-        place=Place(message.region, message.rack),
+        place=NodePlace(message.region, message.rack),
         boot_id=message.boot_id,
         held=held,
         failures=tuple(_read_failure(failure) for failure in message.failures),
@@ -102,7 +102,7 @@ def read_report(message: wire.DistributionReport) -> Said:
 
 
 def write_answer(
-    answer: Answer,
+    answer: FetchPlan,
     node_id: str,
     addresses: Mapping[str, str],
     tickets: Tickets,
@@ -178,11 +178,11 @@ def _write_wanted(wanted: Mapping[str, Priority]) -> list[wire.Wanted]:
     return [wire.Wanted(digest=d, priority=_PRIORITIES[wanted[d]]) for d in ordered]
 
 
-def merge(earlier: Report, later: Report) -> Report:
+def merge(earlier: NodeReport, later: NodeReport) -> NodeReport:
     """Return one report that says what two of the same node say, one after the other."""
     if earlier.boot_id != later.boot_id or later.is_full:
         return later
-    return Report(
+    return NodeReport(
         node_id=later.node_id,
         place=later.place,
         boot_id=later.boot_id,

@@ -24,7 +24,7 @@ class Trouble(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodePlace:
     """Where a node stands; a rack's name is unique within its region."""
 
     region: str
@@ -57,7 +57,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class NodeReport:
     """What a node says a few times a second at most.
 
     Attributes:
@@ -72,7 +72,7 @@ class Report:
     """
 
     node_id: str
-    place: Place
+    place: NodePlace
     boot_id: str
     held: Mapping[str, int] = field(default_factory=dict[str, int])
     failures: tuple[Failure, ...] = ()
@@ -92,7 +92,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FetchPlan:
     """All that a node shall be fetching now, the most urgent first.
 
     What is not named any more is given up: a lost answer is repaired by the next one.
@@ -104,7 +104,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PlannerLimits:
     """Bounds of the planner.
 
     Attributes:

@@ -13,13 +13,13 @@ from zlib import crc32
 from control_plane.distribution.bits import first_from
 from control_plane.distribution.model import (
     STORE,
-    Answer,
     Artifact,
-    Limits,
+    FetchPlan,
+    NodePlace,
+    NodeReport,
     Order,
-    Place,
+    PlannerLimits,
     Priority,
-    Report,
     Trouble,
 )
 from control_plane.distribution.swarm import Swarm
@@ -46,7 +46,7 @@ class _Task:
 class _Node:
     number: int
     node_id: str
-    place: Place
+    place: NodePlace
     region: int
     rack: int
     boot_id: str
@@ -65,7 +65,7 @@ class _Node:
 class Planner:
     """Plans for a fleet and any number of artifacts; deterministic for a seed."""
 
-    def __init__(self, limits: Limits, seed: int = 0) -> None:
+    def __init__(self, limits: PlannerLimits, seed: int = 0) -> None:
         self._limits = limits
         self._seed = seed
         self._swarms: dict[str, Swarm] = {}
@@ -115,7 +115,7 @@ class Planner:
         node = self._nodes.get(node_id)
         return node is not None and self._swarms[digest].is_complete(node.number)
 
-    def plan(self, reports: Sequence[Report], now_s: float) -> dict[str, Answer]:
+    def plan(self, reports: Sequence[NodeReport], now_s: float) -> dict[str, FetchPlan]:
         """Take in the reports of a round and return what each of their senders shall fetch.
 
         Args:
@@ -138,15 +138,15 @@ class Planner:
         for priority in Priority:
             for node in nodes:
                 self._fill(node, priority, now_s)
-        answers = {node_id: Answer(wants_full=True) for node_id in unknown}
+        answers = {node_id: FetchPlan(wants_full=True) for node_id in unknown}
         for node in nodes:
             tasks = sorted(node.tasks.values(), key=lambda task: task.order.priority)
-            answers[node.node_id] = Answer(tuple(task.order for task in tasks))
+            answers[node.node_id] = FetchPlan(tuple(task.order for task in tasks))
         return answers
 
     # --- what the nodes say
 
-    def _take(self, report: Report, now_s: float) -> bool:
+    def _take(self, report: NodeReport, now_s: float) -> bool:
         """Take over a report; False if it says only what changed, and since when is not known."""
         node = self._nodes.get(report.node_id)
         is_known = node is not None and node.is_here
@@ -171,7 +171,7 @@ class Planner:
                     self._fail(task, failure.trouble, now_s)
         return True
 
-    def _observe(self, node: _Node, report: Report) -> None:
+    def _observe(self, node: _Node, report: NodeReport) -> None:
         held = dict(report.held)
         if report.is_full:
             held = dict.fromkeys(node.held, 0) | held
@@ -197,7 +197,7 @@ class Planner:
         else:
             todo[digest] = priority
 
-    def _join(self, report: Report, now_s: float) -> _Node:
+    def _join(self, report: NodeReport, now_s: float) -> _Node:
         place = report.place
         region = self._regions.setdefault(place.region, len(self._regions))
         rack = self._racks.setdefault((place.region, place.rack), len(self._racks))

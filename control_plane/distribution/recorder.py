@@ -24,14 +24,14 @@ _EXPECTED = (PlatformError, DBAPIError)
 
 
 @dataclass(slots=True)
-class Batch:
+class HoldingsBatch:
     """Differences of one transaction, by node."""
 
     added: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     removed: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
 
-class Ledger:
+class HoldingsLedger:
     """What nodes have, and what the rows say of it; pure."""
 
     def __init__(self) -> None:
@@ -68,9 +68,9 @@ class Ledger:
         if node_id in self._complete:
             self._rows[node_id] = set(rows)
 
-    def batch(self, pairs_max: int) -> Batch:
+    def batch(self, pairs_max: int) -> HoldingsBatch:
         """Return what is to be written next, at most so many pairs of node and digest."""
-        batch, left = Batch(), pairs_max
+        batch, left = HoldingsBatch(), pairs_max
         for node_id in list(self._changed):
             rows = self._rows.get(node_id)
             if rows is None:
@@ -86,7 +86,7 @@ class Ledger:
                 break
         return batch
 
-    def written(self, batch: Batch) -> None:
+    def written(self, batch: HoldingsBatch) -> None:
         """Take over that a batch is in the rows."""
         for node_id in {**batch.added, **batch.removed}:
             rows = self._rows.get(node_id)
@@ -117,7 +117,7 @@ class Recorder:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._ledger = Ledger()
+        self._ledger = HoldingsLedger()
         self._pairs_max = _PAIRS_MAX
         self._cleanings = 0
 
@@ -154,7 +154,7 @@ class Recorder:
             else:
                 await self._write_batch(self._ledger.batch(self._pairs_max))
 
-    async def _write_batch(self, batch: Batch) -> None:
+    async def _write_batch(self, batch: HoldingsBatch) -> None:
         try:
             await self._database.run(
                 partial(repository.write_complete, added=batch.added, removed=batch.removed)

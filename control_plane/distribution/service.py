@@ -28,14 +28,14 @@ from control_plane.distribution.messages import (
     read_report,
     write_answer,
 )
-from control_plane.distribution.model import STORE, Answer, Limits, Priority, Report
+from control_plane.distribution.model import STORE, FetchPlan, NodeReport, PlannerLimits, Priority
 from control_plane.distribution.recorder import Recorder
 from control_plane.distribution.text_files import ReadChunk, TextFiles
 from control_plane.distribution.tickets import SECRET_BYTES, Tickets
 from control_plane.distribution.wanted import WantedIndex
 from control_plane.distribution.wants import Wants, wants_of
 from control_plane.fields import is_digest
-from control_plane.metrics import Metrics
+from control_plane.metrics import ControlPlaneMetrics
 from control_plane.watch.feed import Feed
 from sluice.errors import ErrorCode, PlatformError
 from sluice.manifests import parse_manifest
@@ -45,7 +45,7 @@ from sluice.wire.distribution.v1.distribution_pb2_grpc import DistributionServic
 log = structlog.get_logger(__name__)
 
 # An idle agent reports every 2 s; one on a busy machine may be late.
-LIMITS = Limits(lost_after_s=8.0)
+LIMITS = PlannerLimits(lost_after_s=8.0)
 _ROUND_S = 0.1
 _LOOK_S = 0.25  # between two looks at a state that keeps changing
 _SILENCE_S = 15.0
@@ -80,10 +80,10 @@ class _Session:
     """
 
     said: Said
-    pending: Report | None
+    pending: NodeReport | None
     wants: Wants = field(default_factory=Wants)
     told: Mapping[str, Priority] | None = None
-    last: Answer = field(default_factory=Answer)
+    last: FetchPlan = field(default_factory=FetchPlan)
     answer: wire.DistributionAnswer | None = None
     has_answer: asyncio.Event = field(default_factory=asyncio.Event)
     is_due: bool = False
@@ -116,8 +116,8 @@ class DistributionService(DistributionServiceServicer):
         self,
         database: Database,
         feed: Feed,
-        metrics: Metrics,
-        limits: Limits,
+        metrics: ControlPlaneMetrics,
+        limits: PlannerLimits,
         read_chunk: ReadChunk,
     ) -> None:
         """Take the parts; `run` it.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from control_plane.distribution.model import Limits, Trouble
+from control_plane.distribution.model import PlannerLimits, Trouble
 
 _STORE_PAUSE_S = 1.0  # after the first failure, doubled by each of the following
 _STORE_PAUSE_MAX_S = 30.0
@@ -23,7 +23,7 @@ class Trust:
     is the accuser whose memory or link is broken.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: PlannerLimits) -> None:
         self._limits = limits
         self._records: dict[int, _Record] = {}
         self._returns: list[tuple[float, int]] = []
@@ -90,7 +90,7 @@ class Trust:
 class StoreGate:
     """How much one region may read from the store at once; less while the store fails."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: PlannerLimits) -> None:
         self._readers_max = limits.store_readers_max
         self._allowed = float(limits.store_readers_max)
         self._bytes_max = limits.store_bytes_s * limits.horizon_s

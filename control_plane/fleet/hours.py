@@ -18,7 +18,7 @@ HOUR_US = 3_600_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ReplicaCounts:
     """Of replicas: how many there are, or for how many microseconds they were.
 
     Attributes:
@@ -33,9 +33,9 @@ class Held:
     accelerators: int = 0
     unassigned: int = 0
 
-    def plus(self, other: "Held", times: int = 1) -> "Held":
+    def plus(self, other: "ReplicaCounts", times: int = 1) -> "ReplicaCounts":
         """Return the sum with so many times the other one."""
-        return Held(
+        return ReplicaCounts(
             self.running + other.running * times,
             self.reserved + other.reserved * times,
             self.accelerators + other.accelerators * times,
@@ -56,17 +56,17 @@ class Edges:
 
     name: str
     bucket_us: int
-    change: Held
-    inside: Held
+    change: ReplicaCounts
+    inside: ReplicaCounts
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class HoursRow:
     """What a group held within one bucket; microseconds."""
 
     name: str
     bucket_us: int
-    held: Held
+    held: ReplicaCounts
 
     @property
     def id(self) -> str:
@@ -101,7 +101,7 @@ def buckets(span_us: tuple[int, int], *, are_hours: bool) -> list[tuple[int, int
     return [(max(begin, start), min(end, start + HOUR_US)) for start in starts]
 
 
-def rows(edges: Iterable[Edges], parts: Iterable[tuple[int, int]]) -> list[Row]:
+def rows(edges: Iterable[Edges], parts: Iterable[tuple[int, int]]) -> list[HoursRow]:
     """Return what each group held in each bucket in which it held something, in order of time.
 
     Args:
@@ -111,15 +111,17 @@ def rows(edges: Iterable[Edges], parts: Iterable[tuple[int, int]]) -> list[Row]:
     at: dict[int, list[Edges]] = defaultdict(list)
     for edge in edges:
         at[edge.bucket_us].append(edge)
-    there: dict[str, Held] = {}
-    found: list[Row] = []
+    there: dict[str, ReplicaCounts] = {}
+    found: list[HoursRow] = []
     for begin, end in parts:
-        held = {name: Held().plus(count, end - begin) for name, count in there.items()}
+        held = {name: ReplicaCounts().plus(count, end - begin) for name, count in there.items()}
         for edge in at[begin]:
-            held[edge.name] = held.get(edge.name, Held()).plus(edge.inside)
-            there[edge.name] = there.get(edge.name, Held()).plus(edge.change)
-        there = {name: count for name, count in there.items() if count != Held()}
-        found += [Row(name, begin, it) for name, it in sorted(held.items()) if it != Held()]
+            held[edge.name] = held.get(edge.name, ReplicaCounts()).plus(edge.inside)
+            there[edge.name] = there.get(edge.name, ReplicaCounts()).plus(edge.change)
+        there = {name: count for name, count in there.items() if count != ReplicaCounts()}
+        found += [
+            HoursRow(name, begin, it) for name, it in sorted(held.items()) if it != ReplicaCounts()
+        ]
     return found
 
 

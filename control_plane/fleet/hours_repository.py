@@ -5,7 +5,7 @@ from datetime import timedelta
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from control_plane.fleet.hours import Edges, Held
+from control_plane.fleet.hours import Edges, ReplicaCounts
 from control_plane.fleet.hours_tables import replica_intervals
 
 _PRUNED_MAX = 10_000  # rows at once: some 100 ms
@@ -62,7 +62,7 @@ async def edges(
     query = text(_EDGES.format(group=group, changes=changes, insides=insides))
     given = {"begin": span_us[0], "end": span_us[1], "width": width_us}
     return [
-        Edges(name, bucket, Held(*counts[:4]), Held(*counts[4:]))
+        Edges(name, bucket, ReplicaCounts(*counts[:4]), ReplicaCounts(*counts[4:]))
         for name, bucket, *counts in await connection.execute(query, given)
     ]
 

@@ -17,7 +17,7 @@ from control_plane.http.bodies import path_id, read_body
 from control_plane.http.columns import columns
 from control_plane.http.resources import Values, fetch, first, page, shown
 from control_plane.http.routes import Route
-from control_plane.http.writes import Answer, Write, Writes
+from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.tables import nodes, replicas
 from sluice.errors import ErrorCode, PlatformError
 
@@ -90,14 +90,14 @@ class NodeRoutes:
             "order_reason": body.reason,
         }
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             row = await _locked(write, key)
             before = _orders(row)
             write.check(before)
             after = _orders(row | values)
             write.record("change", key, before, after, owners=[None])
             await write.connection.execute(update(nodes).where(nodes.c.id == key).values(**values))
-            return Answer(after, key)
+            return WriteReply(after, key)
 
         return await self._writes.run(request, work)
 
@@ -105,7 +105,7 @@ class NodeRoutes:
         """Tell the node's agent to put an accelerator back into service (204)."""
         key, cordon_id = path_id(request), request.match_info["cordon"]
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             row = await _locked(write, key)
             cordons = [fact["cordon"] for fact in row["accelerator_facts"] if "cordon" in fact]
             found = next((cordon for cordon in cordons if cordon["id"] == cordon_id), None)
@@ -116,7 +116,7 @@ class NodeRoutes:
             await write.connection.execute(
                 update(nodes).where(nodes.c.id == key).values(lifted_cordons=lifted)
             )
-            return Answer(None, cordon_id, 204)
+            return WriteReply(None, cordon_id, 204)
 
         return await self._writes.run(request, work)
 
@@ -124,7 +124,7 @@ class NodeRoutes:
         """Forget a node that is gone for good (204); 409 while it lives or has replicas."""
         key = path_id(request)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             row = await _locked(write, key)
             held = exists().where(replicas.c.node_id == key)
             if not row["is_lost"] or await write.connection.scalar(select(held)):
@@ -132,7 +132,7 @@ class NodeRoutes:
                 raise PlatformError(ErrorCode.CONFLICT, message)
             write.record("delete", key, _orders(row), None, owners=[None])
             await write.connection.execute(delete(nodes).where(nodes.c.id == key))
-            return Answer(None, key, 204)
+            return WriteReply(None, key, 204)
 
         return await self._writes.run(request, work)
 

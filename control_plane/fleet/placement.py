@@ -18,7 +18,7 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReplicaPlace:
     """Where a replica goes; no accelerators: it may use all of the node's."""
 
     node_id: str
@@ -99,7 +99,7 @@ class Placement:
             if replica.node_id in self._rooms:
                 self._add(replica)
 
-    def place(self, pool: Pool) -> Place | str:
+    def place(self, pool: Pool) -> ReplicaPlace | str:
         """Return where the pool's next replica goes, or why it cannot go anywhere."""
         open_ = self._open_to(pool.engine)
         if not open_:
@@ -155,10 +155,10 @@ class Placement:
             node.id,
         )
 
-    def _given(self, pool: Pool, room: Room, accelerators: tuple[int, ...]) -> Place:
+    def _given(self, pool: Pool, room: Room, accelerators: tuple[int, ...]) -> ReplicaPlace:
         made = Replica("", pool.id, "", room.node.id)
         self._add(replace(made, accelerators=accelerators, reserved=pool.needs))
-        return Place(room.node.id, accelerators)
+        return ReplicaPlace(room.node.id, accelerators)
 
     def _add(self, replica: Replica) -> None:
         room = self._rooms[replica.node_id]

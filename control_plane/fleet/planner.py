@@ -47,7 +47,7 @@ def _no_notes() -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FleetChanges:
     """Changes that bring the replicas to what is wanted.
 
     Attributes:
@@ -96,7 +96,7 @@ def plan_replicas(
     replicas: Sequence[Replica],
     new_id: Callable[[], str],
     holdback: Holdback = NO_HOLDBACK,
-) -> Plan:
+) -> FleetChanges:
     """Return what to create, drain and forget so that every pool has the replicas it wants.
 
     A replica counts while it is neither draining, nor lost with its node, nor ended on a node that
@@ -138,7 +138,7 @@ def plan_replicas(
         ready = sum(map(_is_ready, (*members.staying, *members.leaving)))
         if ready >= pool.replicas_wanted:
             forget += sorted(replica.id for replica in members.stranded)
-    plan = Plan(tuple(create), tuple(drain), tuple(forget), conditions)
+    plan = FleetChanges(tuple(create), tuple(drain), tuple(forget), conditions)
     return replace(plan, notes=_notes(draining, plan.applied(replicas), conditions))
 
 

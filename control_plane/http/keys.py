@@ -22,7 +22,7 @@ from control_plane.http.bodies import path_id, read_body
 from control_plane.http.columns import columns
 from control_plane.http.resources import Values, fetch, first, missing_reference, page, shown
 from control_plane.http.routes import Route
-from control_plane.http.writes import Answer, Write, Writes, require
+from control_plane.http.writes import Write, WriteReply, Writes, require
 from sluice.errors import ErrorCode, PlatformError
 
 Conditions = list[ColumnElement[bool]]
@@ -106,9 +106,9 @@ class KeyRoutes:
         values = (await read_body(request, self._kind.body)).model_dump() | scope
         key = self._kind.new_key()
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             after = await self._insert(write, key, values)
-            return Answer({"key": key.text} | after, key.id, 201, is_secret=True)
+            return WriteReply({"key": key.text} | after, key.id, 201, is_secret=True)
 
         try:
             return await self._writes.run(request, work)
@@ -137,12 +137,12 @@ class KeyRoutes:
         is_it = self._is_it(request)
         changes = (await read_body(request, self._kind.change)).model_dump(exclude_unset=True)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             before = await self._locked(write, is_it)
             after = await self._update(write, before, changes)
             key_id = str(after["id"])
             write.record("change", key_id, self._kind.show(before), after, owners=_owners(before))
-            return Answer(after, key_id)
+            return WriteReply(after, key_id)
 
         return await self._writes.run(request, work)
 
@@ -152,7 +152,7 @@ class KeyRoutes:
         grace_s = (await read_body(request, RotationBody)).grace_s
         key, now_unix_ms = kind.new_key(), time.time_ns() // 1_000_000
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             old = await self._locked(write, is_it)
             expires_at = old["expires_at_unix_ms"]
             if old["is_disabled"] or is_expired(expires_at, now_unix_ms):
@@ -165,7 +165,7 @@ class KeyRoutes:
             after = await self._insert(write, key, {name: old[name] for name in kind.fields})
             replaced = {"id": old["id"], "expires_at_unix_ms": ends_at}
             body = {"key": key.text} | after | {"replaces": replaced}
-            return Answer(body, key.id, 201, is_secret=True)
+            return WriteReply(body, key.id, 201, is_secret=True)
 
         return await self._writes.run(request, work)
 
@@ -173,11 +173,11 @@ class KeyRoutes:
         """Revoke a key."""
         is_it = self._is_it(request)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             row = await self._locked(write, is_it)
             write.record("revoke", row["id"], self._kind.show(row), None, owners=_owners(row))
             await write.connection.execute(delete(self._kind.table).where(*is_it))
-            return Answer(None, row["id"], 204)
+            return WriteReply(None, row["id"], 204)
 
         return await self._writes.run(request, work)
 

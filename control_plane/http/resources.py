@@ -24,7 +24,7 @@ from control_plane.http.bodies import path_id, read_body
 from control_plane.http.columns import columns
 from control_plane.http.etags import etag, is_known
 from control_plane.http.routes import ACTOR, ROUTE, Route
-from control_plane.http.writes import Answer, Write, Writes
+from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.percent import ShareField
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
@@ -157,7 +157,7 @@ class ResourceRoutes:
         key = self._key(request)
         given = resource.stored((await read_body(request, resource.body)).model_dump())
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             values, connection = dict(given), write.connection
             before = await self._locked(write, key)
             owners = self._owners(write, key, before, values)
@@ -176,10 +176,10 @@ class ResourceRoutes:
             after = resource.show({str(name): value for name, value in row.items()})
             if before is None:
                 write.record("create", key, None, resource.noted(after), owners=owners)
-                return Answer(after, key, 201)
+                return WriteReply(after, key, 201)
             was, now = resource.noted(resource.show(before)), resource.noted(after)
             write.record("replace", key, was, now, owners=owners)
-            return Answer(after, key)
+            return WriteReply(after, key)
 
         try:
             return await self._writes.run(request, work)
@@ -208,7 +208,7 @@ class ResourceRoutes:
         """Delete one (204); 409 while something refers to it."""
         resource, key = self._resource, self._key(request)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             query = resource.select().where(resource.key == key)
             row = await first(write.connection, query)
             if row is None or not write.actor.may(resource.read, row.get("owner")):
@@ -222,7 +222,7 @@ class ResourceRoutes:
             was = resource.noted(before)
             write.record("delete", key, was, None, owners=[row.get("owner")])
             await write.connection.execute(delete(resource.table).where(resource.key == key))
-            return Answer(None, key, 204)
+            return WriteReply(None, key, 204)
 
         try:
             return await self._writes.run(request, work)

@@ -60,7 +60,7 @@ class _What(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WriteReply:
     """What a write answers.
 
     Attributes:
@@ -172,7 +172,7 @@ class Writes:
     async def run(
         self,
         request: web.Request,
-        work: Callable[[Write], Awaitable[Answer]],
+        work: Callable[[Write], Awaitable[WriteReply]],
         *,
         deadline_s: float = 4.0,
     ) -> web.Response:
@@ -190,9 +190,9 @@ class Writes:
         key, request_sha256 = await _idempotency(request)
         actor, write_id = request[ACTOR], new_id("audit")
         attempts = 0
-        done: list[tuple[Answer, AuditRow]] = []  # by attempts that may have been committed
+        done: list[tuple[WriteReply, AuditRow]] = []  # by attempts that may have been committed
 
-        async def attempt(connection: AsyncConnection) -> tuple[Answer | KeptAnswer, bool]:
+        async def attempt(connection: AsyncConnection) -> tuple[WriteReply | KeptAnswer, bool]:
             nonlocal attempts
             attempts += 1
             if done and await repository.is_recorded(connection, done[-1][1]):
@@ -285,7 +285,7 @@ def _row(request: web.Request, row_id: str, what: _What, key: str) -> AuditRow:
     )
 
 
-def _response(answer: Answer | KeptAnswer, *, is_replay: bool) -> web.Response:
+def _response(answer: WriteReply | KeptAnswer, *, is_replay: bool) -> web.Response:
     text = answer.body if isinstance(answer, KeptAnswer) else answer.text
     headers: dict[str, str] = {}
     if is_replay:

@@ -25,7 +25,7 @@ from control_plane.http.resources import (
     shown,
 )
 from control_plane.http.routes import ACTOR, Route
-from control_plane.http.writes import Answer, Write, Writes
+from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.quality import repository
 from control_plane.quality.bodies import GoldenPromptBody, ReleaseBody
 from control_plane.quality.results import RESULT_FIELDS, results
@@ -134,7 +134,7 @@ class QualityRoutes:
             message = "expected_token_ids: more than output_tokens_max: no answer is so long"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="expected_token_ids")
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             connection = write.connection
             query = select(models).where(models.c.id == model_id).with_for_update(key_share=True)
             model = await first(connection, query)
@@ -158,7 +158,7 @@ class QualityRoutes:
             await connection.execute(insert(golden_prompts).values(row))
             after = PROMPTS.show(row)
             write.record("create", row["id"], None, after, owners=[owner])
-            return Answer(after, row["id"], 201)
+            return WriteReply(after, row["id"], 201)
 
         return await self._writes.run(request, work)
 
@@ -203,7 +203,7 @@ class QualityRoutes:
         key = path_id(request, "id")
         body = await read_body(request, ReleaseBody)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             table = quarantines
             query = select(table).where(table.c.id == key).with_for_update()
             row = await first(write.connection, query)
@@ -221,7 +221,7 @@ class QualityRoutes:
             told = _show({str(name): value for name, value in after.items()})
             told |= {"is_serving_again": is_back}
             write.record("release", key, before, told | {"why": body.reason}, owners=[None])
-            return Answer(told, key)
+            return WriteReply(told, key)
 
         return await self._writes.run(request, work)
 
@@ -229,13 +229,13 @@ class QualityRoutes:
         """Forget what a pool answered."""
         key = path_id(request, "id")
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             query = select(pools.c.id).where(pools.c.id == key)
             if await write.connection.scalar(query) is None:
                 raise PlatformError(ErrorCode.NOT_FOUND, f"there is no pools/{key}")
             await repository.forget_answers(write.connection, key)
             write.record("forget-answers", key, None, {"id": key}, owners=[None])
-            return Answer({"id": key}, key)
+            return WriteReply({"id": key}, key)
 
         return await self._writes.run(request, work)
 

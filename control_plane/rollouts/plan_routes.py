@@ -13,7 +13,7 @@ from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import first, shown
 from control_plane.http.routes import ACTOR, Route
-from control_plane.http.writes import Answer, Write, Writes
+from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.rollouts import plan as plans
 from control_plane.rollouts import repository
 from control_plane.rollouts.beginning import locked_model
@@ -67,7 +67,7 @@ class PlanRoutes:
         model_id = path_id(request, "model_id")
         plan = (await read_body(request, PlanChange)).wanted
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             model = await locked_model(write, model_id)
             before = await _shown(write.connection, model_id)
             write.check(before)
@@ -78,7 +78,7 @@ class PlanRoutes:
             )
             after = await _shown(write.connection, model_id)
             write.record("replace", model_id, before, after, owners=[model["owner_tenant_id"]])
-            return Answer(after, model_id)
+            return WriteReply(after, model_id)
 
         return await self._writes.run(request, work)
 
@@ -86,7 +86,7 @@ class PlanRoutes:
         """Go back to the default plan (204)."""
         model_id = path_id(request, "model_id")
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             model = await locked_model(write, model_id)
             before = await _shown(write.connection, model_id)
             if before["is_default"]:
@@ -96,7 +96,7 @@ class PlanRoutes:
             query = delete(rollout_plans).where(rollout_plans.c.id == model_id)
             await write.connection.execute(query)
             write.record("delete", model_id, before, None, owners=[model["owner_tenant_id"]])
-            return Answer(None, model_id, 204)
+            return WriteReply(None, model_id, 204)
 
         return await self._writes.run(request, work)
 

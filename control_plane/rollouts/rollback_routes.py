@@ -13,7 +13,7 @@ from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import first
 from control_plane.http.routes import Route
-from control_plane.http.writes import Answer, Write, Writes
+from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.models.model import ReleaseName, release_id
 from control_plane.models.routes import MODELS
 from control_plane.rollouts import effects, repository
@@ -57,7 +57,7 @@ class RollbackRoutes:
         model_id = path_id(request, "model_id")
         wanted = (await read_body(request, RollbackBody)).release
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             model = await locked_model(write, model_id)
             rollout_id = "" if wanted else await _abort(write, model_id)
             after = model if rollout_id else await _stand_for(write, model, wanted)
@@ -69,7 +69,7 @@ class RollbackRoutes:
             }
             was, now = MODELS.show(model), MODELS.show(after)
             write.record("rollback", model_id, was, now, owners=[model["owner_tenant_id"]])
-            return Answer(told, model_id)
+            return WriteReply(told, model_id)
 
         return await self._writes.run(request, work)
 

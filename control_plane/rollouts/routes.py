@@ -15,7 +15,7 @@ from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import fetch, first, page, shown, visible
 from control_plane.http.routes import ACTOR, Route
-from control_plane.http.writes import Answer, Write, Writes
+from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.rollouts import effects, listing, repository
 from control_plane.rollouts.beginning import begin
 from control_plane.rollouts.bodies import PromoteBody, RolloutBody
@@ -92,13 +92,13 @@ class RolloutRoutes:
         """Make a rollout (201), and start it unless that is left for later."""
         body = await read_body(request, RolloutBody)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             kept = await begin(
                 write, body.model_id, body.release, body.plan, is_started=body.is_started
             )
             after = self._show(await _row(write.connection, kept.id))
             write.record("create", kept.id, None, _short(after), owners=[kept.owner])
-            return Answer(after, kept.id, 201)
+            return WriteReply(after, kept.id, 201)
 
         answer = await self._writes.run(request, work)
         self._wake()
@@ -142,7 +142,7 @@ class RolloutRoutes:
         """Step a rollout as somebody asks."""
         rollout_id = path_id(request)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             connection = write.connection
             locked = await repository.lock(connection, rollout_id)
             owner = None if locked is None else locked["owner_tenant_id"]
@@ -154,7 +154,7 @@ class RolloutRoutes:
             await _told(write, locked, command)
             after = self._show(await _row(connection, rollout_id))
             write.record(command.kind, rollout_id, _short(before), _short(after), owners=[owner])
-            return Answer(after, rollout_id)
+            return WriteReply(after, rollout_id)
 
         answer = await self._writes.run(request, work)
         self._wake()

@@ -17,7 +17,7 @@ from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import Values, asked_page, fetch, first, page, shown
 from control_plane.http.routes import ACTOR, Route
-from control_plane.http.writes import Answer, Write, Writes
+from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.scaling import repository
 from control_plane.scaling.bodies import PinBody, ScalingBody, ScalingBudgetBody
 from control_plane.scaling.service import decision_of, look_at
@@ -206,7 +206,7 @@ class ScalingRoutes:
         """Forget the bounds of one (204)."""
         key = path_id(request)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             row = await _locked(write, key)
             if row is None:
                 raise _missing(key)
@@ -215,7 +215,7 @@ class ScalingRoutes:
             is_it = pool_scalings.c.pool_id == key
             await write.connection.execute(delete(pool_scalings).where(is_it))
             write.record("delete", key, _settings(row), None, owners=[None])
-            return Answer(None, key, 204)
+            return WriteReply(None, key, 204)
 
         return await self._writes.run(request, work)
 
@@ -250,7 +250,7 @@ class ScalingRoutes:
         """Set the bounds over all pools."""
         values = (await read_body(request, ScalingBudgetBody)).model_dump()
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             t = scaling_budgets
             query = select(t).where(t.c.id == repository.BUDGET).with_for_update()
             before = _budget(await first(write.connection, query))
@@ -260,7 +260,7 @@ class ScalingRoutes:
                 made.on_conflict_do_update(index_elements=["id"], set_=values)
             )
             write.record("replace", "budget", before, values, owners=[None])
-            return Answer(values, "budget")
+            return WriteReply(values, "budget")
 
         return await self._writes.run(request, work)
 
@@ -270,7 +270,7 @@ class ScalingRoutes:
         """Write what `change` makes of a pool's row."""
         key = path_id(request)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             row = await _locked(write, key)
             if row is None and not creates:
                 raise _missing(key)
@@ -285,7 +285,7 @@ class ScalingRoutes:
             )
             after = _settings(made)
             write.record("create" if row is None else "change", key, before, after, owners=[None])
-            return Answer(after, key, 201 if row is None else 200)
+            return WriteReply(after, key, 201 if row is None else 200)
 
         return await self._writes.run(request, work)
 

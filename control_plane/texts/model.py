@@ -12,7 +12,7 @@ RETENTION_DAYS_MAX = 365
 WORDS_MAX = 100
 
 
-class Redacted(StrEnum):
+class RedactedText(StrEnum):
     """What gateways look for (`gateway.texts.redaction`)."""
 
     EMAIL = "email"
@@ -23,15 +23,15 @@ class Redacted(StrEnum):
     SECRET = "secret"  # noqa: S105 - the name of a class
 
 
-_ALWAYS = (Redacted.CARD, Redacted.SECRET)
+_ALWAYS = (RedactedText.CARD, RedactedText.SECRET)
 
 
-def _with_those_that_always_go(values: list[Redacted]) -> list[str]:
+def _with_those_that_always_go(values: list[RedactedText]) -> list[str]:
     return sorted({str(value) for value in (*values, *_ALWAYS)})
 
 
-def _all() -> list[Redacted]:
-    return list(Redacted)
+def _all() -> list[RedactedText]:
+    return list(RedactedText)
 
 
 def _once(values: list[str]) -> list[str]:
@@ -61,7 +61,7 @@ class TextPolicyBody(Body):
     share_percent: Percent = 100.0
     retention_days: Annotated[int, Field(ge=1, le=RETENTION_DAYS_MAX)] = 30
     redacted: Annotated[
-        list[Annotated[Redacted, Field(strict=False)]],
+        list[Annotated[RedactedText, Field(strict=False)]],
         Field(max_length=16, default_factory=_all),
         AfterValidator(_with_those_that_always_go),
     ]

@@ -8,7 +8,7 @@ from control_plane.http import describe
 from control_plane.http.bodies import path_id
 from control_plane.http.resources import Resource, ResourceRoutes
 from control_plane.http.routes import Route
-from control_plane.http.writes import Answer, Write, Writes, require
+from control_plane.http.writes import Write, WriteReply, Writes, require
 from control_plane.percent import ShareField
 from control_plane.tables import text_policies
 from control_plane.telemetry_client import FeedDownError
@@ -81,9 +81,9 @@ class TextRoutes:
             message += " the share that is kept, it is on its way, or its time is over"
             raise PlatformError(ErrorCode.NOT_FOUND, message)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             write.record("read", object_id, None, None, owners=[tenant_id])
-            return Answer({"data": rows}, object_id, is_secret=True)
+            return WriteReply({"data": rows}, object_id, is_secret=True)
 
         return await self._writes.run(request, work)
 
@@ -95,9 +95,9 @@ class TextRoutes:
         tenant_id = path_id(request, "tenant_id")
         require(request, tenant_id)
 
-        async def work(write: Write) -> Answer:
+        async def work(write: Write) -> WriteReply:
             write.record("erase", tenant_id, None, None, owners=[tenant_id])
-            return Answer(None, tenant_id, 204)
+            return WriteReply(None, tenant_id, 204)
 
         answer = await self._writes.run(request, work)
         try:

@@ -16,7 +16,7 @@ _BATCH = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ObjectKind:
     """How one kind of object is stored and sent; columns have the names of the fields."""
 
     name: str
@@ -46,19 +46,19 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("tiers", tables.tiers, wire.Tier),
-        Kind("tenants", tables.tenants, wire.Tenant),
-        Kind("keys", tables.api_keys, wire.ApiKey),
-        Kind("bases", tables.bases, wire.Base),
-        Kind("models", tables.models, wire.Model),
-        Kind("pools", tables.pools, wire.Pool),
-        Kind("cells", tables.cells, wire.Cell),
-        Kind("replicas", tables.replicas, wire.Replica),
-        Kind("aliases", tables.aliases, wire.Alias),
-        Kind("releases", tables.releases, wire.Release),
-        Kind("splits", tables.splits, wire.Split),
-        Kind("budget_stops", tables.budget_stops, wire.BudgetStops),
-        Kind("text_policies", tables.text_policies, wire.TextPolicy),
+        ObjectKind("tiers", tables.tiers, wire.Tier),
+        ObjectKind("tenants", tables.tenants, wire.Tenant),
+        ObjectKind("keys", tables.api_keys, wire.ApiKey),
+        ObjectKind("bases", tables.bases, wire.Base),
+        ObjectKind("models", tables.models, wire.Model),
+        ObjectKind("pools", tables.pools, wire.Pool),
+        ObjectKind("cells", tables.cells, wire.Cell),
+        ObjectKind("replicas", tables.replicas, wire.Replica),
+        ObjectKind("aliases", tables.aliases, wire.Alias),
+        ObjectKind("releases", tables.releases, wire.Release),
+        ObjectKind("splits", tables.splits, wire.Split),
+        ObjectKind("budget_stops", tables.budget_stops, wire.BudgetStops),
+        ObjectKind("text_policies", tables.text_policies, wire.TextPolicy),
     )
 }
 
@@ -69,14 +69,16 @@ def wire_state(observed: int, *, is_draining: bool) -> int:
     return wire.REPLICA_STATE_DRAINING if is_draining and observed not in ended else observed
 
 
-async def read(connection: AsyncConnection, kind: Kind, keys: Sequence[str]) -> list[Message]:
+async def read(connection: AsyncConnection, kind: ObjectKind, keys: Sequence[str]) -> list[Message]:
     """Return the objects of a kind with the given keys."""
     query = select(*kind.columns).where(kind.key.in_(keys))
     found = (await connection.execute(query)).mappings()
     return [kind.to_wire(cast("Mapping[str, Any]", row)) for row in found]
 
 
-async def read_all(connection: AsyncConnection, kind: Kind) -> AsyncGenerator[wire.WatchResponse]:
+async def read_all(
+    connection: AsyncConnection, kind: ObjectKind
+) -> AsyncGenerator[wire.WatchResponse]:
     """Yield all objects of a kind, `_BATCH` at a time: what takes no longer than a millisecond.
 
     A message for many objects holds them in less memory than as many messages would.

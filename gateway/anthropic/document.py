@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
-from gateway.text.answer import Answer
+from gateway.text.answer import ChoiceText
 
 _STOPPED = {"length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -54,7 +54,7 @@ def message(
     )
 
 
-def blocks_of(answer: Answer) -> list[dict[str, object]]:
+def blocks_of(answer: ChoiceText) -> list[dict[str, object]]:
     """Return the blocks of a whole answer: thought, text, calls."""
     blocks: list[dict[str, object]] = []
     if answer.reasoning:

@@ -9,7 +9,7 @@ import orjson
 
 from gateway.anthropic.document import message, stop_reason
 from gateway.anthropic.errors import anthropic_body
-from gateway.dialects.delta import CallDelta, Delta
+from gateway.dialects.delta import AnswerDelta, CallDelta
 from gateway.text.detokenizer import json_fragment
 from sluice.errors import PlatformError
 
@@ -64,7 +64,7 @@ class MessageEvents:
         begun = message(self._id, self._model, [], stopped=None, stop_sequence="", usage=usage)
         return _event("message_start", b'"message":' + begun)
 
-    def delta(self, delta: Delta, logprobs: dict[str, object] | None = None) -> bytes:
+    def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
         """Return the events of whatever the delta holds."""
         del logprobs  # the API has none
         events = b""

@@ -2,7 +2,7 @@
 
 from gateway.anthropic.events import MessageEvents
 from gateway.dispatch.generation import GenerationSpec
-from gateway.dispatch.pace import Pace
+from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.metrics import FastHistogram
 from gateway.text.sse import ChunkWriter
@@ -14,7 +14,7 @@ class BlockGeneration(StreamedGeneration):
     __slots__ = ("_events",)
 
     def __init__(
-        self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: Pace
+        self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
         """Prepare; `chunks` are the events of a message."""
         assert isinstance(chunks, MessageEvents), "only these have blocks"

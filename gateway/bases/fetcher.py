@@ -12,8 +12,8 @@ from pathlib import Path
 
 import structlog
 
-from gateway.bases.shelf import Shelf
-from gateway.bases.source import FetchError
+from gateway.bases.shelf import BaseShelf
+from gateway.bases.source import BaseFetchError
 from sluice.artifacts import artifact_path
 from sluice.lifecycle import backoff_s
 
@@ -39,7 +39,7 @@ class BaseFetcher:
     def __init__(
         self,
         artifacts: Path | None,
-        shelf: Shelf,
+        shelf: BaseShelf,
         fetch: Fetch,
         *,
         on_arrival: Callable[[str], None],
@@ -106,7 +106,7 @@ class BaseFetcher:
     async def _try(self, digest: str, wanted: _Wanted) -> None:
         try:
             is_there = await self._bring(digest)
-        except (FetchError, OSError) as error:
+        except (BaseFetchError, OSError) as error:
             pause_s = backoff_s(wanted.attempt, first_s=_BACKOFF_FIRST_S, max_s=_BACKOFF_MAX_S)
             wanted.attempt += 1
             log.warning("base_not_fetched", digest=digest, error=str(error), again_in_s=pause_s)

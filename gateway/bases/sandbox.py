@@ -63,7 +63,7 @@ class OutOfTimeError(ExhaustedError):
     """The template has run for too long."""
 
 
-class Budget:
+class RenderBudget:
     """What one rendering may take, by the processor time of its thread and by what it allocates."""
 
     __slots__ = (
@@ -140,7 +140,7 @@ class Budget:
 _CONTAINERS = (list, tuple, dict)
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
-_budget: ContextVar[Budget] = ContextVar("budget")
+_budget: ContextVar[RenderBudget] = ContextVar("budget")
 
 
 class _Generation(Extension):
@@ -186,7 +186,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Compile a template; ValueError when it is none."""
         if len(source) > _SOURCE_CHARACTERS_MAX:
             raise ValueError(f"it has more than {_SOURCE_CHARACTERS_MAX} characters")
-        token = _budget.set(Budget(_COMPILE_CPU_S, len(source)))
+        token = _budget.set(RenderBudget(_COMPILE_CPU_S, len(source)))
         try:
             tree = self.parse(source)
             code = self.compile(cast("nodes.Template", _Charging().visit(tree)))
@@ -220,7 +220,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         _budget.get().check_size(sum(map(len, texts)))
         return "".join(texts)
 
-    def render(self, template: Template, values: Mapping[str, Any], budget: Budget) -> str:
+    def render(self, template: Template, values: Mapping[str, Any], budget: RenderBudget) -> str:
         """Return what the template writes; ExhaustedError, or whatever it raises itself."""
         token = _budget.set(budget)
         try:
@@ -349,7 +349,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     return bounded
 
 
-def _check_method(budget: Budget, function: Any, args: tuple[Any, ...]) -> None:
+def _check_method(budget: RenderBudget, function: Any, args: tuple[Any, ...]) -> None:
     """Measure what a method of a built-in type would make."""
     function = getattr(function, "__wrapped__", function)
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
@@ -368,7 +368,7 @@ def _check_method(budget: Budget, function: Any, args: tuple[Any, ...]) -> None:
         budget.check_size(len(str(owner)) * len(args[0]))
 
 
-def _check_operation(budget: Budget, operator: str, left: Any, right: Any) -> None:
+def _check_operation(budget: RenderBudget, operator: str, left: Any, right: Any) -> None:
     """Measure what an operation would make."""
     if operator == "+":
         if hasattr(left, "__len__") and hasattr(right, "__len__"):
@@ -401,15 +401,15 @@ def _check_format(text: str) -> None:
         raise ExhaustedError("it formats to a huge width")
 
 
-def _check_replacement(budget: Budget, text: str, old: str, new: str) -> None:
+def _check_replacement(budget: RenderBudget, text: str, old: str, new: str) -> None:
     budget.check_size(len(text) + text.count(old) * len(new))
 
 
-def _check_joint(budget: Budget, separator: str, items: list[Any]) -> None:
+def _check_joint(budget: RenderBudget, separator: str, items: list[Any]) -> None:
     budget.check_size(len(separator) * len(items))
 
 
-def _check_indent(budget: Budget, values: list[Any]) -> None:
+def _check_indent(budget: RenderBudget, values: list[Any]) -> None:
     """Measure a width, or a text, in front of every line; JSON has many lines."""
     for width in values[1:]:
         if isinstance(width, str):

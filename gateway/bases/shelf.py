@@ -23,7 +23,7 @@ _SUMS = "SHA256SUMS"  # `sha256  name`, a line for each file
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
-class Shelf:
+class BaseShelf:
     """The directory; the least recently used bases make room for new ones."""
 
     def __init__(self, directory: Path, bytes_max: int) -> None:

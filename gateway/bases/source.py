@@ -23,7 +23,7 @@ _OPTIONS = (
 )
 
 
-class FetchError(Exception):
+class BaseFetchError(Exception):
     """The files cannot be had now; the message says why."""
 
 
@@ -43,12 +43,12 @@ async def fetch_base(address: str, digest: str) -> dict[str, bytes]:
             manifest = await _manifest(stub, digest)
             entries = [entry for name in TEXT_FILES if (entry := manifest.find(name)) is not None]
             if all(entry.name != TOKENIZER for entry in entries):
-                raise FetchError(f"artifact {digest} has no {TOKENIZER}: it is no base")
+                raise BaseFetchError(f"artifact {digest} has no {TOKENIZER}: it is no base")
             return {entry.name: await _file(stub, digest, entry) for entry in entries}
     except grpc.aio.AioRpcError as error:
-        raise FetchError(error.details() or error.code().name) from None
+        raise BaseFetchError(error.details() or error.code().name) from None
     except TimeoutError:
-        raise FetchError("the control plane does not answer") from None
+        raise BaseFetchError("the control plane does not answer") from None
 
 
 async def _manifest(stub: distribution_pb2_grpc.DistributionServiceStub, digest: str) -> Manifest:
@@ -59,15 +59,15 @@ async def _manifest(stub: distribution_pb2_grpc.DistributionServiceStub, digest:
             async for piece in call:  # pyright: ignore[reportGeneralTypeIssues] - sync stub's types
                 content += piece.json
                 if len(content) > MANIFEST_BYTES_MAX:
-                    raise FetchError("the control plane sends more than a manifest")
+                    raise BaseFetchError("the control plane sends more than a manifest")
     finally:
         call.cancel()
     try:
         manifest = await asyncio.to_thread(lambda: parse_manifest(json.loads(bytes(content))))
     except ValueError as error:
-        raise FetchError(f"the control plane sent no manifest: {error}") from None
+        raise BaseFetchError(f"the control plane sent no manifest: {error}") from None
     if manifest.digest != digest:
-        raise FetchError("the control plane sent another manifest")
+        raise BaseFetchError("the control plane sent another manifest")
     return manifest
 
 
@@ -75,7 +75,7 @@ async def _file(
     stub: distribution_pb2_grpc.DistributionServiceStub, digest: str, entry: FileEntry
 ) -> bytes:
     if entry.size_bytes > TEXT_FILE_BYTES_MAX:
-        raise FetchError(f"{entry.name} has {entry.size_bytes} bytes; that is too much")
+        raise BaseFetchError(f"{entry.name} has {entry.size_bytes} bytes; that is too much")
     content = bytearray()
     call = stub.TextFile(wire.TextFileRequest(digest=digest, name=entry.name))
     try:
@@ -88,5 +88,5 @@ async def _file(
         call.cancel()
     found = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
     if found != entry.sha256:
-        raise FetchError(f"{entry.name} came with another SHA-256")
+        raise BaseFetchError(f"{entry.name} came with another SHA-256")
     return bytes(content)

@@ -16,7 +16,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NoReturn, cast
 
-from gateway.bases.sandbox import BoundedEnvironment, Budget, OutOfTimeError
+from gateway.bases.sandbox import BoundedEnvironment, OutOfTimeError, RenderBudget
 from gateway.bodies.messages import Message, Tool
 from sluice.errors import BadRequestError, ErrorCode
 
@@ -177,7 +177,7 @@ class ChatTemplate:
             "tools": tools or None,
             "add_generation_prompt": True,
         }
-        return self._environment.render(self._template, values, Budget(cpu_s, given))
+        return self._environment.render(self._template, values, RenderBudget(cpu_s, given))
 
     def _row(self, message: Message) -> dict[str, Any]:
         role: str = message.role

@@ -19,7 +19,7 @@ class CallDelta(NamedTuple):
     name: str = ""
 
 
-class Delta(NamedTuple):
+class AnswerDelta(NamedTuple):
     """What a piece of text adds to the answer."""
 
     content: str = ""
@@ -27,12 +27,12 @@ class Delta(NamedTuple):
     calls: tuple[CallDelta, ...] = ()
 
 
-NOTHING = Delta()
+NOTHING = AnswerDelta()
 
 
-def joined(first: Delta, second: Delta) -> Delta:
+def joined(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
     """Return what two deltas add, one after the other."""
-    return Delta(
+    return AnswerDelta(
         first.content + second.content,
         first.reasoning + second.reasoning,
         first.calls + second.calls,
@@ -65,10 +65,10 @@ class OutputParser(Protocol):
         """Whether all that follows is content as it comes: the parser may be left out from now."""
         ...
 
-    def push(self, text: str) -> Delta:
+    def push(self, text: str) -> AnswerDelta:
         """Take the next piece."""
         ...
 
-    def flush(self) -> Delta:
+    def flush(self) -> AnswerDelta:
         """Return what was held back: the text has ended."""
         ...

@@ -2,7 +2,7 @@
 
 import re
 
-from gateway.dialects.delta import Delta, OutputParser, joined
+from gateway.dialects.delta import AnswerDelta, OutputParser, joined
 from gateway.dialects.marks import Marks, ReasoningMarks, behind_space, matched
 
 # More white space than this in front of an answer, or in an empty line there, is part of it.
@@ -60,61 +60,61 @@ class ReasoningParser:
         """Whether all that follows is content as it comes."""
         return self._step == self._behind and (self._after is None or self._after.is_plain)
 
-    def push(self, text: str) -> Delta:
+    def push(self, text: str) -> AnswerDelta:
         """Take the next piece."""
         text, self._rest = self._rest + text, ""
         return self._step(text)
 
-    def flush(self) -> Delta:
+    def flush(self) -> AnswerDelta:
         """Return what was held back: the text has ended."""
         rest, self._rest = self._rest, ""
         if self._step == self._in_text:
-            return Delta("", rest)
+            return AnswerDelta("", rest)
         if self._is_forced and self._step == self._before_mark:
-            return Delta()
+            return AnswerDelta()
         self._step = self._behind
         delta = self._behind(rest)
         return delta if self._after is None else joined(delta, self._after.flush())
 
-    def _before_mark(self, text: str) -> Delta:
+    def _before_mark(self, text: str) -> AnswerDelta:
         at = behind_space(text, 0)
         mark = self._opening.at(text, at)
         if mark is None and at <= _SPACE_CHARACTERS_MAX:
             self._rest = text
-            return Delta()
+            return AnswerDelta()
         if not mark or at > _SPACE_CHARACTERS_MAX:
             self._step = self._behind
             return self._behind(text)
         self._step = self._before_text
         return self._before_text(text[at + len(mark) :])
 
-    def _before_text(self, text: str) -> Delta:
+    def _before_text(self, text: str) -> AnswerDelta:
         """Drop the line break behind the opening mark."""
         at = behind_space(text, 0)
         if at == len(text):
-            return Delta()
+            return AnswerDelta()
         self._step = self._in_text
         return self._in_text(text[at:])
 
-    def _in_text(self, text: str) -> Delta:
+    def _in_text(self, text: str) -> AnswerDelta:
         at, mark = self._closing.first(text, 0)
         if not mark:
             self._rest = text[at:]
-            return Delta("", text[:at])
+            return AnswerDelta("", text[:at])
         self._step = self._before_answer
-        return joined(Delta("", text[:at]), self._before_answer(text[at + len(mark) :]))
+        return joined(AnswerDelta("", text[:at]), self._before_answer(text[at + len(mark) :]))
 
-    def _before_answer(self, text: str) -> Delta:
+    def _before_answer(self, text: str) -> AnswerDelta:
         """Drop empty lines behind the closing mark; the answer may begin with spaces."""
         at = len(matched(_EMPTY_LINES, text, 0))
         spaces = behind_space(text, at) - at
         if at + spaces == len(text) and spaces <= _SPACE_CHARACTERS_MAX:
             self._rest = text[at:]
-            return Delta()
+            return AnswerDelta()
         self._step = self._behind
         return self._behind(text[at:])
 
-    def _behind(self, text: str) -> Delta:
+    def _behind(self, text: str) -> AnswerDelta:
         if not text:
-            return Delta()
-        return Delta(text) if self._after is None else self._after.push(text)
+            return AnswerDelta()
+        return AnswerDelta(text) if self._after is None else self._after.push(text)

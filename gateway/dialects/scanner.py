@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 
 from gateway.dialects.call_object import CallObject
 from gateway.dialects.call_writer import CallWriter
-from gateway.dialects.delta import NOTHING, Delta
+from gateway.dialects.delta import NOTHING, AnswerDelta
 from gateway.dialects.marks import Marks, behind_space
 
 # In front of a call; models write a line break. What has more is text.
@@ -78,7 +78,7 @@ class CallScanner(ABC):
         """Never: a call may follow."""
         return False
 
-    def push(self, text: str) -> Delta:
+    def push(self, text: str) -> AnswerDelta:
         """Take the next piece."""
         if self.is_complete:
             return NOTHING
@@ -93,7 +93,7 @@ class CallScanner(ABC):
         self._rest = "" if self.is_complete else text[at:]
         return self._delta()
 
-    def flush(self) -> Delta:
+    def flush(self) -> AnswerDelta:
         """Return what was held back: the text has ended."""
         if not self.is_complete and not self._is_forced:
             self._release()
@@ -195,9 +195,9 @@ class CallScanner(ABC):
         self._spaces = 0
         self._object = CallObject(self.calls)
 
-    def _delta(self) -> Delta:
+    def _delta(self) -> AnswerDelta:
         if not self._content and not self.calls.is_waiting:
             return NOTHING
         content = "".join(self._content)
         self._content.clear()
-        return Delta(content, "", self.calls.take())
+        return AnswerDelta(content, "", self.calls.take())

@@ -16,7 +16,7 @@ _CANDIDATES_MAX = 16
 _U32_MAX = 0xFFFFFFFF
 
 
-class Placement(NamedTuple):
+class AttemptPlacement(NamedTuple):
     """Where an answer runs, as its router says; the message itself would take half a kilobyte.
 
     Attributes:
@@ -36,9 +36,9 @@ class Placement(NamedTuple):
     decision: "wire.Explanation | None" = None
 
 
-def placement_of(placed: "wire.Placed") -> Placement:
+def placement_of(placed: "wire.Placed") -> AttemptPlacement:
     """Return what a message says."""
-    return Placement(
+    return AttemptPlacement(
         intern(placed.replica_id),  # the same for many
         placed.queue_us,
         placed.engine_queue_us,
@@ -90,7 +90,7 @@ class Attempt:
         self.emitted_before = emitted_before
         self.output_tokens = 0
         self.prefill_us = 0
-        self.placed: Placement | None = None
+        self.placed: AttemptPlacement | None = None
         self.decision: wire.Explanation | None = None
         self.outcome, self.reason = "cancelled", ""
         self.before_us = 0
@@ -105,7 +105,7 @@ class Attempt:
         after_us = max(0, by.ended_us - self.before_us)
         ended_at_s = max(self.first_at_s, self.submitted_at_s + after_us * 1e-6)
         if self.placed is None:  # its engine may not have begun
-            self.placed = Placement(by.replica_id, by.queue_us)
+            self.placed = AttemptPlacement(by.replica_id, by.queue_us)
         self.ended_at_s, self.outcome, self.reason = ended_at_s, by.code or "requeued", by.reason
         self.output_tokens = emitted - self.emitted_before
         later = Attempt(self.number + 1, self.cell_id, self.router_id, ended_at_s, emitted)

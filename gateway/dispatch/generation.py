@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from gateway.dialects.delta import NOTHING, Delta, joined
-from gateway.dispatch.attempts import Attempt, Placement, begun, detached, placement_of
+from gateway.dialects.delta import NOTHING, AnswerDelta, joined
+from gateway.dispatch.attempts import Attempt, AttemptPlacement, begun, detached, placement_of
 from gateway.dispatch.cell_choice import Wish, prefix_key
-from gateway.text.answer import Answer
+from gateway.text.answer import ChoiceText
 from gateway.text.logprobs import LogprobFormat, LogprobLine, NewLogprobs, TokenLogprob
 from gateway.text.packed_prompt import PackedPrompt
 from gateway.text.pipe import TextPipe
@@ -194,7 +194,7 @@ class Generation(ABC):
             self._line, self._format_logprobs = spec.new_logprobs()
         self.emitted = array("I")
         self.first_at_s = self.last_at_s = self.itl_max_s = 0.0
-        self.placed: Placement | None = None
+        self.placed: AttemptPlacement | None = None
         self.cached_tokens = 0
         self.closing = b""
         self.attempt_from = 0
@@ -221,7 +221,7 @@ class Generation(ABC):
         if self._line is not None:
             self._line.learn(logprob, top)
 
-    def taken(self, tokens: Sequence[int]) -> tuple[Delta, list[TokenLogprob]]:
+    def taken(self, tokens: Sequence[int]) -> tuple[AnswerDelta, list[TokenLogprob]]:
         """Run the tokens emitted last through the pipe.
 
         What comes behind the end of the answer in the same message is no part of it: how much came
@@ -248,7 +248,7 @@ class Generation(ABC):
             told += line.rest() if pipe.is_parsed else line.shown(pipe.shown)
         return delta, told
 
-    def held_back(self) -> tuple[Delta, list[TokenLogprob]]:
+    def held_back(self) -> tuple[AnswerDelta, list[TokenLogprob]]:
         """Return what an answer that has ended still had to show."""
         pipe, line = self.pipe, self._line
         was_stopped = pipe.is_stopped
@@ -452,7 +452,7 @@ class WholeGeneration(Generation):
     def __init__(self, spec: GenerationSpec) -> None:
         """Prepare; see `Generation`."""
         super().__init__(spec)
-        self.answer = Answer()
+        self.answer = ChoiceText()
 
     @property
     def logprobs(self) -> dict[str, object] | None:

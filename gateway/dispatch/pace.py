@@ -29,7 +29,7 @@ class Lag(Protocol):
         ...
 
 
-class Pace:
+class AttemptPace:
     """Of one worker; streams ask it, links tell it where a step ends.
 
     Attributes:

@@ -3,7 +3,7 @@
 import structlog
 
 from gateway.dispatch.generation import Ending, EndKind, Generation
-from gateway.dispatch.routers import Home
+from gateway.dispatch.routers import CellHome
 from sluice.errors import ErrorCode
 
 log = structlog.get_logger(__name__)
@@ -48,7 +48,7 @@ class Patience:
         self._began_at_s = now_s
         self._is_resuming = generation.spec.is_begun
         self.cell_id = ""
-        self.home: Home | None = None
+        self.home: CellHome | None = None
         self.pause_s = self._next_pause_s = _RETRY_PAUSE_S
         spec = generation.spec
         deadline_s = spec.deadline_ms / 1000 or max(_DEADLINE_S, spec.admission_ms / 1000)
@@ -117,7 +117,7 @@ class Patience:
                 return True
             generation.resumes += 1
             if ending.code is ErrorCode.UNAVAILABLE:
-                self.home = Home(self.cell_id, now_s + _HOME_WAIT_S)
+                self.home = CellHome(self.cell_id, now_s + _HOME_WAIT_S)
             self.give_up_at_s = now_s + self._resume_wait_s
         self._is_resuming = True
         self._next_pause_s = _RETRY_PAUSE_S

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from gateway.dispatch.cell_choice import CellView
 from gateway.dispatch.generation import Ending, EndKind, Generation
-from gateway.dispatch.pace import Pace
+from gateway.dispatch.pace import AttemptPace
 from sluice.channels import channel_to
 from sluice.errors import ErrorCode
 from sluice.identity import Role
@@ -78,7 +78,7 @@ class RouterLink:
         address: str,
         gateway_id: str,
         on_change: Callable[[], None],
-        pace: Pace,
+        pace: AttemptPace,
         emit: Callable[[bytes], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:

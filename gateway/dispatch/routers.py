@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.directory import Directory
 from gateway.dispatch.cell_choice import CellView, Wish, choose
-from gateway.dispatch.pace import Pace
+from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.router_link import RouterLink
 
 _SWEEP_S = 1.0
@@ -17,7 +17,7 @@ Found = tuple[RouterLink, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class CellHome:
     """The cell where an answer was begun: whoever owns it next can go on from cached blocks.
 
     Attributes:
@@ -40,7 +40,7 @@ class RouterLinks:
         self,
         directory: Directory,
         gateway_id: str,
-        pace: Pace,
+        pace: AttemptPace,
         emit: Callable[[bytes], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:

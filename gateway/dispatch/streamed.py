@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from gateway.dialects.delta import NOTHING, Delta
+from gateway.dialects.delta import NOTHING, AnswerDelta
 from gateway.dispatch.generation import Ending, EndKind, Generation, GenerationSpec
-from gateway.dispatch.pace import Pace
+from gateway.dispatch.pace import AttemptPace
 from gateway.metrics import FastHistogram
 from gateway.text.detokenizer import json_fragment
 from gateway.text.logprobs import TokenLogprob
@@ -61,7 +61,7 @@ class StreamedGeneration(Generation):
         spec: GenerationSpec,
         chunks: ChunkWriter,
         itl: FastHistogram,
-        pace: Pace,
+        pace: AttemptPace,
     ) -> None:
         """Prepare.
 
@@ -75,7 +75,7 @@ class StreamedGeneration(Generation):
         self.chunks = chunks
         self._fragments = self.pipe.table.fragments
         self._itl = itl
-        self._pace: Pace | _LastStep = pace
+        self._pace: AttemptPace | _LastStep = pace
         self._held = b""  # a chunk that waits for the one behind it
         self._is_counted = False
         self._is_plain = self._line is None and self.pipe.is_transparent
@@ -139,14 +139,14 @@ class StreamedGeneration(Generation):
         if pipe.is_stopped:
             self.end(Ending(EndKind.STOP))
 
-    def _show(self, delta: Delta, entries: list[TokenLogprob]) -> None:
+    def _show(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
         if not (delta.reasoning or delta.calls or entries or self._is_counted):
             if delta.content:
                 self._send(json_fragment(delta.content))
             return
         self.send(self._chunk(delta, entries))
 
-    def _chunk(self, delta: Delta, entries: list[TokenLogprob]) -> bytes:
+    def _chunk(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> bytes:
         form = self._format_logprobs
         return self.chunks.delta(delta, form(entries) if form is not None and entries else None)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.dispatch.attempts import Attempt, Placement
+from gateway.dispatch.attempts import Attempt, AttemptPlacement
 from gateway.dispatch.generation import Generation, summed
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -39,7 +39,7 @@ class Tally:
     first_at_s: float = 0.0
     itl_max_s: float = 0.0
     resumes: int = 0
-    placed: Placement | None = None
+    placed: AttemptPlacement | None = None
     attempts: Sequence[Sequence[Attempt]] = ()
     drafts: engine.Drafts | None = None
     is_predicted: bool = False

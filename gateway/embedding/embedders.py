@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
-from gateway.embedding.standing import PAUSE_FIRST_S, Outcome, Standing, choose
+from gateway.embedding.standing import PAUSE_FIRST_S, EmbedderStanding, EmbedOutcome, choose
 from gateway.pool_status import PoolStatus
 from gateway.stopping import stopping
 from sluice.embeddings import EmbeddingClient
@@ -58,7 +58,7 @@ class _Replica:
 
     pool_id: str
     address: str
-    standing: Standing
+    standing: EmbedderStanding
     client: EmbeddingClient
     waits: set[asyncio.Timeout] = field(default_factory=set)
     is_usable: bool = True
@@ -297,7 +297,7 @@ async def _ask(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) ->
     left_s = give_up_at_s - begun_at_s
     if left_s <= 0:
         raise _too_late()
-    outcome, reason = Outcome.UNKNOWN, ""
+    outcome, reason = EmbedOutcome.UNKNOWN, ""
     standing.begin(begun_at_s)
     wait = asyncio.timeout(None)
     try:
@@ -310,17 +310,20 @@ async def _ask(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) ->
         if error.code is ErrorCode.REPLICA_LOST and left_s < ANSWER_S:
             raise _too_late() from error  # says nothing about the replica
         is_gone = error.code is not ErrorCode.ENGINE_FAILED
-        outcome, reason = (Outcome.UNREACHABLE if is_gone else Outcome.FAILED), error.message
+        outcome, reason = (
+            (EmbedOutcome.UNREACHABLE if is_gone else EmbedOutcome.FAILED),
+            error.message,
+        )
         raise _failed(error.code) from error
     except BadRequestError:
-        outcome = Outcome.ANSWERED
+        outcome = EmbedOutcome.ANSWERED
         raise
     else:
-        outcome = Outcome.ANSWERED
+        outcome = EmbedOutcome.ANSWERED
         return embedding.values
     finally:
         replica.waits.discard(wait)
-        if outcome is not Outcome.UNKNOWN:
+        if outcome is not EmbedOutcome.UNKNOWN:
             replica.silent_naps = 0
         strikes = standing.strikes
         standing.end(outcome, begun_at_s, _now_s())
@@ -330,15 +333,15 @@ async def _ask(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) ->
 
 async def _probe(replica: _Replica) -> None:
     """Send a text of our own, and note how it went."""
-    standing, outcome = replica.standing, Outcome.UNKNOWN
+    standing, outcome = replica.standing, EmbedOutcome.UNKNOWN
     try:
         await replica.client.embed(_PROBE, timeout_s=_PROBE_S)
-        outcome = Outcome.ANSWERED
+        outcome = EmbedOutcome.ANSWERED
         log.info("embedder_trusted", replica_id=standing.replica_id)
     except BadRequestError:
-        outcome = Outcome.ANSWERED
+        outcome = EmbedOutcome.ANSWERED
     except PlatformError:
-        outcome = Outcome.UNREACHABLE
+        outcome = EmbedOutcome.UNREACHABLE
     finally:
         standing.end_probe(outcome, _now_s())
 
@@ -349,12 +352,12 @@ def _connect(told: control.Replica) -> _Replica:
     return _Replica(
         pool_id=told.pool_id,
         address=told.grpc_address,
-        standing=Standing(told.id),
+        standing=EmbedderStanding(told.id),
         client=EmbeddingClient(told.grpc_address, model, in_flight_max=IN_FLIGHT_MAX),
     )
 
 
-def _all_ejected(standings: Sequence[Standing]) -> RejectedError:
+def _all_ejected(standings: Sequence[EmbedderStanding]) -> RejectedError:
     if not standings:
         text = "No replica serves this model at the moment."
         return RejectedError(ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)

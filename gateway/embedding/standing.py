@@ -17,7 +17,7 @@ _DOUBLINGS_MAX = 8  # by then the pause is the longest
 _NEVER = float("-inf")
 
 
-class Outcome(Enum):
+class EmbedOutcome(Enum):
     """How a text or a probe went, as far as it says something about the replica."""
 
     ANSWERED = auto()  # a refusal, too
@@ -27,7 +27,7 @@ class Outcome(Enum):
 
 
 @dataclass(slots=True)
-class Standing:
+class EmbedderStanding:
     """What is known of one replica.
 
     Attributes:
@@ -58,16 +58,16 @@ class Standing:
         self.in_flight += 1
         self.begun_at_s = now_s
 
-    def end(self, outcome: Outcome, begun_at_s: float, now_s: float) -> None:
+    def end(self, outcome: EmbedOutcome, begun_at_s: float, now_s: float) -> None:
         """Note how a text went; one that was begun before an ejection says nothing more."""
         self.in_flight -= 1
         if self.strikes or begun_at_s <= self.ejected_at_s:
             return
-        if outcome is Outcome.ANSWERED:
+        if outcome is EmbedOutcome.ANSWERED:
             self.failures = 0
-        elif outcome is Outcome.UNREACHABLE:
+        elif outcome is EmbedOutcome.UNREACHABLE:
             self.eject(now_s)
-        elif outcome is Outcome.FAILED:
+        elif outcome is EmbedOutcome.FAILED:
             self.failures += 1
             if self.failures >= FAILURES_MAX:
                 self.eject(now_s)
@@ -88,12 +88,12 @@ class Standing:
         self.is_probed = True
         return True
 
-    def end_probe(self, outcome: Outcome, now_s: float) -> None:
+    def end_probe(self, outcome: EmbedOutcome, now_s: float) -> None:
         """Note how a probe went."""
         self.is_probed = False
-        if outcome is Outcome.ANSWERED:
+        if outcome is EmbedOutcome.ANSWERED:
             self.forgive()
-        elif outcome is not Outcome.UNKNOWN and self.strikes:
+        elif outcome is not EmbedOutcome.UNKNOWN and self.strikes:
             self.eject(now_s)
 
     @property
@@ -101,7 +101,9 @@ class Standing:
         return min(PAUSE_MAX_S, PAUSE_FIRST_S * 2.0 ** min(self.strikes - 1, _DOUBLINGS_MAX))
 
 
-def choose(standings: Iterable[Standing], tried: Container[str] = ()) -> Standing | None:
+def choose(
+    standings: Iterable[EmbedderStanding], tried: Container[str] = ()
+) -> EmbedderStanding | None:
     """Return the least busy trusted replica, except `tried`; None without any.
 
     Of equals, the one that has waited longest for work.

@@ -19,13 +19,13 @@ from gateway.endpoints.reply import ReplyWriter
 from gateway.endpoints.scores import Scores
 from gateway.endpoints.submission import specs_of
 from gateway.endpoints.task import TextTask
-from gateway.endpoints.texts import Kept, Texts
+from gateway.endpoints.texts import KeptRequest, Texts
 from gateway.limits.limiter import Limiter, Reservation
 from gateway.metrics import GatewayMetrics
 from gateway.rollouts.decided import Decided
-from gateway.rollouts.decision import Decision
+from gateway.rollouts.decision import ReleaseDecision
 from gateway.rollouts.open_requests import OpenRequests
-from gateway.server.identity import Identity, identity_of
+from gateway.server.identity import CallerIdentity, identity_of
 from gateway.server.middleware import authenticate, note_outcome
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 
@@ -147,7 +147,7 @@ class Completer:
         request: web.Request,
         exchange: Exchange,
         control: ResolvedModel | None,
-        kept: Kept | None,
+        kept: KeptRequest | None,
     ) -> web.StreamResponse:
         """Return what the wanted model answers, or one that stands in for it; end it once."""
         try:
@@ -189,7 +189,7 @@ class Completer:
     def _resolve(
         self,
         task: TextTask,
-        identity: Identity,
+        identity: CallerIdentity,
         principal: Principal,
         name: str,
         received_at_unix_ms: int,
@@ -201,7 +201,11 @@ class Completer:
         return resolved
 
     async def _specs(
-        self, task: TextTask, identity: Identity, principal: Principal, resolved: ResolvedModel
+        self,
+        task: TextTask,
+        identity: CallerIdentity,
+        principal: Principal,
+        resolved: ResolvedModel,
     ) -> list[GenerationSpec]:
         return await specs_of(
             task, identity=identity, principal=principal, resolved=resolved, cache=self._assets
@@ -309,7 +313,7 @@ class Completer:
         self._metrics.cached_tokens.inc(tally.cached_tokens)
         self._metrics.output_tokens.inc(tally.output_tokens)
 
-    def _close(self, request: web.Request, exchange: Exchange, kept: Kept | None) -> None:
+    def _close(self, request: web.Request, exchange: Exchange, kept: KeptRequest | None) -> None:
         """Settle, count and tell: once per accepted request, whatever happened."""
         ended_at_s, metrics, tally = time.monotonic(), self._metrics, exchange.tally
         was_served = tally.output_tokens > 0 or not exchange.has_failed
@@ -345,7 +349,7 @@ class Completer:
         if kept is not None:
             self._texts.offer(kept, exchange)
 
-    def _note(self, exchange: Exchange, decision: Decision) -> None:
+    def _note(self, exchange: Exchange, decision: ReleaseDecision) -> None:
         """Count a request whose release was not just what its name stands for."""
         self._decided.note(exchange.principal.tenant.id, exchange.model.id, decision)
         if decision.rollout_id and not exchange.has_failed:

@@ -18,7 +18,7 @@ from gateway.text.logprobs import (
 )
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import StreamHead, TextChunks
-from gateway.texts.documents import Tokens
+from gateway.texts.documents import TextTokens
 from sluice.scopes import Scope
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -52,7 +52,7 @@ class CompletionTask(CompletionRequest, TextTask):
     def texts(self, table: TokenTable) -> Iterator[tuple[str, Iterable[object]]]:
         """See `TextTask`."""
         prompts = self.prompts
-        told = (it if isinstance(it, str) else Tokens(TextPipe(table), it) for it in prompts)
+        told = (it if isinstance(it, str) else TextTokens(TextPipe(table), it) for it in prompts)
         yield "prompts", told
 
     def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:

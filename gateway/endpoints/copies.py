@@ -24,7 +24,7 @@ from gateway.endpoints.submission import specs_of
 from gateway.endpoints.task import TextTask
 from gateway.metrics import GatewayMetrics
 from gateway.rollouts.open_requests import OpenRequests
-from gateway.server.identity import Identity
+from gateway.server.identity import CallerIdentity
 from sluice import tracecontext
 from sluice.errors import ErrorCode, PlatformError
 
@@ -70,7 +70,7 @@ class Copies:
         self._sent, self._dropped = (metrics.copies.labels(fate) for fate in ("sent", "dropped"))
 
     def make(
-        self, task: TextTask, identity: Identity, original: Exchange, shadow: ResolvedModel
+        self, task: TextTask, identity: CallerIdentity, original: Exchange, shadow: ResolvedModel
     ) -> None:
         """Send a copy of an accepted request to `shadow` a moment later, if there is room."""
         if self._spare.is_stopped:
@@ -82,7 +82,7 @@ class Copies:
         self._spare.begin(self._run(task, _copied(identity), original, shadow))
 
     def tell_fault(
-        self, original: Exchange, identity: Identity, tally: Tally, fault: PlatformError
+        self, original: Exchange, identity: CallerIdentity, tally: Tally, fault: PlatformError
     ) -> None:
         """Tell that canary could not begin with a request, which control answers instead.
 
@@ -105,7 +105,7 @@ class Copies:
         self._emit(exchange.event(tally, self._gateway_id, time.monotonic()))
 
     async def _run(
-        self, task: TextTask, identity: Identity, original: Exchange, shadow: ResolvedModel
+        self, task: TextTask, identity: CallerIdentity, original: Exchange, shadow: ResolvedModel
     ) -> None:
         exchange = Exchange(
             uid=identity.uid,
@@ -210,7 +210,7 @@ def spare_work(
     return spare, scores, copies
 
 
-def _copied(identity: Identity) -> Identity:
+def _copied(identity: CallerIdentity) -> CallerIdentity:
     """Return the names of a copy; its trace hangs below the request's."""
     uid, of_request = f"{identity.uid}-copy", tracecontext.request_span_id(identity.uid)
     upstream = identity.upstream._replace(span_id=of_request)
@@ -218,4 +218,4 @@ def _copied(identity: Identity) -> Identity:
         identity.trace_id, tracecontext.request_span_id(uid), sampled=upstream.is_sampled
     )
     request_id = f"{identity.request_id}-copy"
-    return Identity(uid, request_id, identity.trace_id, own, upstream)
+    return CallerIdentity(uid, request_id, identity.trace_id, own, upstream)

@@ -13,7 +13,7 @@ from gateway.dispatch.tally import Tally, tally_of
 from gateway.endpoints.event_head import head_of
 from gateway.endpoints.task import TextTask
 from gateway.limits.limiter import Reservation
-from gateway.rollouts.decision import Decision
+from gateway.rollouts.decision import ReleaseDecision
 from gateway.rollouts.flaws import Flaws, flaws_of
 from gateway.rollouts.refusals import opening
 from sluice.errors import ErrorCode, PlatformError, policy_of
@@ -94,7 +94,7 @@ class Exchange:
     reservation: Reservation | None
     is_stream: bool
     upstream: Upstream = NONE
-    decision: Decision | None = None
+    decision: ReleaseDecision | None = None
     choices: int = 0
     task: TextTask | None = None
     specs: Sequence[GenerationSpec] = ()
@@ -103,7 +103,7 @@ class Exchange:
     generations: Sequence[Generation] = ()
     has_begun: bool = False
     is_copy: bool = False
-    scored: Decision | None = None
+    scored: ReleaseDecision | None = None
     flaws: Flaws = _FLAWLESS
     score: AnswerScore | None = None
     applied: Reservation | None = None
@@ -143,7 +143,7 @@ class Exchange:
     def stand_in(
         self,
         model: control.Model,
-        decision: Decision | None,
+        decision: ReleaseDecision | None,
         specs: Sequence[GenerationSpec],
         lost: Lost | None,
     ) -> None:

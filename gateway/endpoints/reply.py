@@ -15,7 +15,7 @@ from gateway.bodies.mistakes import bad_value
 from gateway.bodies.schema_keywords import left_out
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Ending, WholeGeneration
-from gateway.dispatch.pace import Pace
+from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.endpoints.exchange import Exchange, finish_reason
 from gateway.endpoints.keep_alive import KeepAlive, KeepAlives
@@ -41,7 +41,7 @@ class ReplyWriter:
         dispatcher: Dispatcher,
         *,
         itl: FastHistogram,
-        pace: Pace,
+        pace: AttemptPace,
         keep_alive_s: float,
         gateway_id: str,
     ) -> None:

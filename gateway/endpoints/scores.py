@@ -19,7 +19,7 @@ from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.endpoints.exchange import AnswerScore, Exchange, finish_reason
 from gateway.endpoints.spare_tasks import SpareTasks, as_last
 from gateway.metrics import GatewayMetrics
-from gateway.rollouts.decision import Decision
+from gateway.rollouts.decision import ReleaseDecision
 from gateway.text.pipe import TextPipe
 from sluice.errors import ErrorCode, PlatformError
 from sluice.hashing import cache_root, chained_hashes
@@ -139,7 +139,7 @@ class Scores:
         exchange.score = AnswerScore(base.logprob, own.logprob, own.entropy)
 
 
-def _score_of(original: Exchange, decision: Decision) -> Exchange:
+def _score_of(original: Exchange, decision: ReleaseDecision) -> Exchange:
     """Return the exchange of a score, which is nobody's request."""
     return replace(
         original,

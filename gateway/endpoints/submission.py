@@ -10,7 +10,7 @@ from gateway.bodies.budget import output_budget
 from gateway.directory import Principal, ResolvedModel
 from gateway.dispatch.generation import GenerationSpec
 from gateway.endpoints.task import TextTask
-from gateway.server.identity import Identity
+from gateway.server.identity import CallerIdentity
 from sluice.hashing import session_hash
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -18,7 +18,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 async def specs_of(
     task: TextTask,
     *,
-    identity: Identity,
+    identity: CallerIdentity,
     principal: Principal,
     resolved: ResolvedModel,
     cache: AssetCache,
@@ -58,7 +58,7 @@ async def specs_of(
 def generation_specs(
     task: TextTask,
     *,
-    identity: Identity,
+    identity: CallerIdentity,
     principal: Principal,
     resolved: ResolvedModel,
     assets: BaseAssets,

@@ -20,7 +20,7 @@ from gateway.dispatch.generation import GenerationSpec
 from gateway.endpoints.exchange import Exchange
 from gateway.endpoints.task import TextTask
 from gateway.metrics import GatewayMetrics
-from gateway.texts.documents import Document, Tokens, document
+from gateway.texts.documents import Document, TextTokens, document
 from gateway.texts.redaction import rules_of
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.telemetry.v1.text_pb2 import TextEvent
@@ -46,7 +46,7 @@ def is_kept(policy: control.TextPolicy, request_id: str) -> bool:
     return int.from_bytes(digest, "big") % SHARE_MAX < policy.share
 
 
-class Kept(NamedTuple):
+class KeptRequest(NamedTuple):
     """What is to be kept of a request that runs: its texts, which it forgets itself."""
 
     policy: control.TextPolicy
@@ -54,7 +54,7 @@ class Kept(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    kept: Kept
+    kept: KeptRequest
     event: TextEvent
     specs: Sequence[GenerationSpec]
     answers: Sequence[Sequence[int]]
@@ -78,11 +78,11 @@ class Texts:
         self._stopped = metrics.texts.labels("stopped")
 
     @staticmethod
-    def begin(policy: control.TextPolicy, task: TextTask, request_id: str) -> Kept | None:
+    def begin(policy: control.TextPolicy, task: TextTask, request_id: str) -> KeptRequest | None:
         """Return what is to be kept of a request; None: nothing is."""
-        return Kept(policy, task) if is_kept(policy, request_id) else None
+        return KeptRequest(policy, task) if is_kept(policy, request_id) else None
 
-    def offer(self, kept: Kept, exchange: Exchange) -> None:
+    def offer(self, kept: KeptRequest, exchange: Exchange) -> None:
         """Take the texts of a request that has ended, if there is room."""
         specs, answers = exchange.specs, [it.emitted for it in exchange.generations]
         prompt_tokens = sum([len(it.prompt) for it in specs[:: exchange.answers_per_prompt]])
@@ -133,7 +133,7 @@ class Texts:
 
 def _answers(ended: _Ended) -> Iterator[object]:
     for spec, ids in zip(ended.specs, ended.answers, strict=False):  # none may have been asked for
-        yield Tokens(spec.new_pipe(), ids, is_answer=True)
+        yield TextTokens(spec.new_pipe(), ids, is_answer=True)
 
 
 async def _gently(steps: Generator[None, None, T]) -> T:

@@ -23,12 +23,12 @@ _pack_head = Struct(HEAD_FORMAT).pack
 _pack_limit = Struct(LIMIT_FORMAT).pack
 _pack_news = Struct(NEWS_FORMAT).pack
 
-# Requests and tokens to be put back, requests and tokens that are untold: see `Scope`.
+# Requests and tokens to be put back, requests and tokens that are untold: see `BucketScope`.
 News = tuple[int, int, int, int]
 _NO_NEWS = (0, 0, 0, 0)
 
 
-class Scope:
+class BucketScope:
     """Something that is limited: an account, a key, or a model within an account.
 
     What has not been told to Valkey yet waits here, so that any number of settlements costs one
@@ -223,7 +223,9 @@ class Scope:
         self.back_tokens += taken
 
 
-def decide_locally(scopes: Sequence[Scope], tokens: int, share: float, now_ms: float) -> Verdict:
+def decide_locally(
+    scopes: Sequence[BucketScope], tokens: int, share: float, now_ms: float
+) -> Verdict:
     """Take one request and `tokens` from this process's share of all scopes, or nothing."""
     number, at, wait_ms = 0, 0, 0.0
     for index, scope in enumerate(scopes):

@@ -46,7 +46,7 @@ def _unix_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Budgets:
+class BudgetChecks:
     """Looks tenants up among those that are stopped."""
 
     def __init__(self, state: ControlState, unix_ms: Callable[[], int] = _unix_ms) -> None:

@@ -11,7 +11,7 @@ _WEIGHTS = tuple(1 / (1 + seen) for seen in range(16))
 _SEEN_MAX = len(_WEIGHTS) - 1
 
 
-class Forecast:
+class AnswerForecast:
     """The answers of one model to one tenant; a request may want several."""
 
     __slots__ = ("_deviation", "_expected", "_mean", "_seen")

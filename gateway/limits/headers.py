@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gateway.limits.buckets import Scope
+from gateway.limits.buckets import BucketScope
 from gateway.limits.verdict import SHOWN, Verdict, rests
 
 _NAMES = {
@@ -11,7 +11,7 @@ _NAMES = {
 }
 
 
-def headers(scopes: Sequence[Scope], verdict: Verdict) -> dict[str, str]:
+def headers(scopes: Sequence[BucketScope], verdict: Verdict) -> dict[str, str]:
     """Return limit, rest and reset of each kind: of the scope with least left."""
     found: dict[str, str] = {}
     for kind, place, left in rests(verdict):

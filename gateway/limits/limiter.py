@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.directory import Principal
-from gateway.limits.buckets import UNSIGNED_MAX, Scope, decide_locally, part
-from gateway.limits.forecast import Forecast
+from gateway.limits.buckets import UNSIGNED_MAX, BucketScope, decide_locally, part
+from gateway.limits.forecast import AnswerForecast
 from gateway.limits.headers import headers
 from gateway.limits.scopes import Binding, Scopes
 from gateway.limits.shared import SharedBuckets
@@ -44,10 +44,10 @@ class Reservation:
 
     def __init__(  # by place: it is made for every request
         self,
-        scopes: Sequence[Scope],
+        scopes: Sequence[BucketScope],
         caps: Sequence[int],
         tokens: int,
-        forecast: Forecast,
+        forecast: AnswerForecast,
         answers: int,
         verdict: Verdict | None,
         is_local: bool,
@@ -250,7 +250,7 @@ class Limiter:
         return Reservation(scopes, caps, tokens, forecast, answers, verdict, True)
 
 
-def _exceeded(scopes: Sequence[Scope], tokens: int, verdict: Verdict) -> LimitExceededError:
+def _exceeded(scopes: Sequence[BucketScope], tokens: int, verdict: Verdict) -> LimitExceededError:
     kind, scope, wait_s = BY_NUMBER[verdict[0]], scopes[verdict[1]], verdict[2] / 1000
     value = scope.limits.get(kind.name, 0)  # it may be changed by now
     reached = f"Rate limit reached for {scope.label}: {value} {kind.text}"

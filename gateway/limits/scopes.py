@@ -4,9 +4,9 @@ from typing import NamedTuple
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from gateway.directory import Principal
-from gateway.limits.buckets import Scope
+from gateway.limits.buckets import BucketScope
 from gateway.limits.caller import account_limits, key_limits, model_limits
-from gateway.limits.forecast import Forecast
+from gateway.limits.forecast import AnswerForecast
 from sluice.limits import Limits
 
 _BINDINGS_MAX = 65_536  # above it, those bound longest ago are bound anew
@@ -26,8 +26,8 @@ class Binding(NamedTuple):
 
     principal: ReferenceType[Principal]
     tenant_id: str
-    scopes: tuple[Scope, ...]
-    forecast: Forecast
+    scopes: tuple[BucketScope, ...]
+    forecast: AnswerForecast
 
 
 class Scopes:
@@ -38,8 +38,8 @@ class Scopes:
         # The same by caller and model: without a look into messages it takes half as long. Goes
         # with its caller; what is in `_bindings` stays, for the one who replaces it.
         self._by_caller: dict[ReferenceType[Principal], dict[str, Binding]] = {}
-        self._scopes: WeakValueDictionary[str, Scope] = WeakValueDictionary()
-        self._forecasts: dict[tuple[str, str], Forecast] = {}
+        self._scopes: WeakValueDictionary[str, BucketScope] = WeakValueDictionary()
+        self._forecasts: dict[tuple[str, str], AnswerForecast] = {}
 
     def of(self, principal: Principal, model_id: str) -> Binding:
         """Return what limits a caller who asks for a model."""
@@ -81,22 +81,24 @@ class Scopes:
         if principal is not None:
             del self._by_caller[ref(principal)][place[1]]
 
-    def _scope(self, name: str, label: str, kind: str, limits: Limits, number: int) -> Scope | None:
+    def _scope(
+        self, name: str, label: str, kind: str, limits: Limits, number: int
+    ) -> BucketScope | None:
         """Return a scope with the limits of the latest principal that had some."""
         if not limits:
             return None
         scope = self._scopes.get(name)
         if scope is None:
-            scope = self._scopes[name] = Scope(name, label, kind)
+            scope = self._scopes[name] = BucketScope(name, label, kind)
         if number >= scope.limited_by:
             scope.limited_by = number
             if limits != scope.limits:
                 scope.limit(limits)
         return scope
 
-    def _forecast(self, tenant_id: str, model_id: str) -> Forecast:
+    def _forecast(self, tenant_id: str, model_id: str) -> AnswerForecast:
         place = (tenant_id, model_id)
-        forecast = self._forecasts.setdefault(place, Forecast())
+        forecast = self._forecasts.setdefault(place, AnswerForecast())
         if len(self._forecasts) > _FORECASTS_MAX:
             del self._forecasts[next(iter(self._forecasts))]
         return forecast

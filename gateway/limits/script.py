@@ -15,8 +15,8 @@ from gateway.limits.buckets import (
     LIMIT_BYTES,
     LIMIT_FORMAT,
     NEWS_FORMAT,
+    BucketScope,
     News,
-    Scope,
 )
 from gateway.limits.verdict import FORMAT, SHOWN, UNLIMITED, VERDICT, WAIT_MAX_MS, Verdict
 from sluice.limits import SLOT_WAIT_MS, Counted
@@ -198,10 +198,10 @@ class Waiter(Protocol):
 
 
 # At most 3 scopes; of each the tokens that it gives at most; tokens.
-Call = tuple[Waiter, Sequence[Scope], Sequence[int], int]
+Call = tuple[Waiter, Sequence[BucketScope], Sequence[int], int]
 
 
-class Batch:
+class LimitBatch:
     """What one run of the script takes.
 
     Attributes:
@@ -209,7 +209,7 @@ class Batch:
         rows: Every scope once, those of the calls first.
     """
 
-    def __init__(self, tag: bytes, calls: Sequence[Call], others: Sequence[Scope]) -> None:
+    def __init__(self, tag: bytes, calls: Sequence[Call], others: Sequence[BucketScope]) -> None:
         """Collect, and take what waited in the scopes; `restore` puts it back.
 
         Args:
@@ -218,8 +218,8 @@ class Batch:
             others: Scopes that have something to tell; they may be among those of the calls.
         """
         self.calls = calls
-        self.rows: list[Scope] = []
-        self._taken: list[tuple[Scope, News]] = []
+        self.rows: list[BucketScope] = []
+        self._taken: list[tuple[BucketScope, News]] = []
         rows, numbers = self.rows, list[int]()
         for _, scopes, _, tokens in calls:
             numbers.append(tokens)
@@ -270,7 +270,7 @@ class Batch:
         """How many scopes had something to settle."""
         return len(self._taken)
 
-    def _pack_row(self, scope: Scope) -> bytes:
+    def _pack_row(self, scope: BucketScope) -> bytes:
         row, news = scope.take_row()
         if news is not None:
             self._taken.append((scope, news))

@@ -16,8 +16,8 @@ from contextlib import suppress
 import structlog
 from redis.exceptions import MasterDownError, NoScriptError, ReadOnlyError, ResponseError
 
-from gateway.limits.buckets import Scope
-from gateway.limits.script import TAG_BYTES, Batch, Call
+from gateway.limits.buckets import BucketScope
+from gateway.limits.script import TAG_BYTES, Call, LimitBatch
 from gateway.limits.valkey import ValkeyClient
 from gateway.limits.verdict import Verdict
 from sluice.lifecycle import backoff_s
@@ -66,13 +66,15 @@ class SharedBuckets:
         self.lost_settlements = 0
         self._calls: list[Call] = []
         self._called_at_s = 0.0  # the first of them
-        self._news: deque[Scope] = deque()
-        self._leased: set[Scope] = set()
-        self._probe_scope = Scope("limits:probe", "", requests_max=1)  # its row is always written
-        self._batch: Batch | None = None  # under way
+        self._news: deque[BucketScope] = deque()
+        self._leased: set[BucketScope] = set()
+        self._probe_scope = BucketScope(
+            "limits:probe", "", requests_max=1
+        )  # its row is always written
+        self._batch: LimitBatch | None = None  # under way
         self._sent_at_s = 0.0
         self._batch_called_at_s = 0.0
-        self._doubted: Batch | None = None  # is overdue, if it is still under way after a look
+        self._doubted: LimitBatch | None = None  # is overdue, if it is still under way after a look
         self._is_scheduled = self._is_news_scheduled = self._is_watched = False
         self._has_free_place = False  # among the news, perhaps
         self._load = 0.0  # calls beyond the busy rate
@@ -83,7 +85,7 @@ class SharedBuckets:
         valkey.listen(self)
 
     def ask(
-        self, scopes: Sequence[Scope], caps: Sequence[int], tokens: int
+        self, scopes: Sequence[BucketScope], caps: Sequence[int], tokens: int
     ) -> asyncio.Future[Verdict | None] | None:
         """Reserve; None, at once or within the deadline: decide without Valkey.
 
@@ -98,7 +100,7 @@ class SharedBuckets:
         self._calls.append((future, scopes, caps, tokens))
         return future
 
-    def tell(self, scopes: Sequence[Scope]) -> None:
+    def tell(self, scopes: Sequence[BucketScope]) -> None:
         """Let the next batch say what changed in the scopes."""
         for scope in scopes:
             if scope.is_waiting or scope.rest:
@@ -120,7 +122,7 @@ class SharedBuckets:
                 while self.is_up and (self._news or self._batch is not None):  # noqa: ASYNC110 - at exit only
                     await asyncio.sleep(_FLUSH_POLL_S)
 
-    def hold(self, scopes: Sequence[Scope]) -> None:
+    def hold(self, scopes: Sequence[BucketScope]) -> None:
         """Count a request as open that was granted without Valkey, and tell that when it is back.
 
         Until it is settled its lease is renewed.
@@ -134,7 +136,7 @@ class SharedBuckets:
     def abandon(
         self,
         answer: asyncio.Future[Verdict | None],
-        scopes: Sequence[Scope],
+        scopes: Sequence[BucketScope],
         caps: Sequence[int],
         tokens: int,
     ) -> None:
@@ -238,7 +240,7 @@ class SharedBuckets:
             return
         now_s = self._loop.time()
         calls, self._calls = self._calls[:_BATCH_CALLS], self._calls[_BATCH_CALLS:]
-        news: list[Scope] = [] if self.is_up else [self._probe_scope]
+        news: list[BucketScope] = [] if self.is_up else [self._probe_scope]
         while self._news and len(news) < _BATCH_NEWS:
             scope = self._news.popleft()
             if scope.is_waiting:
@@ -246,7 +248,7 @@ class SharedBuckets:
         self._has_free_place = self._has_free_place and bool(self._news)
         if not calls and not news:
             return
-        batch = self._batch = Batch(self._tag, calls, news)
+        batch = self._batch = LimitBatch(self._tag, calls, news)
         self._batch_called_at_s = self._called_at_s if calls else now_s
         leaked = (now_s - self._sent_at_s) * _BUSY_CALLS_PER_S
         self._load = min(_BUSY_CALLS_MAX, max(0.0, self._load - leaked) + len(calls) + len(news))
@@ -336,7 +338,7 @@ class SharedBuckets:
             if not future.done():
                 future.set_result(None)
 
-    def _give_back(self, scopes: Sequence[Scope], caps: Sequence[int], tokens: int) -> None:
+    def _give_back(self, scopes: Sequence[BucketScope], caps: Sequence[int], tokens: int) -> None:
         for scope, cap in zip(scopes, caps, strict=True):
             scope.give_back(min(tokens, cap))
         self.tell(scopes)

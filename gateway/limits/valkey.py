@@ -51,7 +51,7 @@ class ValkeyError(Exception):
     """The connection is of no use; the message says why."""
 
 
-class Listener(Protocol):
+class ValkeyListener(Protocol):
     """The user of a connection."""
 
     def connected(self) -> None:
@@ -173,7 +173,7 @@ class ValkeyClient:
         self._told = {"host": ",".join(host for host, _ in place.hosts), "port": place.hosts[0][1]}
         self.deadline_s = deadline_s
         self._commands_max = commands_max
-        self._listener: Listener | None = None
+        self._listener: ValkeyListener | None = None
         self._commands: asyncio.Queue[Sequence[Word]] | None = None  # None without a connection
         self._leash: asyncio.Timeout | None = None
 
@@ -182,7 +182,7 @@ class ValkeyClient:
         """Whether a server has answered the greeting, and was not lost since."""
         return self._commands is not None
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: ValkeyListener) -> None:
         """Name the user of the connection, before `run`."""
         self._listener = listener
 
@@ -234,7 +234,7 @@ class ValkeyClient:
             raise
         return connection
 
-    async def _use(self, connection: AbstractConnection, listener: Listener) -> None:
+    async def _use(self, connection: AbstractConnection, listener: ValkeyListener) -> None:
         """Carry commands and replies until the connection ends or is dropped."""
         commands = self._commands = asyncio.Queue[Sequence[Word]](self._commands_max)
         async with asyncio.TaskGroup() as tasks:
@@ -247,7 +247,7 @@ class ValkeyClient:
                 await _close(connection)
                 listener.disconnected()
 
-    async def _listen(self, connection: AbstractConnection, listener: Listener) -> None:
+    async def _listen(self, connection: AbstractConnection, listener: ValkeyListener) -> None:
         try:
             async with asyncio.timeout(None) as self._leash:
                 listener.connected()
@@ -279,7 +279,7 @@ async def _write(connection: AbstractConnection, commands: asyncio.Queue[Sequenc
             await connection.send_command(*await commands.get(), check_health=False)
 
 
-async def _read(connection: AbstractConnection, listener: Listener) -> None:
+async def _read(connection: AbstractConnection, listener: ValkeyListener) -> None:
     """Hand every reply to the listener, until the connection ends with an error."""
     while True:
         try:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import orjson
 
-from gateway.dialects.delta import CallDelta, Delta
+from gateway.dialects.delta import AnswerDelta, CallDelta
 from gateway.responses.document import (
     ResponseFrame,
     call_item,
@@ -186,7 +186,7 @@ class ResponseEvents:
             "response.in_progress", 1, response
         )
 
-    def delta(self, delta: Delta, logprobs: dict[str, object] | None = None) -> bytes:
+    def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
         """Return the events of whatever the delta holds."""
         events = b""
         if delta.reasoning:

@@ -1,7 +1,7 @@
 """Sends the tokens of a response: as `StreamedGeneration`, with a number in each event."""
 
 from gateway.dispatch.generation import GenerationSpec
-from gateway.dispatch.pace import Pace
+from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.metrics import FastHistogram
 from gateway.responses.events import ResponseEvents
@@ -14,7 +14,7 @@ class NumberedGeneration(StreamedGeneration):
     __slots__ = ("_events",)
 
     def __init__(
-        self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: Pace
+        self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
         """Prepare; `chunks` are the events of a response."""
         assert isinstance(chunks, ResponseEvents), "only these are numbered"

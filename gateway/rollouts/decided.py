@@ -3,7 +3,7 @@
 import structlog
 
 from gateway.metrics import GatewayMetrics
-from gateway.rollouts.decision import KINDS, Decision
+from gateway.rollouts.decision import KINDS, ReleaseDecision
 
 log = structlog.get_logger(__name__)
 
@@ -18,7 +18,7 @@ class Decided:
         self._count = {kind: metrics.decided.labels(kind).inc for kind in KINDS}
         self._told: set[tuple[str, str, str]] = set()
 
-    def note(self, tenant_id: str, model_id: str, decision: Decision) -> None:
+    def note(self, tenant_id: str, model_id: str, decision: ReleaseDecision) -> None:
         """Count one accepted request; what is amiss is logged once."""
         self._count[decision.kind]()
         release = decision.missed or decision.unready or decision.unloaded

@@ -8,7 +8,7 @@ _ARMS = {wire.ARM_CONTROL: "control", wire.ARM_CANARY: "canary"}
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ReleaseDecision:
     """What decided, and how.
 
     Attributes:
@@ -47,5 +47,5 @@ class Decision:
         return "pinned" if self.is_pinned else _ARMS[self.arm]
 
 
-PINNED = Decision(is_pinned=True)
+PINNED = ReleaseDecision(is_pinned=True)
 KINDS = (*_ARMS.values(), "pinned", "unserved", "unready", "unloaded")

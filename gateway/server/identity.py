@@ -32,7 +32,7 @@ def _random_uids() -> Iterator[str]:
 _UIDS = _random_uids()
 
 
-class Identity(NamedTuple):
+class CallerIdentity(NamedTuple):
     """The names of one request.
 
     Attributes:
@@ -63,10 +63,10 @@ class Identity(NamedTuple):
 
 
 _KEPT = Upstream(is_sampled=True)
-_IDENTITY = web.RequestKey("identity", Identity)
+_IDENTITY = web.RequestKey("identity", CallerIdentity)
 
 
-def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> Identity:
+def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> CallerIdentity:
     """Return the names of a request with these headers; such a share of new traces is kept."""
     uid = next(_UIDS)
     given = headers.get(_REQUEST_ID_NAME)
@@ -80,10 +80,10 @@ def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> Id
     trace_id = upstream.trace_id or uid
     # Of a uid of our own that is what `tracecontext.request_span_id` says.
     ours = tracecontext.traceparent(trace_id, uid[16:], sampled=upstream.is_sampled)
-    return Identity(uid, request_id, trace_id, ours, upstream)
+    return CallerIdentity(uid, request_id, trace_id, ours, upstream)
 
 
-def set_identity(request: web.Request, trace_share: float, cors: Cors) -> Identity:
+def set_identity(request: web.Request, trace_share: float, cors: Cors) -> CallerIdentity:
     """Name a request; such a share of traces that begin here is kept."""
     identity = new_identity(request.headers, trace_share)
     if cross_origin := cors.headers(request.headers):
@@ -99,6 +99,6 @@ def tell_request_id_as(request: web.Request, name: str) -> None:
     request[_IDENTITY] = identity._replace(cross_origin=headers)
 
 
-def identity_of(request: web.Request) -> Identity:
+def identity_of(request: web.Request) -> CallerIdentity:
     """Return the names that the server has given to a request."""
     return request[_IDENTITY]

@@ -16,7 +16,7 @@ from gateway.server.probes import Probes
 from gateway.server.protocol import ServerLimits
 from gateway.server.routes import Routes
 from gateway.server.runner import HttpRunner, bound_socket
-from gateway.server.workers import Worker, Workers
+from gateway.server.workers import GatewayWorker, GatewayWorkers
 from sluice.addresses import host_and_port
 from sluice.certificates import refusal_of, server_tls
 from sluice.errors import PlatformError
@@ -68,7 +68,7 @@ async def serving_operations(address: str | None, probes: Probes) -> AsyncGenera
         await runner.close()
 
 
-async def all_metrics(workers: Workers) -> bytes:
+async def all_metrics(workers: GatewayWorkers) -> bytes:
     """Return one page of all workers' metrics, and of the parent's own."""
     asked = {worker.name: worker.link for worker in workers.live if worker.link is not None}
     answers = await asyncio.gather(*(link.metrics() for link in asked.values()))
@@ -81,7 +81,9 @@ async def all_metrics(workers: Workers) -> bytes:
 class WorkersCollector(Collector):
     """What the parent of workers tells of them."""
 
-    def __init__(self, live: Callable[[], Sequence[Worker]], ends: Mapping[str, int]) -> None:
+    def __init__(
+        self, live: Callable[[], Sequence[GatewayWorker]], ends: Mapping[str, int]
+    ) -> None:
         """Take what returns those that live, and how many have ended, by reason."""
         self._live = live
         self._ends = ends

@@ -31,7 +31,7 @@ _END_S = 5.0  # from a worker's last word to its end
 _STOP_MARGIN_S = 10.0
 
 
-class Worker:
+class GatewayWorker:
     """One worker process, from its start to its end.
 
     Attributes:
@@ -45,7 +45,7 @@ class Worker:
         self,
         spec: ProcessSpec,
         link: tuple[socket.socket, socket.socket],
-        note_left: Callable[["Worker"], object],
+        note_left: Callable[["GatewayWorker"], object],
     ) -> None:
         """Prepare.
 
@@ -163,7 +163,7 @@ class Slot:
         settings: GatewaySettings,
         index: int,
         sock: socket.socket,
-        begin: Callable[["Worker"], object],
+        begin: Callable[["GatewayWorker"], object],
     ) -> None:
         """Prepare.
 
@@ -179,7 +179,7 @@ class Slot:
         self._begin = begin
         self._starts = 0
         self._empty = asyncio.Event()
-        self.current: Worker | None = None
+        self.current: GatewayWorker | None = None
 
     async def run(self) -> None:
         """Keep a worker running, until cancelled."""
@@ -193,7 +193,7 @@ class Slot:
             attempt = 0 if time.monotonic() - started_at_s > HEALTHY_S else attempt + 1
             await asyncio.sleep(backoff_s(attempt, first_s=0.1, max_s=30.0))
 
-    def note_left(self, worker: Worker) -> None:
+    def note_left(self, worker: GatewayWorker) -> None:
         """Replace the worker, if it is still the one of this slot."""
         if self.current is worker:
             self.current = None
@@ -223,7 +223,7 @@ class Slot:
         """Close the socket."""
         self._sock.close()
 
-    def _start(self, *, ready_wait_s: float) -> Worker:
+    def _start(self, *, ready_wait_s: float) -> GatewayWorker:
         name = f"{self._settings.instance_id}-{self._index}"
         if self._starts:
             name += f".{self._starts}"
@@ -247,12 +247,12 @@ class Slot:
             stop_grace_s=stop_s + _STOP_MARGIN_S,
             pass_fds=fds,
         )
-        worker = Worker(spec, (ours, theirs), self.note_left)
+        worker = GatewayWorker(spec, (ours, theirs), self.note_left)
         self._begin(worker)
         return worker
 
 
-class Workers:
+class GatewayWorkers:
     """All slots. Use `running_workers` to get one."""
 
     def __init__(
@@ -261,7 +261,7 @@ class Workers:
         """Start a worker in each slot; a socket for each is taken over."""
         self._freeze_s = settings.freeze_s
         self._tasks = tasks
-        self._running: dict[asyncio.Task[None], Worker] = {}
+        self._running: dict[asyncio.Task[None], GatewayWorker] = {}
         self.ends: dict[str, int] = {"ended": 0, "frozen": 0, "retired": 0}
         self.is_stopping = False
         self._slots = [
@@ -270,7 +270,7 @@ class Workers:
         self._keepers = [tasks.create_task(slot.run()) for slot in self._slots]
 
     @property
-    def live(self) -> list[Worker]:
+    def live(self) -> list[GatewayWorker]:
         """Every worker that runs, those that finish included."""
         return list(self._running.values())
 
@@ -312,7 +312,7 @@ class Workers:
         for slot in self._slots:
             slot.close()
 
-    def _begin(self, worker: Worker) -> None:
+    def _begin(self, worker: GatewayWorker) -> None:
         task = self._tasks.create_task(worker.run(self._freeze_s))
         self._running[task] = worker
         task.add_done_callback(self._note_end)
@@ -325,13 +325,13 @@ class Workers:
 @asynccontextmanager
 async def running_workers(
     settings: GatewaySettings, sockets: list[socket.socket]
-) -> AsyncGenerator[Workers]:
+) -> AsyncGenerator[GatewayWorkers]:
     """Run a worker for each socket until the block ends; SIGHUP replaces all of them."""
     loop = asyncio.get_running_loop()
     hangup = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
     async with asyncio.TaskGroup() as tasks:
-        workers = Workers(settings, sockets, tasks)
+        workers = GatewayWorkers(settings, sockets, tasks)
 
         async def roll() -> None:
             while True:

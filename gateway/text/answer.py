@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.dialects.delta import Delta
+from gateway.dialects.delta import AnswerDelta
 from gateway.text.logprobs import TokenLogprob
 
 
@@ -15,7 +15,7 @@ class _Call:
 
 
 @dataclass(slots=True)
-class Answer:
+class ChoiceText:
     """What one choice says.
 
     Attributes:
@@ -49,7 +49,7 @@ class Answer:
             for call in self._calls
         ]
 
-    def add(self, delta: Delta, logprobs: Sequence[TokenLogprob] = ()) -> None:
+    def add(self, delta: AnswerDelta, logprobs: Sequence[TokenLogprob] = ()) -> None:
         """Take what comes next."""
         if delta.content:
             self._content.append(delta.content)

@@ -5,7 +5,7 @@ Tokens -> characters -> tool calls and reasoning taken out -> stop strings.
 
 from collections.abc import Sequence
 
-from gateway.dialects.delta import NOTHING, Delta, OutputParser, joined
+from gateway.dialects.delta import NOTHING, AnswerDelta, OutputParser, joined
 from gateway.text.detokenizer import TokenTable
 from gateway.text.stops import StopMatcher
 
@@ -69,7 +69,7 @@ class TextPipe:
         """Whether a tool call was made."""
         return self._parser is not None and self._parser.has_calls
 
-    def push(self, tokens: Sequence[int]) -> Delta:
+    def push(self, tokens: Sequence[int]) -> AnswerDelta:
         """Take the next tokens; return what they add to the answer."""
         parser = self._parser
         if parser is None:
@@ -87,7 +87,7 @@ class TextPipe:
                     self.reasoning_tokens = self._parsed_tokens
         return delta
 
-    def flush(self) -> Delta:
+    def flush(self) -> AnswerDelta:
         """The answer has ended: return the rest of it, nothing after a stop string."""
         delta, matcher, parser = NOTHING, self._matcher, self._parser
         if not self.is_stopped:
@@ -100,13 +100,15 @@ class TextPipe:
             delta = delta._replace(content=delta.content + held)
         return delta
 
-    def _pushed(self, text: str) -> Delta:
+    def _pushed(self, text: str) -> AnswerDelta:
         self.characters += len(text)
         if not text:
             return NOTHING
-        return self._filtered(Delta(text) if self._parser is None else self._parser.push(text))
+        return self._filtered(
+            AnswerDelta(text) if self._parser is None else self._parser.push(text)
+        )
 
-    def _filtered(self, delta: Delta) -> Delta:
+    def _filtered(self, delta: AnswerDelta) -> AnswerDelta:
         matcher = self._matcher
         if matcher is not None and delta.content:
             delta = delta._replace(content=matcher.push(delta.content))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import orjson
 
-from gateway.dialects.delta import CallDelta, Delta
+from gateway.dialects.delta import AnswerDelta, CallDelta
 from gateway.text.detokenizer import json_fragment
 
 DONE = b"data: [DONE]\n\n"
@@ -84,7 +84,7 @@ class ChunkWriter(Protocol):
         """Return what precedes all text; perhaps nothing."""
         ...
 
-    def delta(self, delta: Delta, logprobs: dict[str, object] | None) -> bytes:
+    def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None) -> bytes:
         """Return a chunk with whatever the delta holds."""
         ...
 
@@ -132,7 +132,7 @@ class CountedChunks:
         """Return what precedes all text."""
         return self._counted(self._chunks.first())
 
-    def delta(self, delta: Delta, logprobs: dict[str, object] | None) -> bytes:
+    def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None) -> bytes:
         """Return a chunk with whatever the delta holds."""
         return self._counted(self._chunks.delta(delta, logprobs))
 
@@ -172,7 +172,7 @@ class ChatChunks:
         """Return the chunk that names the role."""
         return self._chunk(b'{"role":"assistant","content":""}')
 
-    def delta(self, delta: Delta, logprobs: dict[str, object] | None = None) -> bytes:
+    def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
         """Return a chunk with content, reasoning, pieces of calls, and log probabilities."""
         fields: dict[str, object] = {}
         if delta.content or logprobs is not None:
@@ -209,7 +209,7 @@ class TextChunks:
         """Return the chunk with the echoed prompt, if it is wanted."""
         return self._chunk(self._prefix) if self._prefix else b""
 
-    def delta(self, delta: Delta, logprobs: dict[str, object] | None = None) -> bytes:
+    def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
         """Return a chunk with text and log probabilities."""
         return self._chunk(delta.content, logprobs)
 

@@ -14,10 +14,10 @@ from typing import cast
 
 import orjson
 
-from gateway.text.answer import Answer
+from gateway.text.answer import ChoiceText
 from gateway.text.pipe import TextPipe
 from gateway.texts.patterns import Class, is_secret_name
-from gateway.texts.redaction import OVERLAP, Rules, redacted
+from gateway.texts.redaction import OVERLAP, RedactionRules, redacted
 
 CHARACTERS_MAX = 1 << 16  # of a prompt, and of all answers to it
 CUT = "[cut]"
@@ -69,12 +69,12 @@ class Document:
 
 
 def document(
-    parts: Iterable[tuple[str, Iterable[object]]], rules: Rules, most: int = CHARACTERS_MAX
+    parts: Iterable[tuple[str, Iterable[object]]], rules: RedactionRules, most: int = CHARACTERS_MAX
 ) -> Generator[None, None, Document]:
     """Make one object of named lists; their values may be made while this runs.
 
     Args:
-        parts: Name and values; strings, numbers, lists, objects, or `Tokens`.
+        parts: Name and values; strings, numbers, lists, objects, or `TextTokens`.
         rules: What to take out.
         most: Characters, about.
     """
@@ -94,7 +94,7 @@ def document(
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TextTokens:
     """Text as token ids; with `is_answer`, what a client sees of an answer."""
 
     pipe: TextPipe
@@ -105,7 +105,7 @@ class Tokens:
 class _Writer:
     """Redacts values until there is no room for more."""
 
-    def __init__(self, rules: Rules, most: int) -> None:
+    def __init__(self, rules: RedactionRules, most: int) -> None:
         self._rules = rules
         self._left = most
         self.redactions: Counter[str] = Counter()
@@ -122,7 +122,7 @@ class _Writer:
         self._left -= _NODE_CHARACTERS
         if isinstance(value, str):
             return (yield from self._text(value))
-        if isinstance(value, Tokens):
+        if isinstance(value, TextTokens):
             answer = yield from _decoded(value, self._left)
             shown = answer if value.is_answer else cast("dict[str, object]", answer)["content"]
             return (yield from self.value(shown, depth))
@@ -270,9 +270,9 @@ def _unescaped(text: str, enough: int) -> Steps:
     return "".join(whole)
 
 
-def _decoded(tokens: Tokens, most: int) -> Generator[None, None, object]:
+def _decoded(tokens: TextTokens, most: int) -> Generator[None, None, object]:
     """Return what the tokens say, as far as there is room for it."""
-    answer, pipe, characters = Answer(), tokens.pipe, 0
+    answer, pipe, characters = ChoiceText(), tokens.pipe, 0
     for start in range(0, len(tokens.ids), _TOKENS_AT_ONCE):
         if pipe.is_stopped or characters > 2 * most:  # what is to be cut is seen as well
             break

@@ -25,7 +25,7 @@ _KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RedactionRules:
     """What to take out of the texts of one tenant.
 
     Attributes:
@@ -37,11 +37,11 @@ class Rules:
     words: tuple[str, ...] = ()
 
 
-def rules_of(names: Iterable[str], words: Sequence[str]) -> Rules:
+def rules_of(names: Iterable[str], words: Sequence[str]) -> RedactionRules:
     """Return the rules of a policy; classes that a newer control plane knows are left out."""
     known = {it.value: it for it in Class}
     classes = frozenset(known[name] for name in names if name in known)
-    return Rules(classes, tuple(lowered(word) for word in words if word))
+    return RedactionRules(classes, tuple(lowered(word) for word in words if word))
 
 
 def lowered(text: str) -> str:
@@ -65,7 +65,7 @@ class Redacted:
     is_cut: bool
 
 
-def redacted(text: str, rules: Rules, most: int) -> Generator[None, None, Redacted]:
+def redacted(text: str, rules: RedactionRules, most: int) -> Generator[None, None, Redacted]:
     """Take out what the rules say, a small step at a time; what is behind `most` characters is cut.
 
     A number that lies across the cut is taken out, too.

@@ -16,11 +16,11 @@ from prometheus_client import generate_latest
 from replica.agent.adoption import find_leftovers
 from replica.agent.artifacts.library import Library
 from replica.agent.artifacts.local_api import LocalApi, OnlyHere
-from replica.agent.artifacts.node import NodeArtifacts, NodeOptions
+from replica.agent.artifacts.node import ArtifactCache, NodeOptions
 from replica.agent.control import ControlLink, DesiredFile
 from replica.agent.engine_metrics import engine_metrics
 from replica.agent.engine_user import engine_user
-from replica.agent.fleet import Fleet
+from replica.agent.fleet import NodeReplicas
 from replica.agent.golden import GoldenAsker, askable
 from replica.agent.hardware import HardwareReader
 from replica.agent.hardware_watch import CordonFile, HardwareWatch
@@ -28,7 +28,7 @@ from replica.agent.metrics import AgentMetrics
 from replica.agent.model_kinds import Canary, canary
 from replica.agent.node import node_facts
 from replica.agent.nvml import NvmlReader
-from replica.agent.replica_state import Limits
+from replica.agent.replica_state import EnginePatience
 from replica.agent.runner import Leftover
 from replica.agent.settings import AgentSettings
 from replica.agent.trials import AdapterTrials
@@ -98,7 +98,7 @@ class Agent:
         self._artifacts = _artifacts(settings, self._library)
         fetcher = self._artifacts or OnlyHere()
         self._local = LocalApi(settings.state_dir, self._library, fetcher, uid=launcher.uid)
-        self._fleet: Fleet | None = None
+        self._fleet: NodeReplicas | None = None
         self._quarantined: set[str] = set()  # replicas of this node
         self._knows_desired = False
         self._is_stopping = False
@@ -131,7 +131,7 @@ class Agent:
     async def _serve(self, stop: asyncio.Event, leftovers: Mapping[str, Leftover]) -> None:
         await self._library.scan()
         async with self._local.serve(), asyncio.TaskGroup() as group:
-            fleet = self._fleet = Fleet(
+            fleet = self._fleet = NodeReplicas(
                 group,
                 self._launcher,
                 self._prober,
@@ -203,7 +203,7 @@ class Agent:
         self._golden.hear(desired)
         self._trials.hear(desired)
 
-    def _apply(self, fleet: Fleet, desired: agent.SyncResponse) -> None:
+    def _apply(self, fleet: NodeReplicas, desired: agent.SyncResponse) -> None:
         for replica in desired.replicas:
             if replica.is_quarantined and replica.replica_id not in self._quarantined:
                 # It answered wrongly: what it read is read as a whole before another one reads it.
@@ -303,9 +303,9 @@ class Agent:
         return ""
 
 
-def limits_of(settings: AgentSettings) -> Limits:
+def limits_of(settings: AgentSettings) -> EnginePatience:
     """Return the patience that the settings ask for."""
-    return Limits(
+    return EnginePatience(
         start_s=settings.start_timeout_s,
         start_stall_s=settings.start_stall_s,
         probe_interval_s=settings.probe_interval_s,
@@ -317,7 +317,7 @@ def limits_of(settings: AgentSettings) -> Limits:
     )
 
 
-def _artifacts(settings: AgentSettings, library: Library) -> NodeArtifacts | None:
+def _artifacts(settings: AgentSettings, library: Library) -> ArtifactCache | None:
     """Return what fetches and serves artifacts; None without a store."""
     if not settings.artifact_store_url:
         return None
@@ -336,7 +336,7 @@ def _artifacts(settings: AgentSettings, library: Library) -> NodeArtifacts | Non
         download_bytes_per_s=settings.download_bytes_per_second,
         upload_bytes_per_s=settings.upload_bytes_per_second,
     )
-    return NodeArtifacts(options, library)
+    return ArtifactCache(options, library)
 
 
 def build_agent(settings: AgentSettings) -> Agent:

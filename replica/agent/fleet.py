@@ -7,20 +7,20 @@ from typing import Protocol
 import structlog
 
 from replica.agent.model_kinds import KINDS, Canary
-from replica.agent.replica_state import EngineSpec, Limits, Phase, ReplicaState
-from replica.agent.runner import Launcher, Leftover, Observer, ReplicaRunner
+from replica.agent.replica_state import EnginePatience, EngineSpec, LocalReplicaState, ReplicaPhase
+from replica.agent.runner import Launcher, Leftover, ReplicaRunner, RunnerObserver
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.control.v1 import control_pb2 as control
 
 log = structlog.get_logger(__name__)
 
-STATES: dict[Phase, control.ReplicaState] = {
-    Phase.IDLE: control.REPLICA_STATE_STOPPED,
-    Phase.ADOPTING: control.REPLICA_STATE_STARTING,
-    Phase.STARTING: control.REPLICA_STATE_STARTING,
-    Phase.READY: control.REPLICA_STATE_READY,
-    Phase.STOPPING: control.REPLICA_STATE_STOPPED,
-    Phase.WAITING: control.REPLICA_STATE_FAILED,
+STATES: dict[ReplicaPhase, control.ReplicaState] = {
+    ReplicaPhase.IDLE: control.REPLICA_STATE_STOPPED,
+    ReplicaPhase.ADOPTING: control.REPLICA_STATE_STARTING,
+    ReplicaPhase.STARTING: control.REPLICA_STATE_STARTING,
+    ReplicaPhase.READY: control.REPLICA_STATE_READY,
+    ReplicaPhase.STOPPING: control.REPLICA_STATE_STOPPED,
+    ReplicaPhase.WAITING: control.REPLICA_STATE_FAILED,
 }
 
 
@@ -32,16 +32,16 @@ class NodeLauncher(Launcher, Protocol):
         ...
 
 
-def reported_state(state: ReplicaState) -> control.ReplicaState:
+def reported_state(state: LocalReplicaState) -> control.ReplicaState:
     """Return what routers may know: STOPPED and FAILED replicas must not be attached to."""
     if state.has_failed:
         return control.REPLICA_STATE_FAILED
-    if state.phase is Phase.READY and state.is_draining:
+    if state.phase is ReplicaPhase.READY and state.is_draining:
         return control.REPLICA_STATE_DRAINING
     return STATES[state.phase]
 
 
-class Fleet:
+class NodeReplicas:
     """Runs the replicas of the node inside the `TaskGroup` of the agent."""
 
     def __init__(
@@ -49,10 +49,10 @@ class Fleet:
         group: asyncio.TaskGroup,
         launcher: NodeLauncher,
         prober: Canary,
-        limits: Limits,
+        limits: EnginePatience,
         *,
         on_change: Callable[[], None],
-        observer: Observer,
+        observer: RunnerObserver,
         why_cordoned: Callable[[Collection[int]], str],
         problem_of: Callable[[str], Awaitable[str]],
         why_waiting: Callable[[str], str] = lambda base_digest: "",  # noqa: ARG005

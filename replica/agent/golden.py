@@ -18,7 +18,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from replica.agent.model_kinds import KINDS, LLM
-from replica.agent.replica_state import Phase
+from replica.agent.replica_state import ReplicaPhase
 from replica.agent.runner import ReplicaRunner
 from sluice.detector.replies import WrongAnswerError, check_engine
 from sluice.errors import PlatformError
@@ -44,7 +44,7 @@ _ERROR_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class GoldenTarget:
     """A replica that may be asked now.
 
     Attributes:
@@ -60,10 +60,10 @@ class Target:
     base_digest: str
 
 
-Ask = Callable[[Target, agent.GoldenPrompt], Awaitable[engine.ProbeReply]]
+Ask = Callable[[GoldenTarget, agent.GoldenPrompt], Awaitable[engine.ProbeReply]]
 
 
-class Observer(Protocol):
+class GoldenObserver(Protocol):
     """Told about askings, for metrics."""
 
     def asked(self, *, is_answered: bool) -> None:
@@ -86,7 +86,7 @@ class GoldenSchedule:
         kept = list(prompts)[:PROMPTS_MAX]
         self._prompts = {prompt.id: prompt for prompt in kept if prompt.every_s > 0}
 
-    def next(self, target: Target, now_s: float) -> agent.GoldenPrompt | None:
+    def next(self, target: GoldenTarget, now_s: float) -> agent.GoldenPrompt | None:
         """Return what is due the longest at a replica, None if nothing is; the platform's first."""
         if now_s < self._free_s.get(target.replica_id, 0.0):
             return None
@@ -142,7 +142,10 @@ class GoldenAsker:
     """Asks the replicas of the node, at most one question per replica at a time."""
 
     def __init__(
-        self, targets: Callable[[], Sequence[Target]], observer: Observer, ask: Ask | None = None
+        self,
+        targets: Callable[[], Sequence[GoldenTarget]],
+        observer: GoldenObserver,
+        ask: Ask | None = None,
     ) -> None:
         """Take what is needed.
 
@@ -192,7 +195,7 @@ class GoldenAsker:
                         group.create_task(self._put(target, prompt))
                 await asyncio.sleep(_LOOK_S)
 
-    async def _put(self, target: Target, prompt: agent.GoldenPrompt) -> None:
+    async def _put(self, target: GoldenTarget, prompt: agent.GoldenPrompt) -> None:
         """Put one question and keep the answer."""
         result = agent.GoldenResult(
             replica_id=target.replica_id,
@@ -212,7 +215,7 @@ class GoldenAsker:
         self._results.append(result)
 
 
-async def ask_engine(target: Target, prompt: agent.GoldenPrompt) -> engine.ProbeReply:
+async def ask_engine(target: GoldenTarget, prompt: agent.GoldenPrompt) -> engine.ProbeReply:
     """Return what the engine answers, computed anew.
 
     Raises:
@@ -242,16 +245,16 @@ async def ask_engine(target: Target, prompt: agent.GoldenPrompt) -> engine.Probe
     return reply
 
 
-def askable(runners: Iterable[ReplicaRunner]) -> list[Target]:
+def askable(runners: Iterable[ReplicaRunner]) -> list[GoldenTarget]:
     """Return the replicas that generate text, are ready and do not drain."""
-    found: list[Target] = []
+    found: list[GoldenTarget] = []
     for runner in runners:
         spec, launch = runner.state.running, runner.launch
-        is_ready = runner.state.phase is Phase.READY and not runner.is_draining
+        is_ready = runner.state.phase is ReplicaPhase.READY and not runner.is_draining
         if not (is_ready and runner.is_wanted) or spec is None or launch is None:
             continue
         kind = KINDS.get(spec.engine)
         if kind is not None and kind.model == LLM.model:
             address = launch.grpc_address
-            found.append(Target(runner.replica_id, address, spec.engine, spec.base_digest))
+            found.append(GoldenTarget(runner.replica_id, address, spec.engine, spec.base_digest))
     return found

@@ -3,8 +3,8 @@
 Pure: `decide` maps (state, event, now) to (state, actions). It does no I/O and reads no clock. The
 shell (`replica.agent.runner`) carries the actions out and reports what came of them as events.
 
-The promise that all else relies on: a `StartEngine` is decided only after the engine before it was
-reported `Gone`, that is: killed with all its descendants and cleaned up. So a replica never has two
+The promise that all else relies on: a `StartEngine` is decided only after `EngineGone` of the one
+before it, that is: killed with all its descendants and cleaned up. So a replica never has two
 engines, whatever order events come in. Each engine has a run number; late events of earlier runs
 change nothing. An engine that an earlier agent left running is the first event, if it is to count.
 """
@@ -40,7 +40,7 @@ class EngineSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EnginePatience:
     """Patience with engines, in seconds.
 
     Attributes:
@@ -82,7 +82,7 @@ class Limits:
     drain_s: float = 600.0
 
 
-class Phase(StrEnum):
+class ReplicaPhase(StrEnum):
     """Where a replica's engine is; an engine process may exist in all but IDLE and WAITING."""
 
     IDLE = "idle"
@@ -125,7 +125,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessEnded:
     """The engine's process ended by itself, or could not be started."""
 
     run: int
@@ -162,23 +162,23 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class EngineGone:
     """Nothing is left of the engine: no process, no shared memory."""
 
     run: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class ReplicaTick:
     """Time has passed; see `wake_at`."""
 
 
-Event = Wanted | Adopted | Started | Ended | Probed | Gone | Tick
+Event = Wanted | Adopted | Started | ProcessEnded | Probed | EngineGone | ReplicaTick
 
 
 @dataclass(frozen=True, slots=True)
 class StartEngine:
-    """Start the engine's process; answered by `Started` or `Ended`."""
+    """Start the engine's process; answered by `Started` or `ProcessEnded`."""
 
     run: int
     spec: EngineSpec
@@ -194,7 +194,7 @@ class ProbeEngine:
 
 @dataclass(frozen=True, slots=True)
 class StopEngine:
-    """End the engine and all that belongs to it; answered by `Gone`."""
+    """End the engine and all that belongs to it; answered by `EngineGone`."""
 
     run: int
     is_kill: bool  # without asking first
@@ -204,7 +204,7 @@ Action = StartEngine | ProbeEngine | StopEngine
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaState:
+class LocalReplicaState:
     """All that is known about one replica.
 
     Attributes:
@@ -232,7 +232,7 @@ class ReplicaState:
     is_draining: bool = False
     draining_at_s: float = inf
     is_drained: bool = False
-    phase: Phase = Phase.IDLE
+    phase: ReplicaPhase = ReplicaPhase.IDLE
     run: int = 0
     running: EngineSpec | None = None
     pid: int = 0
@@ -252,17 +252,17 @@ class ReplicaState:
     @property
     def is_finished(self) -> bool:
         """Whether the replica is to go away and nothing is left of it."""
-        return self.wanted is None and self.phase is Phase.IDLE
+        return self.wanted is None and self.phase is ReplicaPhase.IDLE
 
     @property
     def has_engine(self) -> bool:
         """Whether an engine that is meant to serve exists."""
-        return self.phase in (Phase.ADOPTING, Phase.STARTING, Phase.READY)
+        return self.phase in (ReplicaPhase.ADOPTING, ReplicaPhase.STARTING, ReplicaPhase.READY)
 
 
 def decide(
-    state: ReplicaState, event: Event, now_s: float, limits: Limits
-) -> tuple[ReplicaState, list[Action]]:
+    state: LocalReplicaState, event: Event, now_s: float, limits: EnginePatience
+) -> tuple[LocalReplicaState, list[Action]]:
     """Return the next state and what to do now.
 
     Args:
@@ -276,50 +276,50 @@ def decide(
     return state, first + second
 
 
-def wake_at(state: ReplicaState, limits: Limits) -> float:
-    """Return when `decide` wants a `Tick`, if nothing else happens before."""
-    if state.phase is Phase.STARTING:
+def wake_at(state: LocalReplicaState, limits: EnginePatience) -> float:
+    """Return when `decide` wants a `ReplicaTick`, if nothing else happens before."""
+    if state.phase is ReplicaPhase.STARTING:
         return min(state.probe_at_s, state.phase_at_s + limits.start_s)
-    if state.phase in (Phase.ADOPTING, Phase.READY):
+    if state.phase in (ReplicaPhase.ADOPTING, ReplicaPhase.READY):
         return state.probe_at_s
-    if state.phase is Phase.WAITING:
+    if state.phase is ReplicaPhase.WAITING:
         return state.retry_at_s
     return inf
 
 
 def _absorb(
-    state: ReplicaState, event: Event, now_s: float, limits: Limits
-) -> tuple[ReplicaState, list[Action]]:
+    state: LocalReplicaState, event: Event, now_s: float, limits: EnginePatience
+) -> tuple[LocalReplicaState, list[Action]]:
     actions: list[Action] = []
     match event:
         case Wanted():
             state = _with_wish(state, event, now_s)
-        case Tick():
-            if state.phase is Phase.STARTING and now_s >= state.phase_at_s + limits.start_s:
+        case ReplicaTick():
+            if state.phase is ReplicaPhase.STARTING and now_s >= state.phase_at_s + limits.start_s:
                 waited = f"not ready after {limits.start_s:.0f} s; last canary: {state.message}"
                 state, actions = _failed(state, waited, now_s, limits)
-        case Adopted() if state.phase is Phase.IDLE and not state.run:
+        case Adopted() if state.phase is ReplicaPhase.IDLE and not state.run:
             state = _with_found(state, event, now_s)
         case Started(run, pid) if (
-            run == state.run and state.phase is Phase.STARTING and not state.pid
+            run == state.run and state.phase is ReplicaPhase.STARTING and not state.pid
         ):
             state = replace(state, pid=pid, probe_at_s=now_s, probed_at_s=now_s)
-        case Ended(run, message) if run == state.run and state.has_engine:
+        case ProcessEnded(run, message) if run == state.run and state.has_engine:
             state, actions = _failed(state, message, now_s, limits)
         case Probed(run) if run == state.run and state.has_engine:
             state, actions = _with_probe(state, event, now_s, limits)
-        case Gone(run) if run == state.run and state.phase is Phase.STOPPING:
+        case EngineGone(run) if run == state.run and state.phase is ReplicaPhase.STOPPING:
             state = _with_end(state, now_s, limits)
         case _:
             pass  # of an earlier run, or overtaken
     return state, actions
 
 
-def _with_found(state: ReplicaState, found: Adopted, now_s: float) -> ReplicaState:
+def _with_found(state: LocalReplicaState, found: Adopted, now_s: float) -> LocalReplicaState:
     return replace(
         state,
         wanted=found.spec,
-        phase=Phase.ADOPTING if found.was_ready else Phase.STARTING,
+        phase=ReplicaPhase.ADOPTING if found.was_ready else ReplicaPhase.STARTING,
         run=found.run,
         running=found.spec,
         pid=found.pid,
@@ -331,7 +331,7 @@ def _with_found(state: ReplicaState, found: Adopted, now_s: float) -> ReplicaSta
     )
 
 
-def _with_wish(state: ReplicaState, wish: Wanted, now_s: float) -> ReplicaState:
+def _with_wish(state: LocalReplicaState, wish: Wanted, now_s: float) -> LocalReplicaState:
     if wish.is_draining != state.is_draining:
         draining_at_s = now_s if wish.is_draining else inf
         state = replace(
@@ -343,18 +343,18 @@ def _with_wish(state: ReplicaState, wish: Wanted, now_s: float) -> ReplicaState:
     if wish.spec != state.wanted:
         # Another spec is another engine: its first start does not wait for the old one's back-off.
         state = replace(state, wanted=wish.spec, failures=0)
-        if state.phase is Phase.WAITING:
-            state = replace(state, phase=Phase.IDLE)
+        if state.phase is ReplicaPhase.WAITING:
+            state = replace(state, phase=ReplicaPhase.IDLE)
     return state
 
 
 def _with_probe(
-    state: ReplicaState, probe: Probed, now_s: float, limits: Limits
-) -> tuple[ReplicaState, list[Action]]:
+    state: LocalReplicaState, probe: Probed, now_s: float, limits: EnginePatience
+) -> tuple[LocalReplicaState, list[Action]]:
     state = replace(state, record=state.record.heard(EvidenceKind.LIFE, probe.verdict))
     if probe.problem:
         state = replace(state, message=probe.problem)
-        missed = _with_start_miss if state.phase is Phase.STARTING else _with_miss
+        missed = _with_start_miss if state.phase is ReplicaPhase.STARTING else _with_miss
         return missed(state, probe, now_s, limits)
     has_settled = now_s >= state.draining_at_s + limits.drain_settle_s
     state = replace(
@@ -365,14 +365,14 @@ def _with_probe(
         is_drained=has_settled and probe.active == 0,
         message="",
     )
-    if state.phase is not Phase.READY:
-        state = replace(state, phase=Phase.READY, phase_at_s=now_s)
+    if state.phase is not ReplicaPhase.READY:
+        state = replace(state, phase=ReplicaPhase.READY, phase_at_s=now_s)
     return state, []
 
 
 def _with_start_miss(
-    state: ReplicaState, probe: Probed, now_s: float, limits: Limits
-) -> tuple[ReplicaState, list[Action]]:
+    state: LocalReplicaState, probe: Probed, now_s: float, limits: EnginePatience
+) -> tuple[LocalReplicaState, list[Action]]:
     # No longer than a probe takes: if more time has passed, we stood still.
     watched_s = min(now_s - state.probed_at_s, limits.start_probe_s + limits.start_poll_s)
     change_s = watched_s if probe.busy < _BUSY_RATIO else -watched_s / _START_WORK_RATIO
@@ -385,8 +385,8 @@ def _with_start_miss(
 
 
 def _with_miss(
-    state: ReplicaState, probe: Probed, now_s: float, limits: Limits
-) -> tuple[ReplicaState, list[Action]]:
+    state: LocalReplicaState, probe: Probed, now_s: float, limits: EnginePatience
+) -> tuple[LocalReplicaState, list[Action]]:
     if state.record.suspicion is Suspicion.ACCUSED:
         return _failed(state, f"answers wrongly: {probe.problem}", now_s, limits)
     if probe.stalled_s >= limits.stall_s:
@@ -401,12 +401,12 @@ def _with_miss(
 
 
 def _failed(
-    state: ReplicaState, message: str, now_s: float, limits: Limits
-) -> tuple[ReplicaState, list[Action]]:
-    was_healthy = state.phase is Phase.READY and now_s - state.phase_at_s >= limits.healthy_s
+    state: LocalReplicaState, message: str, now_s: float, limits: EnginePatience
+) -> tuple[LocalReplicaState, list[Action]]:
+    was_healthy = state.phase is ReplicaPhase.READY and now_s - state.phase_at_s >= limits.healthy_s
     state = replace(
         state,
-        phase=Phase.STOPPING,
+        phase=ReplicaPhase.STOPPING,
         phase_at_s=now_s,
         failures=0 if was_healthy else state.failures,
         has_failed=True,
@@ -415,7 +415,7 @@ def _failed(
     return state, [StopEngine(state.run, is_kill=True)]
 
 
-def _with_end(state: ReplicaState, now_s: float, limits: Limits) -> ReplicaState:
+def _with_end(state: LocalReplicaState, now_s: float, limits: EnginePatience) -> LocalReplicaState:
     state = replace(
         state,
         pid=0,
@@ -428,11 +428,11 @@ def _with_end(state: ReplicaState, now_s: float, limits: Limits) -> ReplicaState
         is_drained=False,
     )
     if not state.has_failed:
-        return replace(state, phase=Phase.IDLE, message="stopped")
+        return replace(state, phase=ReplicaPhase.IDLE, message="stopped")
     pause_s = min(limits.backoff_max_s, limits.backoff_first_s * 2.0 ** min(state.failures, 32))
     return replace(
         state,
-        phase=Phase.WAITING,
+        phase=ReplicaPhase.WAITING,
         retry_at_s=now_s + pause_s,
         failures=state.failures + 1,
         has_failed=False,
@@ -440,33 +440,33 @@ def _with_end(state: ReplicaState, now_s: float, limits: Limits) -> ReplicaState
     )
 
 
-def _has_drained(state: ReplicaState, now_s: float, limits: Limits) -> bool:
-    is_unused = state.phase is Phase.STARTING
+def _has_drained(state: LocalReplicaState, now_s: float, limits: EnginePatience) -> bool:
+    is_unused = state.phase is ReplicaPhase.STARTING
     is_over = now_s >= state.draining_at_s + limits.drain_s
     return state.is_draining and (is_unused or state.is_drained or is_over)
 
 
 def _advance(
-    state: ReplicaState, now_s: float, limits: Limits
-) -> tuple[ReplicaState, list[Action]]:
+    state: LocalReplicaState, now_s: float, limits: EnginePatience
+) -> tuple[LocalReplicaState, list[Action]]:
     actions: list[Action] = []
     wanted = state.wanted
-    if state.phase is Phase.WAITING and (wanted is None or now_s >= state.retry_at_s):
-        state = replace(state, phase=Phase.IDLE, phase_at_s=now_s)
+    if state.phase is ReplicaPhase.WAITING and (wanted is None or now_s >= state.retry_at_s):
+        state = replace(state, phase=ReplicaPhase.IDLE, phase_at_s=now_s)
     if state.has_engine and (wanted != state.running or _has_drained(state, now_s, limits)):
         state = replace(
-            state, phase=Phase.STOPPING, phase_at_s=now_s, message="stopping as desired"
+            state, phase=ReplicaPhase.STOPPING, phase_at_s=now_s, message="stopping as desired"
         )
         actions.append(StopEngine(state.run, is_kill=False))
     elif state.has_engine and now_s >= state.probe_at_s:
-        is_starting = state.phase is Phase.STARTING
+        is_starting = state.phase is ReplicaPhase.STARTING
         timeout_s = limits.start_probe_s if is_starting else limits.probe_s
         state = replace(state, probe_at_s=inf)
         actions.append(ProbeEngine(state.run, timeout_s))
-    elif state.phase is Phase.IDLE and wanted is not None and not state.is_draining:
+    elif state.phase is ReplicaPhase.IDLE and wanted is not None and not state.is_draining:
         state = replace(
             state,
-            phase=Phase.STARTING,
+            phase=ReplicaPhase.STARTING,
             phase_at_s=now_s,
             run=state.run + 1,
             running=wanted,

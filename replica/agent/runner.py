@@ -19,19 +19,19 @@ from replica.agent.model_kinds import Canary
 from replica.agent.replica_state import (
     Action,
     Adopted,
-    Ended,
+    EngineGone,
+    EnginePatience,
     EngineSpec,
     Event,
-    Gone,
-    Limits,
-    Phase,
+    LocalReplicaState,
     Probed,
     ProbeEngine,
-    ReplicaState,
+    ProcessEnded,
+    ReplicaPhase,
+    ReplicaTick,
     Started,
     StartEngine,
     StopEngine,
-    Tick,
     Wanted,
     decide,
     wake_at,
@@ -60,7 +60,7 @@ class Launcher(Protocol):
         ...
 
 
-class Observer(Protocol):
+class RunnerObserver(Protocol):
     """Told about what happens to engines, for metrics."""
 
     def probed(self, took_s: float, *, is_good: bool) -> None:
@@ -114,10 +114,10 @@ class ReplicaRunner:
         replica_id: str,
         launcher: Launcher,
         prober: Canary,
-        limits: Limits,
+        limits: EnginePatience,
         *,
         on_change: Callable[[], None],
-        observer: Observer,
+        observer: RunnerObserver,
         problem_of: Callable[[str], Awaitable[str]],
         leftover: Leftover | None = None,
     ) -> None:
@@ -135,7 +135,7 @@ class ReplicaRunner:
                 spec is what is wanted.
         """
         self.replica_id = replica_id
-        self.state = ReplicaState()
+        self.state = LocalReplicaState()
         self.launch: Launch | None = None
         self.memory_bytes = 0
         self._launcher = launcher
@@ -184,7 +184,7 @@ class ReplicaRunner:
     @property
     def is_ready(self) -> bool:
         """Whether nothing is missing: it serves, or need not."""
-        return self.state.phase is Phase.READY or self.is_draining or not self.is_wanted
+        return self.state.phase is ReplicaPhase.READY or self.is_draining or not self.is_wanted
 
     async def run(self) -> None:
         """Do what is wanted until nothing is and nothing is left; cancelled, leave the engine."""
@@ -223,7 +223,7 @@ class ReplicaRunner:
             async with asyncio.timeout(max(0.0, delay_s) if delay_s < float("inf") else None):
                 event = await self._events.get()
         except TimeoutError:
-            return Tick()
+            return ReplicaTick()
         if isinstance(event, Wanted):
             self._has_new_wish = False
             return self._wish
@@ -238,7 +238,7 @@ class ReplicaRunner:
             case StartEngine(run, spec):
                 await self._own_engine(run, spec, told)
                 del self._runs[run]
-                await self._events.put(Gone(run))
+                await self._events.put(EngineGone(run))
             case StopEngine(_, is_kill):
                 told.is_kill = is_kill
                 told.stop.set()
@@ -267,7 +267,7 @@ class ReplicaRunner:
         run = leftover.record.run
         await self._own_process(run, leftover.process, leftover.launch, told)
         del self._runs[run]
-        await self._events.put(Gone(run))
+        await self._events.put(EngineGone(run))
 
     async def _own_engine(self, run: int, spec: EngineSpec, told: _Run) -> None:
         """Start the engine and see to its end; returns when nothing is left of it."""
@@ -275,7 +275,7 @@ class ReplicaRunner:
             launch = await self._prepare(spec)
             child = await launch.start()
         except (LaunchError, OSError) as error:
-            await self._events.put(Ended(run, str(error)))
+            await self._events.put(ProcessEnded(run, str(error)))
             await told.stop.wait()
             return
         launch.run_file.save(
@@ -330,7 +330,7 @@ class ReplicaRunner:
             how = f" with signal {-status}"
         said = last_error(log_file)
         reason = f": {said} (see {log_file})" if said else f"; {process.log_tail()}"
-        await self._events.put(Ended(run, f"the engine ended{how}{reason}"))
+        await self._events.put(ProcessEnded(run, f"the engine ended{how}{reason}"))
 
     async def _watch_stubs(
         self, run: int, process: OwnedProcess, launch: Launch, told: _Run
@@ -341,7 +341,7 @@ class ReplicaRunner:
         stubs = [pid for pid in self._members if program_name(pid) == launch.vital_program]
         pid = await first_end(stubs)
         message = f"Triton's stub, process {pid}, ended; see {process.spec.log_file}"
-        await self._events.put(Ended(run, message))
+        await self._events.put(ProcessEnded(run, message))
 
     async def _probe(self, run: int, timeout_s: float) -> Probed:
         launch, spec = self.launch, self.state.running
@@ -355,7 +355,7 @@ class ReplicaRunner:
             except (PlatformError, OSError, TimeoutError) as error:
                 problem = str(error) or repr(error)
                 is_wrong = isinstance(error, WrongAnswerError)
-        if self.state.phase is Phase.READY:
+        if self.state.phase is ReplicaPhase.READY:
             self._observer.probed(time.monotonic() - begin_s, is_good=not problem)
         if problem and time.monotonic() > self._members_at_s + _MEMBERS_EVERY_S:
             await self._list_members()
@@ -365,15 +365,15 @@ class ReplicaRunner:
         return Probed(run, problem, active, busy, watch.stalled_s, is_wrong)
 
     async def _ask(self, launch: Launch, spec: EngineSpec, timeout_s: float) -> int:
-        if self.state.phase is Phase.STARTING:
+        if self.state.phase is ReplicaPhase.STARTING:
             # Refused at once while nobody listens; gRPC would pause, and find out too late.
             async with asyncio.timeout(timeout_s):
                 await launch.process.ready()
         return await self._prober(launch.grpc_address, spec, timeout_s)
 
-    def _note_change(self, before: ReplicaState) -> None:
+    def _note_change(self, before: LocalReplicaState) -> None:
         after = self.state
-        if after.phase is not Phase.ADOPTING:
+        if after.phase is not ReplicaPhase.ADOPTING:
             self.has_settled.set()
         if (after.phase, after.is_draining, after.pid) == (
             before.phase,
@@ -392,12 +392,12 @@ class ReplicaRunner:
             )
         if after.has_failed and not before.has_failed:
             self._observer.failed()
-        if after.phase is Phase.READY and before.phase is not Phase.READY:
+        if after.phase is ReplicaPhase.READY and before.phase is not ReplicaPhase.READY:
             self._note_ready(before)
         self._on_change()
 
-    def _note_ready(self, before: ReplicaState) -> None:
-        if before.phase is Phase.ADOPTING:
+    def _note_ready(self, before: LocalReplicaState) -> None:
+        if before.phase is ReplicaPhase.ADOPTING:
             self._observer.adopted()
         else:
             self._observer.became_ready(self.state.phase_at_s - before.phase_at_s)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import structlog
 from google.protobuf.message import DecodeError
 
-from replica.agent.golden import Target
+from replica.agent.golden import GoldenTarget
 from replica.agent.model_kinds import LLM
 from sluice.errors import ErrorCode, FailedError, PlatformError
 from sluice.hashing import HASH_BYTES
@@ -33,7 +33,7 @@ _REFUSED = " refused: "  # between an engine's address and what it said
 # Codes that say nothing of the adapter: it is on its way, or the engine has no time or is away.
 _NOT_NOW = frozenset({ErrorCode.ADAPTER_NOT_FOUND, ErrorCode.ENGINE_BUSY, ErrorCode.UNAVAILABLE})
 
-Try = Callable[[Target, str], Awaitable[None]]
+Try = Callable[[GoldenTarget, str], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class AdapterTrials:
 
     def __init__(
         self,
-        targets: Callable[[], Sequence[Target]],
+        targets: Callable[[], Sequence[GoldenTarget]],
         on_change: Callable[[], None],
         attempt: Try | None = None,
     ) -> None:
@@ -113,11 +113,11 @@ class AdapterTrials:
                         group.create_task(self._put(trial, target, busy))
                 await asyncio.sleep(_LOOK_S)
 
-    def _of_pool(self, targets: Sequence[Target], pool_id: str) -> Target | None:
+    def _of_pool(self, targets: Sequence[GoldenTarget], pool_id: str) -> GoldenTarget | None:
         found = (it for it in targets if self._pools.get(it.replica_id) == pool_id)
         return next(found, None)
 
-    async def _put(self, trial: _Trial, target: Target, busy: set[str]) -> None:
+    async def _put(self, trial: _Trial, target: GoldenTarget, busy: set[str]) -> None:
         """Make one attempt, and note its result."""
         wish = trial.wish
         try:
@@ -134,7 +134,7 @@ class AdapterTrials:
             trial.is_busy = False
             busy.discard(target.replica_id)
 
-    def _failed(self, trial: _Trial, target: Target, code: ErrorCode, message: str) -> None:
+    def _failed(self, trial: _Trial, target: GoldenTarget, code: ErrorCode, message: str) -> None:
         wish = trial.wish
         told = (message.partition(_REFUSED)[2] or message)[:_MESSAGE_MAX]
         log.info("trial_failed", rollout=wish.rollout_id, replica=target.replica_id, reason=told)
@@ -145,7 +145,7 @@ class AdapterTrials:
             self._on_change()
 
 
-async def try_adapter(target: Target, adapter_digest: str) -> None:
+async def try_adapter(target: GoldenTarget, adapter_digest: str) -> None:
     """Load an adapter at a replica, and let it generate a token.
 
     Raises:

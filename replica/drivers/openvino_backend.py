@@ -91,7 +91,7 @@ class OpenvinoBackend:
 
     def run(self, plan: StepPlan) -> StepOutput:
         """Compute the plan; StepFailedError when the graph call fails."""
-        batch = Batch(plan)
+        batch = StepBatch(plan)
         with _graph_call():
             request = self._set_inputs(plan, batch)
             request.start_async()
@@ -153,14 +153,14 @@ class OpenvinoBackend:
         for tokens in _WARM_UP_TOKENS:
             sequence = ScheduledSequence(SequenceRequest(0, [0] * tokens, 1), 0, b"", frozenset())
             sequence.blocks = [0]
-            batch = Batch(StepPlan([], [(sequence, tokens)]))
+            batch = StepBatch(StepPlan([], [(sequence, tokens)]))
             if slots is not None:
                 slots.attach(request, tokens, [(0, 0, tokens)])
             batch.set(request)
             request.infer()
         return request
 
-    def _set_inputs(self, plan: StepPlan, batch: "Batch") -> Any:
+    def _set_inputs(self, plan: StepPlan, batch: "StepBatch") -> Any:
         """Return the request that computes a batch, with its adapters in their slots."""
         for slot, adapter in plan.loads:
             assert self._slots is not None
@@ -184,7 +184,7 @@ def _graph_call() -> Generator[None]:
         raise StepFailedError(f"the graph call failed: {error}") from error
 
 
-class Batch:
+class StepBatch:
     """The token rows of a step: `plan.decode`, then `plan.prefill`."""
 
     def __init__(self, plan: StepPlan) -> None:

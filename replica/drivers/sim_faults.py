@@ -36,7 +36,7 @@ class FaultKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class EngineFault:
     """One fault; see the module for the meaning of the fields."""
 
     kind: FaultKind
@@ -56,7 +56,7 @@ class Fault:
 class FaultPlan:
     """Faults that are still to come, and those that last."""
 
-    def __init__(self, faults: Iterable[Fault], now_s: float, step: int) -> None:
+    def __init__(self, faults: Iterable[EngineFault], now_s: float, step: int) -> None:
         """Start a plan at `now_s` before step number `step`."""
         self._pending = list(faults)
         self._began_s = now_s
@@ -64,7 +64,7 @@ class FaultPlan:
         self._factor = 1.0
         self._slow_until_s = math.inf
 
-    def take(self, now_s: float, step: int) -> list[Fault]:
+    def take(self, now_s: float, step: int) -> list[EngineFault]:
         """Return the faults that are due in this step, each once, in the order of the plan."""
         due = [
             fault
@@ -84,7 +84,7 @@ class FaultPlan:
         return self._factor if now_s < self._slow_until_s else 1.0
 
 
-def parse_faults(text: str) -> list[Fault]:
+def parse_faults(text: str) -> list[EngineFault]:
     """Return the faults of a JSON array; ValueError names what is wrong. Empty text: none."""
     if not text.strip():
         return []
@@ -94,8 +94,8 @@ def parse_faults(text: str) -> list[Fault]:
     return [_fault(entry) for entry in cast("list[Any]", document)]
 
 
-def _fault(entry: Any) -> Fault:
-    known = {item.name for item in fields(Fault)}
+def _fault(entry: Any) -> EngineFault:
+    known = {item.name for item in fields(EngineFault)}
     if not isinstance(entry, dict) or not known >= entry.keys():
         raise ValueError(f"{entry!r} is not a fault; its fields are {', '.join(sorted(known))}")
     values = cast("dict[str, Any]", entry)
@@ -109,7 +109,7 @@ def _fault(entry: Any) -> Fault:
     for name, value in numbers.items():
         if type(value) not in (int, float):
             raise ValueError(f"{name} of the fault {kind} is {value!r}; a number is needed")
-    return Fault(kind, **numbers)
+    return EngineFault(kind, **numbers)
 
 
 class FaultFile:
@@ -120,7 +120,7 @@ class FaultFile:
         self._path = path
         self._seen: tuple[int, int] | None = None
 
-    def read(self) -> list[Fault] | None:
+    def read(self) -> list[EngineFault] | None:
         """Return the new plan, or None when nothing changed; ValueError when it is not one."""
         try:
             stat = self._path.stat()

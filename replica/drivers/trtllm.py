@@ -11,7 +11,7 @@ from typing import Any
 
 from replica.drivers.options import parse_options
 from replica.drivers.trtllm_api import TrtllmApi
-from replica.drivers.trtllm_client import Ended, Statistics, TrtllmClient
+from replica.drivers.trtllm_client import RequestEnd, Statistics, TrtllmClient
 from replica.drivers.trtllm_driver import TrtllmDriver
 from replica.drivers.trtllm_options import TrtllmOptions, check_options, llm_arguments
 from replica.engine.artifact import BaseFacts, read_base_facts
@@ -97,7 +97,7 @@ def _first_token(
     has_ended = False
     while (now_s := time.monotonic()) < ends_at_s:
         for message in client.take(min(1.0, ends_at_s - now_s)):
-            if isinstance(message, Ended):
+            if isinstance(message, RequestEnd):
                 if message.error is not None:
                     raise ValueError(f"TensorRT-LLM cannot run the model: {message.error!r}")
                 has_ended = True

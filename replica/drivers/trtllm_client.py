@@ -24,7 +24,7 @@ _GATHER_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RequestTokens:
     """New tokens of a request.
 
     Attributes:
@@ -41,7 +41,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RequestEnd:
     """A request has ended: with TensorRT-LLM's `finish_reason`, or with an error."""
 
     handle: int
@@ -63,7 +63,7 @@ class CacheEvents:
     events: list[Mapping[str, Any]]
 
 
-Message = Progress | Ended | Statistics | CacheEvents
+Message = RequestTokens | RequestEnd | Statistics | CacheEvents
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class TrtllmClient:
         cache_salt: str | None,
         trace: Mapping[str, str] | None = None,
     ) -> None:
-        """Send a request; its messages end with `Ended`."""
+        """Send a request; its messages end with `RequestEnd`."""
         arguments: dict[str, Any] = {
             "inputs": prompt,
             "sampling_params": sampling,
@@ -164,7 +164,7 @@ class TrtllmClient:
             # Within the running loop: the result then has a queue of this loop.
             result = self._llm.generate_async(**arguments)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's end
-            self._outbox.put(Ended(handle, error=error))
+            self._outbox.put(RequestEnd(handle, error=error))
             return
         self._results[handle] = result
         for wake in self._wakes:
@@ -188,10 +188,10 @@ class TrtllmClient:
                 seen_logprobs += len(logprobs)
                 if tokens:
                     cached = int(getattr(result, "cached_tokens", 0) or 0)
-                    self._outbox.put(Progress(handle, list(tokens), list(logprobs), cached))
-            self._outbox.put(Ended(handle, reason=str(result.outputs[0].finish_reason)))
+                    self._outbox.put(RequestTokens(handle, list(tokens), list(logprobs), cached))
+            self._outbox.put(RequestEnd(handle, reason=str(result.outputs[0].finish_reason)))
         except Exception as error:  # noqa: BLE001 - the driver decides whose error it is
-            self._outbox.put(Ended(handle, error=error))
+            self._outbox.put(RequestEnd(handle, error=error))
         finally:
             self._results.pop(handle, None)
 

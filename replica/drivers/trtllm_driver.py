@@ -20,8 +20,8 @@ from typing import Any
 from replica.drivers.trtllm_adapters import DirectoryAdapter, adapter_number, read_directory_adapter
 from replica.drivers.trtllm_api import TrtllmApi, classify, guide
 from replica.drivers.trtllm_client import (
-    Ended,
-    Progress,
+    RequestEnd,
+    RequestTokens,
     Statistics,
     TrtllmClient,
 )
@@ -186,9 +186,9 @@ class TrtllmDriver:
         self._step_prompt_tokens = 0
         has_news = self._events.finished or not self._living
         for message in self._client.take(0.0 if has_news else _WAIT_S):
-            if isinstance(message, Progress):
+            if isinstance(message, RequestTokens):
                 self._progress(message)
-            elif isinstance(message, Ended):
+            elif isinstance(message, RequestEnd):
                 self._ended(message)
             elif isinstance(message, Statistics):
                 self._heard_at_s = self._clock()
@@ -344,7 +344,7 @@ class TrtllmDriver:
             raise FileNotFoundError(f"adapter {digest[:12]}: {directory} is gone; load it again")
         return self._api.lora_request(digest, adapter_number(digest), str(directory))
 
-    def _progress(self, message: Progress) -> None:
+    def _progress(self, message: RequestTokens) -> None:
         self._heard_at_s = now_s = self._clock()
         sequence = self._sent.get(message.handle)
         if sequence is None:
@@ -383,7 +383,7 @@ class TrtllmDriver:
         self._following -= len(leader.forks)
         leader.forks = []
 
-    def _ended(self, message: Ended) -> None:
+    def _ended(self, message: RequestEnd) -> None:
         self._heard_at_s = self._clock()
         sequence = self._sent.get(message.handle)
         if message.error is not None and not self._is_own(message.error):

@@ -54,7 +54,7 @@ Module = tuple[int, str]  # layer, and one of PROJECTIONS
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class LoraDelta:
     """What an adapter adds to one projection: y += (x down^T) up.
 
     Attributes:
@@ -71,7 +71,7 @@ class LoraAdapter:
     """A checked adapter in host memory; its arrays are of its own, not of the file."""
 
     rank: int
-    deltas: Mapping[Module, Delta]
+    deltas: Mapping[Module, LoraDelta]
 
     @property
     def memory_bytes(self) -> int:
@@ -205,7 +205,7 @@ def _names(target: str, module: Module) -> bool:
     return path == target or path.endswith(f".{target}")
 
 
-def _read_deltas(directory: Path, base: ModelConfig, scaling: _Scaling) -> dict[Module, Delta]:
+def _read_deltas(directory: Path, base: ModelConfig, scaling: _Scaling) -> dict[Module, LoraDelta]:
     path = directory / TENSOR_FILE
     if not path.exists():
         raise ArtifactError(
@@ -231,7 +231,7 @@ def _read_deltas(directory: Path, base: ModelConfig, scaling: _Scaling) -> dict[
         )
     if not halves["A"]:
         raise ArtifactError(f"{TENSOR_FILE} holds no tensors")
-    deltas: dict[Module, Delta] = {}
+    deltas: dict[Module, LoraDelta] = {}
     for module, down in halves["A"].items():
         up = halves["B"][module]
         rank = scaling.rank_of(module)
@@ -246,7 +246,7 @@ def _read_deltas(directory: Path, base: ModelConfig, scaling: _Scaling) -> dict[
             scaled = np.ascontiguousarray(up.T) * np.float32(scaling.factor_of(module))
         if not np.isfinite(scaled).all():
             raise ArtifactError(f"{TENSOR_FILE}: layer {module[0]} {module[1]} overflows, scaled")
-        deltas[module] = Delta(down, scaled)
+        deltas[module] = LoraDelta(down, scaled)
     return deltas
 
 
@@ -275,7 +275,7 @@ def _checked(name: str, array: Array) -> Array:
 
 
 def _check_complete(
-    config: Mapping[str, Any], base: ModelConfig, deltas: Mapping[Module, Delta]
+    config: Mapping[str, Any], base: ModelConfig, deltas: Mapping[Module, LoraDelta]
 ) -> None:
     """Raise ArtifactError unless the tensors are those that the config announces."""
     every = [(layer, name) for layer in range(base.layers) for name in PROJECTIONS]

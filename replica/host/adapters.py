@@ -48,7 +48,7 @@ def _always() -> bool:
     return True
 
 
-class Shelf(Protocol):
+class AdapterShelf(Protocol):
     """Gets adapters onto the node's disk."""
 
     def want(self, digest: str, done: Callable[[RefusedError | None], None]) -> bool:
@@ -83,7 +83,7 @@ class AdapterDesk:
         directory: Path | None,
         background: Background,
         counters: HostCounters,
-        shelf: Shelf | None = None,
+        shelf: AdapterShelf | None = None,
     ) -> None:
         """Make an idle desk.
 
@@ -184,7 +184,7 @@ class AdapterDesk:
                 outcome = _busy(f"{len(self._fetching)} adapters are being fetched")
         self._end(digest, self._put(digest, outcome))
 
-    def _is_asked(self, digest: str, shelf: Shelf) -> bool:
+    def _is_asked(self, digest: str, shelf: AdapterShelf) -> bool:
         """Ask for an adapter that is not on the disk; False when that would be too much."""
         asked = self._fetching.get(digest, 0)
         if asked >= _FETCHES_MAX or not shelf.want(digest, partial(self._was_fetched, digest)):

@@ -6,7 +6,7 @@ from math import inf
 
 from replica.engine.types import Finish, FinishedEvent, RefusedError
 from replica.host.frames import micros
-from replica.host.news import Ended, Outbox, StepNews, Told
+from replica.host.news import Outbox, SequenceEnd, SequenceRecord, StepNews
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
@@ -29,7 +29,7 @@ _NOT_ITS_FAULT = {
 
 
 @dataclass(slots=True, eq=False)
-class Attachment:
+class HostAttachment:
     """One router's view of the engine.
 
     Attributes:
@@ -60,7 +60,7 @@ class Attachment:
     silent_s: float = 0.0
     grants: int | None = None
     orphaned_at_s: float | None = None
-    unconfirmed: list[Ended] = field(default_factory=list[Ended])
+    unconfirmed: list[SequenceEnd] = field(default_factory=list[SequenceEnd])
 
     def note_silence(self, passed_s: float) -> bool:
         """Count time in which nothing was confirmed; return whether the router is frozen."""
@@ -69,10 +69,12 @@ class Attachment:
         self.grants = grants
         return 0.0 < self.silence_max_s <= self.silent_s
 
-    def finish(self, sequence: int, finished: wire.Finished, told: Told | None = None) -> None:
+    def finish(
+        self, sequence: int, finished: wire.Finished, told: SequenceRecord | None = None
+    ) -> None:
         """Note that a sequence has ended."""
         self.sequences.pop(sequence, None)
-        self.news.ended.append(Ended(finished, told))
+        self.news.ended.append(SequenceEnd(finished, told))
 
 
 @dataclass(slots=True, eq=False)
@@ -106,8 +108,8 @@ class Hosted:
 
     key: int
     id: int
-    owner: Attachment | Probe
-    told: Told = field(default_factory=Told)
+    owner: HostAttachment | Probe
+    told: SequenceRecord = field(default_factory=SequenceRecord)
     is_parked: bool = False
     load_us: int = 0
 

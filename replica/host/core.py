@@ -12,8 +12,8 @@ import structlog
 
 from replica.engine.driver import Driver
 from replica.engine.types import AdapterState, EngineLoad, RefusedError, StepEvents
-from replica.host.adapters import AdapterDesk, Background, Shelf
-from replica.host.attachments import Attachment, finished_message, refusal
+from replica.host.adapters import AdapterDesk, AdapterShelf, Background
+from replica.host.attachments import HostAttachment, finished_message, refusal
 from replica.host.control import ControlDesk
 from replica.host.counters import HostCounters
 from replica.host.frames import encode_limits, encode_resumed, fill_adapters, fill_state
@@ -48,7 +48,7 @@ class HostCore:
         background: Background,
         compilers: Background,
         artifacts_dir: Path | None = None,
-        shelf: Shelf | None = None,
+        shelf: AdapterShelf | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make an idle host.
@@ -66,7 +66,7 @@ class HostCore:
         """
         self._driver = driver
         self._base_digest = base_digest
-        self._attachments: dict[int, Attachment] = {}
+        self._attachments: dict[int, HostAttachment] = {}
         self._resident: tuple[str, ...] = ()
         self._step = 0
         self._published_at_s = float("-inf")
@@ -102,14 +102,14 @@ class HostCore:
         attachment = self._attachments.get(epoch)
         return None if attachment is None else attachment.outbox
 
-    def attach(self, message: wire.Attach, now_s: float) -> tuple[Attachment, wire.Attached]:
+    def attach(self, message: wire.Attach, now_s: float) -> tuple[HostAttachment, wire.Attached]:
         """Open an attachment; an older one of the same router is resumed or closed.
 
         Raises:
             RefusedError: The epoch is not newer, or belongs to another router; or there are too
                 many routers.
         """
-        mine: list[Attachment] = []
+        mine: list[HostAttachment] = []
         for known in self._attachments.values():
             if known.router_id == message.router_id and known.epoch < message.epoch:
                 mine.append(known)
@@ -122,7 +122,7 @@ class HostCore:
         if not mine and len(self._attachments) >= ATTACHMENTS_MAX:
             text = f"{len(self._attachments)} routers are attached; detach one that is not needed"
             raise RefusedError(ErrorCode.ENGINE_BUSY, text)
-        attachment = Attachment(message.router_id, message.epoch, Outbox(message.credit_frames))
+        attachment = HostAttachment(message.router_id, message.epoch, Outbox(message.credit_frames))
         attachment.silence_max_s = _SILENCE_FACTOR * message.credit_every_ms * 1e-3
         attachment.told_step = self._step
         attachment.told_at_s = now_s
@@ -246,7 +246,7 @@ class HostCore:
             attachment.outbox.close()
         self._attachments.clear()
 
-    def _resume(self, old: Attachment, new: Attachment) -> list[wire.Resumed]:
+    def _resume(self, old: HostAttachment, new: HostAttachment) -> list[wire.Resumed]:
         """Move the sequences of an attachment to a newer one; return all that they have brought.
 
         What the old one has not sent is part of that, so it is dropped there; what it has sent may
@@ -263,21 +263,21 @@ class HostCore:
         new.news.admitted = [all_.admitted for _, all_ in told if all_.admitted is not None]
         return [encode_resumed(sequence, all_) for sequence, all_ in told]
 
-    def _turn_out(self, attachment: Attachment) -> None:
+    def _turn_out(self, attachment: HostAttachment) -> None:
         """Free the places of a frozen router; should it wake up, it goes on with new ones."""
         text = f"router {attachment.router_id} took nothing for {attachment.silent_s:.1f} s"
         log.warning("router_frozen", router=attachment.router_id, count=len(attachment.sequences))
         self.sequences.turn_out(attachment, RefusedError(ErrorCode.ENGINE_BUSY, text))
         attachment.silent_s = 0.0
 
-    def _keep(self, orphan: Attachment, since_s: float, now_s: float) -> None:
+    def _keep(self, orphan: HostAttachment, since_s: float, now_s: float) -> None:
         """Keep what the sequences of an orphan bring, and their ends, until its grace is over."""
         orphan.unconfirmed += orphan.news.ended
         orphan.news = StepNews()
         if now_s - since_s >= ORPHAN_GRACE_S:
             self.detach(orphan.epoch)
 
-    def _post(self, attachment: Attachment, load: EngineLoad, now_s: float) -> bool:
+    def _post(self, attachment: HostAttachment, load: EngineLoad, now_s: float) -> bool:
         news = attachment.news
         news.step = self._step
         news.steps = self._step - attachment.told_step

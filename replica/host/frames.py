@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from replica.engine.types import Capabilities, EngineLoad, Limits, PromptLogprobs, TokenLogprobs
-from replica.host.news import StepNews, Told
+from replica.host.news import SequenceRecord, StepNews
 from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
@@ -109,7 +109,7 @@ def encode_limits(
     )
 
 
-def encode_resumed(sequence: int, told: Told) -> wire.Resumed:
+def encode_resumed(sequence: int, told: SequenceRecord) -> wire.Resumed:
     """Return all that a sequence has emitted."""
     return wire.Resumed(
         sequence=sequence,

@@ -23,7 +23,7 @@ _STEPS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 1
 _WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """What may be done with a metric: set, raised to a total, or observed."""
 
     GAUGE = "gauge"
@@ -44,7 +44,7 @@ class Family:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     text: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
@@ -61,112 +61,123 @@ class Value:
 
 REQUESTS = Family(
     "nv_trt_llm_request_metrics",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "Sequences: active = scheduled (running, of them context: computing their prompt) + waiting",
     ("request_type",),
 )
 MEMORY = Family(
     "nv_trt_llm_runtime_memory_metrics",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "Bytes of memory of the engine's process",
     ("memory_type",),
 )
 BLOCKS = Family(
     "nv_trt_llm_kv_cache_block_metrics",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "KV cache blocks; reused: found in the prefix cache since the start; fraction: used of max",
     ("kv_cache_block_type",),
 )
 BATCHER = Family(
     "nv_trt_llm_inflight_batcher_metrics",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "generation_requests: running sequences that generate; total_context_tokens: prompt tokens"
     " computed in the last step",
     ("inflight_batcher_specific_metric",),
 )
 GENERAL = Family(
     "nv_trt_llm_general_metrics",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "Time of this look in microseconds since 1970, and engine steps since the start",
     ("general_type",),
 )
 INPUT_LENGTH = Family(
     "nv_llm_input_token_len",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "Prompt tokens of sequences that ended",
     ("response_metric_type",),
     _LENGTHS,
 )
 OUTPUT_LENGTH = Family(
     "nv_llm_output_token_len",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "Output tokens of sequences that ended",
     ("response_metric_type",),
     _LENGTHS,
 )
-ENDED = Family("llm_sequences_ended_total", Kind.COUNTER, "Sequences by finish reason", ("reason",))
-OUTPUT = Family("llm_output_tokens_total", Kind.COUNTER, "Tokens emitted")
+ENDED = Family(
+    "llm_sequences_ended_total", MetricKind.COUNTER, "Sequences by finish reason", ("reason",)
+)
+OUTPUT = Family("llm_output_tokens_total", MetricKind.COUNTER, "Tokens emitted")
 PREFIX = Family(
     "llm_prefix_cache_tokens_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Prompt tokens by prefix cache result: hit or miss",
     ("result",),
 )
-PREEMPTIONS = Family("llm_preemptions_total", Kind.COUNTER, "Sequences put back into the queue")
+PREEMPTIONS = Family(
+    "llm_preemptions_total", MetricKind.COUNTER, "Sequences put back into the queue"
+)
 DRAFTS = Family(
     "llm_draft_tokens_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Tokens of speculative decoding: proposed, and of them accepted",
     ("result",),
 )
 GRAMMARS = Family(
-    "llm_grammar_sequences_total", Kind.COUNTER, "Sequences taken whose answer a grammar binds"
+    "llm_grammar_sequences_total",
+    MetricKind.COUNTER,
+    "Sequences taken whose answer a grammar binds",
 )
 ADAPTERS = Family(
-    "llm_adapters", Kind.GAUGE, "Adapters that the engine holds: in a slot or in memory", ("place",)
+    "llm_adapters",
+    MetricKind.GAUGE,
+    "Adapters that the engine holds: in a slot or in memory",
+    ("place",),
 )
 ADAPTER_SLOTS = Family(
     "llm_adapter_slot_changes_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Adapters put into a slot (load) and taken out (evict)",
     ("change",),
 )
 ADAPTER_FAILURES = Family(
-    "llm_adapter_failures_total", Kind.COUNTER, "Adapters that could not be read or held"
+    "llm_adapter_failures_total", MetricKind.COUNTER, "Adapters that could not be read or held"
 )
 ADAPTER_FETCHES = Family(
     "llm_adapter_fetches_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Adapters that the node did not have when a request, or a prefetch, needed them",
 )
 ADAPTER_WAITS = Family(
     "llm_adapter_wait_seconds",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "How long sequences waited until their adapter was fetched and in host memory; those that found"
     " it there are not counted",
     buckets=_WAITS_S,
 )
 ADAPTER_TOKENS = Family(
     "llm_adapter_tokens_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     f"Tokens by adapter, the first {_LABEL_CHARS} digits of its digest; those beyond the first"
     f" {ADAPTER_LABELS_MAX} that were used count as `{_OTHER}`",
     ("adapter", "kind"),
 )
-PINNED = Family("llm_kv_blocks_pinned", Kind.GAUGE, "KV blocks that may not be evicted now")
+PINNED = Family("llm_kv_blocks_pinned", MetricKind.GAUGE, "KV blocks that may not be evicted now")
 TRANSFERRED = Family(
     "llm_kv_transfer_blocks_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "KV blocks handed to other engines (export) and taken from them (import)",
     ("direction",),
 )
 IMPORTS_REFUSED = Family(
-    "llm_kv_imports_refused_total", Kind.COUNTER, "Imports of KV blocks refused", ("code",)
+    "llm_kv_imports_refused_total", MetricKind.COUNTER, "Imports of KV blocks refused", ("code",)
 )
-STEPS = Family("llm_step_seconds", Kind.HISTOGRAM, "Duration of engine steps", buckets=_STEPS_S)
+STEPS = Family(
+    "llm_step_seconds", MetricKind.HISTOGRAM, "Duration of engine steps", buckets=_STEPS_S
+)
 STEP_AGE = Family(
     "llm_step_age_seconds",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "Age of the step in progress; one that grows beyond seconds is stuck",
 )
 
@@ -179,7 +190,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class MetricsSample:
     """A look at a host.
 
     Attributes:
@@ -209,7 +220,7 @@ class EngineMetrics:
         self._seen: dict[str, tuple[int, int]] = {}  # digest -> its own totals at the last look
         self._labels: dict[str, str] = {}
 
-    def values(self, look: Look) -> list[Value]:
+    def values(self, look: MetricsSample) -> list[Value]:
         """Return the value of every series there is."""
         return [*_load_values(look), *_counter_values(look), *self._adapter_values(look.adapters)]
 
@@ -240,7 +251,7 @@ class EngineMetrics:
         return label
 
 
-def _load_values(look: Look) -> Iterator[Value]:
+def _load_values(look: MetricsSample) -> Iterator[Value]:
     load, blocks = look.load, look.limits.kv_blocks
     requests = {
         "active": load.running + load.waiting,
@@ -273,7 +284,7 @@ def _load_values(look: Look) -> Iterator[Value]:
     yield Value(STEP_AGE, (), look.step_age_s)
 
 
-def _counter_values(look: Look) -> Iterator[Value]:
+def _counter_values(look: MetricsSample) -> Iterator[Value]:
     counters = look.counters
     yield Value(OUTPUT, (), counters.output_tokens)
     yield Value(GRAMMARS, (), counters.grammars)

@@ -23,7 +23,7 @@ _ENDED_WEIGHT = 64  # tokens that the record of an end weighs besides its output
 
 
 @dataclass(slots=True, eq=False)
-class Told:
+class SequenceRecord:
     """All that a sequence's router was told, or would have been, for the case that it resumes.
 
     Attributes:
@@ -40,11 +40,11 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class SequenceEnd:
     """The end of a sequence; `told` is None when it was never taken."""
 
     finished: wire.Finished
-    told: Told | None = None
+    told: SequenceRecord | None = None
 
     @property
     def weight(self) -> int:
@@ -88,7 +88,7 @@ class StepNews:
     )
     prompt_logprobs: list[wire.PromptLogprobs] = field(default_factory=list[wire.PromptLogprobs])
     admitted: list[wire.Admitted] = field(default_factory=list[wire.Admitted])
-    ended: list[Ended] = field(default_factory=list[Ended])
+    ended: list[SequenceEnd] = field(default_factory=list[SequenceEnd])
     kv: dict[bytes, bool] = field(default_factory=dict[bytes, bool])
     kv_reset: bool = False
     load: EngineLoad = _IDLE
@@ -149,7 +149,7 @@ class Outbox:
         self._taken_frames = self._confirmed_frames = 0
         self._last_step_frame = 0
         self._grants = 0
-        self._unconfirmed: deque[tuple[int, Ended]] = deque()  # (number of its frame, end)
+        self._unconfirmed: deque[tuple[int, SequenceEnd]] = deque()  # (number of its frame, end)
         self._unconfirmed_tokens = 0
 
     def post(self, news: StepNews) -> bool:
@@ -184,7 +184,7 @@ class Outbox:
             self._is_closed = True
             self._changed.notify()
 
-    def abandon(self) -> list[Ended]:
+    def abandon(self) -> list[SequenceEnd]:
         """Close without sending what is pending; return the ends that may not have arrived."""
         with self._changed:
             ended = [ended for _, ended in self._unconfirmed]

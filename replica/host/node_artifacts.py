@@ -16,7 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from replica.artifact_lines import LINE_BYTES_MAX, Ask, LineError, Told, decode_told, encode_ask
+from replica.artifact_lines import (
+    LINE_BYTES_MAX,
+    ArtifactOutcome,
+    Ask,
+    LineError,
+    decode_told,
+    encode_ask,
+)
 from replica.engine.types import RefusedError
 from sluice.errors import ErrorCode
 
@@ -175,7 +182,7 @@ class NodeArtifacts:
             self._is_news = False
         connection.sendall(encode_ask(ask))
 
-    def _hear(self, told: Told) -> None:
+    def _hear(self, told: ArtifactOutcome) -> None:
         error = None
         if told.code:
             error = RefusedError(

@@ -23,7 +23,7 @@ from replica.engine.types import (
 )
 from replica.host.adapters import AdapterDesk, Background
 from replica.host.attachments import (
-    Attachment,
+    HostAttachment,
     Hosted,
     Probe,
     Reply,
@@ -75,7 +75,7 @@ class SequenceBook:
         return len(self._living)
 
     def take(
-        self, attachment: Attachment, sequences: Iterable[wire.Sequence], seen_at_s: float
+        self, attachment: HostAttachment, sequences: Iterable[wire.Sequence], seen_at_s: float
     ) -> None:
         """Take sequences; one that cannot be served ends alone.
 
@@ -118,13 +118,13 @@ class SequenceBook:
         else:
             self._driver.cancel(hosted.key)
 
-    def cancel_all(self, attachment: Attachment) -> None:
+    def cancel_all(self, attachment: HostAttachment) -> None:
         """End the sequences of an attachment at once; what they still bring is ignored."""
         for hosted in list(attachment.sequences.values()):
             self._driver.cancel(hosted.key)
             self._end(hosted, _cut(hosted, FinishedEvent(hosted.key, Finish.CANCELLED)))
 
-    def turn_out(self, attachment: Attachment, error: RefusedError) -> None:
+    def turn_out(self, attachment: HostAttachment, error: RefusedError) -> None:
         """End the sequences of an attachment at once; what they still bring is ignored."""
         for hosted in list(attachment.sequences.values()):
             self._driver.cancel(hosted.key)
@@ -135,7 +135,7 @@ class SequenceBook:
         for hosted in list(self._living.values()):
             self._end(hosted, _cut(hosted, refusal(hosted.key, error)))
 
-    def distribute(self, events: StepEvents, sole: Attachment | None, now_s: float) -> None:
+    def distribute(self, events: StepEvents, sole: HostAttachment | None, now_s: float) -> None:
         """Put what a step brought into the news of the sequences' owners.
 
         Args:
@@ -154,7 +154,7 @@ class SequenceBook:
             self._file_logprobs(events)
         for fact in events.admitted:
             hosted = living.get(fact.key)
-            if hosted is not None and isinstance(hosted.owner, Attachment):
+            if hosted is not None and isinstance(hosted.owner, HostAttachment):
                 hosted.told.admitted = wire.Admitted(
                     sequence=hosted.id,
                     queue_us=micros(fact.queue_s),
@@ -176,7 +176,7 @@ class SequenceBook:
                 probe.is_late = True
                 self.cancel(hosted)
 
-    def _file_all(self, events: StepEvents, sole: Attachment) -> bool:
+    def _file_all(self, events: StepEvents, sole: HostAttachment) -> bool:
         """File the tokens of a step as whole columns; False when some belong to nobody any more."""
         try:
             hosted = list(map(self._living.__getitem__, events.keys))
@@ -190,13 +190,13 @@ class SequenceBook:
 
     def _file_each(self, events: StepEvents) -> None:
         """File the tokens of a step one by one."""
-        columns: dict[Attachment, tuple[list[int], list[int]]] = {}
+        columns: dict[HostAttachment, tuple[list[int], list[int]]] = {}
         for key, token in zip(events.keys, events.tokens, strict=True):
             hosted = self._living.get(key)
             if hosted is None:  # detached while the step ran
                 continue
             hosted.told.output.append(token)
-            if isinstance(hosted.owner, Attachment):
+            if isinstance(hosted.owner, HostAttachment):
                 ids, tokens = columns.setdefault(hosted.owner, ([], []))
                 ids.append(hosted.id)
                 tokens.append(token)
@@ -207,7 +207,7 @@ class SequenceBook:
     def _file_logprobs(self, events: StepEvents) -> None:
         for part in events.prompt_logprobs:
             hosted = self._living.get(part.key)
-            if hosted is not None and isinstance(hosted.owner, Attachment):
+            if hosted is not None and isinstance(hosted.owner, HostAttachment):
                 message = encode_prompt_logprobs(hosted.id, part)
                 hosted.told.prompt_logprobs.append(message)
                 hosted.owner.news.add_prompt_logprobs(message)
@@ -219,10 +219,10 @@ class SequenceBook:
             if told.logprobs is None:
                 told.logprobs = wire.Logprobs()
             fill_logprobs(told.logprobs, [(hosted.id, entry)])
-            if isinstance(hosted.owner, Attachment):
+            if isinstance(hosted.owner, HostAttachment):
                 hosted.owner.news.add_logprobs(hosted.id, entry)
 
-    def _take(self, attachment: Attachment, message: wire.Sequence, seen_at_s: float) -> None:
+    def _take(self, attachment: HostAttachment, message: wire.Sequence, seen_at_s: float) -> None:
         """Take a sequence and its forks; its grammar and its adapter may take a while."""
         self._check_size(message)
         ids = [message.id, *(fork.id for fork in message.forks)]
@@ -286,7 +286,7 @@ class SequenceBook:
             text = f"a sequence of {size} bytes; this engine's context fits into {limit}"
             raise RefusedError(ErrorCode.REQUEST_TOO_LARGE, text)
 
-    def _check_room(self, attachment: Attachment, ids: list[int]) -> None:
+    def _check_room(self, attachment: HostAttachment, ids: list[int]) -> None:
         if self.is_draining:
             raise RefusedError(ErrorCode.DRAINING, "the replica is draining")
         most = self._driver.limits.sequences_max
@@ -333,7 +333,7 @@ class SequenceBook:
         if event.reason in (Finish.STOP, Finish.LENGTH):
             self._counters.lengths.append((event.prompt_tokens, event.output_tokens))
         owner = hosted.owner
-        if isinstance(owner, Attachment):
+        if isinstance(owner, HostAttachment):
             owner.finish(hosted.id, finished_message(hosted.id, event), hosted.told)
         else:
             self._probes -= 1
@@ -362,7 +362,7 @@ class SequenceBook:
         )
 
 
-def _refuse(attachment: Attachment, message: wire.Sequence, error: RefusedError) -> None:
+def _refuse(attachment: HostAttachment, message: wire.Sequence, error: RefusedError) -> None:
     """End a sequence that was not taken, and its forks."""
     event = refusal(0, error, len(message.prompt))
     for sequence in dict.fromkeys([message.id, *(fork.id for fork in message.forks)]):

@@ -22,13 +22,13 @@ from google.protobuf.message import DecodeError
 
 from replica.engine.driver import Driver
 from replica.engine.types import AdapterState, EngineLoad, RefusedError
-from replica.host.attachments import Attachment, refused_frame
+from replica.host.attachments import HostAttachment, refused_frame
 from replica.host.core import HostCore
 from replica.host.counters import HostCounters
 from replica.host.frames import FrameEncoder
 from replica.host.node_artifacts import NodeArtifacts
 from replica.host.watchdog import StepWatch, Watchdog
-from replica.host.workers import Workers
+from replica.host.workers import HostWorkers
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
@@ -107,8 +107,8 @@ class EngineHost:
             waiting_max: Sequences beyond the running ones that are taken; more are BUSY.
             clock: Monotonic seconds, the driver's own clock.
         """
-        self._workers = Workers(self._deliver, threads=WORKERS, jobs_max=JOBS_MAX)
-        self._compilers = Workers(self._deliver, threads=WORKERS, jobs_max=JOBS_MAX)
+        self._workers = HostWorkers(self._deliver, threads=WORKERS, jobs_max=JOBS_MAX)
+        self._compilers = HostWorkers(self._deliver, threads=WORKERS, jobs_max=JOBS_MAX)
         self._artifacts = agent_socket and NodeArtifacts(agent_socket, self._deliver)
         self._core = HostCore(
             driver,
@@ -374,7 +374,9 @@ class EngineHost:
         self._senders.append(sender)
         sender.start()
 
-    def _send(self, responder: Responder, attachment: Attachment, attached: wire.Attached) -> None:
+    def _send(
+        self, responder: Responder, attachment: HostAttachment, attached: wire.Attached
+    ) -> None:
         """Own the responder of one attachment until its end."""
         encoder = FrameEncoder(self._kv_blocks, attachment.adapters_told)
         outbox = attachment.outbox

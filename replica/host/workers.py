@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 Job = tuple[Callable[[], Any], Callable[[Any], None]]
 
 
-class Workers:
+class HostWorkers:
     """Runs jobs beside the step loop; their ends are delivered to it."""
 
     def __init__(

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from telemetry.costs.prices import MICRO, Accelerator, Pool, Prices
+from telemetry.costs.prices import MICRO, AcceleratorPrice, PricedPool, Prices
 
 HOUR_MS = 3_600_000
 
@@ -83,7 +83,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CostLine:
     """A part of the cost.
 
     Attributes:
@@ -139,7 +139,7 @@ class Costs:
         unpriced_requests: By pool that is not in the price list.
     """
 
-    lines: Sequence[Line]
+    lines: Sequence[CostLine]
     pools: Sequence[PoolCost]
     unpriced_requests: Mapping[str, float]
 
@@ -154,7 +154,7 @@ def split(total: int, weights: Sequence[float]) -> list[int]:
     return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def least_s(work: Work, pool: Pool, kind: Accelerator, batch: float) -> float:
+def least_s(work: Work, pool: PricedPool, kind: AcceleratorPrice, batch: float) -> float:
     """Return the device time of a replica that work takes at least (see the module)."""
     peak = kind.tflops * 1e12 * pool.accelerators_per_replica
     bandwidth = kind.memory_bandwidth_gb_s * 1e9 * pool.accelerators_per_replica
@@ -193,14 +193,14 @@ def costs(
             works_by[work.pool_id, work.start_ms].append(work)
         else:
             unpriced[work.pool_id] += work.requests
-    lines: list[Line] = []
+    lines: list[CostLine] = []
     pools: list[PoolCost] = []
     for pool_id, pool in sorted(prices.pools.items()):
         given = (paid_hours or {}).get(pool_id)
         paid_by, paid_in = _paid(pool_id, pool, hours, given, recorded_by)
         paid = sum(paid_in.values())
         total = round(float(prices.accelerator_of(pool_id).price_per_hour) * MICRO * paid)
-        its_lines: list[Line] = []
+        its_lines: list[CostLine] = []
         least_hours = 0.0
         nothing = Busy(0, pool_id, 0.0, 0.0)
         parts = split(total, list(paid_in.values())) if paid > 0 else [0] * len(paid_in)
@@ -214,12 +214,12 @@ def costs(
     return Costs(lines, pools, unpriced)
 
 
-def spread_idle(lines: Sequence[Line]) -> list[Line]:
+def spread_idle(lines: Sequence[CostLine]) -> list[CostLine]:
     """Give each pool's idle cost to who used it, by what they cost; unused pools stay idle."""
-    by_pool: dict[str, list[Line]] = defaultdict(list)
+    by_pool: dict[str, list[CostLine]] = defaultdict(list)
     for line in lines:
         by_pool[line.work.pool_id].append(line)
-    found: list[Line] = []
+    found: list[CostLine] = []
     for its_lines in by_pool.values():
         used = [line for line in its_lines if not line.is_idle]
         weights = [line.busy_micros for line in used]
@@ -243,7 +243,7 @@ def _hours(from_ms: int, to_ms: int) -> dict[int, tuple[int, int]]:
 
 def _paid(
     pool_id: str,
-    pool: Pool,
+    pool: PricedPool,
     hours: Mapping[int, tuple[int, int]],
     given: float | None,
     recorded: Mapping[tuple[str, int], Recorded],
@@ -263,7 +263,7 @@ def _paid(
 
 def _hour(
     prices: Prices, busy: Busy, works: Sequence[Work], micros: int, paid_hours: float
-) -> tuple[list[Line], float]:
+) -> tuple[list[CostLine], float]:
     """Return the lines of an hour of a pool, and its least accelerator-hours."""
     pool, kind = prices.pools[busy.pool_id], prices.accelerator_of(busy.pool_id)
     each = pool.accelerators_per_replica
@@ -273,18 +273,18 @@ def _hour(
     share = min(1.0, busy_hours / paid_hours) if paid_hours > 0 else 1.0
     busy_micros = round(micros * share) if sum(weights) > 0 else 0
     parts = split(busy_micros, weights) if busy_micros else [0] * len(works)
-    lines = [Line(work, part) for work, part in zip(works, parts, strict=True)]
+    lines = [CostLine(work, part) for work, part in zip(works, parts, strict=True)]
     idle = Work(busy.start_ms, busy.pool_id, "", "", False, 0.0, 0.0, 0.0, 0.0, 0.0)
-    lines.append(Line(idle, 0, micros - busy_micros, is_idle=True))
+    lines.append(CostLine(idle, 0, micros - busy_micros, is_idle=True))
     return lines, sum(weights) * each / 3600
 
 
 def _pool(
     pool_id: str,
-    pool: Pool,
+    pool: PricedPool,
     paid: tuple[str, Mapping[int, float]],
     least_hours: float,
-    lines: Sequence[Line],
+    lines: Sequence[CostLine],
     busy_by: Mapping[tuple[str, int], Busy],
 ) -> PoolCost:
     paid_by, paid_in = paid

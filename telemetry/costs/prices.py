@@ -40,7 +40,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Accelerator(_Part):
+class AcceleratorPrice(_Part):
     """A kind of accelerator.
 
     Attributes:
@@ -54,7 +54,7 @@ class Accelerator(_Part):
     tflops: _Size
 
 
-class Step(_Part):
+class PriceStep(_Part):
     """From when on so many replicas were paid.
 
     Attributes:
@@ -66,7 +66,7 @@ class Step(_Part):
     replicas: Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-class Pool(_Part):
+class PricedPool(_Part):
     """What is paid for a pool, and what its tokens cost in work.
 
     Attributes:
@@ -80,7 +80,7 @@ class Pool(_Part):
     """
 
     accelerator: str
-    replicas: Annotated[list[Step], Field(min_length=1)] | None = None
+    replicas: Annotated[list[PriceStep], Field(min_length=1)] | None = None
     accelerators_per_replica: Annotated[int, Field(ge=1, le=1024)] = 1
     parameters: _Size
     bytes_per_parameter: _Size
@@ -95,7 +95,7 @@ class Pool(_Part):
 
     @field_validator("replicas")
     @classmethod
-    def _steps_go_on(cls, replicas: list[Step] | None) -> list[Step] | None:
+    def _steps_go_on(cls, replicas: list[PriceStep] | None) -> list[PriceStep] | None:
         for before, after in pairwise(replicas or ()):
             if after.since <= before.since:
                 raise ValueError(f"{after.since} is not after {before.since}: sort the steps")
@@ -146,8 +146,8 @@ class Prices(_Part):
     """
 
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
-    accelerators: dict[str, Accelerator]
-    pools: Annotated[dict[str, Pool], Field(min_length=1)]
+    accelerators: dict[str, AcceleratorPrice]
+    pools: Annotated[dict[str, PricedPool], Field(min_length=1)]
     apis: dict[str, ApiPrice] = {}
 
     @model_validator(mode="after")
@@ -174,7 +174,7 @@ class Prices(_Part):
             for name, pool in self.pools.items()
         }
 
-    def accelerator_of(self, pool_id: str) -> Accelerator:
+    def accelerator_of(self, pool_id: str) -> AcceleratorPrice:
         """Return the kind of a pool that is in the list."""
         return self.accelerators[self.pools[pool_id].accelerator]
 

@@ -12,8 +12,8 @@ from telemetry import params
 from telemetry.costs.breakeven import at_volume, break_even
 from telemetry.costs.model import (
     Busy,
+    CostLine,
     Costs,
-    Line,
     PoolCost,
     Recorded,
     Work,
@@ -107,7 +107,7 @@ def answer(prices: Prices, found: Measured, query: CostQuery) -> dict[str, Any]:
     }
 
 
-_NAMES: Mapping[str, Callable[[Line], str]] = {
+_NAMES: Mapping[str, Callable[[CostLine], str]] = {
     "pool": lambda line: line.work.pool_id,
     "model": lambda line: line.work.model,
     "tenant": lambda line: line.work.tenant_id,
@@ -115,9 +115,9 @@ _NAMES: Mapping[str, Callable[[Line], str]] = {
 }
 
 
-def _table(lines: Iterable[Line], by: str) -> dict[str, Any]:
+def _table(lines: Iterable[CostLine], by: str) -> dict[str, Any]:
     """Return rows of who used what, and beside them what is nobody's; they add up to the total."""
-    groups: dict[tuple[str, str], list[Line]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[CostLine]] = defaultdict(list)
     for line in lines:
         kind = "idle" if line.is_idle else "copies" if line.work.is_copy else "use"
         name = _NAMES[by](line) if kind == "use" or by in ("pool", "hour") else ""
@@ -132,7 +132,7 @@ def _table(lines: Iterable[Line], by: str) -> dict[str, Any]:
     return {"data": rows, "total_micros": sum(row["cost_micros"] for row in rows)}
 
 
-def _row(name: str, kind: str, lines: Sequence[Line]) -> dict[str, Any]:
+def _row(name: str, kind: str, lines: Sequence[CostLine]) -> dict[str, Any]:
     works = [line.work for line in lines]
     uncached, cached, output = _tokens(works)
     micros, tokens = sum(line.micros for line in lines), uncached + cached + output

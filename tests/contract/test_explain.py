@@ -125,7 +125,7 @@ async def test_decisions_of_the_sample_reach_the_gateway_and_the_log(
     assert (decision.request_id, decision.chosen) == ("sampled", placed.replica_id)
     assert decision.candidates[0].replica_id == placed.replica_id
     assert {candidate.replica_id for candidate in decision.candidates} == {"replica-0", "replica-1"}
-    assert "request_id=sampled" in capsys.readouterr().out.replace("\x1b[0m", "").replace("'", "")
+    assert "request_id=sampled" in capsys.readouterr().err.replace("\x1b[0m", "").replace("'", "")
 
 
 @pytest.fixture

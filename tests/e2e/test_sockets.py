@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException, Producer
 
 from cli.stack.broker import client_settings
 from cli.stack.home import Home
-from cli.stack.listeners import LISTENERS, Listener, Secret
+from cli.stack.listeners import LISTENERS, Secret, StackListener
 from cli.stack.postgres import locate
 from sluice.kafka import KafkaSettings
 from sluice.process import marked_processes
@@ -84,7 +84,7 @@ def test_each_socket_is_in_the_list_and_on_the_loopback(stack: Stack, ports: dic
 
 
 @pytest.mark.parametrize("it", [it for it in INET if it.protocol == "gRPC"], ids=lambda it: it.name)
-def test_grpc_answers_no_stranger(it: Listener, ports: dict[str, int]):
+def test_grpc_answers_no_stranger(it: StackListener, ports: dict[str, int]):
     with grpc.insecure_channel(f"127.0.0.1:{ports[it.name]}") as channel:
         call = channel.unary_unary(METHODS[it.name], None, None)
         with pytest.raises(grpc.RpcError) as refused:
@@ -93,7 +93,7 @@ def test_grpc_answers_no_stranger(it: Listener, ports: dict[str, int]):
 
 
 @pytest.mark.parametrize("it", [it for it in INET if it.name in PATHS], ids=lambda it: it.name)
-def test_http_answers_no_stranger(it: Listener, ports: dict[str, int]):
+def test_http_answers_no_stranger(it: StackListener, ports: dict[str, int]):
     answer = httpx.get(f"http://127.0.0.1:{ports[it.name]}{PATHS[it.name]}", timeout=TIMEOUT_S)
     assert str(answer.status_code) == it.stranger
 
@@ -117,7 +117,7 @@ OPEN = [it for it in INET if it.secret is Secret.NONE and it.protocol == "HTTP"]
 
 
 @pytest.mark.parametrize("it", OPEN, ids=lambda it: it.name)
-def test_what_is_open_names_no_key(it: Listener, stack: Stack, ports: dict[str, int]):
+def test_what_is_open_names_no_key(it: StackListener, stack: Stack, ports: dict[str, int]):
     text = httpx.get(f"http://127.0.0.1:{ports[it.name]}/metrics", timeout=TIMEOUT_S).text
     assert "# HELP" in text
     for secret in (stack.api_key, stack.admin_key):

@@ -13,7 +13,7 @@ import asyncpg
 from sqlalchemy import make_url
 
 from replica.agent.artifacts.library import Library
-from replica.agent.artifacts.node import NodeArtifacts, NodeOptions
+from replica.agent.artifacts.node import ArtifactCache, NodeOptions
 from sluice import shared_secret
 from sluice.artifacts import digest_directory
 from sluice.chunk_store import ChunkStore, open_backend
@@ -70,7 +70,7 @@ async def publish(database_url: str, store: Path, source: Path) -> Manifest:
 class Node:
     """A running node, and where its artifacts lie."""
 
-    artifacts: NodeArtifacts
+    artifacts: ArtifactCache
     directory: Path
 
     @property
@@ -107,7 +107,7 @@ def options(
 async def running_node(found: NodeOptions) -> AsyncIterator[Node]:
     """Run a node while the context lasts."""
     library = Library(found.directory, max_bytes=0, reserve_bytes=0)
-    artifacts = NodeArtifacts(found, library)
+    artifacts = ArtifactCache(found, library)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(artifacts.run())
         try:

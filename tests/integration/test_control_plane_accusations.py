@@ -16,7 +16,7 @@ from sqlalchemy import select
 
 from control_plane.database import Database
 from control_plane.quality.tables import ejections
-from replica.agent.golden import GoldenAsker, Target
+from replica.agent.golden import GoldenAsker, GoldenTarget
 from router.accusations import Accusations
 from router.core.fleet.health import LYING, CellHealth, HealthState
 from router.core.types.actions import EjectionNotice
@@ -53,14 +53,14 @@ class Node:
     def asked_since(self, at_s: float) -> list[str]:
         return [name for when, name in self.asked if when >= at_s]
 
-    def _targets(self) -> list[Target]:
+    def _targets(self) -> list[GoldenTarget]:
         return [
-            Target(it.replica_id, "127.0.0.1:9", it.engine, it.base_digest)
+            GoldenTarget(it.replica_id, "127.0.0.1:9", it.engine, it.base_digest)
             for it in self.desired.replicas
             if not it.is_draining
         ]
 
-    async def _ask(self, target: Target, _: agent.GoldenPrompt) -> engine.ProbeReply:
+    async def _ask(self, target: GoldenTarget, _: agent.GoldenPrompt) -> engine.ProbeReply:
         self.asked.append((time.monotonic(), target.replica_id))
         return engine.ProbeReply(tokens=WRONG if target.replica_id in self.wrong else RIGHT)
 

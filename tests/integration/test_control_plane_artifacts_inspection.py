@@ -8,7 +8,7 @@ import pytest
 
 from control_plane.artifacts import inspector
 from control_plane.artifacts.inspection import inspect_apart
-from control_plane.artifacts.inspector import Job
+from control_plane.artifacts.inspector import InspectionJob
 from sluice.chunk_store import ChunkStore, open_backend
 from sluice.manifests import manifest_of_directory
 from tests.integration.artifact_site import contents
@@ -23,7 +23,9 @@ def base_dir(tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
-async def job_of(store_dir: Path, directory: Path, base: Path | None = None, **changes) -> Job:
+async def job_of(
+    store_dir: Path, directory: Path, base: Path | None = None, **changes
+) -> InspectionJob:
     """Put a directory into a store, and return the job to look at it."""
     store = ChunkStore(open_backend(store_dir.as_uri()))
     for place in (directory, *([] if base is None else [base])):
@@ -40,7 +42,7 @@ async def job_of(store_dir: Path, directory: Path, base: Path | None = None, **c
         "adapter_bytes_max": 1 << 30,
         "cpu_s": 30,
     }
-    return Job(**(values | changes))
+    return InspectionJob(**(values | changes))
 
 
 async def test_good_ones_have_no_reasons_against_them(tmp_path, base_dir) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.budgets import repository
 from control_plane.budgets.feed import Ledger
-from control_plane.budgets.model import Period, Span, Usage, span_at
+from control_plane.budgets.model import BudgetSpan, Period, Usage, span_at
 from control_plane.budgets.repository import Due, Reading
 from control_plane.budgets.service import Budgets
 from control_plane.budgets.tables import budget_states, budgets
@@ -20,8 +20,8 @@ from control_plane.database import Database
 from control_plane.rollouts.repository import clock_ms
 from control_plane.tables import budget_stops, tenants, tiers
 from control_plane.telemetry_client import FeedDownError
+from gateway.limits.budgets import BudgetChecks as GatewayBudgets
 from gateway.limits.budgets import BudgetExhaustedError
-from gateway.limits.budgets import Budgets as GatewayBudgets
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as wire
 
@@ -183,7 +183,7 @@ class Spoken:
 
     def __init__(self) -> None:
         self.usage_of: dict[tuple[str, str], Usage] | None = {}
-        self.asked: list[tuple[Span, list[str]]] = []
+        self.asked: list[tuple[BudgetSpan, list[str]]] = []
         self.sums_days_only = False
         self.tells_tenants_max = 500
         self.now_s, self.takes_s = 0.0, 0.0
@@ -192,7 +192,7 @@ class Spoken:
         return self.now_s
 
     async def usage(
-        self, span: Span, tenant_ids: Collection[str], models: Collection[str]
+        self, span: BudgetSpan, tenant_ids: Collection[str], models: Collection[str]
     ) -> Ledger:
         assert set(models) <= {"m"}
         self.asked.append((span, sorted(tenant_ids)))
@@ -317,7 +317,7 @@ async def test_each_soft_percent_is_told_and_each_period_anew(database: Database
     await database.run(_one_budget)
 
     async def told(tokens: int, *, days: int = 0) -> list[tuple[str, int]]:
-        async def work(connection: AsyncConnection) -> list[repository.Change]:
+        async def work(connection: AsyncConnection) -> list[repository.BudgetChange]:
             reading = await _reading(connection, tokens, days=days)
             return await repository.write_readings(connection, [reading])
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane import tables
 from control_plane.database import Database
 from control_plane.fleet import repository
-from control_plane.fleet.hours import HOUR_US, Held, buckets, rows
+from control_plane.fleet.hours import HOUR_US, ReplicaCounts, buckets, rows
 from control_plane.fleet.hours_repository import edges, prune_intervals
 from control_plane.fleet.hours_tables import replica_intervals
 from control_plane.fleet.model import Replica, ReplicaState
@@ -133,7 +133,7 @@ async def test_what_is_deleted_with_its_pool_is_kept_and_counted_by_hour(databas
     assert await held("node_id", are_hours=False) == before, "and what was told stays told"
     hours = await held("pool_id", are_hours=True)
     assert len(hours) in (3, 4)
-    total = Held()
+    total = ReplicaCounts()
     for row in hours:
         assert row.held.reserved <= 2 * HOUR_US
         total = total.plus(row.held)

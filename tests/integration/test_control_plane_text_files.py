@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from gateway.bases.source import FetchError, fetch_base
+from gateway.bases.source import BaseFetchError, fetch_base
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
 from sluice.wire.distribution.v1.distribution_pb2_grpc import DistributionServiceStub
 from tests.integration.artifact_site import Site, push
@@ -69,10 +69,10 @@ async def test_what_the_store_has_lost_or_changed_is_never_handed_out(site) -> N
         path for path in site.store.rglob("*") if path.is_file() and path.read_bytes() == content
     )
     chunk.write_bytes(content[:-1] + b" ")
-    with pytest.raises(FetchError, match="changed in the store"):
+    with pytest.raises(BaseFetchError, match="changed in the store"):
         await fetch_base(site.plane.grpc_address, digest)
     chunk.unlink()
-    with pytest.raises(FetchError, match="not in the store"):
+    with pytest.raises(BaseFetchError, match="not in the store"):
         await fetch_base(site.plane.grpc_address, digest)
     chunk.write_bytes(content)
     assert await fetch_base(site.plane.grpc_address, digest)
@@ -85,7 +85,7 @@ async def test_many_gateways_at_once_are_served_or_told_to_come_back(site) -> No
         while True:
             try:
                 assert await fetch_base(site.plane.grpc_address, digest)
-            except FetchError as error:
+            except BaseFetchError as error:
                 assert any(words in str(error) for words in COME_BACK), error
                 await asyncio.sleep(0.2)
             else:

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from sim import traces
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
-from telemetry.rows import Batch
+from telemetry.rows import RowBatch
 from telemetry.store import Store
 from tests.integration.trace_site import empty_store
 
@@ -74,7 +74,7 @@ async def test_traffic_that_is_exported_as_documented_can_be_replayed(
         )
         for number in (1, 2)
     ]
-    await store.insert(Batch(events))
+    await store.insert(RowBatch(events))
     (sql,) = (sql for place, sql in STATEMENTS.items() if place.startswith("routing-study.md"))
     rows = await store.query(as_asked(sql), {})
     path = tmp_path / "own.jsonl"

@@ -13,7 +13,7 @@ import pytest
 from cli.stack.home import Home
 from cli.stack.segments import mapped_files
 from cli.stack.state import DONE, DOWN, READY, STOPPED, ProcessState
-from cli.stack.supervisor import Service, Supervisor
+from cli.stack.supervisor import SupervisedService, Supervisor
 from cli.stack.teardown import end_leftovers
 from sluice.process import MARKER, ProcessSpec, marked_processes
 
@@ -63,7 +63,9 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def supervised(*services: Service) -> AsyncIterator[tuple[Supervisor, list[ProcessState]]]:
+async def supervised(
+    *services: SupervisedService,
+) -> AsyncIterator[tuple[Supervisor, list[ProcessState]]]:
     seen: list[ProcessState] = []
     supervisor = Supervisor(services, seen.append)
     async with asyncio.TaskGroup() as group:
@@ -81,14 +83,16 @@ async def test_starts_what_is_needed_first_and_stops_in_reverse(tmp_path) -> Non
         prepared.append(True)
 
     services = [
-        Service(spec("web", tmp_path), needs=frozenset({"once"}), uses=frozenset({"cache"})),
-        Service(spec("cache", tmp_path)),
-        Service(
+        SupervisedService(
+            spec("web", tmp_path), needs=frozenset({"once"}), uses=frozenset({"cache"})
+        ),
+        SupervisedService(spec("cache", tmp_path)),
+        SupervisedService(
             spec("once", tmp_path, "import sys; sys.exit(0)"),
             needs=frozenset({"base"}),
             runs_once=True,
         ),
-        Service(spec("base", tmp_path), prepare=prepare),
+        SupervisedService(spec("base", tmp_path), prepare=prepare),
     ]
     async with supervised(*services) as (supervisor, _):
         for ready in supervisor.ready.values():
@@ -103,7 +107,7 @@ async def test_starts_what_is_needed_first_and_stops_in_reverse(tmp_path) -> Non
 
 
 async def test_what_dies_is_started_again_and_that_is_told(tmp_path) -> None:
-    async with supervised(Service(spec("web", tmp_path))) as (supervisor, seen):
+    async with supervised(SupervisedService(spec("web", tmp_path))) as (supervisor, seen):
         await until(supervisor.ready["web"].is_set)
         first = supervisor.states["web"].pid
         os.kill(first, signal.SIGKILL)
@@ -117,7 +121,7 @@ async def test_what_dies_is_started_again_and_that_is_told(tmp_path) -> None:
 
 async def test_what_never_comes_up_fails_the_start_with_its_own_words(tmp_path) -> None:
     code = "import sys; sys.exit('no luck today')"
-    async with supervised(Service(spec("web", tmp_path, code))) as (supervisor, _):
+    async with supervised(SupervisedService(spec("web", tmp_path, code))) as (supervisor, _):
         await until(supervisor.failed.is_set)
         assert "no luck today" in supervisor.failure
 
@@ -126,8 +130,8 @@ async def test_what_never_comes_up_fails_the_start_with_its_own_words(tmp_path) 
     "code", ["import sys; sys.exit('bad schema')", "import time; time.sleep(99)"]
 )
 async def test_a_one_shot_that_fails_or_hangs_fails_the_start(tmp_path, code) -> None:
-    service = Service(spec("once", tmp_path, code), runs_once=True, ready_timeout_s=2.0)
-    after = Service(spec("web", tmp_path), needs=frozenset({"once"}))
+    service = SupervisedService(spec("once", tmp_path, code), runs_once=True, ready_timeout_s=2.0)
+    after = SupervisedService(spec("web", tmp_path), needs=frozenset({"once"}))
     async with supervised(service, after) as (supervisor, _):
         await until(supervisor.failed.is_set)
         assert supervisor.failure.startswith("once ")
@@ -138,7 +142,10 @@ async def test_what_cannot_be_prepared_fails_the_start(tmp_path) -> None:
     async def prepare() -> None:
         raise RuntimeError("no room")
 
-    async with supervised(Service(spec("web", tmp_path), prepare=prepare)) as (supervisor, _):
+    async with supervised(SupervisedService(spec("web", tmp_path), prepare=prepare)) as (
+        supervisor,
+        _,
+    ):
         await until(supervisor.failed.is_set)
         assert supervisor.failure == "no room"
 
@@ -146,14 +153,16 @@ async def test_what_cannot_be_prepared_fails_the_start(tmp_path) -> None:
 async def test_a_missing_program_fails_the_start(tmp_path) -> None:
     missing = spec("web", tmp_path)
     missing = ProcessSpec("web", ["/no/such/program"], {}, missing.log_file, missing.ready)
-    async with supervised(Service(missing)) as (supervisor, _):
+    async with supervised(SupervisedService(missing)) as (supervisor, _):
         await until(supervisor.failed.is_set)
         assert "/no/such/program" in supervisor.failure
 
 
 def test_a_dependency_that_nobody_provides_is_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="unknown: base"):
-        Supervisor([Service(spec("web", tmp_path), needs=frozenset({"base"}))], lambda _: None)
+        Supervisor(
+            [SupervisedService(spec("web", tmp_path), needs=frozenset({"base"}))], lambda _: None
+        )
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 0.3])
@@ -170,7 +179,10 @@ with open({str(segment)!r}, "w+b") as file:
     kept = mmap.mmap(file.fileno(), 4096)
 time.sleep(300)
 """
-    async with supervised(Service(spec("x", tmp_path, code, home.marker))) as (supervisor, _):
+    async with supervised(SupervisedService(spec("x", tmp_path, code, home.marker))) as (
+        supervisor,
+        _,
+    ):
         await until(lambda: supervisor.states["x"].pid and segment.exists())
         pid = supervisor.states["x"].pid
         await until(lambda: mapped_files([pid]))

@@ -9,9 +9,9 @@ import pytest_asyncio
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent, TokenCount
 from telemetry.closings import OUTCOME, Closer
-from telemetry.metrics import Metrics
-from telemetry.reconciliation import State, reconciled
-from telemetry.rows import CLOSING_COLUMNS, CLOSING_VERSION, COUNT_VERSION, Batch
+from telemetry.metrics import TelemetryMetrics
+from telemetry.reconciliation import ReconciliationState, reconciled
+from telemetry.rows import CLOSING_COLUMNS, CLOSING_VERSION, COUNT_VERSION, RowBatch
 from telemetry.store import Store
 from tests.integration.trace_site import empty_store
 
@@ -44,7 +44,7 @@ def closing(number: int, **fields: Any) -> RequestEvent:
 
 def closer(store: Store, settle_s: float = -1.0) -> Closer:
     """Return one that takes what was written up to now."""
-    return Closer(store, Metrics(), settle_s=settle_s)
+    return Closer(store, TelemetryMetrics(), settle_s=settle_s)
 
 
 async def rows(store: Store) -> dict[str, tuple[str, int, int]]:
@@ -59,14 +59,14 @@ async def rows(store: Store) -> dict[str, tuple[str, int, int]]:
 
 
 async def test_the_gateways_own_event_wins_whenever_it_comes(store: Store) -> None:
-    await store.insert(Batch([event(1, output_tokens=5)]))
+    await store.insert(RowBatch([event(1, output_tokens=5)]))
     closings = [closing(number, output_tokens=3) for number in (1, 2, 3)]
-    await store.insert(Batch(closings=closings))
-    await store.insert(Batch([event(2, output_tokens=6)]))
+    await store.insert(RowBatch(closings=closings))
+    await store.insert(RowBatch([event(2, output_tokens=6)]))
     await closer(store).step()
     told = {"evt_1": ("stop", 0, 5), "evt_2": ("stop", 0, 6)}
     assert await rows(store) == told | {"evt_3": (OUTCOME, 0, 3)}
-    await store.insert(Batch([event(3, output_tokens=7)]))  # it had spooled it to its disk
+    await store.insert(RowBatch([event(3, output_tokens=7)]))  # it had spooled it to its disk
     await closer(store).step()
     assert await rows(store) == told | {"evt_3": ("stop", 0, 7)}
 
@@ -75,11 +75,11 @@ async def test_a_request_is_the_sum_of_its_answers_wherever_they_ran(store: Stor
     first = closing(1, prompt_tokens=9, cached_tokens=4, output_tokens=10, choices=2)
     again = closing(1, prompt_tokens=9, output_tokens=25, router_id="r2", choices=2)
     other = closing(1, part=1, output_tokens=7, choices=2)
-    await store.insert(Batch(closings=[first, other]))
+    await store.insert(RowBatch(closings=[first, other]))
     once = closer(store)
     await once.step()
     assert await rows(store) == {"evt_1": (OUTCOME, 9, 17)}
-    await store.insert(Batch(closings=[again, first, other]))  # told twice, as brokers do
+    await store.insert(RowBatch(closings=[again, first, other]))  # told twice, as brokers do
     await once.step()
     await once.step()
     await closer(store).step()
@@ -95,8 +95,8 @@ async def test_prompts_that_had_no_place_are_not_billed_beside_those_that_had(
     lost = closing(3, prompt_tokens=40, cached_tokens=8, output_tokens=3, replica_id="b")
     resumed = closing(3, prompt_tokens=40, output_tokens=3, router_id="r2")  # queued there
     later = closing(4, prompt_tokens=50, output_tokens=3, router_id="r2")  # the first is forgotten
-    await store.insert(Batch(closings=[queued, placed, *alone, lost, later]))
-    await store.insert(Batch(closings=[resumed]))
+    await store.insert(RowBatch(closings=[queued, placed, *alone, lost, later]))
+    await store.insert(RowBatch(closings=[resumed]))
     await closer(store).step()
     assert await rows(store) == {
         "evt_1": (OUTCOME, 30, 7),
@@ -110,14 +110,14 @@ async def test_prompts_that_had_no_place_are_not_billed_beside_those_that_had(
     told = {row["event_id"]: (row["replica_id"], row["queue_us"]) for row in found}
     assert told == {"evt_1": ("a", 5), "evt_2": ("", 0), "evt_3": ("b", 0), "evt_4": ("", 0)}
     assert sum(row["cached_tokens"] for row in found) == 8
-    await store.insert(Batch(counts=counts(1, {"m": 13})))
+    await store.insert(RowBatch(counts=counts(1, {"m": 13})))
     hour_ms = NOW_MS // 3_600_000 * 3_600_000
     ledger = await reconciled(store, hour_ms, hour_ms + 7_200_000, hour_ms)
     assert sum(it.ledger_prompt_tokens for it in ledger) == 30 + 40 + 50
 
 
 async def test_a_mark_that_was_lost_with_the_server_is_made_again(store: Store) -> None:
-    await store.insert(Batch(closings=[closing(1, output_tokens=3)]))
+    await store.insert(RowBatch(closings=[closing(1, output_tokens=3)]))
     await closer(store).step()
     # It died after it had written the row, before the view had marked it.
     await store.write("TRUNCATE TABLE rollup_marks", {})
@@ -128,7 +128,7 @@ async def test_a_mark_that_was_lost_with_the_server_is_made_again(store: Store) 
 
 
 async def test_a_closing_waits_until_its_gateway_had_its_time(store: Store) -> None:
-    await store.insert(Batch(closings=[closing(1, output_tokens=3)]))
+    await store.insert(RowBatch(closings=[closing(1, output_tokens=3)]))
     late = closer(store, settle_s=3600.0)
     await late.step()
     assert await rows(store) == {}
@@ -169,13 +169,13 @@ async def test_the_ledger_is_compared_with_the_last_report_of_each_router(store:
     for number, it in enumerate(events):
         it.received_at_unix_ms = HOUR_MS + number
     events[3].is_copy = True
-    await store.insert(Batch(events))
-    await store.insert(Batch(events[:2], counts=counts(2, {"m": 20, "n": 3}, is_last=True)))
-    await store.insert(Batch(counts=counts(1, {"m": 10})))  # an older one, told again
+    await store.insert(RowBatch(events))
+    await store.insert(RowBatch(events[:2], counts=counts(2, {"m": 20, "n": 3}, is_last=True)))
+    await store.insert(RowBatch(counts=counts(1, {"m": 10})))  # an older one, told again
     closed_ms = HOUR_MS + 3_600_000
     found = await reconciled(store, HOUR_MS, closed_ms, closed_ms)
     assert [(it.model, it.ledger_tokens, it.engine_tokens, it.state) for it in found] == [
-        ("m", 20, 20, State.EQUAL),
-        ("n", 0, 3, State.DIFFERS),
+        ("m", 20, 20, ReconciliationState.EQUAL),
+        ("n", 0, 3, ReconciliationState.DIFFERS),
     ]
     assert await reconciled(store, closed_ms, closed_ms + 3_600_000, closed_ms) == []

@@ -23,10 +23,10 @@ from telemetry.closings import Closer
 from telemetry.costs.model import HOUR_MS
 from telemetry.costs.prices import Prices
 from telemetry.costs.recorded import RecordedHours
-from telemetry.http import Api
-from telemetry.metrics import Metrics
-from telemetry.progress import Progress
-from telemetry.rows import Batch
+from telemetry.http import TelemetryApi
+from telemetry.metrics import TelemetryMetrics
+from telemetry.progress import IngestProgress
+from telemetry.rows import RowBatch
 from telemetry.sink import Sink
 from telemetry.store import Store
 from tests.integration.conftest import ADMIN_KEY as CONTROL_KEY
@@ -74,7 +74,7 @@ async def serving(
     store: Store, prices: Prices | None, recorded: RecordedHours, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Serve the API; its sink does not run."""
-    metrics, progress = Metrics(), Progress()
+    metrics, progress = TelemetryMetrics(), IngestProgress()
 
     def nothing_to_read() -> Any:
         raise AssertionError
@@ -82,7 +82,7 @@ async def serving(
     sink = Sink(nothing_to_read, store, metrics, batch_max=1)
     key_sha256 = hashlib.sha256(ADMIN_KEY.encode()).hexdigest()
     closer = Closer(store, metrics, settle_s=0.0)
-    api = Api(store, sink, progress, closer, metrics, key_sha256, prices, recorded)
+    api = TelemetryApi(store, sink, progress, closer, metrics, key_sha256, prices, recorded)
     runner = web.AppRunner(api.application())
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -147,8 +147,8 @@ async def test_time_on_replicas_is_a_union_and_requests_are_cut_at_hours(
         # As long as an event can tell; it began before the span.
         event(8, hour - 4_000_000, 4_200_000, replica_id="r2"),
     ]
-    await store.insert(Batch(events))
-    await store.insert(Batch(events[:4]))  # again
+    await store.insert(RowBatch(events))
+    await store.insert(RowBatch(events[:4]))  # again
     span = {"from": iso(hour), "to": iso(hour + 2 * HOUR_MS)}
     found = (await http.get("/v1/costs", params=span | {"format": "work"})).json()
     busy = {(it["pool_id"], it["start_ms"]): it for it in found["busy"]}
@@ -186,7 +186,7 @@ async def test_every_view_adds_up_and_a_tenant_sees_its_own_share_alone(
         )
         for number in range(500)
     ]
-    await store.insert(Batch(events))
+    await store.insert(RowBatch(events))
     span = {"from": iso(hour + 12_345), "to": iso(hour + 20 * HOUR_MS - 54_321)}
     whole = round(12 * (20 * HOUR_MS - 12_345 - 54_321) / HOUR_MS * 1e6)
     for by in ("pool", "model", "tenant", "hour"):
@@ -260,7 +260,7 @@ async def test_pools_without_replicas_in_the_list_cost_what_was_recorded(
             f" '{iso(end)}')",
             "shared",
         )
-    await store.insert(Batch([event(1, hour, 600_000)]))
+    await store.insert(RowBatch([event(1, hour, 600_000)]))
     listed = PRICES | {"pools": {"p": {k: v for k, v in _POOL.items() if k != "replicas"}}}
     prices = Prices.model_validate(listed)
     url = str(shared_control_plane.admin.base_url)

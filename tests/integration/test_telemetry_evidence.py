@@ -13,7 +13,7 @@ from sluice.errors import ErrorCode, Evidence
 from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, ARM_CONTROL, RequestEvent
 from telemetry.evidence import ArmCounts, WindowCounts, complete_windows, rollout_windows
 from telemetry.queries import RequestFilter, recent_requests
-from telemetry.rows import Batch
+from telemetry.rows import RowBatch
 from telemetry.scores import ScoreCounts
 from telemetry.store import Store
 from tests.integration.trace_site import empty_store
@@ -113,8 +113,8 @@ def expected_scores(events: Iterable[RequestEvent], window: int, arm: int) -> Sc
 async def test_scores_are_of_the_window_in_which_they_were_made(store: Store) -> None:
     random = Random(7)
     scores = [random_score(random, number) for number in range(1_000)]
-    await store.insert(Batch([*scores, *(random_event(random, number) for number in range(50))]))
-    await store.insert(Batch(scores[300:500]))  # again
+    await store.insert(RowBatch([*scores, *(random_event(random, number) for number in range(50))]))
+    await store.insert(RowBatch(scores[300:500]))  # again
     starts_ms = complete_windows(BEGIN_MS, BEGIN_MS + WINDOWS * WINDOW_MS, WINDOW_MS)
     found = await rollout_windows(store, "r", starts_ms)
     for number, window in enumerate(found):
@@ -196,10 +196,10 @@ def arm_of(events: Sequence[RequestEvent], first: set[str]) -> ArmCounts:
 async def test_windows_are_those_of_the_reference(store: Store, seed: int) -> None:
     random = Random(seed)
     events = [random_event(random, number) for number in range(3_000)]
-    await store.insert(Batch(events[:2_000]))
+    await store.insert(RowBatch(events[:2_000]))
     # Again what was written already, as after a crash, and as parts that are not merged.
-    await store.insert(Batch(events[1_500:]))
-    await store.insert(Batch(random.sample(events, 500)))
+    await store.insert(RowBatch(events[1_500:]))
+    await store.insert(RowBatch(random.sample(events, 500)))
     starts_ms = complete_windows(BEGIN_MS, BEGIN_MS + WINDOWS * WINDOW_MS + 999, WINDOW_MS)
     for rollout_id in ("r", "s"):
         found = await rollout_windows(store, rollout_id, starts_ms)
@@ -238,7 +238,7 @@ async def test_what_answers_are_like_is_counted_once_per_session(store: Store) -
         for session, all_of_it in seconds.items()
         for second in all_of_it
     ]
-    await store.insert(Batch(events))
+    await store.insert(RowBatch(events))
     found = {}
     # In parts: what came before a part's first window is known, too.
     for begin_ms, end_ms in ((0, 200_000), (200_000, 610_000), (610_000, 620_000)):

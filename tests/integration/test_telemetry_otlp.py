@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
 from telemetry import otlp
-from telemetry.metrics import Metrics
+from telemetry.metrics import TelemetryMetrics
 from telemetry.otlp import SpanExport, http_exporter
 
 pytestmark = pytest.mark.real
@@ -65,7 +65,7 @@ async def collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]
 
 
 @asynccontextmanager
-async def exporting(url: str, metrics: Metrics) -> AsyncIterator[SpanExport]:
+async def exporting(url: str, metrics: TelemetryMetrics) -> AsyncIterator[SpanExport]:
     export = SpanExport(partial(http_exporter, url), metrics, slow_us=1_000_000)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(export.run())
@@ -92,14 +92,14 @@ def event(**fields: object) -> RequestEvent:
     return RequestEvent(**known | fields)  # type: ignore[arg-type]
 
 
-def sample(metrics: Metrics, name: str, **labels: str) -> float:
+def sample(metrics: TelemetryMetrics, name: str, **labels: str) -> float:
     return metrics.registry.get_sample_value(f"telemetry_{name}_total", labels) or 0.0
 
 
 async def test_spans_arrive_with_the_callers_trace_and_none_of_unwanted_requests(
     collector: Collector,
 ) -> None:
-    metrics = Metrics()
+    metrics = TelemetryMetrics()
     async with exporting(collector.url, metrics) as export:
         export.offer([event(), event(event_id="evt_other", is_sampled=False)])
         async with asyncio.timeout(30):
@@ -127,7 +127,7 @@ async def test_what_a_collector_refuses_and_what_is_too_much_is_counted(
 ) -> None:
     monkeypatch.setattr(otlp, "_QUEUE_MAX", 2)
     collector.status = 400
-    metrics = Metrics()
+    metrics = TelemetryMetrics()
     async with exporting(collector.url, metrics) as export:
         export.offer([event(event_id=f"evt_{number}") for number in range(5)])
         async with asyncio.timeout(30):
@@ -142,7 +142,7 @@ async def test_what_a_collector_refuses_and_what_is_too_much_is_counted(
 
 
 async def test_what_waits_at_the_end_is_sent_or_counted(collector: Collector) -> None:
-    metrics = Metrics()
+    metrics = TelemetryMetrics()
     async with exporting("http://127.0.0.1:1/v1/traces", metrics) as export:
         await asyncio.sleep(0)
         export.offer([event()])
@@ -174,7 +174,7 @@ async def test_a_send_that_hangs_takes_one_thread_and_holds_up_no_end(
 ) -> None:
     for name in ("_GATHER_S", "_SEND_S", "_STOP_S"):
         monkeypatch.setattr(otlp, name, 0.01)
-    stuck, metrics = Stuck(), Metrics()
+    stuck, metrics = Stuck(), TelemetryMetrics()
     export = SpanExport(lambda: stuck, metrics, slow_us=0)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(export.run())
@@ -194,7 +194,7 @@ async def test_a_send_that_hangs_takes_one_thread_and_holds_up_no_end(
 
 async def test_what_callers_chose_goes_before_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp, "_QUEUE_MAX", 2)
-    metrics = Metrics()
+    metrics = TelemetryMetrics()
     export = SpanExport(Stuck, metrics, slow_us=0)
     failed = event(status=503, attempts=[Attempt(reason="full", decision=b"long")])
     export.offer([failed, event(), event(event_id="evt_last")])

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
-from telemetry.metrics import Metrics
-from telemetry.queries import Scope
+from telemetry.metrics import TelemetryMetrics
+from telemetry.queries import TenantScope
 from telemetry.reconciliation import LedgerSums
 from telemetry.retention import ttl_of
 from telemetry.rollups import HOUR_MS, MINUTE_MS, Level, plan, planned_rows
 from telemetry.rollups_worker import Rollups, rollup_state
-from telemetry.rows import Batch
+from telemetry.rows import RowBatch
 from telemetry.settings import StoreSettings
 from telemetry.store import Store
 from telemetry.usage import UsageQuery, usage
@@ -63,7 +63,7 @@ async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
 async def rolled(store: Store) -> None:
     """Run a new process of rollups for one step."""
     await settled(store)
-    await Rollups(store, Metrics(), settle_ms=0).step()
+    await Rollups(store, TelemetryMetrics(), settle_ms=0).step()
 
 
 async def settled(store: Store) -> None:
@@ -153,13 +153,13 @@ async def test_usage_is_the_sum_of_the_events_whatever_happens(
                 for number, flavour in step
             }
             there |= found
-            await store.insert(Batch(list(found.values())))
+            await store.insert(RowBatch(list(found.values())))
             await settled(store)  # what replaces it must be ingested later
         elif step == "roll":
             await rolled(store)
         elif step == "two at once":
             await settled(store)
-            both = (Rollups(store, Metrics(), settle_ms=0) for _ in range(2))
+            both = (Rollups(store, TelemetryMetrics(), settle_ms=0) for _ in range(2))
             await asyncio.gather(*(one.step() for one in both))
         else:
             dying = DyingStore(store.settings)
@@ -176,7 +176,7 @@ async def test_usage_is_the_sum_of_the_events_whatever_happens(
     assert {key: row for key, row in everybody.items() if key[1] == tenant} == wanted
     await rolled(store)
     assert await told(store, base_ms, base_ms + 3 * HOUR_MS, tenant) == wanted
-    state = await rollup_state(store, (base_ms, base_ms + 3 * HOUR_MS), Scope.tenants(tenant))
+    state = await rollup_state(store, (base_ms, base_ms + 3 * HOUR_MS), TenantScope.tenants(tenant))
     # Nothing of it was taken from events at last.
     assert (state.has_hours, list(state.hours_ms)) == (True, [])
 
@@ -203,7 +203,7 @@ async def test_the_ledgers_side_is_the_same_whatever_of_it_is_kept(shared_traces
             for one in events:
                 if chance.random() < 0.3:
                     one.lost_model, one.lost_prompt_tokens, one.lost_output_tokens = "lost", 5, 3
-            await store.insert(Batch(events))
+            await store.insert(RowBatch(events))
             await settled(store)
             kept = await sums.of(span)
             whole = await LedgerSums(store).of(span)
@@ -252,7 +252,7 @@ async def test_usage_outlives_its_events_and_late_ones_add_to_it(shared_tracesto
                 late = [
                     event("a", number, old_ms + number * MINUTE_MS, flavour) for number in (0, 1)
                 ]
-                await second.insert(Batch(late))
+                await second.insert(RowBatch(late))
                 await rolled(second)
                 after = await told(second, old_ms, old_ms + HOUR_MS, "a")
                 assert after == before | expected(late)
@@ -348,7 +348,7 @@ async def test_keeping_events_longer_brings_none_back(shared_tracestore: Any) ->
         try:
             await short.prepare()
             await short.write("ALTER TABLE requests REMOVE TTL", {})
-            await short.insert(Batch([event("a", number, old_ms, 1) for number in range(3)]))
+            await short.insert(RowBatch([event("a", number, old_ms, 1) for number in range(3)]))
             await rolled(short)
             before = await told(short, old_ms, old_ms + HOUR_MS, "a")
             await short.write("TRUNCATE TABLE requests", {})  # as its TTL would have
@@ -358,7 +358,7 @@ async def test_keeping_events_longer_brings_none_back(shared_tracestore: Any) ->
             await long.prepare()
             assert "toIntervalDay(400)" in await ttl_of_requests(long)
             late = event("a", 9, old_ms, 1)
-            await long.insert(Batch([late]))
+            await long.insert(RowBatch([late]))
             await rolled(long)
             after = await told(long, old_ms, old_ms + HOUR_MS, "a")
             [key] = before
@@ -387,9 +387,9 @@ async def test_migrating_leaves_retention_alone(shared_tracestore: Any) -> None:
 async def test_a_question_for_a_tenant_seeks_that_tenant_alone(store: Store) -> None:
     now_ms = int(time.time() * 1000)
     span = (now_ms // HOUR_MS * HOUR_MS - DAY_MS, now_ms // HOUR_MS * HOUR_MS + HOUR_MS)
-    await store.insert(Batch([event("ten_a", 1, now_ms, 1), event("ten_b", 2, now_ms, 1)]))
+    await store.insert(RowBatch([event("ten_a", 1, now_ms, 1), event("ten_b", 2, now_ms, 1)]))
     await rolled(store)
-    await store.insert(Batch([event("ten_a", 3, now_ms, 1)]))
+    await store.insert(RowBatch([event("ten_a", 3, now_ms, 1)]))
     for name in (
         "ten_a",
         "' OR 1 = 1 --",
@@ -398,13 +398,13 @@ async def test_a_question_for_a_tenant_seeks_that_tenant_alone(store: Store) -> 
         "%",
         "{tenants:Array(String)}",
     ):
-        scope = Scope.tenants(name)
+        scope = TenantScope.tenants(name)
         state = await rollup_state(store, span, scope)
         rows = planned_rows(plan(span, state), scope.sql)
         found = await store.query(f"SELECT DISTINCT tenant_id FROM ({rows})", scope.parameters)
         assert [row["tenant_id"] for row in found] == [name] * (name == "ten_a")
-    state = await rollup_state(store, span, Scope.tenants("ten_a"))
-    sql = planned_rows(plan(span, state), Scope.tenants("ten_a").sql)
+    state = await rollup_state(store, span, TenantScope.tenants("ten_a"))
+    sql = planned_rows(plan(span, state), TenantScope.tenants("ten_a").sql)
     assert all(level.table in sql for level in Level)
     plain = await store.query(f"EXPLAIN indexes = 1 {sql}", {"tenants": ["ten_a"]})
     reads = "\n".join(row["explain"] for row in plain).split("ReadFromMergeTree")[1:]

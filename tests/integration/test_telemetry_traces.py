@@ -14,10 +14,10 @@ from google.protobuf.json_format import ParseDict
 from sluice.wire.router.v1.router_pb2 import Candidate, Explanation
 from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
 from telemetry.closings import Closer
-from telemetry.http import Api
-from telemetry.metrics import Metrics
-from telemetry.progress import Progress
-from telemetry.rows import Batch
+from telemetry.http import TelemetryApi
+from telemetry.metrics import TelemetryMetrics
+from telemetry.progress import IngestProgress
+from telemetry.rows import RowBatch
 from telemetry.sink import Sink
 from telemetry.store import Store
 from tests.integration.trace_site import empty_store
@@ -36,7 +36,7 @@ async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
 @pytest_asyncio.fixture
 async def http(store: Store) -> AsyncIterator[httpx.AsyncClient]:
     """The service's API on that store; its sink does not run."""
-    metrics = Metrics()
+    metrics = TelemetryMetrics()
 
     def nothing_to_read() -> Any:
         raise AssertionError
@@ -44,7 +44,9 @@ async def http(store: Store) -> AsyncIterator[httpx.AsyncClient]:
     sink = Sink(nothing_to_read, store, metrics, batch_max=1)
     key_sha256 = hashlib.sha256(ADMIN_KEY.encode()).hexdigest()
     closer = Closer(store, metrics, settle_s=0.0)
-    runner = web.AppRunner(Api(store, sink, Progress(), closer, metrics, key_sha256).application())
+    runner = web.AppRunner(
+        TelemetryApi(store, sink, IngestProgress(), closer, metrics, key_sha256).application()
+    )
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with httpx.AsyncClient(
@@ -87,8 +89,8 @@ async def test_a_request_comes_with_its_copies_and_namesakes(
     copy = event("e1-copy", "r1-copy", is_copy=True, model="next")
     older = event("e0", "r1", received_at_unix_ms=now_ms - 1000, outcome="length")
     foreign = event("e2", "r1", tenant_id="ten_b", received_at_unix_ms=now_ms + 1)
-    await store.insert(Batch([told, copy, older, event("e3", "r10")]))
-    await store.insert(Batch([told, foreign]))  # one of them again
+    await store.insert(RowBatch([told, copy, older, event("e3", "r10")]))
+    await store.insert(RowBatch([told, foreign]))  # one of them again
     found = await trace(http, "r1", tenant="ten_a")
     request = found["request"]
     assert (request["event_id"], request["resumes"], request["ttft_us"]) == ("e1", 2, 12)
@@ -102,7 +104,7 @@ async def test_a_request_comes_with_its_copies_and_namesakes(
     assert [it["event_id"] for it in everybody["others"]] == ["e1", "e0"]
     assert (await trace(http, "r1-copy"))["request"]["is_copy"]
     # A client may name its request as a copy of another one would be.
-    await store.insert(Batch([event("e9", "r1-copy", received_at_unix_ms=now_ms + 9)]))
+    await store.insert(RowBatch([event("e9", "r1-copy", received_at_unix_ms=now_ms + 9)]))
     assert await trace(http, "r1") == everybody
     assert (await trace(http, "r1-copy"))["request"]["event_id"] == "e9"
 
@@ -114,8 +116,8 @@ async def test_a_resumed_request_comes_with_where_it_ran_and_what_was_known(
     lost = Attempt(replica_id="r1", outcome="replica_lost", decision=known.SerializeToString())
     done = Attempt(number=1, replica_id="r2", outcome="stop", first_us=7, decision=b"\xff")
     told = event("e1", "r1", resumes=1, attempts=[lost, done])
-    await store.insert(Batch([told]))
-    await store.insert(Batch([told, event("e2", "r2"), event("e3", "r1", tenant_id="ten_b")]))
+    await store.insert(RowBatch([told]))
+    await store.insert(RowBatch([told, event("e2", "r2"), event("e3", "r1", tenant_id="ten_b")]))
     first, second = (await trace(http, "r1", tenant="ten_a"))["attempts"]
     assert (first["replica_id"], first["outcome"]) == ("r1", "replica_lost")
     assert (second["number"], second["first_us"], second["decision"]) == (1, 7, None)
@@ -135,13 +137,13 @@ async def test_closings_stand_for_a_request_until_its_row_is_there(
             {"router_id": "router-2", "output_tokens": 7, "received_at_unix_ms": now_ms},
         )
     ]
-    await store.insert(Batch(closings=closings))
+    await store.insert(RowBatch(closings=closings))
     found = await trace(http, "r1")
     assert not found["is_settled"]
     assert found["request"]["outcome"] == "gateway_lost"
     told = [(it["router_id"], it["output_tokens"]) for it in found["closings"]]
     assert told == [("router-2", 9), ("router-1", 5)]
-    await store.insert(Batch([event("e1", "r1", received_at_unix_ms=now_ms)]))
+    await store.insert(RowBatch([event("e1", "r1", received_at_unix_ms=now_ms)]))
     found = await trace(http, "r1")
     assert (found["is_settled"], found["request"]["outcome"]) == (True, "stop")
     assert len(found["closings"]) == 2
@@ -150,7 +152,7 @@ async def test_closings_stand_for_a_request_until_its_row_is_there(
 async def test_what_is_not_there_says_why_and_to_whom(
     store: Store, http: httpx.AsyncClient
 ) -> None:
-    await store.insert(Batch([event("e1", "r1")]))
+    await store.insert(RowBatch([event("e1", "r1")]))
     for path, query in (("r2", {}), ("r1", {"tenant": "ten_b"}), ("r1' OR 1=1 --", {})):
         answer = await http.get(f"/v1/requests/{path}", params=query)
         assert (answer.status_code, answer.json()["code"]) == (404, "not_found")

@@ -20,14 +20,14 @@ from typer.testing import CliRunner
 
 from cli.app import app
 from control_plane.budgets.feed import open_feed
-from control_plane.budgets.model import Span, Usage
+from control_plane.budgets.model import BudgetSpan, Usage
 from control_plane.telemetry_client import FeedDownError
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent, TokenCount
 from telemetry.closings import Closer
-from telemetry.http import Api
-from telemetry.metrics import Metrics
-from telemetry.progress import Progress
-from telemetry.rows import Batch
+from telemetry.http import TelemetryApi
+from telemetry.metrics import TelemetryMetrics
+from telemetry.progress import IngestProgress
+from telemetry.rows import RowBatch
 from telemetry.sink import Sink
 from telemetry.store import Store
 from tests.integration.trace_site import empty_store
@@ -48,7 +48,7 @@ async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
 @pytest_asyncio.fixture
 async def http(store: Store) -> AsyncIterator[httpx.AsyncClient]:
     """The service's API on that store; its sink does not run."""
-    metrics, progress = Metrics(), Progress()
+    metrics, progress = TelemetryMetrics(), IngestProgress()
     progress.until_ms = int(time.time() * 1000)
 
     def nothing_to_read() -> Any:
@@ -58,7 +58,7 @@ async def http(store: Store) -> AsyncIterator[httpx.AsyncClient]:
     key_sha256 = hashlib.sha256(ADMIN_KEY.encode()).hexdigest()
     closer = Closer(store, metrics, settle_s=0.0)
     closer.until_ms = progress.until_ms
-    api = Api(store, sink, progress, closer, metrics, key_sha256)
+    api = TelemetryApi(store, sink, progress, closer, metrics, key_sha256)
     runner = web.AppRunner(api.application())
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -133,8 +133,8 @@ async def test_the_ledger_is_the_sum_of_the_events(
         random_event(random, number, now_ms - random.randrange(72 * HOUR_MS))
         for number in range(2_000)
     ]
-    await store.insert(Batch(events))
-    await store.insert(Batch(random.sample(events, 700)))  # again, in a part that is not merged
+    await store.insert(RowBatch(events))
+    await store.insert(RowBatch(random.sample(events, 700)))  # again, in a part that is not merged
     span = {"from": iso(now_ms - 80 * HOUR_MS), "to": iso(now_ms + 1)}
     for granularity, length_ms in (("hour", HOUR_MS), ("day", 24 * HOUR_MS)):
         expected = totals_of(events, length_ms)
@@ -171,9 +171,9 @@ async def test_budgets_get_the_sums_of_the_ledger_for_the_tenants_they_ask_for(
         random_event(random, number, now_ms - random.randrange(8 * HOUR_MS))
         for number in range(500)
     ]
-    await store.insert(Batch(events))
-    await store.insert(Batch(events[:200]))
-    span = Span(now_ms - 4 * HOUR_MS, now_ms - HOUR_MS)
+    await store.insert(RowBatch(events))
+    await store.insert(RowBatch(events[:200]))
+    span = BudgetSpan(now_ms - 4 * HOUR_MS, now_ms - HOUR_MS)
     within = [it for it in events if span.start_ms <= it.received_at_unix_ms < span.end_ms]
     expected: Counter[tuple[str, str, str]] = Counter()
     for (_, tenant_id, _, model), sums in totals_of(within, 1).items():
@@ -199,7 +199,7 @@ async def test_budgets_get_the_sums_of_the_ledger_for_the_tenants_they_ask_for(
         }
         assert one.by_tenant() == {"ten_b": both.by_tenant()["ten_b"]}
         with pytest.raises(FeedDownError, match="at most 31 days"):
-            await feed.usage(Span(0, now_ms), {"ten_b"}, ())
+            await feed.usage(BudgetSpan(0, now_ms), {"ten_b"}, ())
     async with open_feed(str(http.base_url), "another key") as stranger:
         with pytest.raises(FeedDownError, match="answers 401"):
             await stranger.usage(span, {"ten_b"}, ())
@@ -215,7 +215,7 @@ async def test_what_comes_late_corrects_its_hour_and_says_so(
         for number, received_ms in enumerate((now_ms, now_ms - 30 * HOUR_MS))
     )
     in_time.is_copy = late.is_copy = False
-    await store.insert(Batch([in_time, late]))
+    await store.insert(RowBatch([in_time, late]))
     query = {"from": iso(now_ms - 40 * HOUR_MS), "to": iso(now_ms + 1)}
     answer = (await http.get("/v1/usage", params=query)).json()
     first, second = answer["data"]
@@ -257,7 +257,7 @@ async def test_the_ledger_is_compared_with_what_engines_made(
         )
         for model, tokens in {**made, "": 0}.items()
     ]
-    await store.insert(Batch(events, counts=counts))
+    await store.insert(RowBatch(events, counts=counts))
     answer = (await http.get("/v1/usage/reconciliation")).json()
     assert answer["mismatch_tokens"] == 4
     names = ("state", "difference_tokens", "prompt_difference_tokens")

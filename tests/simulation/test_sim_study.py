@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from benchmarks.load import routing_study
-from benchmarks.load.routing_study import AZURE, CONVERSATION, Case, markdown, merge, run_case
+from benchmarks.load.routing_study import AZURE, CONVERSATION, StudyCase, markdown, merge, run_case
 from sim.policies import registry
 
-CASE = Case(
+CASE = StudyCase(
     "Some traffic",
     ("requests=60,rate=4,prompt=1500,output=20", "synthetic"),
     2,
@@ -35,7 +35,7 @@ def test_new_records_replace_older_ones_and_the_order_is_the_case_s():
 
 
 def test_a_rate_is_turned_into_a_load(tmp_path: Path):
-    case = Case(
+    case = StudyCase(
         "A rate", CASE.trace, 2, "h70", (), policies=("round_robin",), rate_per_s=3.0, seeds=(0,)
     )
     (row,) = run_case(case, tmp_path, case.policies, None)
@@ -52,7 +52,9 @@ def test_the_page_shows_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("round_robin", 0.8),
         ("oracle", 0.8),
     ]
-    drawn = Case(**{name: getattr(CASE, name) for name in CASE.__slots__} | {"has_picture": True})
+    drawn = StudyCase(
+        **{name: getattr(CASE, name) for name in CASE.__slots__} | {"has_picture": True}
+    )
     monkeypatch.setattr(routing_study, "CASES", {"drawn": drawn, "empty": CASE})
     monkeypatch.setattr(routing_study, "DOCS", tmp_path)
     monkeypatch.setattr(routing_study, "PAGE", tmp_path / "page.md")

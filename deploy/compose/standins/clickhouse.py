@@ -12,8 +12,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from cli.stack.chdb_engine import Engine
-from cli.stack.tracestore import Limits, TraceStore
+from cli.stack.chdb_engine import ChdbEngine
+from cli.stack.tracestore import TraceStore, TraceStoreLimits
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
 
@@ -32,8 +32,8 @@ async def _run() -> None:
     pool = ThreadPoolExecutor(_THREADS)
     loop = asyncio.get_running_loop()
     limits = {"max_execution_time": "120", "max_threads": str(_THREADS)}
-    engine = await loop.run_in_executor(pool, lambda: Engine(_DIRECTORY, limits=limits))
-    store = TraceStore(engine, pool, Limits(), os.environ["CLICKHOUSE_PASSWORD"])
+    engine = await loop.run_in_executor(pool, lambda: ChdbEngine(_DIRECTORY, limits=limits))
+    store = TraceStore(engine, pool, TraceStoreLimits(), os.environ["CLICKHOUSE_PASSWORD"])
     application = store.application()
     application.middlewares.append(_from_the_network)
     runner = web.AppRunner(application, handler_cancellation=False, access_log=None)

@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb  # pyright: ignore[reportMissingImports
 
 from replica.drivers.registry import load_driver
 from replica.host import EngineHost
-from replica.host.metrics import FAMILIES, EngineMetrics, Family, Kind, Look, Value
+from replica.host.metrics import FAMILIES, EngineMetrics, Family, MetricKind, MetricsSample, Value
 from replica.interpreter import check_interpreter
 
 DRAIN_S = 2.0  # below Triton's --exit-timeout-secs
@@ -58,9 +58,9 @@ class TritonMetrics:
 
     def __init__(self, labels: dict[str, str]) -> None:
         kinds = {
-            Kind.GAUGE: pb.MetricFamily.GAUGE,
-            Kind.COUNTER: pb.MetricFamily.COUNTER,
-            Kind.HISTOGRAM: pb.MetricFamily.HISTOGRAM,
+            MetricKind.GAUGE: pb.MetricFamily.GAUGE,
+            MetricKind.COUNTER: pb.MetricFamily.COUNTER,
+            MetricKind.HISTOGRAM: pb.MetricFamily.HISTOGRAM,
         }
         # The families are kept: a collected family takes its metrics along.
         self._families = {
@@ -81,11 +81,11 @@ class TritonMetrics:
             if metric is None:
                 metric = self._series[series] = self._make(family, value.labels)
             before = self._written.get(series, 0.0)
-            if family.kind is Kind.HISTOGRAM:
+            if family.kind is MetricKind.HISTOGRAM:
                 metric.observe(value.value)
             elif value.value != before:
                 self._written[series] = value.value
-                if family.kind is Kind.GAUGE:
+                if family.kind is MetricKind.GAUGE:
                     metric.set(value.value)
                 else:
                     metric.increment(value.value - before)
@@ -93,7 +93,7 @@ class TritonMetrics:
     def _make(self, family: Family, values: tuple[str, ...]) -> Any:
         labels = {**self._labels, **dict(zip(family.labels, values, strict=True))}
         family_of_triton = self._families[family.name]
-        if family.kind is Kind.HISTOGRAM:
+        if family.kind is MetricKind.HISTOGRAM:
             return family_of_triton.Metric(labels=labels, buckets=list(family.buckets))
         return family_of_triton.Metric(labels=labels)
 
@@ -140,7 +140,7 @@ class TritonPythonModel:
         """Write metrics now and then, also while the step loop stands still."""
         metrics, host = EngineMetrics(), self._host
         while not self._stopping.wait(METRICS_S):
-            look = Look(
+            look = MetricsSample(
                 load=host.load,
                 limits=self._driver.limits,
                 counters=host.counters,

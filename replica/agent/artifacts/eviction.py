@@ -38,7 +38,7 @@ class Heat:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class EvictionCandidate:
     """An artifact on the disk.
 
     Attributes:
@@ -53,7 +53,9 @@ class Item:
     hold: Hold
 
 
-def to_evict(items: Iterable[Item], room_bytes: int, *, needed: bool) -> list[str] | None:
+def to_evict(
+    items: Iterable[EvictionCandidate], room_bytes: int, *, needed: bool
+) -> list[str] | None:
     """Return what has to go for `room_bytes`, the coldest adapter first; None: there is no way.
 
     Nothing goes that would not help, and nothing at all when it would not be enough.
@@ -69,7 +71,7 @@ def to_evict(items: Iterable[Item], room_bytes: int, *, needed: bool) -> list[st
         (item for item in items if item.hold <= highest),
         key=lambda item: (not item.is_adapter, item.hold, item.heat, item.digest),
     )
-    chosen: list[Item] = []
+    chosen: list[EvictionCandidate] = []
     freed = 0
     for item in movable:
         if freed >= room_bytes:

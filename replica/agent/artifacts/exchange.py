@@ -32,7 +32,7 @@ _Call = grpc.aio.StreamStreamCall[wire.DistributionReport, wire.DistributionAnsw
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class NodeIdentity:
     """What a node says of itself in each report."""
 
     node_id: str
@@ -40,7 +40,7 @@ class Identity:
     rack: str
 
 
-class News:
+class ArtifactNews:
     """Told by anybody that the control plane should hear something at once."""
 
     def __init__(self) -> None:
@@ -61,16 +61,16 @@ class News:
         self._event.clear()
 
 
-class Exchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
-    """Keeps one `Exchange` stream open, for ever."""
+class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
+    """Keeps one `ArtifactExchange` stream open, for ever."""
 
     def __init__(
         self,
         address: str,
-        identity: Identity,
+        identity: NodeIdentity,
         fetcher: Fetcher,
         keys: PeerKeys,
-        news: News,
+        news: ArtifactNews,
         directory: Path,
     ) -> None:
         """Take the control plane's address, who we are, and both directions.

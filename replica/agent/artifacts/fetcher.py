@@ -16,7 +16,7 @@ import structlog
 
 from replica.agent.artifacts.holdings import Holdings
 from replica.agent.artifacts.partial import CorruptChunkError, Partial, Piece, members
-from replica.agent.artifacts.sources import STORE, RefusedError
+from replica.agent.artifacts.sources import STORE, SourceRefusedError
 from sluice.errors import ErrorCode, PlatformError
 from sluice.manifests import Manifest
 from sluice.tickets import LIFETIME_S
@@ -380,7 +380,7 @@ class Fetcher:
         except TimeoutError:
             if not download.is_given_up:
                 self._failed(order, number, wire.TROUBLE_TIMEOUT)
-        except RefusedError as error:
+        except SourceRefusedError as error:
             log.info("chunk_refused", digest=digest, chunk=number, error=str(error))
             self._failed(order, number, wire.TROUBLE_REFUSED)
         except CorruptChunkError:

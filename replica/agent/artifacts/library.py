@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from replica.agent.artifacts.eviction import Heat, Hold, Item, to_evict
+from replica.agent.artifacts.eviction import EvictionCandidate, Heat, Hold, to_evict
 from replica.agent.artifacts.fingerprints import Fingerprints, fingerprint_of
 from sluice.ids import new_id
 from sluice.manifests import ManifestError, manifest_of_directory
@@ -254,7 +254,7 @@ class Library:
         for path in self._directory.glob(f"{_SPOILED}*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def _items(self) -> Iterator[Item]:
+    def _items(self) -> Iterator[EvictionCandidate]:
         now_s = self._clock()
         held = self._desired.union(*self._in_use.values())
         for digest, entry in self._entries.items():
@@ -264,7 +264,7 @@ class Library:
             elif (priority := self._wanted.get(digest)) is not None:
                 hold = Hold.PREFETCHED if priority >= _PREFETCH else Hold.FAST
             heat = self._heat[digest].at(now_s)
-            yield Item(digest, entry.size_bytes, heat, entry.is_adapter, hold)
+            yield EvictionCandidate(digest, entry.size_bytes, heat, entry.is_adapter, hold)
 
     def _left(self, coming: Mapping[str, int], used_bytes: int) -> int:
         """Return the bytes that are left, beside those that were promised to others."""

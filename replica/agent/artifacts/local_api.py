@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from replica.agent.artifacts.library import Library
-from replica.artifact_lines import LINE_BYTES_MAX, Ask, Told, decode_ask, encode_told
+from replica.artifact_lines import LINE_BYTES_MAX, ArtifactOutcome, Ask, decode_ask, encode_told
 from sluice.errors import ErrorCode, PlatformError
 
 log = structlog.get_logger(__name__)
@@ -28,7 +28,7 @@ _ENGINES_MAX = 256
 _UNSENT_BYTES_MAX = 1 << 20
 
 
-class Fetcher(Protocol):
+class AdapterFetcher(Protocol):
     """Gets artifacts from peers or the store into the library."""
 
     async def ensure(self, digest: str, *, needed: bool) -> None:
@@ -54,7 +54,7 @@ class LocalApi:
     """Answers the engines of a node while `serve` lasts."""
 
     def __init__(
-        self, state_dir: Path, library: Library, fetcher: Fetcher, *, uid: int | None = None
+        self, state_dir: Path, library: Library, fetcher: AdapterFetcher, *, uid: int | None = None
     ) -> None:
         """Take the agent's directory, and who knows and gets artifacts.
 
@@ -129,12 +129,12 @@ class LocalApi:
             if writer in self._waiting.get(digest, ()):
                 continue
             if self._library.looks_sound(digest):
-                _send(writer, Told(digest))
+                _send(writer, ArtifactOutcome(digest))
             elif self._fetch(digest):
                 self._waiting.setdefault(digest, set()).add(writer)
             else:
                 text = f"{len(self._fetches)} artifacts are being fetched already; try again"
-                _send(writer, Told(digest, ErrorCode.ENGINE_BUSY, text))
+                _send(writer, ArtifactOutcome(digest, ErrorCode.ENGINE_BUSY, text))
 
     def _forget(self, writer: asyncio.StreamWriter, waits: Collection[str]) -> None:
         """Tell an engine only what it still waits for; what is on its way comes all the same."""
@@ -151,20 +151,26 @@ class LocalApi:
         return True
 
     async def _get(self, digest: str) -> None:
-        told = Told(digest)
+        told = ArtifactOutcome(digest)
         try:
             async with asyncio.timeout(FETCH_S_MAX):
                 await self._library.problem_of(digest)  # a bad copy is out of the way then
                 if not self._library.has(digest):
                     await self._fetcher.ensure(digest, needed=True)
             if not self._library.has(digest):  # evicted in the same moment
-                told = Told(digest, ErrorCode.ENGINE_BUSY, "the artifact made way for another one")
+                told = ArtifactOutcome(
+                    digest, ErrorCode.ENGINE_BUSY, "the artifact made way for another one"
+                )
         except PlatformError as error:
-            told = Told(digest, _code_of(error), error.message)
+            told = ArtifactOutcome(digest, _code_of(error), error.message)
         except TimeoutError:
-            told = Told(digest, ErrorCode.ENGINE_BUSY, f"not fetched within {FETCH_S_MAX:.0f} s")
+            told = ArtifactOutcome(
+                digest, ErrorCode.ENGINE_BUSY, f"not fetched within {FETCH_S_MAX:.0f} s"
+            )
         except OSError as error:
-            told = Told(digest, ErrorCode.ENGINE_BUSY, f"the node could not keep it: {error}")
+            told = ArtifactOutcome(
+                digest, ErrorCode.ENGINE_BUSY, f"the node could not keep it: {error}"
+            )
         finally:
             del self._fetches[digest]
             waiting = self._waiting.pop(digest, set())
@@ -180,7 +186,7 @@ def _code_of(error: PlatformError) -> ErrorCode:
     return error.code if error.code in lasting else ErrorCode.ENGINE_BUSY
 
 
-def _send(writer: asyncio.StreamWriter, told: Told) -> None:
+def _send(writer: asyncio.StreamWriter, told: ArtifactOutcome) -> None:
     if writer.is_closing():
         return
     writer.write(encode_told(told))

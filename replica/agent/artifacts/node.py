@@ -11,7 +11,12 @@ from pathlib import Path
 
 import structlog
 
-from replica.agent.artifacts.exchange import Exchange, Identity, News, ask_manifest
+from replica.agent.artifacts.exchange import (
+    ArtifactExchange,
+    ArtifactNews,
+    NodeIdentity,
+    ask_manifest,
+)
 from replica.agent.artifacts.fetcher import Fetcher
 from replica.agent.artifacts.holdings import Holdings
 from replica.agent.artifacts.library import Library
@@ -99,7 +104,7 @@ def _is_any(address: str) -> bool:
     return ip is not None and ip.is_unspecified
 
 
-class NodeArtifacts:
+class ArtifactCache:
     """Gets what the node should have, and serves what it has; `run` it."""
 
     def __init__(self, options: NodeOptions, library: Library) -> None:
@@ -131,7 +136,7 @@ class NodeArtifacts:
             await asyncio.sleep(_START_AGAIN_S)
 
     async def _run(self) -> None:
-        options, news = self._options, News()
+        options, news = self._options, ArtifactNews()
         async with AsyncExitStack() as stack:
             holdings = Holdings(options.directory, self._library)
             stack.callback(holdings.close)
@@ -147,9 +152,9 @@ class NodeArtifacts:
                 downloads_max=options.downloads_max,
                 on_news=news.note,
             )
-            identity = Identity(options.node_id, options.region, options.rack)
+            identity = NodeIdentity(options.node_id, options.region, options.rack)
             keys = await asyncio.to_thread(PeerKeys, options.keys_file)
-            exchange = Exchange(
+            exchange = ArtifactExchange(
                 options.control_address, identity, fetcher, keys, news, options.directory
             )
             self._before = self.downloaded_bytes
@@ -165,7 +170,11 @@ class NodeArtifacts:
                 await self._warm(group)
 
     async def _serve(
-        self, holdings: Holdings, keys: PeerKeys, exchange: Exchange, is_tried: asyncio.Event
+        self,
+        holdings: Holdings,
+        keys: PeerKeys,
+        exchange: ArtifactExchange,
+        is_tried: asyncio.Event,
     ) -> None:
         """Serve other nodes; while the address cannot be had, nobody is told to come."""
         options = self._options

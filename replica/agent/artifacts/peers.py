@@ -15,7 +15,7 @@ from aiohttp import web
 
 from replica.agent.artifacts.holdings import Holdings
 from replica.agent.artifacts.peer_keys import PeerKeys
-from replica.agent.artifacts.sources import Pace
+from replica.agent.artifacts.sources import FetchPace
 from sluice.addresses import host_and_port
 from sluice.certificates import refusal_of, server_tls
 from sluice.identity import Service
@@ -36,7 +36,7 @@ class _Handler:
         holdings: Holdings,
         keys: PeerKeys,
         uploads_max: int,
-        pace: Pace,
+        pace: FetchPace,
         count: Callable[[int], None],
     ) -> None:
         self._holdings = holdings
@@ -112,7 +112,7 @@ async def serve_peers(
     Raises:
         OSError: The address is taken.
     """
-    handler = _Handler(holdings, keys, uploads_max, Pace(bytes_per_s), count)
+    handler = _Handler(holdings, keys, uploads_max, FetchPace(bytes_per_s), count)
     application = web.Application()
     application.router.add_get(_CHUNK, handler.serve)
     runner = web.AppRunner(

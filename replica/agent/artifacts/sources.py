@@ -19,11 +19,11 @@ _CONNECT_S = 3.0
 _BUSY_PAUSE_S = 0.2  # before a peer that serves too many is asked again
 
 
-class RefusedError(Exception):
+class SourceRefusedError(Exception):
     """The source cannot be reached, or does not have the chunk."""
 
 
-class Pace:
+class FetchPace:
     """Keeps a flow of bytes below a rate, over any second."""
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -44,7 +44,7 @@ class Pace:
 class Sources:
     """Gets chunks; what comes is not verified yet. Made by `open_sources`."""
 
-    def __init__(self, session: aiohttp.ClientSession, store: ChunkStore, pace: Pace) -> None:
+    def __init__(self, session: aiohttp.ClientSession, store: ChunkStore, pace: FetchPace) -> None:
         self._session = session
         self._store = store
         self._pace = pace
@@ -67,7 +67,7 @@ class Sources:
         connector = aiohttp.TCPConnector(limit=0)
         try:
             async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-                yield cls(session, store, Pace(bytes_per_s))
+                yield cls(session, store, FetchPace(bytes_per_s))
         finally:
             store.close()
 
@@ -101,7 +101,7 @@ class Sources:
         try:
             return await self._store.get(sha256)
         except LostChunkError as error:
-            raise RefusedError(error.message) from None
+            raise SourceRefusedError(error.message) from None
         except StoreDownError as error:
             raise TimeoutError(error.reason) from None
 
@@ -116,12 +116,12 @@ class Sources:
                     if answer.status == HTTPStatus.OK:
                         return await _body(answer, size_bytes)
                     if answer.status != HTTPStatus.SERVICE_UNAVAILABLE:
-                        raise RefusedError(f"{answer.host} answered {answer.status}")
+                        raise SourceRefusedError(f"{answer.host} answered {answer.status}")
                 await asyncio.sleep(_BUSY_PAUSE_S)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if isinstance(error, TimeoutError):
                 raise
-            raise RefusedError(f"{url}: {error!r}") from None
+            raise SourceRefusedError(f"{url}: {error!r}") from None
 
 
 async def _body(answer: aiohttp.ClientResponse, size_bytes: int) -> bytes:

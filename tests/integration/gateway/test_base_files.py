@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.bases.shelf import Shelf
-from gateway.bases.source import FetchError, fetch_base
+from gateway.bases.shelf import BaseShelf
+from gateway.bases.source import BaseFetchError, fetch_base
 from sluice.artifacts import digest_directory
 from sluice.split import SHARE_MAX
 from sluice.wire.control.v1 import control_pb2 as control
@@ -125,19 +125,19 @@ async def test_what_comes_is_what_the_digest_says(new_base) -> None:
     digest, directory = new_base
     files = BaseFiles()
     async with serve(files) as address:
-        with pytest.raises(FetchError, match="no artifact"):
+        with pytest.raises(BaseFetchError, match="no artifact"):
             await fetch_base(address, digest)
         files.directories[digest] = directory
         files.spoiled = 1
-        with pytest.raises(FetchError, match="another SHA-256"):
+        with pytest.raises(BaseFetchError, match="another SHA-256"):
             await fetch_base(address, digest)
         found = await fetch_base(address, digest)
         assert found == {name: (directory / name).read_bytes() for name in found}
         assert {"tokenizer.json", "config.json"} <= found.keys()
         files.directories["0" * 64] = directory
-        with pytest.raises(FetchError, match="another manifest"):
+        with pytest.raises(BaseFetchError, match="another manifest"):
             await fetch_base(address, "0" * 64)
-    with pytest.raises(FetchError):
+    with pytest.raises(BaseFetchError):
         await fetch_base(address, digest)  # nobody listens any more
 
 
@@ -174,5 +174,5 @@ async def test_workers_that_are_killed_leave_a_shelf_that_the_next_one_fills(
                 it.kill()
                 await it.wait()
     assert len([it for it in files.asked if it == "tokenizer.json"]) == 2, "two fetched at once"
-    assert Shelf(root, 1 << 30).find(digest)
+    assert BaseShelf(root, 1 << 30).find(digest)
     assert sorted(path.name for path in root.iterdir()) == [".lock", digest]

@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from gateway.dispatch.pace import Pace
+from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.router_link import RouterLink
 from sluice.wire.router.v1 import router_pb2 as wire
 from tests.support.scripted_router import NeverLags
@@ -45,7 +45,7 @@ async def test_nonsense_ends_the_link_which_comes_back(nonsense: bytes) -> None:
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    link = RouterLink(f"127.0.0.1:{port}", "gateway", lambda: None, Pace(NeverLags()))
+    link = RouterLink(f"127.0.0.1:{port}", "gateway", lambda: None, AttemptPace(NeverLags()))
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         run = tasks.create_task(link.run())
         while connections < 2 and not run.done():  # noqa: ASYNC110 - it has no event

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.app import running_gateway
 from gateway.server.worker_link import HEARTBEAT_S, ParentEnd, WorkerEnd
-from gateway.server.workers import READY_S, Slot, Worker
+from gateway.server.workers import READY_S, GatewayWorker, Slot
 from gateway.settings import GatewaySettings
 from sluice.process import ProcessSpec
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -32,7 +32,7 @@ SUCCESS = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 async def test_a_roll_while_a_slot_waits_to_start_again_leaves_one_worker_in_it(
     tmp_path: Path,
 ) -> None:
-    begun: list[Worker] = []
+    begun: list[GatewayWorker] = []
     settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"))
     with socket.socket() as sock:
         slot = Slot(settings, 0, sock, begun.append)
@@ -202,7 +202,7 @@ async def test_a_parent_that_stood_still_kills_no_worker(world, fleets) -> None:
 async def test_a_worker_that_is_retired_before_it_can_be_told_is_told_then(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     listens = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"
-    worker = Worker(
+    worker = GatewayWorker(
         ProcessSpec(
             name="worker",
             command=[sys.executable, "-c", listens, str(theirs.fileno())],
@@ -316,9 +316,9 @@ async def test_who_is_told_to_stop_before_it_could_serve_ends_and_accepts_nothin
 @asynccontextmanager
 async def slot_alone(
     tmp_path: Path, **times_s: float
-) -> AsyncIterator[tuple[Slot, list[Worker], asyncio.TaskGroup]]:
+) -> AsyncIterator[tuple[Slot, list[GatewayWorker], asyncio.TaskGroup]]:
     """Yield a slot, the workers that it has begun, none of which has a process, and tasks."""
-    begun: list[Worker] = []
+    begun: list[GatewayWorker] = []
     settings = GatewaySettings(**plain_settings(tmp_path, "127.0.0.1:1"), **times_s)
     with socket.socket() as sock:
         async with asyncio.TaskGroup() as tasks:
@@ -336,7 +336,9 @@ async def _set_soon(stop: asyncio.Event) -> None:
     stop.set()
 
 
-async def linked(worker: Worker, tasks: asyncio.TaskGroup) -> tuple[ParentEnd, asyncio.Task[None]]:
+async def linked(
+    worker: GatewayWorker, tasks: asyncio.TaskGroup
+) -> tuple[ParentEnd, asyncio.Task[None]]:
     """Let a worker without a process say that it stops, and has never served."""
     ours, theirs = worker._sockets
     stop = asyncio.Event()

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from replica.agent.golden import Target, ask_engine
+from replica.agent.golden import GoldenTarget, ask_engine
 from replica.agent.replica_state import EngineSpec
 from sluice.artifacts import import_directory
 from sluice.wire.agent.v1 import agent_pb2 as agent
@@ -47,7 +47,7 @@ async def test_a_file_stalls_fails_and_corrupts_a_running_engine(
         await router.finish(make_sequence(5, [5, 6], 20))
         assert router.tokens[5] == router.tokens[1]
 
-        asked = Target("r1", triton.address, "sim", digest)
+        asked = GoldenTarget("r1", triton.address, "sim", digest)
         golden = agent.GoldenPrompt(base_digest=digest, token_ids=[5] * 70, output_tokens_max=9)
         honest = [list((await ask_engine(asked, golden)).tokens) for _ in range(2)]
         faults.write_text('[{"kind": "corrupt", "at_step": 3}]')

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from cli.admin_key_commands import RoleName
-from cli.api import Api, ApiError
+from cli.api import ApiClient, ApiError
 from cli.audit_commands import changed, since_moment
 from cli.tier_commands import model_limits
 from control_plane.access.roles import Role
@@ -65,8 +65,8 @@ class Rival:
 
 
 @asynccontextmanager
-async def served(server: Callable[[httpx.Request], httpx.Response]) -> AsyncIterator[Api]:
-    async with Api("http://127.0.0.1:1", "key") as api:
+async def served(server: Callable[[httpx.Request], httpx.Response]) -> AsyncIterator[ApiClient]:
+    async with ApiClient("http://127.0.0.1:1", "key") as api:
         transport = httpx.MockTransport(server)
         api._http = httpx.AsyncClient(base_url="http://127.0.0.1:1", transport=transport)
         yield api

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from cli import downloads
-from cli.api import Api, ApiError
+from cli.api import ApiClient, ApiError
 from cli.downloads import Pull, fetch_file, find_manifest
 from sluice.manifests import CHUNK_BYTES, Manifest, manifest_of_directory
 
 NOWHERE = "http://127.0.0.1:1"
 
 
-class Plane(Api):
+class Plane(ApiClient):
     """Has one artifact; answers so many times with other bytes, or not at all."""
 
     manifest: Manifest

@@ -6,7 +6,7 @@ import httpx
 import pytest
 import typer
 
-from cli.api import Api
+from cli.api import ApiClient
 from cli.golden_commands import _seconds, _tokenized
 from cli.golden_texts import PoolTexts, decode, readable_quarantine, readable_result, token_ids_of
 
@@ -27,7 +27,7 @@ async def _ids(asked: dict, expect: str) -> tuple[list[int], list[int]]:
         words = text.replace("New York", "New_York").split()
         return httpx.Response(200, json={"tokens": [len(word) for word in words]})
 
-    async with Api("http://gateway/v1", "key") as gateway:
+    async with ApiClient("http://gateway/v1", "key") as gateway:
         gateway._http = httpx.AsyncClient(
             base_url="http://gateway/v1", transport=httpx.MockTransport(answer)
         )
@@ -76,6 +76,6 @@ async def test_without_a_gateway_ids_are_shown(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
     for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    async with Api("http://admin", "key") as admin:
+    async with ApiClient("http://admin", "key") as admin:
         texts = await decode(admin, token_ids_of(QUARANTINE))
     assert texts.of("p", [1, 2]) == "1 2"

@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from cli.api import Api
+from cli.api import ApiClient
 from cli.key_commands import duration_s, expiry_unix_ms
 from cli.render import show_objects
 
@@ -31,7 +31,7 @@ def test_a_day_is_the_last_one_and_never_is_never() -> None:
     assert expiry_unix_ms("never", 5) == 0
 
 
-class Pages(Api):
+class Pages(ApiClient):
     """A list of 5 tiers, two at a time."""
 
     asked: list[dict[str, object]]

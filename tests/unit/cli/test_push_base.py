@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from cli.api import Api, ApiError
+from cli.api import ApiClient, ApiError
 from cli.stack.base import push_base
 
 NOWHERE = "http://127.0.0.1:1"
 
 
-class Plane(Api):
+class Plane(ApiClient):
     """Takes an upload; when told so it never checks it, or refuses it."""
 
     is_there = is_stuck = False
@@ -77,5 +77,5 @@ async def test_what_goes_wrong_is_said(plane, base) -> None:
     (base / "link").symlink_to("weights")
     assert "symbolic link" in await push_base(plane, base)
     assert await push_base(plane, base.parent / ("b" * 64))
-    async with Api(NOWHERE, "key") as nobody:
+    async with ApiClient(NOWHERE, "key") as nobody:
         assert "does not answer" in await push_base(nobody, base)

@@ -15,21 +15,21 @@ from cli.render import (
     status_json,
     status_table,
 )
-from cli.stack.health import Row, replica_states
+from cli.stack.health import HealthRow, replica_states
 from cli.stack.progress import (
-    Line,
     LiveRenderer,
     PipeRenderer,
     PlainRenderer,
-    Progress,
+    ProgressLine,
+    StartProgress,
     replay,
     terminal_renderer,
 )
 from cli.stack.state import DONE, DOWN, READY, STARTING, WAITING
 
 ROWS = [
-    Row("gateway", 11, 8000, 120.44, READY, "ok", 0, 75.0),
-    Row("router", 12, 20001, 60.0, DOWN, "down", 2, 0.0),
+    HealthRow("gateway", 11, 8000, 120.44, READY, "ok", 0, 75.0),
+    HealthRow("router", 12, 20001, 60.0, DOWN, "down", 2, 0.0),
 ]
 
 
@@ -94,7 +94,7 @@ def test_replica_states_are_found_by_port() -> None:
 
 def test_plain_progress_prints_ends_only_and_each_once() -> None:
     out = io.StringIO()
-    progress = Progress(PlainRenderer(out))
+    progress = StartProgress(PlainRenderer(out))
     for state in (WAITING, STARTING, READY, READY):
         progress.update("gateway", state, "here")
     progress.update("router", STARTING)
@@ -116,7 +116,7 @@ def test_live_progress_ends_without_a_spinner() -> None:
     terminal = Console(file=out, force_terminal=True, width=80)
     renderer = terminal_renderer(terminal)
     assert isinstance(renderer, LiveRenderer)
-    progress = Progress(renderer)
+    progress = StartProgress(renderer)
     progress.update("gateway", STARTING)
     progress.update("router", WAITING)
     progress.update("seed", DONE)
@@ -134,10 +134,10 @@ def test_live_progress_ends_without_a_spinner() -> None:
 def test_progress_travels_through_a_pipe(error) -> None:
     reading, writing = os.pipe()
     pipe = PipeRenderer(writing)
-    pipe.show(Line("gateway", READY, 1.5, "x"))
+    pipe.show(ProgressLine("gateway", READY, 1.5, "x"))
     pipe.say("remark")
     pipe.end(error)
-    pipe.show(Line("late"))  # after the end nobody listens, and that is no error
+    pipe.show(ProgressLine("late"))  # after the end nobody listens, and that is no error
     out = io.StringIO()
     with os.fdopen(reading) as received:
         assert replay(received, PlainRenderer(out)) == error
@@ -148,7 +148,7 @@ def test_progress_travels_through_a_pipe(error) -> None:
 def test_a_supervisor_that_ends_without_a_word_is_noticed() -> None:
     reading, writing = os.pipe()
     pipe = PipeRenderer(writing)
-    pipe.show(Line("gateway", DOWN))
+    pipe.show(ProgressLine("gateway", DOWN))
     pipe.close()
     with os.fdopen(reading) as received:
         assert replay(received, PlainRenderer(io.StringIO())) is None
@@ -158,7 +158,7 @@ def test_nobody_reads_the_pipe_any_more() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     pipe = PipeRenderer(writing)
-    pipe.show(Line("gateway"))
+    pipe.show(ProgressLine("gateway"))
     pipe.end()
 
 

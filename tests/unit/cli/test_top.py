@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cli.app import app
-from cli.top_scrape import Change, Scrape, gathered, parse, quantile
-from cli.top_sources import NAMES, Pages, Prometheus, SourceError, Target, given_targets
+from cli.top_scrape import Scrape, ScrapeChange, gathered, parse, quantile
+from cli.top_sources import NAMES, Pages, Prometheus, ScrapeError, ScrapeTarget, given_targets
 from cli.top_view import build, lines
 from tests.unit.observability.known import SCRAPED
 
@@ -56,13 +56,13 @@ def test_all_that_is_shown_is_read_and_nothing_else():
             asked.add(name)
             return default
 
-    build(Change(Scrape(0.0, Asked()), Scrape(1.0, Asked())))
+    build(ScrapeChange(Scrape(0.0, Asked()), Scrape(1.0, Asked())))
     assert asked == set(NAMES)
 
 
 @given(st.floats(0, 100), SAMPLES, SAMPLES, st.integers(1, 250))
 def test_whatever_is_missing_a_view_is_made_and_fits(took_s, before, after, width):
-    view = build(Change(gathered(0.0, before), gathered(took_s, after, ["http://x: gone"])))
+    view = build(ScrapeChange(gathered(0.0, before), gathered(took_s, after, ["http://x: gone"])))
     json.dumps(view.as_json(), allow_nan=False)
     assert all(len(line) <= width for line in lines(view, width))
     shares = [*view.tenants, *view.models]
@@ -78,7 +78,7 @@ def test_restarts_of_a_counter_never_make_more_than_there_was(steps):
         total += grown
         value = grown if has_restarted else value + grown
         now = counter(float(at_s), a=value)
-        told += Change(last, now).rates("n_total")[()]
+        told += ScrapeChange(last, now).rates("n_total")[()]
         last = now
     assert 0 <= told <= total
     if not any(has_restarted for _, has_restarted in steps):
@@ -86,14 +86,14 @@ def test_restarts_of_a_counter_never_make_more_than_there_was(steps):
 
 
 def test_a_process_that_is_new_here_has_no_rate_and_a_series_that_is_new_has_one():
-    change = Change(counter(0.0, a=10.0), counter(2.0, a=14.0, b=1e9))
+    change = ScrapeChange(counter(0.0, a=10.0), counter(2.0, a=14.0, b=1e9))
     assert change.rate("n_total") == 2.0
-    lost = Change(counter(0.0, a=10.0, b=7.0), counter(2.0, a=14.0))
+    lost = ScrapeChange(counter(0.0, a=10.0, b=7.0), counter(2.0, a=14.0))
     assert lost.rate("n_total") == 2.0
     first = scrape(0.0, ("other", {"instance": "a"}, 1.0))
-    assert Change(first, counter(2.0, a=4.0)).rate("n_total") == 2.0
-    assert Change(first, counter(0.0, a=4.0)).rate("n_total") is None
-    assert Change(first, first).rate("n_total") is None
+    assert ScrapeChange(first, counter(2.0, a=4.0)).rate("n_total") == 2.0
+    assert ScrapeChange(first, counter(0.0, a=4.0)).rate("n_total") is None
+    assert ScrapeChange(first, first).rate("n_total") is None
 
 
 @given(
@@ -149,7 +149,7 @@ def test_pools_tenants_and_models_are_told_apart():
             ("gateway_tenant_tokens_total", {**gateway, "tenant": "u"}, 8 * tokens),
         )
 
-    view = build(Change(at(0.0, 0.0), at(2.0, 1.0)), {"0123456789ab": "pirate"})
+    view = build(ScrapeChange(at(0.0, 0.0), at(2.0, 1.0)), {"0123456789ab": "pirate"})
     [pool] = view.pools
     assert (pool.ready, pool.replicas, pool.queued, pool.output_tokens_per_s) == (2, 3, 7, 5)
     assert (pool.kv_mean, pool.kv_max, pool.cached) == (0.5, 0.75, None)
@@ -169,9 +169,9 @@ def test_a_page_keeps_the_labels_of_its_target():
 def test_targets_are_urls_with_or_without_a_pool():
     words = ["http://a:1", "p=http://b:2/metrics", "https://c/x?y=z"]
     assert given_targets(words) == [
-        Target("http://a:1/metrics"),
-        Target("http://b:2/metrics", (("pool", "p"),)),
-        Target("https://c/x?y=z"),
+        ScrapeTarget("http://a:1/metrics"),
+        ScrapeTarget("http://b:2/metrics", (("pool", "p"),)),
+        ScrapeTarget("https://c/x?y=z"),
     ]
     for word in ("", "p=", "localhost:9090", "ftp://x"):
         with pytest.raises(ValueError, match="neither"):
@@ -193,7 +193,7 @@ async def test_pages_that_do_not_answer_are_named_beside_those_that_do():
             return httpx.Response(500)
         raise httpx.ConnectError("refused")
 
-    async def targets() -> list[Target]:
+    async def targets() -> list[ScrapeTarget]:
         return given_targets(["http://good", "http://bad", "http://gone"])
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
@@ -207,11 +207,11 @@ async def test_pages_that_do_not_answer_are_named_beside_those_that_do():
         "http://gone/metrics: ConnectError",
     )
 
-    async def nobody() -> list[Target]:
+    async def nobody() -> list[ScrapeTarget]:
         return given_targets(["http://gone"])
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
-        with pytest.raises(SourceError, match="ConnectError"):
+        with pytest.raises(ScrapeError, match="ConnectError"):
             await Pages(http, nobody).change()
 
 
@@ -231,5 +231,5 @@ async def test_a_prometheus_is_asked_for_both_ends_of_the_window():
         return httpx.Response(200, json={"data": []})
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(other)) as http:
-        with pytest.raises(SourceError, match="as Prometheus does"):
+        with pytest.raises(ScrapeError, match="as Prometheus does"):
             await Prometheus(http, "http://prom:9090", 60.0).change()

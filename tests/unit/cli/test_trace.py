@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cli import explain, trace_commands
 from cli.api import ApiError
 from cli.app import app
-from cli.trace_view import Stage, attempt_stages, bar, lines, stages, waterfall
+from cli.trace_view import TraceStage, attempt_stages, bar, lines, stages, waterfall
 from sluice.wire.router.v1 import router_pb2 as wire
 from telemetry.rows import COLUMNS
 
@@ -82,7 +82,7 @@ def test_whatever_the_width_lines_of_bars_are_as_long_as_it_or_have_no_bars(row,
 
 @given(st.integers(0, 2**32), st.integers(1, 2**32), st.integers(0, 2**32), st.integers(1, 200))
 def test_a_bar_has_its_width_and_shows_every_stage(start, length, rest, width):
-    shown = bar(Stage("any", start, start + length), start + length + rest, width)
+    shown = bar(TraceStage("any", start, start + length), start + length + rest, width)
     assert len(shown) == width
     assert set(shown.strip()) == {"█"}
 

@@ -119,7 +119,7 @@ def test_with_mutual_tls_no_key_is_sent_in_the_clear(
     monkeypatch.setenv("SLUICE_ADMIN_KEY", "k")
     monkeypatch.setenv("SLUICE_ADMIN_URL", "https://127.0.0.1:1")
     monkeypatch.setenv(name, "http://127.0.0.1:1")
-    monkeypatch.setattr(api.Api, "__init__", api_is_not_made)
+    monkeypatch.setattr(api.ApiClient, "__init__", api_is_not_made)
 
     told = CliRunner().invoke(app, command)
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli import admin, rollout_commands, usage_commands
-from cli.api import Api, ApiError
+from cli.api import ApiClient, ApiError
 from cli.app import app
 
 ROLLOUT = "rollout_" + "0" * 26
@@ -28,7 +28,7 @@ DONE = {
 }
 
 
-class Plane(Api):
+class Plane(ApiClient):
     """Answers in turn, and then always what it answered last."""
 
     answers: list[dict[str, Any] | int]
@@ -44,7 +44,7 @@ class Plane(Api):
 def watch(monkeypatch):
     def watch(*answers: dict[str, Any] | int, patience_s: float = 3600.0):
         monkeypatch.setattr(Plane, "answers", list(answers), raising=False)
-        monkeypatch.setattr(admin, "Api", Plane)
+        monkeypatch.setattr(admin, "ApiClient", Plane)
         monkeypatch.setattr(rollout_commands, "_POLL_S", 0.0)
         monkeypatch.setattr(rollout_commands, "_LOST_S_MAX", patience_s)
         monkeypatch.setenv("SLUICE_ADMIN_URL", "http://127.0.0.1:1")

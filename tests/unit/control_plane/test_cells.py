@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from control_plane.fleet.cells import CELL_DRAIN_S, Spread, cells_wanted, sizes, spread_pools
 from control_plane.fleet.model import Cell, Node, Pool, Replica, ReplicaState, assign_roles
-from control_plane.fleet.planner import Plan, plan_replicas
+from control_plane.fleet.planner import FleetChanges, plan_replicas
 
 _LIMITS = st.sampled_from([0, 1, 2, 3, 8])
 _POOLS = st.lists(st.tuples(st.integers(0, 12), _LIMITS), min_size=1, max_size=3).map(
@@ -261,7 +261,7 @@ def test_roles_are_shared_out_once_and_leave_somebody_for_the_other_half(
 
 def test_a_plan_is_applied_as_the_database_does() -> None:
     replicas = _fresh(3)
-    plan = Plan(create=(Replica("new", "p", "p-0", "n0"),), drain=("r01",), forget=("r00",))
+    plan = FleetChanges(create=(Replica("new", "p", "p-0", "n0"),), drain=("r01",), forget=("r00",))
     assert [(r.id, r.is_draining) for r in plan.applied(replicas)] == [
         ("r01", True),
         ("r02", False),

@@ -2,18 +2,18 @@
 
 from types import SimpleNamespace
 
-from control_plane.metrics import Metrics
+from control_plane.metrics import ControlPlaneMetrics
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 
 
-def lines(metrics: Metrics, state: ControlState) -> list[str]:
+def lines(metrics: ControlPlaneMetrics, state: ControlState) -> list[str]:
     feed = SimpleNamespace(state=state, is_database_up=True, refresh_s=0.0)
     return metrics.render(feed).decode().splitlines()
 
 
 def test_replicas_are_counted_by_pool_and_state():
-    metrics, state = Metrics(), ControlState()
+    metrics, state = ControlPlaneMetrics(), ControlState()
     for number, (pool, seen) in enumerate(
         (
             ("p", wire.REPLICA_STATE_READY),
@@ -33,7 +33,7 @@ def test_replicas_are_counted_by_pool_and_state():
 
 
 def test_rollouts_that_cannot_be_read_have_a_series_from_the_start():
-    metrics = Metrics()
+    metrics = ControlPlaneMetrics()
     metrics.show_rollouts({"running": 2, "unreadable": 1}, 3.0)
     page = lines(metrics, ControlState())
     assert 'control_plane_rollouts_count{phase="running"} 2.0' in page

@@ -11,7 +11,7 @@ from aiohttp.test_utils import make_mocked_request
 from control_plane.access.roles import Action, Actor, Role
 from control_plane.database import Database
 from control_plane.http.routes import ACTOR, ROUTE, Route
-from control_plane.http.writes import Answer
+from control_plane.http.writes import WriteReply
 from control_plane.telemetry_client import FeedDownError
 from control_plane.texts.routes import TextRoutes
 from sluice.errors import ErrorCode, PlatformError
@@ -34,7 +34,9 @@ class World:
         if self.is_away:
             raise FeedDownError("away")
 
-    async def run(self, _: web.Request, work: Callable[[Any], Awaitable[Answer]]) -> web.Response:
+    async def run(
+        self, _: web.Request, work: Callable[[Any], Awaitable[WriteReply]]
+    ) -> web.Response:
         def record(verb: str, object_id: str, *_: object, owners: list[str]) -> None:
             self.happened.append(f"row: {verb} {object_id} of {owners}")
 

@@ -7,7 +7,7 @@ import pytest
 
 from control_plane.database import Database
 from control_plane.fleet.presence import Presence
-from control_plane.metrics import Metrics
+from control_plane.metrics import ControlPlaneMetrics
 from control_plane.watch import service as watch_service
 from control_plane.watch.feed import Feed
 from control_plane.watch.history import History
@@ -72,8 +72,8 @@ async def _accuse(message: wire.AccuseRequest) -> None:
     pass
 
 
-def _service(feed: Feed) -> tuple[WatchService, Metrics, Presence]:
-    metrics, presence = Metrics(), Presence(lambda: None)
+def _service(feed: Feed) -> tuple[WatchService, ControlPlaneMetrics, Presence]:
+    metrics, presence = ControlPlaneMetrics(), Presence(lambda: None)
     return (
         WatchService(
             *(feed, presence.present, presence.leave, metrics.count_watcher),
@@ -243,7 +243,7 @@ async def test_without_a_state_nobody_is_served() -> None:
 
 
 async def test_the_names_of_the_metrics() -> None:
-    metrics = Metrics()
+    metrics = ControlPlaneMetrics()
     metrics.count_request("/v1/tiers/{id}", 200)
     metrics.count_watcher("router", 1)
     names = {

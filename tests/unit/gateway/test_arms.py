@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.directory import Directory, Principal, ResolvedModel
-from gateway.rollouts.decision import Decision
+from gateway.rollouts.decision import ReleaseDecision
 from sluice.split import SHARE_MAX, Split
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 
-CONTROL = Decision("rollout", telemetry.ARM_CONTROL)
-CANARY = Decision("rollout", telemetry.ARM_CANARY)
-PINNED = Decision(is_pinned=True)
+CONTROL = ReleaseDecision("rollout", telemetry.ARM_CONTROL)
+CANARY = ReleaseDecision("rollout", telemetry.ARM_CANARY)
+PINNED = ReleaseDecision(is_pinned=True)
 sessions = st.text(min_size=1, max_size=12)
 shares = st.integers(0, SHARE_MAX)
 
@@ -63,7 +63,7 @@ def directory(
     return made, made.authenticate("key", 0)
 
 
-def told(found: ResolvedModel) -> tuple[str, str, Decision | None]:
+def told(found: ResolvedModel) -> tuple[str, str, ReleaseDecision | None]:
     return found.model.release, found.model.adapter_digest, found.decision
 
 
@@ -138,7 +138,7 @@ def test_a_pin_that_nobody_serves_leaves_what_the_model_stands_for(release: str)
     for splits in ((), (split(SHARE_MAX),)):
         made, caller = directory(*splits, pins={"m": release})
         found = made.resolve(caller, "m", "session")
-        assert told(found) == ("old", "o", Decision(missed=release))
+        assert told(found) == ("old", "o", ReleaseDecision(missed=release))
         assert found.decision is not None
         assert found.decision.kind == "unserved"
 
@@ -148,7 +148,11 @@ def test_a_split_with_a_release_that_nobody_serves_does_not_count(fields: dict[s
     """`far` makes embeddings, which is as good as nobody."""
     made, caller = directory(split(SHARE_MAX, **fields))
     (missed,) = fields.values()
-    assert told(made.resolve(caller, "m", "session")) == ("old", "o", Decision(missed=missed))
+    assert told(made.resolve(caller, "m", "session")) == (
+        "old",
+        "o",
+        ReleaseDecision(missed=missed),
+    )
 
 
 def test_clients_see_the_release_that_goes_on() -> None:
@@ -206,7 +210,7 @@ def test_nothing_goes_to_a_canary_whose_base_cannot_be_tokenized_here() -> None:
     names = [f"session {n}" for n in range(50)]
     before = [made.resolve(caller, "m", name) for name in names]
     assert {it.model.release for it in before} == {"old"}
-    assert {it.decision for it in before} == {CONTROL, Decision(unready="rebased")}
+    assert {it.decision for it in before} == {CONTROL, ReleaseDecision(unready="rebased")}
     assert not any(it.shadow for it in before)
     loaded.add("b")
     after = [made.resolve(caller, "m", name) for name in names]

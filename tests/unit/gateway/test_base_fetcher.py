@@ -10,8 +10,8 @@ import pytest
 
 from gateway.bases import fetcher as module
 from gateway.bases.fetcher import BaseFetcher
-from gateway.bases.shelf import Shelf
-from gateway.bases.source import FetchError
+from gateway.bases.shelf import BaseShelf
+from gateway.bases.source import BaseFetchError
 
 A, B = "a" * 64, "b" * 64
 FILES = {"tokenizer.json": b"{}"}
@@ -38,7 +38,7 @@ class Worker:
 
         self.fetcher = BaseFetcher(
             root / "artifacts",
-            Shelf(root / "bases", 1 << 20),
+            BaseShelf(root / "bases", 1 << 20),
             noted,
             on_arrival=lambda digest: self.came[digest].set(),
             count=lambda result: self.results.update([result]),
@@ -90,7 +90,7 @@ async def test_one_that_fails_is_tried_again_and_holds_up_no_other(tmp_path) -> 
         nonlocal failures
         if digest == A and failures:
             failures -= 1
-            raise FetchError("away")
+            raise BaseFetchError("away")
         return FILES
 
     worker = Worker(tmp_path, fetch)
@@ -124,7 +124,7 @@ async def test_workers_of_a_machine_fetch_once(tmp_path) -> None:
 
 async def test_what_no_longer_exists_is_given_up(tmp_path) -> None:
     async def fetch(_: str) -> dict[str, bytes]:
-        raise FetchError("nobody has it")
+        raise BaseFetchError("nobody has it")
 
     worker = Worker(tmp_path, fetch)
     async with running(worker):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.bases.shelf import Shelf
+from gateway.bases.shelf import BaseShelf
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 FILES = {
@@ -16,11 +16,11 @@ FILES = {
 }
 
 
-def shelf(directory: Path, bytes_max: int = 1 << 20) -> Shelf:
-    return Shelf(directory / "bases", bytes_max)
+def shelf(directory: Path, bytes_max: int = 1 << 20) -> BaseShelf:
+    return BaseShelf(directory / "bases", bytes_max)
 
 
-def put(found: Shelf, digest: str) -> None:
+def put(found: BaseShelf, digest: str) -> None:
     with found.locked() as is_ours:
         assert is_ours
         found.put(digest, FILES)

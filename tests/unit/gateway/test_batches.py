@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.buckets import Scope
-from gateway.limits.script import Batch, Call
+from gateway.limits.buckets import BucketScope
+from gateway.limits.script import Call, LimitBatch
 from tests.unit.gateway.limit_rows import LimitRow, limit_rows
 
 CALL = Struct("<4I")
@@ -26,7 +26,7 @@ class Waiter:
         raise AssertionError
 
 
-CHANGES: tuple[Callable[[Scope], None], ...] = (
+CHANGES: tuple[Callable[[BucketScope], None], ...] = (
     lambda scope: scope.settle(30, 20, was_served=True),
     lambda scope: scope.settle(30, 30, was_served=False),
     lambda scope: scope.settle_local(30, 40, was_served=True),
@@ -49,7 +49,7 @@ steps = st.lists(
 )
 
 
-def said(scope: Scope) -> LimitRow:
+def said(scope: BucketScope) -> LimitRow:
     """Return the row of a scope, from its attributes."""
     return LimitRow(
         dict(scope.limits),
@@ -61,9 +61,9 @@ def said(scope: Scope) -> LimitRow:
     )
 
 
-def told(scope: Scope) -> LimitRow:
+def told(scope: BucketScope) -> LimitRow:
     """Return the row of a scope in a batch that calls for it."""
-    words = Batch(b"12345678", [(Waiter(), (scope,), (), 1)], []).command()
+    words = LimitBatch(b"12345678", [(Waiter(), (scope,), (), 1)], []).command()
     (row,) = limit_rows(cast("bytes", words[-3]))
     return without_idle_held(row)
 
@@ -75,8 +75,10 @@ def without_idle_held(row: LimitRow) -> LimitRow:
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("limits", LIMITS)
-def test_every_change_is_told_once(limits: dict[str, int], change: Callable[[Scope], None]) -> None:
-    scope = Scope("s", "", **limits)
+def test_every_change_is_told_once(
+    limits: dict[str, int], change: Callable[[BucketScope], None]
+) -> None:
+    scope = BucketScope("s", "", **limits)
     scope.held = 9
     assert told(scope).limits == limits
     change(scope)
@@ -89,7 +91,7 @@ def test_every_change_is_told_once(limits: dict[str, int], change: Callable[[Sco
 def test_rows_say_what_their_scopes_say(
     steps: list[tuple[int, int] | list[tuple[list[int], int]]],
 ) -> None:
-    scopes = [Scope(f"s{index}", "", **limits) for index, limits in enumerate(LIMITS)]
+    scopes = [BucketScope(f"s{index}", "", **limits) for index, limits in enumerate(LIMITS)]
     for scope in scopes:
         scope.held = 99
     for step in steps:
@@ -102,7 +104,7 @@ def test_rows_say_what_their_scopes_say(
         ]
         others = [scope for scope in scopes if scope.back_tokens]
         expected = {scope.name: said(scope) for scope in scopes}
-        words = Batch(b"12345678", calls, others).command()
+        words = LimitBatch(b"12345678", calls, others).command()
         names = cast("tuple[bytes, ...]", words[3 : 3 + cast("int", words[2])])
         rows, packed, asked = cast("tuple[bytes, bytes, int]", words[-3:])
         assert len(set(names)) == len(names)

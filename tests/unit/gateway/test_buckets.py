@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.buckets import Scope, decide_locally, part
+from gateway.limits.buckets import BucketScope, decide_locally, part
 from gateway.limits.headers import duration
 from gateway.limits.verdict import Verdict
 from sluice.limits import BY_NUMBER
@@ -25,8 +25,8 @@ class Limits:
     tpm: int = 0
     requests_max: int = 0
 
-    def scope(self, name: str = "a") -> Scope:
-        return Scope(name, name, rpm=self.rpm, tpm=self.tpm, requests_max=self.requests_max)
+    def scope(self, name: str = "a") -> BucketScope:
+        return BucketScope(name, name, rpm=self.rpm, tpm=self.tpm, requests_max=self.requests_max)
 
 
 def refused_by(verdict: Verdict) -> str:

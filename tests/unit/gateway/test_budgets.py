@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.directory import Principal
-from gateway.limits.budgets import BudgetExhaustedError, Budgets
+from gateway.limits.budgets import BudgetChecks, BudgetExhaustedError
 from gateway.limits.limiter import Limiter
 from gateway.server.errors import body_of, headers_of
 from sluice.watch import ControlState
@@ -23,11 +23,11 @@ DAY = wire.BudgetStop(
 )
 
 
-def budgets(*stops: wire.BudgetStop, now_ms: int = NOON_MS) -> Budgets:
+def budgets(*stops: wire.BudgetStop, now_ms: int = NOON_MS) -> BudgetChecks:
     state = ControlState()
     upserts = wire.Objects(budget_stops=[wire.BudgetStops(id="t", stops=stops)])
     state.apply(wire.WatchResponse(version=1, upserts=upserts))
-    return Budgets(state, lambda: now_ms)
+    return BudgetChecks(state, lambda: now_ms)
 
 
 def test_the_answer_says_what_is_used_up_and_when_to_come_back() -> None:

@@ -13,7 +13,7 @@ from gateway.dispatch import patience, pursuit, retry_budget
 from gateway.dispatch.answers import Answers
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.generation import Ending, EndKind, Generation, WholeGeneration
-from gateway.dispatch.pace import Pace
+from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.patience import Patience
 from gateway.dispatch.pursuit import Pursuit
 from gateway.dispatch.routers import RouterLinks
@@ -266,7 +266,7 @@ async def test_what_waits_to_be_tried_again_ends_with_the_process() -> None:
 
 
 async def test_what_waits_for_a_router_ends_with_the_process_at_once() -> None:
-    pace = Pace(LoopLag(lambda _: None))
+    pace = AttemptPace(LoopLag(lambda _: None))
     dispatcher = Dispatcher(RouterLinks(Directory(ControlState()), "g", pace))
     requests = [Request(dispatcher, made(1)) for _ in range(2)]
     async with running(requests[0]), running(requests[1]):

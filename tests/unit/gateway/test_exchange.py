@@ -14,7 +14,7 @@ from gateway.dispatch.tally import Tally
 from gateway.endpoints import event_head
 from gateway.endpoints.exchange import AnswerScore, Exchange, Lost
 from gateway.limits.limiter import Reservation
-from gateway.rollouts.decision import Decision
+from gateway.rollouts.decision import ReleaseDecision
 from gateway.rollouts.flaws import Flaws
 from sluice.tracecontext import Upstream
 from sluice.watch import ControlState
@@ -76,7 +76,7 @@ def test_the_event_at_the_end_is_the_same_with_and_without_closings() -> None:
 def test_the_event_is_of_the_model_that_answered() -> None:
     it = exchange()
     it.prepare_closings(generations(), 2, "g")
-    it.stand_in(model("other"), Decision(is_pinned=True), (), Lost("m", 7, 8))
+    it.stand_in(model("other"), ReleaseDecision(is_pinned=True), (), Lost("m", 7, 8))
     event = parsed(it)
     assert (event.model, event.is_pinned) == ("other", True)
     assert (event.lost_model, event.lost_prompt_tokens, event.lost_output_tokens) == ("m", 7, 8)
@@ -103,7 +103,7 @@ def test_every_field_arrives() -> None:
     scopes: Any = [SimpleNamespace(told="account rpm=6"), SimpleNamespace(told="key rpm=3")]
     forecast: Any = None
     it.reservation = Reservation(scopes, [0], 40, forecast, 1, None, True)
-    it.decision, it.lost = Decision(rollout_id="o", arm=ARM_CANARY), Lost("other", 7, 8)
+    it.decision, it.lost = ReleaseDecision(rollout_id="o", arm=ARM_CANARY), Lost("other", 7, 8)
     it.is_copy = it.is_stream = True
     it.flaws = Flaws(is_refusal=True, is_empty=True, is_repetitive=True)
     it.upstream = Upstream("t", "b" * 16, is_sampled=True, state="a=b")
@@ -137,7 +137,10 @@ def test_every_field_arrives() -> None:
 
 def test_a_score_is_of_no_rollout_but_names_the_one_whose_answer_it_is_about() -> None:
     it = exchange()
-    it.scored, it.score = Decision(rollout_id="o", arm=ARM_CONTROL), AnswerScore(-2.0, -0.5, 0.25)
+    it.scored, it.score = (
+        ReleaseDecision(rollout_id="o", arm=ARM_CONTROL),
+        AnswerScore(-2.0, -0.5, 0.25),
+    )
     parts = generations()
     it.prepare_closings(parts, 1, "g")
     for event in (parsed(it), RequestEvent.FromString(parts[0].closing)):

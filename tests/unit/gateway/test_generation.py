@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.hermes import HermesParser
 from gateway.dispatch.generation import Generation, GenerationSpec, WholeGeneration
-from gateway.dispatch.pace import Pace
+from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.router_link import RouterLink
 from gateway.text.logprobs import LogprobFormat, LogprobLine, chat_logprobs
 from gateway.text.pipe import TextPipe
@@ -51,7 +51,7 @@ def test_the_tier_is_told_and_the_session_decides_about_the_cell() -> None:
 
 def test_what_was_sent_counts_until_the_router_says_more() -> None:
     changes: list[None] = []
-    link = RouterLink("a:1", "g", lambda: changes.append(None), Pace(NeverLags()))
+    link = RouterLink("a:1", "g", lambda: changes.append(None), AttemptPace(NeverLags()))
     link._go_up(wire.ConnectResponse(welcome=wire.Welcome(router_id="r")))
     told = wire.CellState(cell_id="c", replicas_ready=2, tokens_owed=50, wait_ms=9)
     link.deliver(wire.ConnectResponse(cells=[told]), 1.0)

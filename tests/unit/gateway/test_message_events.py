@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.anthropic.document import blocks_of
 from gateway.anthropic.events import MessageEvents
-from gateway.dialects.delta import CallDelta, Delta
-from gateway.text.answer import Answer
+from gateway.dialects.delta import AnswerDelta, CallDelta
+from gateway.text.answer import ChoiceText
 from gateway.text.detokenizer import json_fragment
 from sluice.errors import ErrorCode, PlatformError
 from tests.support.anthropic_stream import events_of, message_of
@@ -31,17 +31,17 @@ def new_events() -> MessageEvents:
     return MessageEvents("msg_1", "tiny", 5)
 
 
-def told(steps: list[tuple[str, str]]) -> tuple[bytes, Answer]:
+def told(steps: list[tuple[str, str]]) -> tuple[bytes, ChoiceText]:
     """Return a stream of these pieces, and the whole answer of the same."""
-    events, answer, stream, calls = new_events(), Answer(), [], 0
+    events, answer, stream, calls = new_events(), ChoiceText(), [], 0
     stream.append(events.first())
     for kind, text in steps:
         if kind == "call":
-            delta = Delta(calls=(CallDelta(calls, "", f"call_{calls}", "f"),))
-            pieces = [delta, Delta(calls=(CallDelta(calls, text),))]
+            delta = AnswerDelta(calls=(CallDelta(calls, "", f"call_{calls}", "f"),))
+            pieces = [delta, AnswerDelta(calls=(CallDelta(calls, text),))]
             calls += 1
         else:
-            pieces = [Delta(reasoning=text) if kind == "reasoning" else Delta(text)]
+            pieces = [AnswerDelta(reasoning=text) if kind == "reasoning" else AnswerDelta(text)]
         for piece in pieces:
             answer.add(piece)
             if kind == "plain":  # as the hot path sends text

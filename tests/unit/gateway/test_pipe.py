@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from gateway.dialects.delta import NOTHING, CallDelta, Delta, joined
+from gateway.dialects.delta import NOTHING, AnswerDelta, CallDelta, joined
 from gateway.dialects.marks import ReasoningMarks
 from gateway.dialects.reasoning import ReasoningParser
 from gateway.text.detokenizer import TokenTable, token_table
@@ -32,25 +32,25 @@ class OneCall:
         self._is_inside = False
         self._ends = is_complete_after_call
 
-    def push(self, text: str) -> Delta:
+    def push(self, text: str) -> AnswerDelta:
         delta = NOTHING
         for character in text:
             delta = joined(delta, self._one(character))
         return delta
 
-    def _one(self, character: str) -> Delta:
+    def _one(self, character: str) -> AnswerDelta:
         if character == "[":
             self.has_calls = self._is_inside = True
-            return Delta(calls=(CallDelta(0, "", "id", "f"),))
+            return AnswerDelta(calls=(CallDelta(0, "", "id", "f"),))
         if character == "]":
             self._is_inside = False
             self.is_complete = self._ends
             return NOTHING
         if self._is_inside:
-            return Delta(calls=(CallDelta(0, character),))
-        return Delta(character)
+            return AnswerDelta(calls=(CallDelta(0, character),))
+        return AnswerDelta(character)
 
-    def flush(self) -> Delta:
+    def flush(self) -> AnswerDelta:
         return NOTHING
 
 
@@ -58,7 +58,7 @@ def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False).ids
 
 
-def run(pipe: TextPipe, tokens: list[int], group: int) -> Delta:
+def run(pipe: TextPipe, tokens: list[int], group: int) -> AnswerDelta:
     total = NOTHING
     for start in range(0, len(tokens), group):
         if pipe.is_stopped:
@@ -77,7 +77,7 @@ def test_how_the_tokens_are_grouped_does_not_matter(text: str, group: int) -> No
 
 def test_a_call_behind_a_stop_string_is_not_told() -> None:
     delta = run(TextPipe(TABLE, ("STOP",), OneCall()), ids("hi STOP[x]"), 100)
-    assert delta == Delta("hi ")
+    assert delta == AnswerDelta("hi ")
 
 
 def test_the_answer_ends_with_the_one_call_that_is_allowed() -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gateway.texts import redaction
 from gateway.texts.documents import CUT, document
 from gateway.texts.patterns import LOOKS, Class, Look, is_iban, is_luhn, is_secret_name
-from gateway.texts.redaction import ALWAYS, Redacted, Rules, redacted
+from gateway.texts.redaction import ALWAYS, Redacted, RedactionRules, redacted
 
-ALL = Rules(frozenset(Class))
+ALL = RedactionRules(frozenset(Class))
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAK\n-----END RSA PRIVATE KEY-----"
 
 
@@ -26,7 +26,7 @@ def run(steps: Any) -> Any:
             return end.value
 
 
-def of(text: str, rules: Rules = ALL, most: int = 10**6) -> Redacted:
+def of(text: str, rules: RedactionRules = ALL, most: int = 10**6) -> Redacted:
     return run(redacted(text, rules, most))
 
 
@@ -85,7 +85,7 @@ def test_what_is_found_is_replaced_by_its_class(text: str, shown: str) -> None:
 
 def test_secrets_and_cards_go_whatever_the_tenant_says() -> None:
     text = "a@b.de 4111111111111111 sk-abcdefghijklmnop1234 10.0.0.1"
-    found = of(text, Rules(frozenset()))
+    found = of(text, RedactionRules(frozenset()))
     assert found.text == "a@b.de [card] [secret] 10.0.0.1"
     assert set(found.found) == ALWAYS
 
@@ -108,7 +108,7 @@ def test_small_letters_stand_where_the_large_ones_stood() -> None:
 
 
 def test_what_overlaps_is_one_of_the_first_class() -> None:
-    rules = Rules(frozenset(Class), ("example.com", "com and"))
+    rules = RedactionRules(frozenset(Class), ("example.com", "com and"))
     assert of("bob@example.com and", rules).text == "[email]"
 
 
@@ -130,7 +130,7 @@ PIECES = st.sampled_from(
 def test_slices_change_nothing(pieces: list[str], size: int) -> None:
     text = "".join(pieces)
     with pytest.MonkeyPatch.context() as patch:
-        rules = Rules(frozenset(Class), ("xx@", "éé", "xxxx", redaction.lowered("Σς")))
+        rules = RedactionRules(frozenset(Class), ("xx@", "éé", "xxxx", redaction.lowered("Σς")))
         patch.setattr(redaction, "SLICE_CHARACTERS", 1 << 20)
         whole = of(text, rules)
         patch.setattr(redaction, "SLICE_CHARACTERS", 64 + size)
@@ -176,7 +176,10 @@ def test_no_step_looks_at_more_than_a_slice(piece: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(redaction, "LOOKS", [counted(it) for it in LOOKS])
     monkeypatch.setattr(redaction.Scan, "slice", sliced)
     text = (piece * 65_536)[:65_536]
-    steps, before = redacted(text, Rules(frozenset(Class), ("falcon", "aaa")), 1 << 16), (0, 0)
+    steps, before = (
+        redacted(text, RedactionRules(frozenset(Class), ("falcon", "aaa")), 1 << 16),
+        (0, 0),
+    )
     for _ in steps:
         assert checked[0] - before[0] <= redaction.FINDS_AT_ONCE
         assert slices[0] - before[1] <= 1  # one pattern in one slice
@@ -219,7 +222,7 @@ def test_what_is_no_json_is_text() -> None:
     assert shown == {"function": {"arguments": '{"to": "[email]"'}}
 
 
-def arguments(text: str, rules: Rules = ALL, most: int = 10**5) -> Any:
+def arguments(text: str, rules: RedactionRules = ALL, most: int = 10**5) -> Any:
     steps = document([("m", [{"function": {"arguments": text}}])], rules, most)
     return json.loads(run(steps).json)["m"][0]["function"]["arguments"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.delta import Delta
+from gateway.dialects.delta import AnswerDelta
 from gateway.dialects.reasoning import ReasoningMarks, ReasoningParser
 from gateway.rollouts.refusals import OPENING_CHARACTERS, OPENING_TOKENS_MAX, is_refusal, opening
 from gateway.text.pipe import TextPipe
@@ -109,7 +109,7 @@ def test_long_reasoning_is_not_decoded_to_its_end(words: int, found: str) -> Non
     class Watched(TextPipe):
         __slots__ = ()
 
-        def push(self, tokens: Sequence[int]) -> Delta:
+        def push(self, tokens: Sequence[int]) -> AnswerDelta:
             seen.extend(tokens)
             return super().push(tokens)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.delta import CallDelta, Delta
+from gateway.dialects.delta import AnswerDelta, CallDelta
 from gateway.responses.document import ResponseFrame
 from gateway.responses.events import ResponseEvents
 from sluice.errors import ErrorCode, PlatformError
@@ -53,26 +53,26 @@ def new_events() -> ResponseEvents:
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> list[Delta]:
+def answers(draw: st.DrawFn) -> list[AnswerDelta]:
     """Return deltas as parsers give them: each call is named once, in its first piece."""
-    deltas: list[Delta] = []
+    deltas: list[AnswerDelta] = []
     calls = 0
     for kind in draw(st.lists(st.sampled_from(["text", "reasoning", "call", "more"]), max_size=12)):
         text = draw(TEXTS)
         if kind == "text":
-            deltas.append(Delta(text))
+            deltas.append(AnswerDelta(text))
         elif kind == "reasoning":
-            deltas.append(Delta(reasoning=text))
+            deltas.append(AnswerDelta(reasoning=text))
         elif kind == "call":
-            deltas.append(Delta(calls=(CallDelta(calls, "", f"call_{calls}", "f"),)))
+            deltas.append(AnswerDelta(calls=(CallDelta(calls, "", f"call_{calls}", "f"),)))
             calls += 1
         elif deltas and deltas[-1].calls:
-            deltas.append(Delta(calls=(CallDelta(calls - 1, text),)))
+            deltas.append(AnswerDelta(calls=(CallDelta(calls - 1, text),)))
     return deltas
 
 
 @given(answers(), st.sampled_from(["stop", "length", "tool_calls"]))
-def test_any_answer_is_one_lifecycle(deltas: list[Delta], reason: str) -> None:
+def test_any_answer_is_one_lifecycle(deltas: list[AnswerDelta], reason: str) -> None:
     writer = new_events()
     parts = [writer.first()]
     for delta in deltas:
@@ -107,7 +107,7 @@ def test_any_answer_is_one_lifecycle(deltas: list[Delta], reason: str) -> None:
 
 
 @given(answers())
-def test_a_failure_ends_it_once_with_what_had_come(deltas: list[Delta]) -> None:
+def test_a_failure_ends_it_once_with_what_had_come(deltas: list[AnswerDelta]) -> None:
     writer = new_events()
     parts = [writer.first(), *[writer.delta(delta) for delta in deltas]]
     parts.append(writer.failure(PlatformError(ErrorCode.ENGINE_FAILED, "it is gone")))
@@ -120,7 +120,7 @@ def test_a_failure_ends_it_once_with_what_had_come(deltas: list[Delta]) -> None:
 def test_log_probabilities_come_with_their_text_and_once_more_in_the_whole() -> None:
     writer = new_events()
     parts = [writer.first()]
-    parts += [writer.delta(Delta("a"), {"content": [LOGPROB]}) for _ in range(2)]
+    parts += [writer.delta(AnswerDelta("a"), {"content": [LOGPROB]}) for _ in range(2)]
     parts.append(writer.finish("stop"))
     parts.append(writer.last(writer.response(USAGE, 8)))
     events = events_of(b"".join(parts).decode())
@@ -134,9 +134,9 @@ def test_text_beside_calls_of_one_step_comes_before_those_that_begin(is_first: b
     parts = [writer.first()]
     begun = CallDelta(0, "{", "call_0", "f")
     if not is_first:
-        parts.append(writer.delta(Delta(calls=(begun,))))
+        parts.append(writer.delta(AnswerDelta(calls=(begun,))))
     more = (begun,) if is_first else (CallDelta(0, "}"),)
-    parts.append(writer.delta(Delta("text", calls=more)))
+    parts.append(writer.delta(AnswerDelta("text", calls=more)))
     parts.append(writer.finish("tool_calls"))
     parts.append(writer.last(writer.response(USAGE, 8)))
     events = events_of(b"".join(parts).decode())

@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 
 from gateway.metrics import GatewayMetrics
 from gateway.rollouts.decided import Decided
-from gateway.rollouts.decision import PINNED, Decision
+from gateway.rollouts.decision import PINNED, ReleaseDecision
 from gateway.rollouts.open_requests import OpenRequests
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 
@@ -31,10 +31,10 @@ def test_what_could_not_be_decided_is_logged_once_and_always_counted() -> None:
     decided = Decided(metrics)
     with capture_logs() as logs:
         for _ in range(3):
-            decided.note("t", "m", Decision(missed="gone"))
+            decided.note("t", "m", ReleaseDecision(missed="gone"))
             decided.note("t", "m", PINNED)
-            decided.note("t", "m", Decision("r", telemetry.ARM_CONTROL))
-        decided.note("u", "m", Decision(missed="gone"))
+            decided.note("t", "m", ReleaseDecision("r", telemetry.ARM_CONTROL))
+        decided.note("u", "m", ReleaseDecision(missed="gone"))
     assert [it["tenant_id"] for it in logs] == ["t", "u"]
     page = metrics.page().decode()
     for arm, count in (("unserved", 4), ("pinned", 3), ("control", 3), ("canary", 0)):
@@ -46,6 +46,6 @@ def test_what_waits_for_its_base_is_counted_and_logged_once() -> None:
     decided = Decided(metrics)
     with capture_logs() as logs:
         for _ in range(2):
-            decided.note("t", "m", Decision(unready="new"))
+            decided.note("t", "m", ReleaseDecision(unready="new"))
     assert [(it["event"], it["release"]) for it in logs] == [("release_unready", "new")]
     assert 'gateway_rollout_requests_total{arm="unready"} 2.0' in metrics.page().decode()

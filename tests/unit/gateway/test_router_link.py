@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from gateway.dialects.delta import Delta
+from gateway.dialects.delta import AnswerDelta
 from gateway.dispatch.generation import EndKind, WholeGeneration
-from gateway.dispatch.pace import Pace
+from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.router_link import RouterLink
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import DONE
@@ -25,12 +25,12 @@ from tests.unit.gateway.test_streamed import (
 class BrokenPipe(TextPipe):
     """A parser that a text has brought out of step."""
 
-    def push(self, tokens: Sequence[int]) -> Delta:
+    def push(self, tokens: Sequence[int]) -> AnswerDelta:
         raise AssertionError(f"{len(tokens)} tokens too many")
 
 
 def up() -> RouterLink:
-    link = RouterLink("a:1", "g", lambda: None, Pace(NeverLags()))
+    link = RouterLink("a:1", "g", lambda: None, AttemptPace(NeverLags()))
     link._go_up(wire.ConnectResponse(welcome=wire.Welcome(router_id="r")))
     return link
 
@@ -55,7 +55,7 @@ def test_an_answer_that_cannot_be_read_ends_and_no_other() -> None:
 
 def test_closings_of_others_go_on_as_they_came() -> None:
     told: list[bytes] = []
-    link = RouterLink("a:1", "g", lambda: None, Pace(NeverLags()), told.append)
+    link = RouterLink("a:1", "g", lambda: None, AttemptPace(NeverLags()), told.append)
     link.deliver(wire.ConnectResponse(closings=[b"one", b"two"]), 1.0)
     assert told == [b"one", b"two"]
 

@@ -8,12 +8,12 @@ import pytest
 
 from gateway.directory import Principal
 from gateway.limits import scopes as scopes_module
-from gateway.limits.buckets import Scope
+from gateway.limits.buckets import BucketScope
 from gateway.limits.scopes import Scopes
 from sluice.wire.control.v1 import control_pb2 as control
 
 
-def shown(scopes: tuple[Scope, ...]) -> list[tuple[str | int, ...]]:
+def shown(scopes: tuple[BucketScope, ...]) -> list[tuple[str | int, ...]]:
     kinds = ("rpm", "tpm", "requests_max")
     return [(s.name, *(s.limits.get(kind, 0) for kind in kinds)) for s in scopes]
 

@@ -9,7 +9,7 @@ from openai._streaming import SSEDecoder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.dispatch.generation import EndKind, GenerationSpec
-from gateway.dispatch.pace import Lag, Pace
+from gateway.dispatch.pace import AttemptPace, Lag
 from gateway.dispatch.streamed import BUFFER_BYTES_MAX, StreamedGeneration
 from gateway.metrics import FastHistogram
 from gateway.text.detokenizer import token_table
@@ -62,7 +62,7 @@ def stream(
     chunks = ChatChunks(StreamHead("chat.completion.chunk", 'id"1', "mödel", 7))
     itl = FastHistogram("x", "x", (0.1,))
     spec = SPEC._replace(new_pipe=lambda: pipe or TextPipe(TABLE, stops))
-    return StreamedGeneration(spec, chunks, itl, Pace(lag or NeverLags()))
+    return StreamedGeneration(spec, chunks, itl, AttemptPace(lag or NeverLags()))
 
 
 def unframed(data: bytes) -> bytes:

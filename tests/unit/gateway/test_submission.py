@@ -11,7 +11,7 @@ from gateway.directory import Principal, ResolvedModel
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.endpoints.completions import CompletionTask
 from gateway.endpoints.submission import derived_seed, generation_specs
-from gateway.server.identity import Identity
+from gateway.server.identity import CallerIdentity
 from sluice.wire.control.v1 import control_pb2 as control
 
 ASSETS = load_base(Path(__file__).resolve().parents[3] / "model_repo" / "default")
@@ -34,7 +34,7 @@ def specs_of(
     prompt = prompt or asyncio.run(ASSETS.encode_text("a prompt of some words", b"r"))
     return generation_specs(
         parse(CompletionTask, body),
-        identity=Identity("u", "req", "t", "00-t-u-01"),
+        identity=CallerIdentity("u", "req", "t", "00-t-u-01"),
         principal=PRINCIPAL,
         resolved=RESOLVED,
         assets=ASSETS,

@@ -13,7 +13,7 @@ from replica.agent.artifacts.fetcher import Fetcher, UnknownArtifactError
 from replica.agent.artifacts.holdings import Holdings
 from replica.agent.artifacts.library import Library
 from replica.agent.artifacts.partial import Partial
-from replica.agent.artifacts.sources import RefusedError
+from replica.agent.artifacts.sources import SourceRefusedError
 from sluice.errors import ErrorCode, PlatformError
 from sluice.manifests import manifest_of_directory
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
@@ -36,7 +36,7 @@ class Source:
         self.tickets.append(ticket)
         match self.bad.get(address):
             case "refuses":
-                raise RefusedError("not here")
+                raise SourceRefusedError("not here")
             case "fails":
                 raise KeyError("a fault of ours")
             case "hangs":

@@ -8,9 +8,14 @@ import pytest
 from replica.agent import link as link_module
 from replica.agent.artifacts import exchange as exchange_module
 from replica.agent.artifacts import node as module
-from replica.agent.artifacts.exchange import Exchange, Identity, News, free_bytes
+from replica.agent.artifacts.exchange import (
+    ArtifactExchange,
+    ArtifactNews,
+    NodeIdentity,
+    free_bytes,
+)
 from replica.agent.artifacts.library import Library
-from replica.agent.artifacts.node import NodeArtifacts, NodeOptions, advertised
+from replica.agent.artifacts.node import ArtifactCache, NodeOptions, advertised
 from replica.agent.artifacts.peer_keys import PeerKeys
 from sluice.errors import ErrorCode, PlatformError
 
@@ -33,7 +38,7 @@ def test_others_are_told_only_what_they_can_reach(bound, told, control, address)
     assert advertised(bound, told, control) == address
 
 
-def made(directory, tmp_path, peer_address: str = "127.0.0.1:0") -> NodeArtifacts:
+def made(directory, tmp_path, peer_address: str = "127.0.0.1:0") -> ArtifactCache:
     options = NodeOptions(
         node_id="node",
         region="here",
@@ -44,7 +49,7 @@ def made(directory, tmp_path, peer_address: str = "127.0.0.1:0") -> NodeArtifact
         keys_file=tmp_path / "keys.json",
         peer_address=peer_address,
     )
-    return NodeArtifacts(options, Library(directory, max_bytes=0, reserve_bytes=0))
+    return ArtifactCache(options, Library(directory, max_bytes=0, reserve_bytes=0))
 
 
 async def test_a_folder_that_cannot_be_used_is_said_and_tried_again(tmp_path, monkeypatch) -> None:
@@ -66,7 +71,7 @@ async def test_a_taken_address_is_tried_again_and_nobody_is_sent_there(
 ) -> None:
     monkeypatch.setattr(module, "_START_AGAIN_S", 0.1)
     told: asyncio.Queue[str] = asyncio.Queue()
-    monkeypatch.setattr(Exchange, "serve_at", lambda _, address: told.put_nowait(address))
+    monkeypatch.setattr(ArtifactExchange, "serve_at", lambda _, address: told.put_nowait(address))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -92,9 +97,14 @@ async def test_an_answer_that_cannot_be_taken_ends_the_stream_and_not_the_agent(
     tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(exchange_module, "_BACKOFF_MAX_S", 0.01)
-    identity = Identity("node", "here", "one")
-    exchange = Exchange(
-        "127.0.0.1:1", identity, _Fetcher(), PeerKeys(tmp_path / "keys.json"), News(), tmp_path
+    identity = NodeIdentity("node", "here", "one")
+    exchange = ArtifactExchange(
+        "127.0.0.1:1",
+        identity,
+        _Fetcher(),
+        PeerKeys(tmp_path / "keys.json"),
+        ArtifactNews(),
+        tmp_path,
     )  # type: ignore[arg-type]
     sessions = 0
     are_enough = asyncio.Event()

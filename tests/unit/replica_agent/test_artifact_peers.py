@@ -12,7 +12,7 @@ from replica.agent.artifacts.library import Library
 from replica.agent.artifacts.partial import Piece
 from replica.agent.artifacts.peer_keys import PeerKeys
 from replica.agent.artifacts.peers import serve_peers
-from replica.agent.artifacts.sources import RefusedError, Sources
+from replica.agent.artifacts.sources import SourceRefusedError, Sources
 from sluice.manifests import manifest_of_directory
 from sluice.tickets import write
 
@@ -141,5 +141,5 @@ async def test_a_node_shows_its_ticket(tmp_path) -> None:
         piece = Piece("", 5, ())
         found = await sources.get(site.address, site.digest, 0, piece, ticket(site.digest))
         assert found == b"chunk"
-        with pytest.raises(RefusedError, match="answered 403"):
+        with pytest.raises(SourceRefusedError, match="answered 403"):
             await sources.get(site.address, site.digest, 0, piece)

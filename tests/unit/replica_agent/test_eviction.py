@@ -4,11 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.agent.artifacts.eviction import HALF_LIFE_S, Heat, Hold, Item, to_evict
+from replica.agent.artifacts.eviction import HALF_LIFE_S, EvictionCandidate, Heat, Hold, to_evict
 
 
-def item(digest: str, size: int = 10, heat: float = 1.0, hold: Hold = Hold.NONE) -> Item:
-    return Item(digest, size, heat, is_adapter=not digest.startswith("base"), hold=hold)
+def item(
+    digest: str, size: int = 10, heat: float = 1.0, hold: Hold = Hold.NONE
+) -> EvictionCandidate:
+    return EvictionCandidate(
+        digest, size, heat, is_adapter=not digest.startswith("base"), hold=hold
+    )
 
 
 def test_the_coldest_goes_first_and_only_as_much_as_is_needed() -> None:
@@ -42,7 +46,7 @@ def test_heat_fades_so_that_recent_uses_count_more_than_many_old_ones() -> None:
 
 ITEMS = st.lists(
     st.builds(
-        Item,
+        EvictionCandidate,
         digest=st.text("abcdef", min_size=1, max_size=4),
         size_bytes=st.integers(0, 50),
         heat=st.floats(0, 100),
@@ -56,7 +60,7 @@ ITEMS = st.lists(
 
 @given(items=ITEMS, room=st.integers(-5, 200), needed=st.booleans())
 def test_enough_goes_and_nothing_in_vain_nor_what_is_held(
-    items: list[Item], room: int, needed: bool
+    items: list[EvictionCandidate], room: int, needed: bool
 ) -> None:
     allowed = Hold.PREFETCHED if needed else Hold.NONE
     movable = {entry.digest: entry for entry in items if entry.hold <= allowed}

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from replica.agent.fleet import Fleet
-from replica.agent.replica_state import Limits
+from replica.agent.fleet import NodeReplicas
+from replica.agent.replica_state import EnginePatience
 from replica.agent.triton import LaunchError
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.control.v1 import control_pb2 as control
@@ -52,11 +52,11 @@ async def prober(*_) -> int:
 async def test_replicas_wait_for_their_base() -> None:
     launcher, why, changes = Launcher(), {BASE: "fetching base: 1 of 3 chunks"}, []
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-        fleet = Fleet(
+        fleet = NodeReplicas(
             group,
             launcher,
             prober,
-            Limits(),
+            EnginePatience(),
             on_change=lambda: changes.append(1),
             observer=Observer(),
             why_cordoned=lambda _: "",

@@ -14,7 +14,7 @@ from replica.agent.golden import (
     RESULTS_MAX,
     GoldenAsker,
     GoldenSchedule,
-    Target,
+    GoldenTarget,
     ask_engine,
 )
 from sluice.errors import ErrorCode, FailedError
@@ -30,12 +30,12 @@ def prompt(name: str, *, every_s: int = 60, base: str = BASE) -> agent.GoldenPro
     )
 
 
-def target(name: str, base: str = BASE) -> Target:
-    return Target(name, "127.0.0.1:1", "sim", base)
+def target(name: str, base: str = BASE) -> GoldenTarget:
+    return GoldenTarget(name, "127.0.0.1:1", "sim", base)
 
 
 def ask_all(
-    schedule: GoldenSchedule, targets: list[Target], until_s: float, start_s: float = 1000.0
+    schedule: GoldenSchedule, targets: list[GoldenTarget], until_s: float, start_s: float = 1000.0
 ) -> list[tuple[float, str, str]]:
     """Let time pass in quarters of a second; return (when, replica, prompt) of all askings."""
     found: list[tuple[float, str, str]] = []
@@ -123,7 +123,7 @@ class Counted:
 async def test_answers_and_failures_are_reported_once() -> None:
     asked: list[str] = []
 
-    async def ask(one: Target, _: agent.GoldenPrompt) -> engine.ProbeReply:
+    async def ask(one: GoldenTarget, _: agent.GoldenPrompt) -> engine.ProbeReply:
         asked.append(one.replica_id)
         if one.replica_id == "bad":
             raise FailedError(ErrorCode.ADAPTER_NOT_FOUND, "no such adapter")
@@ -155,7 +155,7 @@ async def test_answers_and_failures_are_reported_once() -> None:
 async def test_prompts_that_have_not_changed_are_kept_and_others_replaced() -> None:
     asked: asyncio.Queue[str] = asyncio.Queue()
 
-    async def ask(_: Target, one: agent.GoldenPrompt) -> engine.ProbeReply:
+    async def ask(_: GoldenTarget, one: agent.GoldenPrompt) -> engine.ProbeReply:
         asked.put_nowait(one.id)
         return engine.ProbeReply(tokens=[7])
 
@@ -173,7 +173,7 @@ async def test_prompts_that_have_not_changed_are_kept_and_others_replaced() -> N
 
 
 async def test_results_nobody_takes_are_bounded() -> None:
-    async def ask(_: Target, __: agent.GoldenPrompt) -> engine.ProbeReply:
+    async def ask(_: GoldenTarget, __: agent.GoldenPrompt) -> engine.ProbeReply:
         return engine.ProbeReply(tokens=[7])
 
     targets = [target(f"r{n}") for n in range(RESULTS_MAX + 50)]

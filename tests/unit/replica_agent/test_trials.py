@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from replica.agent import trials as module
-from replica.agent.golden import Target
+from replica.agent.golden import GoldenTarget
 from replica.agent.trials import FAILURES_MAX, AdapterTrials, is_fault
 from sluice.errors import ErrorCode, FailedError
 from sluice.wire.agent.v1 import agent_pb2 as agent
@@ -40,11 +40,11 @@ def desired(*pools: str) -> agent.SyncResponse:
 
 
 async def results_of(
-    attempt: Callable[[Target, str], Awaitable[None]], wanted: agent.SyncResponse
+    attempt: Callable[[GoldenTarget, str], Awaitable[None]], wanted: agent.SyncResponse
 ) -> list[agent.TrialResult]:
     """The report once every trial that is wanted is over."""
     over = asyncio.Event()
-    targets = [Target(name, "127.0.0.1:1", "sim", "cd" * 32) for name in ("r-one", "r-two")]
+    targets = [GoldenTarget(name, "127.0.0.1:1", "sim", "cd" * 32) for name in ("r-one", "r-two")]
 
     def changed() -> None:
         if len(trials.results()) == len(wanted.trials):
@@ -67,7 +67,7 @@ async def results_of(
 async def test_each_is_tried_once_in_its_own_pool() -> None:
     tried: list[tuple[str, str]] = []
 
-    async def attempt(target: Target, digest: str) -> None:
+    async def attempt(target: GoldenTarget, digest: str) -> None:
         tried.append((target.replica_id, digest))
         if target.replica_id == "r-two":
             raise FailedError(ErrorCode.ADAPTER_INVALID, "127.0.0.1:1 refused: r is 32")

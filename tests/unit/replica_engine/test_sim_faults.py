@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from replica.drivers.options import OptionsError
 from replica.drivers.sim import load_sim
-from replica.drivers.sim_faults import Fault, FaultFile, FaultKind, FaultPlan, parse_faults
+from replica.drivers.sim_faults import EngineFault, FaultFile, FaultKind, FaultPlan, parse_faults
 from replica.engine.types import Finish, SequenceRequest
 
 FREE = {"cost_step_s": 1.0, "cost_decode_row_s": 0, "cost_prefill_token_s": 0}
@@ -113,10 +113,10 @@ def test_a_file_is_read_once_per_change(tmp_path: Path) -> None:
     file = FaultFile(path)
     assert file.read() is None
     path.write_text('[{"kind": "die"}]')
-    assert file.read() == [Fault(FaultKind.DIE)]
+    assert file.read() == [EngineFault(FaultKind.DIE)]
     assert file.read() is None
     os.utime(path, ns=(1, 1))
-    assert file.read() == [Fault(FaultKind.DIE)]
+    assert file.read() == [EngineFault(FaultKind.DIE)]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,9 @@ def test_plans_that_cannot_be_meant_are_refused(text, message) -> None:
 
 
 @given(
-    st.lists(st.builds(Fault, st.sampled_from(FaultKind), st.integers(0, 20), st.integers(0, 20))),
+    st.lists(
+        st.builds(EngineFault, st.sampled_from(FaultKind), st.integers(0, 20), st.integers(0, 20))
+    ),
     st.integers(0, 5),
 )
 def test_every_fault_is_taken_once_and_not_before_its_time(faults, first_step) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from replica.engine.types import EngineLoad, PromptLogprobs, TokenLogprobs
 from replica.host import news as news_module
 from replica.host.frames import FrameEncoder, encode_prompt_logprobs, micros
-from replica.host.news import Ended, Outbox, StepNews, Told
+from replica.host.news import Outbox, SequenceEnd, SequenceRecord, StepNews
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 Step = list[tuple[int, list[int]]]  # (sequence, its new tokens)
@@ -173,11 +173,11 @@ def test_what_a_router_leaves_unread_is_bounded(kind: str, monkeypatch) -> None:
         assert outbox.post(news) == (step < 2)
 
 
-def ended(sequence: int, tokens: int = 1) -> Ended:
-    return Ended(wire.Finished(sequence=sequence), Told(output=[0] * tokens))
+def ended(sequence: int, tokens: int = 1) -> SequenceEnd:
+    return SequenceEnd(wire.Finished(sequence=sequence), SequenceRecord(output=[0] * tokens))
 
 
-def ids_of(ends: list[Ended]) -> list[int]:
+def ids_of(ends: list[SequenceEnd]) -> list[int]:
     return [end.finished.sequence for end in ends]
 
 

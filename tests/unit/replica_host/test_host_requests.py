@@ -9,7 +9,7 @@ import pytest
 from replica.engine.types import EngineLoad
 from replica.host import service
 from replica.host.watchdog import StepWatch, Watchdog
-from replica.host.workers import Workers
+from replica.host.workers import HostWorkers
 from sluice.hashing import block_hashes
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
@@ -227,7 +227,7 @@ def test_workers_deliver_results_and_errors_and_refuse_too_much() -> None:
         arrived.release()
 
     go_on = threading.Event()
-    workers = Workers(deliver, threads=1, jobs_max=1)
+    workers = HostWorkers(deliver, threads=1, jobs_max=1)
     workers.start()
     begun = threading.Event()
     assert workers.run(lambda: (begun.set(), go_on.wait(WAIT_S)), lambda _: None)
@@ -255,7 +255,7 @@ def panic() -> None:
 
 def test_a_panic_ends_a_job_and_not_its_worker() -> None:
     delivered: SimpleQueue[object] = SimpleQueue()
-    workers = Workers(lambda action: action(), threads=1, jobs_max=4)
+    workers = HostWorkers(lambda action: action(), threads=1, jobs_max=4)
     workers.start()
     assert workers.run(panic, delivered.put)
     assert workers.run(lambda: 5, delivered.put)

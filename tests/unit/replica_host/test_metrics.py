@@ -3,12 +3,12 @@ from collections import Counter
 from replica.engine.types import AdapterState, EngineLoad, Limits
 from replica.host import metrics as metrics_module
 from replica.host.counters import HostCounters
-from replica.host.metrics import FAMILIES, EngineMetrics, Kind, Look, Value
+from replica.host.metrics import FAMILIES, EngineMetrics, MetricKind, MetricsSample, Value
 
 LIMITS = Limits(2048, 64, 256, 200, 1000)
 
 
-def look(**changes) -> Look:
+def look(**changes) -> MetricsSample:
     usual = {
         "load": EngineLoad(),
         "limits": LIMITS,
@@ -18,14 +18,14 @@ def look(**changes) -> Look:
         "memory_bytes": 7,
         "time_us": 8,
     }
-    return Look(**{**usual, **changes})
+    return MetricsSample(**{**usual, **changes})
 
 
 def by_series(values: list[Value]) -> dict[tuple[str, ...], float]:
     return {
         (value.family.name, *value.labels): value.value
         for value in values
-        if value.family.kind is not Kind.HISTOGRAM
+        if value.family.kind is not MetricKind.HISTOGRAM
     }
 
 
@@ -41,7 +41,7 @@ def test_every_value_is_declared_and_every_declared_family_has_values() -> None:
         assert len(value.labels) == len(value.family.labels)
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)
     for family in FAMILIES:
-        assert (family.kind is Kind.HISTOGRAM) == bool(family.buckets)
+        assert (family.kind is MetricKind.HISTOGRAM) == bool(family.buckets)
         assert list(family.buckets) == sorted(family.buckets)
 
 
@@ -76,7 +76,7 @@ def test_durations_and_lengths_are_observed_once() -> None:
 
     def observed() -> list[tuple[str, float]]:
         values = metrics.values(look(counters=counters))
-        return [(v.family.name, v.value) for v in values if v.family.kind is Kind.HISTOGRAM]
+        return [(v.family.name, v.value) for v in values if v.family.kind is MetricKind.HISTOGRAM]
 
     assert observed() == [
         ("llm_step_seconds", 0.1),

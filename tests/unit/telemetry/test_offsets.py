@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.offsets import OffsetTracker
-from telemetry.rows import Source
+from telemetry.rows import BrokerMessage
 
 
-def messages(*offsets: int, partition: int = 0) -> list[Source]:
-    return [Source("t", partition, offset, b"") for offset in offsets]
+def messages(*offsets: int, partition: int = 0) -> list[BrokerMessage]:
+    return [BrokerMessage("t", partition, offset, b"") for offset in offsets]
 
 
 def test_a_jump_counts_what_it_leaves_out() -> None:

@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.progress import HELD_MAX_MS, Progress
+from telemetry.progress import HELD_MAX_MS, IngestProgress
 
 NOW_MS = 1_790_000_000_000
 
 
 def test_nothing_is_known_before_a_mark_is_reached() -> None:
-    progress = Progress()
+    progress = IngestProgress()
     progress.written({0: 100})
     assert progress.until_ms == 0
     progress.mark(NOW_MS, {0: 5, 1: 3})
@@ -20,14 +20,14 @@ def test_nothing_is_known_before_a_mark_is_reached() -> None:
 
 
 def test_empty_partitions_are_written() -> None:
-    progress = Progress()
+    progress = IngestProgress()
     progress.mark(NOW_MS, {0: 0, 1: 0})
     progress.written({0: -1001, 1: -1001})
     assert progress.until_ms == NOW_MS - HELD_MAX_MS
 
 
 def test_another_cluster_begins_anew_but_what_was_written_stays() -> None:
-    progress = Progress()
+    progress = IngestProgress()
     progress.mark(NOW_MS, {0: 5})
     progress.written({0: 5})
     progress.mark(NOW_MS + 1, {0: 9})
@@ -43,7 +43,7 @@ def test_another_cluster_begins_anew_but_what_was_written_stays() -> None:
 )
 def test_it_follows_the_slowest_partition(moves: list[tuple[int, int, bool]]) -> None:
     """Any order of messages, reads and marks; also more marks than are kept."""
-    progress = Progress()
+    progress = IngestProgress()
     ends = dict.fromkeys(range(3), 0)
     written = dict.fromkeys(range(3), 0)
     # When the broker had what, so that the truth is known.

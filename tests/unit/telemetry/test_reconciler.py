@@ -6,8 +6,8 @@ import pytest
 from clickhouse_connect.driver.exceptions import OperationalError
 
 from telemetry.closings import Closer
-from telemetry.metrics import Metrics
-from telemetry.progress import Progress
+from telemetry.metrics import TelemetryMetrics
+from telemetry.progress import IngestProgress
 from telemetry.reconciliation import LedgerSums, Reconciler, stretches
 from telemetry.rollups import HOUR_MS
 from telemetry.store import STORE_ERRORS
@@ -25,7 +25,7 @@ class Ledger:
 
 
 async def test_it_is_told_when_was_compared_not_when_it_was_tried() -> None:
-    store, progress, metrics = Ledger(), Progress(), Metrics()
+    store, progress, metrics = Ledger(), IngestProgress(), TelemetryMetrics()
     closer = Closer(store, metrics, settle_s=0.0)  # type: ignore[arg-type]
     reconciler = Reconciler(store, progress, closer, metrics)  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from telemetry.reconciliation import (
     OTHER,
     Compared,
-    State,
+    ReconciliationState,
     compared,
     difference,
     mismatch_tokens,
@@ -34,10 +34,10 @@ def one(ledger: int, engines: int, uncertain: int = 0, **how: object) -> Compare
 
 
 def test_an_hour_is_equal_or_says_by_how_much_it_is_not() -> None:
-    assert one(100, 100).state is State.EQUAL
+    assert one(100, 100).state is ReconciliationState.EQUAL
     missing, twice = one(90, 100), one(110, 100)
-    assert (missing.state, missing.difference) == (State.DIFFERS, -10)
-    assert (twice.state, twice.difference) == (State.DIFFERS, 10)
+    assert (missing.state, missing.difference) == (ReconciliationState.DIFFERS, -10)
+    assert (twice.state, twice.difference) == (ReconciliationState.DIFFERS, 10)
     assert mismatch_tokens([missing, twice, one(100, 100)]) == 20
     assert twice.as_json() == {
         "start": "1970-01-01T01:00:00Z",
@@ -58,7 +58,9 @@ def test_an_hour_is_equal_or_says_by_how_much_it_is_not() -> None:
 
 
 def test_prompts_are_compared_where_all_routers_count_them() -> None:
-    def state(ledger: int, engines: int, *, has_prompts: bool = True) -> tuple[State, int]:
+    def state(
+        ledger: int, engines: int, *, has_prompts: bool = True
+    ) -> tuple[ReconciliationState, int]:
         name = {"hour_ms": HOUR_MS, "model": "m"}
         [found] = compared(
             [name | {"ledger": 5, "ledger_prompt": ledger}],
@@ -73,12 +75,12 @@ def test_prompts_are_compared_where_all_routers_count_them() -> None:
         return found.state, mismatch_tokens([found])
 
     assert [state(it, 100) for it in (99, 100, 110, 113)] == [
-        (State.DIFFERS, 1),
-        (State.EQUAL, 0),
-        (State.EQUAL, 0),
-        (State.DIFFERS, 3),
+        (ReconciliationState.DIFFERS, 1),
+        (ReconciliationState.EQUAL, 0),
+        (ReconciliationState.EQUAL, 0),
+        (ReconciliationState.DIFFERS, 3),
     ]
-    assert state(7, 100, has_prompts=False) == (State.EQUAL, 0)
+    assert state(7, 100, has_prompts=False) == (ReconciliationState.EQUAL, 0)
 
 
 def test_what_was_cut_may_be_in_the_ledger_or_not() -> None:
@@ -87,7 +89,7 @@ def test_what_was_cut_may_be_in_the_ledger_or_not() -> None:
 
 def test_nothing_is_said_before_its_time_or_without_the_counts_of_a_router() -> None:
     early, killed = one(1, 100, closed_ms=2 * HOUR_MS - 1), one(1, 100, killed=[HOUR_MS])
-    assert (early.state, killed.state) == (State.OPEN, State.UNKNOWN)
+    assert (early.state, killed.state) == (ReconciliationState.OPEN, ReconciliationState.UNKNOWN)
     assert mismatch_tokens([early, killed]) == 0
 
 
@@ -102,11 +104,11 @@ def test_hours_with_tokens_of_unnamed_models_differ_only_as_far_as_is_known() ->
     ]
     found = compared(ledger, counted, [], 2 * HOUR_MS)
     assert [(it.start_ms, it.model, it.state) for it in found] == [
-        (0, OTHER, State.UNKNOWN),
-        (0, "a", State.EQUAL),
-        (0, "b", State.UNKNOWN),
-        (HOUR_MS, "a", State.EQUAL),
-        (HOUR_MS, "b", State.DIFFERS),
+        (0, OTHER, ReconciliationState.UNKNOWN),
+        (0, "a", ReconciliationState.EQUAL),
+        (0, "b", ReconciliationState.UNKNOWN),
+        (HOUR_MS, "a", ReconciliationState.EQUAL),
+        (HOUR_MS, "b", ReconciliationState.DIFFERS),
     ]
 
 

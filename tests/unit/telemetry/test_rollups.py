@@ -11,19 +11,19 @@ from pydantic import ValidationError
 
 import telemetry
 from telemetry import retention, shards
-from telemetry.metrics import Metrics
+from telemetry.metrics import TelemetryMetrics
 from telemetry.migrations import fill, load, migrations_folder
-from telemetry.queries import Scope
+from telemetry.queries import TenantScope
 from telemetry.retention import Table, changes, days_of, ttl_of
 from telemetry.rollups import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,
     Deletion,
-    Kept,
     Level,
     Range,
-    State,
+    RetainedSince,
+    RollupState,
     plan,
 )
 from telemetry.rollups_worker import SETTLE_MS, Rollups
@@ -51,7 +51,7 @@ def _are_apart(ranges: tuple[Range, ...]) -> bool:
 def test_every_moment_is_taken_from_where_it_is_right(
     span: list[int], minutes: list[int], hours: list[int], has: tuple[bool, bool], kept: Range
 ) -> None:
-    state = State(*has, minutes, hours, Kept(*kept))
+    state = RollupState(*has, minutes, hours, RetainedSince(*kept))
     found = plan((span[0], span[1]), state)
     assert _are_apart(found.minutes)
     assert _are_apart(found.events)
@@ -103,24 +103,28 @@ class ProgressOnly:
 def test_rounds_go_on_where_nobody_knows_when_marking_began():
     """Versions before the seed left such progress; telemetry must not end because of it."""
     store = ProgressOnly(1_790_000_000_000)
-    asyncio.run(Rollups(store, Metrics(), settle_ms=0).step())
+    asyncio.run(Rollups(store, TelemetryMetrics(), settle_ms=0).step())
     assert store.noted == {str(level): store.now_ms for level in Level}
 
 
 def test_many_marks_do_not_make_a_long_statement() -> None:
     marks = range(0, 400 * DAY_MS, 7 * HOUR_MS)
-    found = plan((0, 400 * DAY_MS), State(True, True, marks, marks))
+    found = plan((0, 400 * DAY_MS), RollupState(True, True, marks, marks))
     assert found.events == found.minutes == ((0, 400 * DAY_MS),)
 
 
 def test_what_is_kept_begins_at_an_hour_with_room() -> None:
     now_ms = 1_000 * DAY_MS + 5
-    kept = Kept.of(now_ms, Deletion(30), Deletion())
-    assert kept == Kept(971 * DAY_MS + HOUR_MS, 0)
+    kept = RetainedSince.of(now_ms, Deletion(30), Deletion())
+    assert kept == RetainedSince(971 * DAY_MS + HOUR_MS, 0)
     # A table that is kept for longer now does not get back what it deleted.
     was_shorter = Deletion(400, gone_ms=970 * DAY_MS)
-    assert Kept.of(now_ms, was_shorter, Deletion(0, DAY_MS)) == Kept(971 * DAY_MS, 2 * DAY_MS)
-    assert Kept.of(now_ms + 400 * DAY_MS, was_shorter, Deletion()).events_ms > 1_000 * DAY_MS
+    assert RetainedSince.of(now_ms, was_shorter, Deletion(0, DAY_MS)) == RetainedSince(
+        971 * DAY_MS, 2 * DAY_MS
+    )
+    assert (
+        RetainedSince.of(now_ms + 400 * DAY_MS, was_shorter, Deletion()).events_ms > 1_000 * DAY_MS
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,8 +233,8 @@ def test_every_table_with_a_time_has_a_setting_for_it() -> None:
 
 def test_a_tenants_scope_needs_a_tenant() -> None:
     with pytest.raises(ValueError, match="needs a tenant"):
-        Scope.tenants("")
-    assert Scope.tenants("a").sql == "tenant_id IN {tenants:Array(String)}"
+        TenantScope.tenants("")
+    assert TenantScope.tenants("a").sql == "tenant_id IN {tenants:Array(String)}"
 
 
 # Statements on tenants' rows that are about the whole fleet, by module and how many.

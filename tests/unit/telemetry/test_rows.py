@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
 from telemetry import attempts, rows, text_rows
 from telemetry.migrations import load, migrations_folder
-from telemetry.rows import PoisonReason, Source
+from telemetry.rows import BrokerMessage, PoisonReason
 
 RECEIVED_MS = 1_790_000_000_000
 
@@ -16,8 +16,8 @@ def event(event_id: str = "evt_1", **fields: object) -> RequestEvent:
     return RequestEvent(event_id=event_id, **values)  # type: ignore[arg-type]
 
 
-def source(payload: bytes, offset: int = 0) -> Source:
-    return Source("sluice.requests.v1", 0, offset, payload)
+def source(payload: bytes, offset: int = 0) -> BrokerMessage:
+    return BrokerMessage("sluice.requests.v1", 0, offset, payload)
 
 
 def test_every_field_of_the_event_is_a_column() -> None:
@@ -100,8 +100,8 @@ def test_each_kind_of_poison_is_parked_with_its_reason() -> None:
 def test_a_message_that_no_process_of_ours_made_is_dropped_and_counted() -> None:
     forged = source(event().SerializeToString())._replace(is_genuine=False)
     batch = rows.decode([forged])
-    assert batch == rows.Batch(forged=1)
-    assert text_rows.decode([forged]) == rows.Batch(forged=1)
+    assert batch == rows.RowBatch(forged=1)
+    assert text_rows.decode([forged]) == rows.RowBatch(forged=1)
 
 
 def test_a_huge_poison_is_cut() -> None:

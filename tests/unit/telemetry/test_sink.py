@@ -11,8 +11,8 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 from telemetry import sink as sink_module
 from telemetry import text_rows
 from telemetry.consumer import ConsumerLostError
-from telemetry.metrics import Metrics
-from telemetry.rows import Batch, Source
+from telemetry.metrics import TelemetryMetrics
+from telemetry.rows import BrokerMessage, RowBatch
 from telemetry.sink import Sink
 
 
@@ -36,15 +36,15 @@ class FakeBroker:
         self._maybe_fail()
         self.position = self.committed
 
-    async def read(self, batch_max: int) -> list[Source]:
+    async def read(self, batch_max: int) -> list[BrokerMessage]:
         await asyncio.sleep(0)
         self._maybe_fail()
         end = min(len(self.log), self.position + batch_max)
-        found = [Source("t", 0, at, self.log[at]) for at in range(self.position, end)]
+        found = [BrokerMessage("t", 0, at, self.log[at]) for at in range(self.position, end)]
         self.position = end
         return found
 
-    async def written(self, messages: Sequence[Source]) -> None:
+    async def written(self, messages: Sequence[BrokerMessage]) -> None:
         self.committed = max(self.committed, messages[-1].offset + 1)
 
     async def lag(self) -> int:
@@ -72,7 +72,7 @@ class FakeTable:
     async def prepare(self) -> None:
         pass
 
-    async def insert(self, batch: Batch) -> None:
+    async def insert(self, batch: RowBatch) -> None:
         plan = self.failures.pop() if self.failures else "ok"
         if plan != "lost":
             self.rows |= {event.event_id for event in batch.events}
@@ -103,7 +103,7 @@ def test_nothing_is_forgotten_before_it_is_written(
         table = FakeTable(broker, broken_writes)
 
         async def serve(turns: int | None) -> None:
-            sink = Sink(lambda: broker, table, Metrics(), batch_max=batch_max)
+            sink = Sink(lambda: broker, table, TelemetryMetrics(), batch_max=batch_max)
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(sink.run())
                 while turns is None or turns > 0:
@@ -126,7 +126,7 @@ def test_nothing_is_forgotten_before_it_is_written(
 async def test_draining_writes_what_the_broker_has_and_ends() -> None:
     broker = FakeBroker(20, [])
     table = FakeTable(broker, [])
-    sink = Sink(lambda: broker, table, Metrics(), batch_max=3)
+    sink = Sink(lambda: broker, table, TelemetryMetrics(), batch_max=3)
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         group.create_task(sink.run())
         await asyncio.sleep(0)
@@ -137,7 +137,7 @@ async def test_draining_writes_what_the_broker_has_and_ends() -> None:
 async def test_draining_does_not_wait_for_a_table_that_is_away() -> None:
     broker = FakeBroker(20, [])
     table = FakeTable(broker, ["lost"] * 100)
-    sink = Sink(lambda: broker, table, Metrics(), batch_max=3)
+    sink = Sink(lambda: broker, table, TelemetryMetrics(), batch_max=3)
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         group.create_task(sink.run())
         await asyncio.sleep(0)
@@ -148,7 +148,7 @@ async def test_draining_does_not_wait_for_a_table_that_is_away() -> None:
 class LossyBroker(FakeBroker):
     """Has deleted three messages."""
 
-    async def read(self, batch_max: int) -> list[Source]:
+    async def read(self, batch_max: int) -> list[BrokerMessage]:
         self.missing = 3
         return await super().read(batch_max)
 
@@ -157,7 +157,7 @@ async def test_what_is_wrong_with_texts_is_not_told_of_usage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sink_module, "_PAUSE_FIRST_S", 0.0)
-    broker, metrics = LossyBroker(2, []), Metrics()
+    broker, metrics = LossyBroker(2, []), TelemetryMetrics()
     sink = Sink(
         lambda: broker,
         FakeTable(broker, ["lost"]),
@@ -186,7 +186,7 @@ async def test_what_is_wrong_with_texts_is_not_told_of_usage(
 
 
 def test_the_metrics_are_known() -> None:
-    names = {metric.name for metric in Metrics().registry.collect()}
+    names = {metric.name for metric in TelemetryMetrics().registry.collect()}
     assert names == {
         "llm_ledger_mismatch_tokens",
         "llm_replica_hour_price",

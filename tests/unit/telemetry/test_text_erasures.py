@@ -7,7 +7,7 @@ import pytest
 
 from control_plane.fields import is_id
 from sluice.errors import BadRequestError
-from telemetry.metrics import Metrics
+from telemetry.metrics import TelemetryMetrics
 from telemetry.texts import SKEW_S, Eraser, erase_texts
 
 
@@ -53,7 +53,7 @@ async def test_whatever_a_tenant_may_be_called_it_can_be_erased(store: Any, tena
     assert store.done == [f"write {tenant} {SKEW_S}"]  # a gateway's clock may be ahead
     store.done.clear()
     store.to_erase = [{"tenant": tenant, "until_ms": 7}]
-    await Eraser(store, Metrics()).step()
+    await Eraser(store, TelemetryMetrics()).step()
     [deleted] = store.done
     assert deleted.startswith(f"delete texts tenant_id = '{tenant}' AND ")
 
@@ -63,21 +63,21 @@ async def test_what_no_tenant_is_called_gets_into_no_statement(store: Any, tenan
     with pytest.raises(BadRequestError):
         await erase_texts(store, tenant)
     store.to_erase = [{"tenant": tenant, "until_ms": 7}]
-    await Eraser(store, Metrics()).step()
+    await Eraser(store, TelemetryMetrics()).step()
     assert store.done == []
 
 
 async def test_a_failed_deletion_is_ended_and_begun_anew(store: Any) -> None:
     store.to_erase = [{"tenant": "acme", "until_ms": 7}]
     store.mutations = [{"mutation_id": "m1", "latest_fail_reason": "no room"}]
-    await Eraser(store, Metrics()).step()
+    await Eraser(store, TelemetryMetrics()).step()
     assert [it.split(" tenant_id")[0] for it in store.done] == ["end texts", "delete texts"]
 
 
 async def test_while_the_server_is_at_it_nothing_is_begun(store: Any) -> None:
     store.to_erase = [{"tenant": "acme", "until_ms": 7}]
     store.mutations = [{"mutation_id": "m1", "latest_fail_reason": ""}]
-    await Eraser(store, Metrics()).step()
+    await Eraser(store, TelemetryMetrics()).step()
     assert store.done == []
 
 
@@ -86,7 +86,7 @@ async def test_the_age_of_what_is_not_deleted_is_shown(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("telemetry.texts.time.monotonic", lambda: now[0])
-    metrics = Metrics()
+    metrics = TelemetryMetrics()
     eraser = Eraser(store, metrics)
 
     async def shown(at_s: float, *, is_left: bool) -> float | None:

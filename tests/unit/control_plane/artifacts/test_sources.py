@@ -5,7 +5,13 @@ import socket
 import pytest
 
 from control_plane.artifacts.fetching import PublicResolver, is_address
-from control_plane.artifacts.sources import Allowed, Source, SourceError, is_public, parse_source
+from control_plane.artifacts.sources import (
+    Allowed,
+    ImportSource,
+    ImportSourceError,
+    is_public,
+    parse_source,
+)
 
 ALLOWED = Allowed(("/data/in", "/srv/models"), ("models.example.com", "127.0.0.1:9000"), ("ours",))
 
@@ -13,14 +19,17 @@ ALLOWED = Allowed(("/data/in", "/srv/models"), ("models.example.com", "127.0.0.1
 @pytest.mark.parametrize(
     ("uri", "source"),
     [
-        ("file:///data/in/a%20b/c", Source("file", "/data/in", "a b/c")),
-        ("file:///srv/models", Source("file", "/srv/models", ".")),
-        ("s3://ours/some/prefix/", Source("s3", "ours", "some/prefix")),
-        ("https://Models.Example.com./a/b/", Source("https", "models.example.com", "/a/b", 443)),
-        ("http://127.0.0.1:9000", Source("http", "127.0.0.1", "", 9000, is_private=True)),
+        ("file:///data/in/a%20b/c", ImportSource("file", "/data/in", "a b/c")),
+        ("file:///srv/models", ImportSource("file", "/srv/models", ".")),
+        ("s3://ours/some/prefix/", ImportSource("s3", "ours", "some/prefix")),
+        (
+            "https://Models.Example.com./a/b/",
+            ImportSource("https", "models.example.com", "/a/b", 443),
+        ),
+        ("http://127.0.0.1:9000", ImportSource("http", "127.0.0.1", "", 9000, is_private=True)),
     ],
 )
-def test_what_is_allowed(uri: str, source: Source) -> None:
+def test_what_is_allowed(uri: str, source: ImportSource) -> None:
     assert parse_source(uri, ALLOWED) == source
 
 
@@ -53,7 +62,7 @@ def test_what_is_allowed(uri: str, source: Source) -> None:
     ],
 )
 def test_what_is_not(uri: str) -> None:
-    with pytest.raises(SourceError):
+    with pytest.raises(ImportSourceError):
         parse_source(uri, ALLOWED)
 
 

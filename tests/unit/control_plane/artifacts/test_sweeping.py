@@ -2,7 +2,7 @@
 
 import asyncio
 
-from control_plane.artifacts.garbage import Decision
+from control_plane.artifacts.garbage import GarbageDecision
 from control_plane.artifacts.sweep import Swept
 from control_plane.artifacts.sweeping import SweepLoop
 from sluice.errors import ErrorCode, PlatformError
@@ -26,7 +26,7 @@ class Sweeps:
         await self.leave.wait()
         if self.is_broken:
             raise PlatformError(ErrorCode.UNAVAILABLE, "gone")
-        return Swept(Decision(), self.count)
+        return Swept(GarbageDecision(), self.count)
 
 
 async def test_who_asks_gets_a_sweep_that_began_after() -> None:
@@ -44,8 +44,8 @@ async def test_who_asks_gets_a_sweep_that_began_after() -> None:
         others = [tasks.create_task(loop.ask(PATIENCE_S)) for _ in range(3)]
         await asyncio.sleep(0)
         sweeps.leave.set()
-        assert await first == Swept(Decision(), before + 1)
-        assert [await other for other in others] == [Swept(Decision(), before + 2)] * 3
+        assert await first == Swept(GarbageDecision(), before + 1)
+        assert [await other for other in others] == [Swept(GarbageDecision(), before + 2)] * 3
         running.cancel()
 
 

@@ -11,10 +11,10 @@ from control_plane.budgets.feed import ASKED_MAX, Ledger
 from control_plane.budgets.model import (
     Budget,
     BudgetBody,
+    BudgetSpan,
+    BudgetStanding,
     OnExhausted,
     Period,
-    Span,
-    Standing,
     State,
     Unit,
     Usage,
@@ -22,7 +22,7 @@ from control_plane.budgets.model import (
     stops,
 )
 from control_plane.budgets.repository import Due
-from control_plane.budgets.service import Pace, readings
+from control_plane.budgets.service import BudgetPace, readings
 
 SUMS = st.integers(0, 2**40)
 USAGE = st.builds(Usage, SUMS, SUMS, SUMS, SUMS)
@@ -97,20 +97,20 @@ def test_periods_follow_one_another_without_a_gap(period: Period, now_ms: int) -
 @given(
     st.lists(
         st.builds(
-            Standing,
+            BudgetStanding,
             st.text(max_size=3),
             st.sampled_from(["", "m"]),
             BUDGET,
             st.sampled_from(OnExhausted),
             st.sampled_from(State),
-            st.builds(Span, st.just(0), st.integers(1, 10)),
+            st.builds(BudgetSpan, st.just(0), st.integers(1, 10)),
         ),
         max_size=5,
     ),
     st.integers(0, 10),
 )
 def test_stopped_is_who_used_up_a_hard_budget_in_this_period(
-    known: list[Standing], now_ms: int
+    known: list[BudgetStanding], now_ms: int
 ) -> None:
     told = stops(known, now_ms)
     expected = [
@@ -128,7 +128,7 @@ def test_a_budget_of_a_model_counts_that_model_alone() -> None:
         Due(str(number), tenant, model_id, Period.DAY)
         for number, (tenant, model_id) in enumerate((("t", "m"), ("t", ""), ("t", "x"), ("v", "")))
     ]
-    found = readings(due, Span(0, 1), ledger, 8)
+    found = readings(due, BudgetSpan(0, 1), ledger, 8)
     assert [it.usage for it in found] == [one, Usage(3, 30, 0, 12), Usage(), Usage()]
     assert {(it.looked_at_ms, it.ingested_until_ms) for it in found} == {(8, 9)}
 
@@ -164,7 +164,7 @@ def test_what_a_budget_is_unless_it_is_said() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 20)), max_size=40))
 def test_sums_run_for_at_most_a_fifth_of_the_time(steps: list[tuple[bool, float]]) -> None:
-    pace, now_s, busy_s = Pace(), 0.0, 0.0
+    pace, now_s, busy_s = BudgetPace(), 0.0, 0.0
     for is_answered, took_s in steps:
         now_s += took_s
         busy_s += took_s

@@ -1,20 +1,29 @@
 """Artifacts become known late, wants change, nodes leave: the planner is told, nothing is lost."""
 
 from control_plane.distribution.coordinator import Coordinator, Turn
-from control_plane.distribution.model import STORE, Artifact, Limits, Place, Priority, Report
+from control_plane.distribution.model import (
+    STORE,
+    Artifact,
+    NodePlace,
+    NodeReport,
+    PlannerLimits,
+    Priority,
+)
 from control_plane.distribution.wants import Wants
 
 A, B = "aa" * 32, "bb" * 32
-PLACE = Place("here", "one")
+PLACE = NodePlace("here", "one")
 WANTS_A = {A: Priority.WARMING}
 
 
 def turn(node_id: str, wanted=(), held=(), *, is_full: bool = False) -> Turn:
-    return Turn(Report(node_id, PLACE, "boot", dict(held), is_full=is_full), Wants(dict(wanted)))
+    return Turn(
+        NodeReport(node_id, PLACE, "boot", dict(held), is_full=is_full), Wants(dict(wanted))
+    )
 
 
 def test_of_what_is_not_known_nothing_is_planned_until_it_is() -> None:
-    coordinator = Coordinator(Limits())
+    coordinator = Coordinator(PlannerLimits())
     answers = coordinator.round([turn("n", WANTS_A, is_full=True)], (), 0.0)
     assert answers["n"].orders == ()
     both = [Wants(WANTS_A, {B: Priority.NEEDED})]
@@ -26,7 +35,7 @@ def test_of_what_is_not_known_nothing_is_planned_until_it_is() -> None:
 
 
 def test_what_a_node_told_before_its_artifact_was_known_counts() -> None:
-    coordinator = Coordinator(Limits(store_readers_max=1))
+    coordinator = Coordinator(PlannerLimits(store_readers_max=1))
     coordinator.round([turn("has", held={A: 0b11}, is_full=True)], (), 0.0)
     coordinator.know([Artifact(A, 2, 4 << 20)])
     coordinator.round([turn("wants", WANTS_A, is_full=True)], (), 0.1)
@@ -36,7 +45,7 @@ def test_what_a_node_told_before_its_artifact_was_known_counts() -> None:
 
 
 def test_what_is_wanted_no_longer_is_given_up() -> None:
-    coordinator = Coordinator(Limits())
+    coordinator = Coordinator(PlannerLimits())
     coordinator.know([Artifact(A, 2, 4 << 20), Artifact(B, 2, 4 << 20)])
     wants_both = WANTS_A | {B: Priority.PREFETCH}
     answers = coordinator.round([turn("n", wants_both, is_full=True)], (), 0.0)
@@ -46,7 +55,7 @@ def test_what_is_wanted_no_longer_is_given_up() -> None:
 
 
 def test_a_node_that_left_begins_anew() -> None:
-    coordinator = Coordinator(Limits())
+    coordinator = Coordinator(PlannerLimits())
     coordinator.know([Artifact(A, 2, 4 << 20)])
     coordinator.round([turn("n", WANTS_A, is_full=True)], (), 0.0)
     coordinator.round([], ["n"], 0.1)
@@ -57,7 +66,7 @@ def test_a_node_that_left_begins_anew() -> None:
 
 
 def test_a_node_that_the_planner_lost_is_asked_for_everything() -> None:
-    coordinator = Coordinator(Limits(lost_after_s=5.0))
+    coordinator = Coordinator(PlannerLimits(lost_after_s=5.0))
     coordinator.know([Artifact(A, 2, 4 << 20)])
     coordinator.round([turn("n", WANTS_A, is_full=True)], (), 0.0)
     coordinator.round([turn("other", is_full=True)], (), 6.0)
@@ -65,9 +74,9 @@ def test_a_node_that_the_planner_lost_is_asked_for_everything() -> None:
 
 
 def test_what_is_a_nodes_own_comes_on_top_and_goes_again() -> None:
-    coordinator = Coordinator(Limits())
+    coordinator = Coordinator(PlannerLimits())
     coordinator.know([Artifact(A, 2, 4 << 20), Artifact(B, 2, 4 << 20)])
-    report = Report("n", PLACE, "boot", is_full=True)
+    report = NodeReport("n", PLACE, "boot", is_full=True)
     shared = {A: Priority.PREFETCH}
 
     def ordered(own) -> dict:

@@ -14,12 +14,12 @@ from control_plane.distribution.messages import (
 )
 from control_plane.distribution.model import (
     STORE,
-    Answer,
     Failure,
+    FetchPlan,
+    NodePlace,
+    NodeReport,
     Order,
-    Place,
     Priority,
-    Report,
     Trouble,
 )
 from control_plane.distribution.tickets import Tickets
@@ -54,9 +54,9 @@ def test_a_report_is_what_the_planner_takes() -> None:
             is_full=True,
         )
     )
-    assert said.report == Report(
+    assert said.report == NodeReport(
         "node-1",
-        Place("here", "one"),
+        NodePlace("here", "one"),
         "boot-1",
         {A: 0b1_0000_0101, B: 0},
         (
@@ -102,16 +102,16 @@ def test_a_node_without_an_address_serves_nobody() -> None:
 
 
 def test_two_reports_are_one() -> None:
-    place = Place("here", "one")
-    first = Report("n", place, "b", {A: 1, B: 1}, (Failure(A, 0, "x", Trouble.TIMEOUT),), True)
-    second = Report("n", place, "b", {A: 3}, (Failure(A, 1, "y", Trouble.TIMEOUT),))
+    place = NodePlace("here", "one")
+    first = NodeReport("n", place, "b", {A: 1, B: 1}, (Failure(A, 0, "x", Trouble.TIMEOUT),), True)
+    second = NodeReport("n", place, "b", {A: 3}, (Failure(A, 1, "y", Trouble.TIMEOUT),))
     both = merge(first, second)
     assert both.held == {A: 3, B: 1}
     assert [failure.chunk for failure in both.failures] == [0, 1]
     assert both.is_full
-    full = Report("n", place, "b", {B: 7}, is_full=True)
+    full = NodeReport("n", place, "b", {B: 7}, is_full=True)
     assert merge(first, full) == full
-    restarted = Report("n", place, "c", {A: 3})
+    restarted = NodeReport("n", place, "c", {A: 3})
     assert merge(first, restarted) == restarted
 
 
@@ -122,7 +122,7 @@ def test_an_answer_names_sources_that_are_there() -> None:
         Order(B, 0, 9, STORE, Priority.PREFETCH),
     )
     tickets = Tickets(bytes(32))
-    answer = write_answer(Answer(orders), "node-1", {"node-2": "127.0.0.1:1"}, tickets, 1e9)
+    answer = write_answer(FetchPlan(orders), "node-1", {"node-2": "127.0.0.1:1"}, tickets, 1e9)
     assert [(o.source_node_id, o.source_address) for o in answer.orders] == [
         ("node-2", "127.0.0.1:1"),
         ("", ""),

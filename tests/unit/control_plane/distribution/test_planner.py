@@ -9,14 +9,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from control_plane.distribution.bits import members
 from control_plane.distribution.model import (
     STORE,
-    Answer,
     Artifact,
     Failure,
-    Limits,
+    FetchPlan,
+    NodePlace,
+    NodeReport,
     Order,
-    Place,
+    PlannerLimits,
     Priority,
-    Report,
     Trouble,
 )
 from control_plane.distribution.planner import Planner
@@ -24,26 +24,26 @@ from control_plane.distribution.planner import Planner
 MIB = 1024 * 1024
 SMALL = Artifact("small", 8, MIB)
 LARGE = Artifact("large", 100, MIB)
-LIMITS = Limits(groups_max=32, store_readers_max=4)
-HERE, NEAR, FAR = Place("r1", "k1"), Place("r1", "k2"), Place("r2", "k1")
+LIMITS = PlannerLimits(groups_max=32, store_readers_max=4)
+HERE, NEAR, FAR = NodePlace("r1", "k1"), NodePlace("r1", "k2"), NodePlace("r2", "k1")
 
 
-def made(*artifacts: Artifact, limits: Limits = LIMITS, seed: int = 0) -> Planner:
+def made(*artifacts: Artifact, limits: PlannerLimits = LIMITS, seed: int = 0) -> Planner:
     planner = Planner(limits, seed)
     for artifact in artifacts:
         planner.add(artifact)
     return planner
 
 
-def first(node_id: str, place: Place = HERE, boot: str = "1", **held: int) -> Report:
-    return Report(node_id, place, boot, held, is_full=True)
+def first(node_id: str, place: NodePlace = HERE, boot: str = "1", **held: int) -> NodeReport:
+    return NodeReport(node_id, place, boot, held, is_full=True)
 
 
-def chunks(answer: Answer) -> list[int]:
+def chunks(answer: FetchPlan) -> list[int]:
     return sorted(c for order in answer.orders for c in range(order.start, order.stop))
 
 
-def sources(answer: Answer) -> set[str]:
+def sources(answer: FetchPlan) -> set[str]:
     return {order.source for order in answer.orders}
 
 
@@ -71,7 +71,7 @@ def test_nobody_is_sent_to_a_node_that_serves_nobody_until_it_does():
     planner.unwant("n", "small")
     planner.want("n", "small", Priority.WARMING)
     # It is asked for all that it has when that changes, either way.
-    changed = Report("p", HERE, "1")
+    changed = NodeReport("p", HERE, "1")
     assert planner.plan([changed], 0.5)["p"].wants_full
     answers = planner.plan([first("p", small=ALL), first("n")], 1.0)
     assert sources(answers["n"]) == {"p"}
@@ -111,7 +111,7 @@ def test_the_last_group_may_be_shorter():
     planner.want("n", "odd", Priority.WARMING)
     planner.want("m", "odd", Priority.WARMING)
     answers = planner.plan([first("n", odd=(1 << 98) - 1), first("m", odd=(1 << 96) - 1)], 0.0)
-    assert answers["n"] == Answer()
+    assert answers["n"] == FetchPlan()
     assert planner.is_complete("n", "odd")
     assert answers["m"].orders == (Order("odd", 96, 98, "n", Priority.WARMING),)
 
@@ -130,7 +130,9 @@ def test_a_corrupt_source_is_left_at_once_by_everybody():
     answers = planner.plan([first("bad", small=ALL), first("n"), first("m")], 0.0)
     assert sources(answers["n"]) == sources(answers["m"]) == {"bad"}
     failure = Failure("small", 3, "bad", Trouble.CORRUPT)
-    answers = planner.plan([Report("n", HERE, "1", {}, (failure,)), Report("m", HERE, "1")], 0.5)
+    answers = planner.plan(
+        [NodeReport("n", HERE, "1", {}, (failure,)), NodeReport("m", HERE, "1")], 0.5
+    )
     assert sources(answers["n"]) | sources(answers["m"]) == {STORE}
     assert len(chunks(answers["n"])) == len(chunks(answers["m"])) == 4
 
@@ -139,9 +141,9 @@ def test_who_is_lost_is_asked_no_longer():
     planner = made(SMALL)
     planner.want("n", "small", Priority.WARMING)
     assert sources(planner.plan([first("p", small=ALL), first("n")], 0.0)["n"]) == {"p"}
-    assert sources(planner.plan([Report("n", HERE, "1")], 4.0)["n"]) == {"p"}
-    assert sources(planner.plan([Report("n", HERE, "1")], 5.0)["n"]) == {STORE}
-    assert planner.plan([Report("p", HERE, "1")], 6.0)["p"].wants_full
+    assert sources(planner.plan([NodeReport("n", HERE, "1")], 4.0)["n"]) == {"p"}
+    assert sources(planner.plan([NodeReport("n", HERE, "1")], 5.0)["n"]) == {STORE}
+    assert planner.plan([NodeReport("p", HERE, "1")], 6.0)["p"].wants_full
     planner.plan([first("p", small=ALL)], 6.5)
     assert planner.is_complete("p", "small")
 
@@ -152,15 +154,15 @@ def test_a_restart_keeps_the_chunks_that_are_there_and_forgets_the_orders():
     planner.plan([first("p", small=ALL), first("n")], 0.0)
     answer = planner.plan([first("n", boot="2", small=0b111)], 1.0)["n"]
     assert chunks(answer) == [3, 4, 5, 6, 7]
-    planner.plan([Report("n", HERE, "2", {"small": ALL})], 2.0)
+    planner.plan([NodeReport("n", HERE, "2", {"small": ALL})], 2.0)
     assert planner.is_complete("n", "small")
-    assert planner.plan([Report("n", HERE, "2")], 3.0)["n"] == Answer()
+    assert planner.plan([NodeReport("n", HERE, "2")], 3.0)["n"] == FetchPlan()
 
 
 def test_a_planner_that_knows_nothing_asks_for_everything():
     planner = made(SMALL)
-    assert planner.plan([Report("n", HERE, "1", {"small": 1})], 0.0) == {
-        "n": Answer(wants_full=True)
+    assert planner.plan([NodeReport("n", HERE, "1", {"small": 1})], 0.0) == {
+        "n": FetchPlan(wants_full=True)
     }
 
 
@@ -168,9 +170,9 @@ def test_a_lost_answer_is_repeated_and_an_old_order_is_taken_back():
     planner = made(SMALL)
     planner.want("n", "small", Priority.WARMING)
     answer = planner.plan([first("p", small=ALL), first("n")], 0.0)["n"]
-    assert planner.plan([Report("n", HERE, "1")], 0.5)["n"] == answer
+    assert planner.plan([NodeReport("n", HERE, "1")], 0.5)["n"] == answer
     for second in range(1, 31):
-        again = planner.plan([Report("p", HERE, "1"), Report("n", HERE, "1")], second)["n"]
+        again = planner.plan([NodeReport("p", HERE, "1"), NodeReport("n", HERE, "1")], second)["n"]
         assert chunks(again) == list(range(8))
 
 
@@ -186,10 +188,10 @@ def test_the_needed_go_before_the_warming_and_prefetch_leaves_room():
     assert len(answer.orders) == 4
     planner.want("n", "warming", Priority.WARMING)
     planner.want("n", "needed", Priority.NEEDED)
-    answer = planner.plan([Report("n", HERE, "1")], 0.5)["n"]
+    answer = planner.plan([NodeReport("n", HERE, "1")], 0.5)["n"]
     assert [order.digest for order in answer.orders] == ["needed"] * 4 + ["prefetched"] * 4
     planner.unwant("n", "prefetched")
-    answer = planner.plan([Report("n", HERE, "1")], 1.0)["n"]
+    answer = planner.plan([NodeReport("n", HERE, "1")], 1.0)["n"]
     assert [order.digest for order in answer.orders] == ["needed"] * 8
 
 
@@ -219,14 +221,14 @@ def test_looks_in_vain_for_a_busy_source_leave_some_for_others():
 
 
 def test_it_follows_from_the_seed_alone():
-    def answers(seed: int, *, is_reversed: bool = False) -> dict[str, Answer]:
+    def answers(seed: int, *, is_reversed: bool = False) -> dict[str, FetchPlan]:
         planner = made(LARGE, seed=seed)
         names = [f"n{i}" for i in range(40)]
         for name in names:
             planner.want(name, "large", Priority.WARMING)
         reports = [first(name) for name in names]
         planner.plan(reports[::-1] if is_reversed else reports, 0.0)
-        held = [Report(name, HERE, "1", {"large": 0xFF << i}) for i, name in enumerate(names)]
+        held = [NodeReport(name, HERE, "1", {"large": 0xFF << i}) for i, name in enumerate(names)]
         return planner.plan(held[::-1] if is_reversed else held, 0.5)
 
     assert answers(1) == answers(1, is_reversed=True)
@@ -247,7 +249,7 @@ class Fleet(RuleBasedStateMachine):
         self.now_s = 0.0
         self.held = {name: {"small": 0, "large": 0} for name in PLACES}
         self.boots = dict.fromkeys(PLACES, 0)
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, FetchPlan] = {}
         self.full = set(PLACES)
         for name in PLACES:
             self.planner.want(name, "large", Priority.PREFETCH)
@@ -255,7 +257,7 @@ class Fleet(RuleBasedStateMachine):
 
     def report(self, names: set[str], failures: dict[str, tuple[Failure, ...]]) -> None:
         reports = [
-            Report(
+            NodeReport(
                 name,
                 PLACES[name],
                 str(self.boots[name]),
@@ -277,14 +279,14 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(name=NAMES, count=st.integers(1, 5))
     def fetch(self, name: str, count: int) -> None:
-        for order in self.answers.get(name, Answer()).orders[:count]:
+        for order in self.answers.get(name, FetchPlan()).orders[:count]:
             self.held[name][order.digest] |= (1 << order.stop) - (1 << order.start)
         self.report({name}, {})
 
     @precondition(lambda self: any(answer.orders for answer in self.answers.values()))
     @rule(name=NAMES, trouble=st.sampled_from(list(Trouble)))
     def fail(self, name: str, trouble: Trouble) -> None:
-        orders = self.answers.get(name, Answer()).orders[:2]
+        orders = self.answers.get(name, FetchPlan()).orders[:2]
         failures = tuple(Failure(o.digest, o.start, o.source, trouble) for o in orders)
         self.report({name}, {name: failures})
 

@@ -4,16 +4,16 @@ import pytest
 
 from control_plane.database import DatabaseDownError
 from control_plane.distribution import recorder
-from control_plane.distribution.recorder import Batch, Ledger, Recorder
+from control_plane.distribution.recorder import HoldingsBatch, HoldingsLedger, Recorder
 
 
-def settled(**has: str) -> Ledger:
+def settled(**has: str) -> HoldingsLedger:
     """Return a ledger of nodes whose rows are as they should be."""
-    ledger = Ledger()
+    ledger = HoldingsLedger()
     for node_id, digests in has.items():
         ledger.note(node_id, dict.fromkeys(digests, True), is_full=True)
         ledger.read(node_id, digests)
-    assert ledger.batch(100) == Batch()
+    assert ledger.batch(100) == HoldingsBatch()
     assert not ledger.is_due
     return ledger
 
@@ -25,20 +25,20 @@ def test_only_differences_are_written() -> None:
     assert not ledger.is_due
     ledger.note("n", {"d": True, "a": False}, is_full=False)
     batch = ledger.batch(100)
-    assert batch == Batch({"n": ["d"]}, {"n": ["a"]})
+    assert batch == HoldingsBatch({"n": ["d"]}, {"n": ["a"]})
     ledger.written(batch)
-    assert ledger.batch(100) == Batch()
+    assert ledger.batch(100) == HoldingsBatch()
     assert not ledger.is_due
 
 
 def test_the_rows_of_a_node_are_read_before_it_is_written() -> None:
-    ledger = Ledger()
+    ledger = HoldingsLedger()
     ledger.note("n", {"a": True, "b": False}, is_full=True)
     assert ledger.unread() == "n"
-    assert ledger.batch(100) == Batch()
+    assert ledger.batch(100) == HoldingsBatch()
     ledger.read("n", ["b", "c"])
     assert ledger.unread() is None
-    assert ledger.batch(100) == Batch({"n": ["a"]}, {"n": ["b", "c"]})
+    assert ledger.batch(100) == HoldingsBatch({"n": ["a"]}, {"n": ["b", "c"]})
 
 
 def test_a_batch_is_bounded_and_what_it_left_comes_next() -> None:
@@ -46,7 +46,7 @@ def test_a_batch_is_bounded_and_what_it_left_comes_next() -> None:
     ledger.note("n", dict.fromkeys("abc", True), is_full=True)
     ledger.note("m", dict.fromkeys("xy", True), is_full=True)
     batches = []
-    while (batch := ledger.batch(2)) != Batch():
+    while (batch := ledger.batch(2)) != HoldingsBatch():
         batches.append(batch.added)
         ledger.written(batch)
     assert batches == [{"n": ["a", "b"]}, {"n": ["c"], "m": ["x"]}, {"m": ["y"]}]

@@ -1,9 +1,11 @@
 """Who fails is not asked for a while; who blames everybody is not believed."""
 
-from control_plane.distribution.model import Limits, Trouble
+from control_plane.distribution.model import PlannerLimits, Trouble
 from control_plane.distribution.trust import StoreGate, Trust
 
-LIMITS = Limits(shun_s=5, shun_max_s=15, corrupt_shun_s=600, accused_max=3, store_readers_max=4)
+LIMITS = PlannerLimits(
+    shun_s=5, shun_max_s=15, corrupt_shun_s=600, accused_max=3, store_readers_max=4
+)
 
 
 def test_a_corrupt_chunk_has_its_source_shunned_for_long():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.fleet.model import Needs, Node, Pool, Replica, ReplicaState
-from control_plane.fleet.planner import DRAINED, DRAINING_MAX, Plan, plan_replicas
+from control_plane.fleet.planner import DRAINED, DRAINING_MAX, FleetChanges, plan_replicas
 
 GIB = 1 << 30
 READY, STARTING = ReplicaState.READY, ReplicaState.STARTING
@@ -23,7 +23,7 @@ def _replica(number: int, node: str, state: ReplicaState = READY, gib: int = 0) 
     return Replica(f"r{number}", "p", "p-0", node, state=state, reserved=Needs(gib * GIB))
 
 
-def _plan(pool: Pool, nodes: list[Node], replicas: list[Replica]) -> Plan:
+def _plan(pool: Pool, nodes: list[Node], replicas: list[Replica]) -> FleetChanges:
     numbers = count(500)
     return plan_replicas([pool], {"p": ("p-0",)}, nodes, replicas, lambda: f"r{next(numbers)}")
 
@@ -37,7 +37,7 @@ def test_others_are_ready_before_a_replica_leaves() -> None:
     assert first.drain == ()
     assert first.notes == {"n0": "2 of pool p wait for others to be ready instead"}
     one, two = first.create
-    assert _plan(pool, nodes, first.applied(here)) == Plan()
+    assert _plan(pool, nodes, first.applied(here)) == FleetChanges()
     next_ = _plan(pool, nodes, [*here, replace(one, state=READY), two])
     assert (next_.create, next_.drain) == ((), ("r0",))
     assert "1 finish what they run" in next_.notes["n0"]
@@ -75,13 +75,13 @@ def test_few_leave_at_once() -> None:
     there = [_replica(n, "n1") for n in range(10, 19)]
     plan = _plan(Pool("p", "sim", 9), nodes, [*here, *there])
     assert len(plan.drain) == DRAINING_MAX
-    assert _plan(Pool("p", "sim", 9), nodes, plan.applied([*here, *there])) == Plan()
+    assert _plan(Pool("p", "sim", 9), nodes, plan.applied([*here, *there])) == FleetChanges()
 
 
 def test_a_cordoned_node_keeps_what_it_has() -> None:
     cordoned = replace(_node("n0"), is_unschedulable=True)
     here = [_replica(0, "n0"), _replica(1, "n0")]
-    assert _plan(Pool("p", "sim", 2), [cordoned, _node("n1")], here) == Plan()
+    assert _plan(Pool("p", "sim", 2), [cordoned, _node("n1")], here) == FleetChanges()
     more = _plan(Pool("p", "sim", 3), [cordoned, _node("n1")], here)
     assert [r.node_id for r in more.create] == ["n1"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.fleet.hours import HOUR_US, Clock, Edges, Held, Row, buckets, rows
+from control_plane.fleet.hours import HOUR_US, Clock, Edges, HoursRow, ReplicaCounts, buckets, rows
 from control_plane.fleet.model import Replica, ReplicaState
 
 _TIME = st.integers(0, 8 * HOUR_US)
@@ -23,16 +23,16 @@ class Interval:
     accelerators: int
 
     @property
-    def counts(self) -> Held:
+    def counts(self) -> ReplicaCounts:
         running = int(self.is_running)
-        return Held(running, 1 - running, self.accelerators, int(not self.accelerators))
+        return ReplicaCounts(running, 1 - running, self.accelerators, int(not self.accelerators))
 
     def cut(self, span: tuple[int, int]) -> tuple[int, int]:
         return max(self.begin, span[0]), min(self.end, span[1])
 
-    def held(self, part: tuple[int, int]) -> Held:
+    def held(self, part: tuple[int, int]) -> ReplicaCounts:
         begin, end = self.cut(part)
-        return Held().plus(self.counts, max(0, end - begin))
+        return ReplicaCounts().plus(self.counts, max(0, end - begin))
 
 
 INTERVALS = st.lists(
@@ -53,7 +53,7 @@ def edges(
             for part in parts:
                 if part[0] <= at < part[1]:
                     key = interval.name, part[0]
-                    known = found.get(key, Edges(*key, Held(), Held()))
+                    known = found.get(key, Edges(*key, ReplicaCounts(), ReplicaCounts()))
                     found[key] = Edges(
                         *key,
                         known.change.plus(interval.counts, sign),
@@ -66,15 +66,15 @@ def edges(
 def test_each_bucket_has_what_intervals_have_in_it(intervals, span, are_hours) -> None:
     parts = buckets(span, are_hours=are_hours)
     assert sum(end - begin for begin, end in parts) == span[1] - span[0]
-    wanted: list[Row] = []
+    wanted: list[HoursRow] = []
     for part in parts:
         for name in "pq":
-            held = Held()
+            held = ReplicaCounts()
             for interval in intervals:
                 if interval.name == name:
                     held = held.plus(interval.held(part))
-            if held != Held():
-                wanted.append(Row(name, part[0], held))
+            if held != ReplicaCounts():
+                wanted.append(HoursRow(name, part[0], held))
     found = rows(edges(intervals, span, parts), parts)
     assert found == wanted
     ids = [row.id for row in found]

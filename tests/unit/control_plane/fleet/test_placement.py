@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.fleet.model import Accelerator, Needs, Node, Pool, Replica, ReplicaState
-from control_plane.fleet.planner import Plan, plan_replicas
+from control_plane.fleet.planner import FleetChanges, plan_replicas
 
 GIB = 1 << 30
 
@@ -35,13 +35,13 @@ def _small(each: int) -> Needs:
     return Needs(0, 1, each * GIB)
 
 
-def _plan(pools: list[Pool], nodes: list[Node], replicas: list[Replica]) -> Plan:
+def _plan(pools: list[Pool], nodes: list[Node], replicas: list[Replica]) -> FleetChanges:
     numbers = count(500)
     cells = {pool.id: (f"{pool.id}-0",) for pool in pools}
     return plan_replicas(pools, cells, nodes, replicas, lambda: f"r{next(numbers)}")
 
 
-def _places(plan: Plan, pool: str) -> list[tuple[str, tuple[int, ...]]]:
+def _places(plan: FleetChanges, pool: str) -> list[tuple[str, tuple[int, ...]]]:
     return sorted((r.node_id, r.accelerators) for r in plan.create if r.pool_id == pool)
 
 

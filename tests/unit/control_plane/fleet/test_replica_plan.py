@@ -16,7 +16,7 @@ from control_plane.fleet.model import (
     ReplicaState,
     observe,
 )
-from control_plane.fleet.planner import Plan, plan_replicas
+from control_plane.fleet.planner import FleetChanges, plan_replicas
 
 _ENGINES = ["openvino", "sim", "trtllm"]
 _POOLS = st.lists(
@@ -45,7 +45,7 @@ def _consistent(replicas: list[Replica], pools: list[Pool], nodes: list[Node]) -
     return [replace(r, state=ReplicaState.LOST) if lost[r.node_id] else r for r in kept]
 
 
-def _plan(pools: list[Pool], nodes: list[Node], replicas: list[Replica]) -> Plan:
+def _plan(pools: list[Pool], nodes: list[Node], replicas: list[Replica]) -> FleetChanges:
     numbers = count(500)
     cells = {pool.id: (f"{pool.id}-0",) for pool in pools}
     return plan_replicas(pools, cells, nodes, replicas, lambda: f"r{next(numbers)}")
@@ -72,7 +72,7 @@ def test_the_fleet_reaches_what_is_wanted_and_stays(
     now = _consistent(replicas, pools, nodes)
     for _ in range(4):
         now = _work(_plan(pools, nodes, now).applied(now), nodes)
-    assert _plan(pools, nodes, now) == Plan()
+    assert _plan(pools, nodes, now) == FleetChanges()
     ready = Counter(r.pool_id for r in now if r.state is ReplicaState.READY and not r.is_draining)
     for pool in pools:
         possible = any(pool.engine in node.engines and not node.is_lost for node in nodes)
@@ -100,7 +100,7 @@ def test_a_plan_is_minimal_and_possible(
     assert not set(plan.drain) & set(plan.forget)
     drained = {r.pool_id for r in now if r.id in plan.drain}
     assert not drained & {r.pool_id for r in plan.create}, "never both create and drain"
-    assert _plan(pools, nodes, plan.applied(now)) == Plan(), "nothing is decided twice"
+    assert _plan(pools, nodes, plan.applied(now)) == FleetChanges(), "nothing is decided twice"
 
 
 def test_surplus_goes_from_what_is_least_useful() -> None:
@@ -123,7 +123,7 @@ def test_a_lost_replica_is_kept_until_another_one_is_ready() -> None:
     assert [r.node_id for r in first.create] == ["n1"]
     assert first.forget == ()
     after = [lost, replace(first.create[0], state=ReplicaState.READY)]
-    assert _plan(pool, nodes, after) == Plan(forget=("r0",))
+    assert _plan(pool, nodes, after) == FleetChanges(forget=("r0",))
 
 
 def test_new_replicas_go_to_the_least_loaded_nodes() -> None:
@@ -163,7 +163,9 @@ def test_what_ended_on_a_cordoned_node_is_made_elsewhere_and_the_rest_goes_on() 
     assert (plan.drain, plan.forget) == ((), ())
     made = replace(plan.create[0], state=ReplicaState.READY)
     assert _plan(pools, [cordoned, other], [stopped, serving, made]).forget == ("r0",)
-    assert _plan(pools, [cordoned], [stopped, serving]) == Plan(), "nobody else could serve it"
+    assert _plan(pools, [cordoned], [stopped, serving]) == FleetChanges(), (
+        "nobody else could serve it"
+    )
 
 
 def test_what_is_held_back_is_not_replaced_and_nothing_drains_for_it() -> None:
@@ -174,7 +176,7 @@ def test_what_is_held_back_is_not_replaced_and_nothing_drains_for_it() -> None:
         for n in range(6)
     ]
 
-    def planned(held: Holdback) -> Plan:
+    def planned(held: Holdback) -> FleetChanges:
         numbers = count(500)
         cells = {"p0": ("p0-0",)}
         return plan_replicas([pool], cells, nodes, replicas, lambda: f"r{next(numbers)}", held)
