@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sluice.certificates import CertificateError
-from sluice.identity import CALLERS, DOMAIN, Role, Service, server_name
+from sluice.identity import CALLERS, DOMAIN, CertificateRole, Service, server_name
 
 CA_DIR, PRIVATE_DIR, BUNDLE = "ca", "private", "ca.pem"
 INTERNAL, ENGINE_CALLERS = "internal", "engine-callers"
@@ -55,7 +55,7 @@ class Authority:
     key: ec.EllipticCurvePrivateKey
 
 
-def settings_of(directory: Path, role: Role) -> dict[str, str]:
+def settings_of(directory: Path, role: CertificateRole) -> dict[str, str]:
     """Return the environment of a process with the certificates of `create`."""
     return {
         "MTLS__CA": str(directory / CA_DIR),
@@ -87,11 +87,11 @@ def create(
     bundle = b"".join(_pem(authority.certificate) for authority in authorities.values())
     _write(directory / BUNDLE, bundle)
     made: list[Path] = []
-    for role in Role:
-        if role is Role.ENGINE:  # an agent's
+    for role in CertificateRole:
+        if role is CertificateRole.ENGINE:  # an agent's
             continue
         name = ENGINE_CALLERS if role in CALLERS[Service.ENGINE] else INTERNAL
-        roles = (role, Role.ENGINE) if role is Role.AGENT else (role,)
+        roles = (role, CertificateRole.ENGINE) if role is CertificateRole.AGENT else (role,)
         names = [server_name(each, domain) for each in roles]
         certificate, key = issue(authorities[name], [*names, *hosts], now, timedelta(days=days))
         _write(directory / f"{role}-key.pem", _key_pem(key), mode=0o600)

@@ -213,11 +213,11 @@ async def _ask_router(address: str, request: wire.ExplainRequest) -> wire.Explan
     import grpc.aio  # 0.2 s that no other command shall pay
 
     from sluice.channels import channel_to
-    from sluice.identity import Role
+    from sluice.identity import CertificateRole
     from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 
     try:
-        link = channel_to(address, Role.ROUTER, options=_CHANNEL)
+        link = channel_to(address, CertificateRole.ROUTER, options=_CHANNEL)
     except RuntimeError:
         return f"the router at {address} is not asked: set INSTALLATION__SECRET to its own"
     async with link as channel:

@@ -22,7 +22,7 @@ import telemetry.metrics
 from cli.settings_table import SETTINGS, accepted, descriptions
 from cli.stack.listeners import LISTENERS
 from cli.stack.openings import OPENINGS
-from sluice.errors import POLICIES, Evidence
+from sluice.errors import POLICIES, ErrorEvidence
 
 _UNITS = {
     "s": "seconds",
@@ -218,7 +218,7 @@ def overload_page(text: str) -> str:
             str(policy.status),
             f"`{policy.kind}`",
             *("yes" if getattr(policy, name) else "" for name in _ERROR_COLUMNS),
-            "" if policy.release is Evidence.NONE else policy.release,
+            "" if policy.release is ErrorEvidence.NONE else policy.release,
         )
         for code, policy in POLICIES.items()
     )

@@ -8,7 +8,7 @@ import uvloop
 from control_plane.app import run
 from control_plane.settings import Settings
 from sluice import certificates, shared_secret
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.logs import configure_logs
 
 # A full collection looks at every object of the state, while hundreds of watchers wait: it may
@@ -21,7 +21,7 @@ def main() -> None:
     configure_logs("control-plane")
     settings = Settings.from_environment()
     called = {"CONTROL_PLANE__TELEMETRY_URL": settings.telemetry_url}
-    certificates.use(Role.CONTROL_PLANE, called)
+    certificates.use(CertificateRole.CONTROL_PLANE, called)
     shared_secret.use()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)

@@ -34,10 +34,10 @@ from control_plane.fleet.hours import Clock
 from control_plane.fleet.hours_repository import prune_intervals
 from control_plane.fleet.hours_routes import HoursRoutes
 from control_plane.fleet.routes import FleetRoutes
-from control_plane.fleet.service import Fleet
+from control_plane.fleet.service import FleetLoop
 from control_plane.http.keys import KeyRoutes
 from control_plane.http.openapi import document
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import ControlPlaneMetrics
 from control_plane.models import routes as models
@@ -45,7 +45,7 @@ from control_plane.quality.base_prompts import BasePrompts
 from control_plane.quality.repository import golden_counts, holdback
 from control_plane.quality.routes import QualityRoutes
 from control_plane.quality.service import Quality
-from control_plane.quality.verdicts import Budget
+from control_plane.quality.verdicts import ReplacementBudget
 from control_plane.responses import repository as responses
 from control_plane.responses.service import StateService
 from control_plane.rollouts import trials
@@ -105,9 +105,9 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         stack.push_async_callback(database.close)
         feed = Feed(database)
         metrics = ControlPlaneMetrics()
-        budget = Budget(settings.quality_pool_hour_max, settings.quality_node_day_max)
+        budget = ReplacementBudget(settings.quality_pool_hour_max, settings.quality_node_day_max)
         clock, held = Clock(metrics.count_replica_seconds), partial(holdback, budget=budget)
-        fleet = Fleet(database, feed, _prunes(settings), metrics.show_unplaced, clock, held)
+        fleet = FleetLoop(database, feed, _prunes(settings), metrics.show_unplaced, clock, held)
         rollouts = await _rollouts(stack, database, settings, metrics)
         budgets = await _budgets(stack, database, settings, metrics)
         background = await stack.enter_async_context(asyncio.TaskGroup())
@@ -155,7 +155,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
 
 def _watch(
     feed: Feed,
-    fleet: Fleet,
+    fleet: FleetLoop,
     metrics: ControlPlaneMetrics,
     confirmations: Confirmations,
     scaling: Scaling,
@@ -183,7 +183,7 @@ def admin_routes(
     budget_interval_s: float = INTERVAL_S,
     scaling_interval_s: float = SCALING_INTERVAL_S,
     texts: TextStore = NO_TEXTS,
-) -> list[Route]:
+) -> list[AdminRoute]:
     """Return the routes of the admin REST, of all domains that need the database alone."""
     return [
         *RolloutRoutes(database, wake_rollouts, unread_rollouts).routes(),
@@ -278,7 +278,7 @@ async def _serve_grpc(
 
 def _operations(
     feed: Feed, metrics: ControlPlaneMetrics, description: dict[str, Any]
-) -> list[Route]:
+) -> list[AdminRoute]:
     """Return the routes of health, metrics and the REST's description; they need no key."""
 
     async def healthz(_: web.Request) -> web.Response:
@@ -303,8 +303,8 @@ def _operations(
         return web.Response(body=body, headers={"Content-Type": metrics.content_type})
 
     return [
-        Route("GET", "/healthz", healthz, None),
-        Route("GET", "/readyz", readyz, None),
-        Route("GET", "/openapi.json", openapi, None),
-        Route("GET", "/metrics", show_metrics, None),
+        AdminRoute("GET", "/healthz", healthz, None),
+        AdminRoute("GET", "/readyz", readyz, None),
+        AdminRoute("GET", "/openapi.json", openapi, None),
+        AdminRoute("GET", "/metrics", show_metrics, None),
     ]

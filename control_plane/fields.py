@@ -12,7 +12,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
 
 
-class Body(BaseModel):
+class AdminBody(BaseModel):
     """A request body: no unknown fields, no numbers in strings."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)

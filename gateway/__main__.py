@@ -20,7 +20,7 @@ from gateway.server.workers import running_workers
 from gateway.settings import GatewaySettings
 from sluice import certificates, shared_secret
 from sluice.grpc_polling import poll_in_place
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
 
@@ -97,7 +97,7 @@ def main() -> None:
     settings = GatewaySettings.from_environment()
     configure_logs("gateway")
     poll_in_place()
-    certificates.use(Role.GATEWAY)
+    certificates.use(CertificateRole.GATEWAY)
     shared_secret.use()
     # A prompt is one short text: spreading it over threads costs more than it brings.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

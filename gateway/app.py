@@ -18,7 +18,7 @@ from gateway.bases.shelf import BaseShelf
 from gateway.bases.source import fetch_base
 from gateway.bases.threads import PromptThreads
 from gateway.directory import Directory
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.dispatcher import GatewayDispatcher
 from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.routers import RouterLinks
 from gateway.embedding.embedders import Embedders
@@ -41,7 +41,7 @@ from gateway.objectives import Objectives
 from gateway.pool_board import PoolBoard
 from gateway.responses.routes import add_responses
 from gateway.responses.store import ResponseStore
-from gateway.rollouts.confirm import Confirmations
+from gateway.rollouts.confirm import ConfirmationSender
 from gateway.rollouts.decided import Decided
 from gateway.rollouts.open_requests import OpenRequests
 from gateway.server.cors import Cors
@@ -106,9 +106,9 @@ class Gateway:
             clock=asyncio.get_running_loop().time,
             require_budget=BudgetChecks(self.watcher.state).require,
         )
-        self.dispatcher, self.events = Dispatcher(self.links), events
+        self.dispatcher, self.events = GatewayDispatcher(self.links), events
         self.decided, self.open_requests = Decided(self.metrics), OpenRequests()
-        self.confirmations = Confirmations(
+        self.confirmations = ConfirmationSender(
             settings.control_address,
             settings.instance_id,
             self.watcher.state,

@@ -14,7 +14,7 @@ from sluice.hashing import cache_root
 from sluice.limits import CONTEXT, limits_of, narrowest
 from sluice.profiles import FRAMES, profile_of
 from sluice.scopes import Scope
-from sluice.split import SHARE_MAX, Split
+from sluice.split import SHARE_MAX, ReleaseSplit
 from sluice.watch import STEP_OBJECTS, ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
@@ -91,8 +91,8 @@ class ReleaseFork:
         canary: The release that is rolled out.
     """
 
-    split: Split
-    mirror: Split | None
+    split: ReleaseSplit
+    mirror: ReleaseSplit | None
     control: ResolvedModel
     instead: ResolvedModel
     copied: ResolvedModel
@@ -454,5 +454,5 @@ def _is_allowed(principal: Principal, name: str, model: wire.Model) -> bool:
     return not patterns or any(matches(p, name) or matches(p, model.id) for p in patterns)
 
 
-def _split(told: wire.Split, share: int) -> Split:
-    return Split(told.id, told.control, told.canary, min(share, SHARE_MAX), told.salt)
+def _split(told: wire.Split, share: int) -> ReleaseSplit:
+    return ReleaseSplit(told.id, told.control, told.canary, min(share, SHARE_MAX), told.salt)

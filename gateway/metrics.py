@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.objectives import OBJECTIVES, Objectives, Result, mean_tpot_s
+from gateway.objectives import OBJECTIVES, ObjectiveResult, Objectives, mean_tpot_s
 from gateway.tenant_series import TenantSeries, Without
 from sluice.certificate_metric import CertificateExpiry
 from sluice.errors import ErrorCode
@@ -227,7 +227,7 @@ class GatewayMetrics:
             " without those that their callers ended or got wrong",
             ("result",),
         )
-        self._goodput = {result: goodput.labels(result.value) for result in Result}
+        self._goodput = {result: goodput.labels(result.value) for result in ObjectiveResult}
         self.aborts = Counter(
             "llm_request_aborts_total",
             "Accepted requests that ended without their whole answer, by code",
@@ -263,7 +263,7 @@ class GatewayMetrics:
         """
         if code:
             self.aborts.labels(code).inc()
-            result = Result.FAILED if ErrorCode(code).policy.status >= 500 else None
+            result = ObjectiveResult.FAILED if ErrorCode(code).policy.status >= 500 else None
         else:
             tpot_s = mean_tpot_s(decode_s, output_tokens, answers)
             if tpot_s:

@@ -8,7 +8,7 @@ PROMPT_TOKENS_SHORT = 2048
 _PREFILL_FACTOR = 2.0
 
 
-class Result(StrEnum):
+class ObjectiveResult(StrEnum):
     """What a request counts as."""
 
     GOOD = "good"
@@ -29,14 +29,16 @@ class Objectives(NamedTuple):
     ttft_s: float = 0.5
     tpot_s: float = 0.05
 
-    def result(self, ttft_s: float, prompt_tokens: int, prefill_s: float, tpot_s: float) -> Result:
+    def result(
+        self, ttft_s: float, prompt_tokens: int, prefill_s: float, tpot_s: float
+    ) -> ObjectiveResult:
         """Judge a request that ended well; a TPOT of 0 stands for answers of one token."""
         allowed_s = self.ttft_s
         if prompt_tokens > PROMPT_TOKENS_SHORT:
             allowed_s += _PREFILL_FACTOR * prefill_s
         if ttft_s > allowed_s:
-            return Result.TTFT_MISSED
-        return Result.TPOT_MISSED if tpot_s > self.tpot_s else Result.GOOD
+            return ObjectiveResult.TTFT_MISSED
+        return ObjectiveResult.TPOT_MISSED if tpot_s > self.tpot_s else ObjectiveResult.GOOD
 
 
 OBJECTIVES = Objectives()

@@ -15,7 +15,7 @@ COUNT_MIN = 8
 WAIT_STEP_MS = 100
 
 
-class Readiness(StrEnum):
+class PoolReadiness(StrEnum):
     """Whether a model answers now."""
 
     READY = "ready"
@@ -42,11 +42,11 @@ class PoolStatus:
     wait_ms: int | None = None
 
     @property
-    def readiness(self) -> Readiness:
+    def readiness(self) -> PoolReadiness:
         """Whether it answers now."""
         if self.replicas_ready:
-            return Readiness.READY
-        return Readiness.LOADING if self.replicas_starting else Readiness.UNAVAILABLE
+            return PoolReadiness.READY
+        return PoolReadiness.LOADING if self.replicas_starting else PoolReadiness.UNAVAILABLE
 
     @property
     def told(self) -> dict[str, int | None]:

@@ -8,7 +8,7 @@ from operator import itemgetter
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.objectives import Result
+from gateway.objectives import ObjectiveResult
 
 OTHER = "other"
 NAMED_MAX = 20
@@ -27,7 +27,7 @@ class _Series:
     __slots__ = ("results", "tokens")
 
     def __init__(self) -> None:
-        self.results = dict.fromkeys(Result, 0)
+        self.results = dict.fromkeys(ObjectiveResult, 0)
         self.tokens = dict.fromkeys(_KINDS, 0)
 
 
@@ -53,7 +53,7 @@ class TenantSeries(Collector):
         self._recent: dict[str, float] = {}
 
     def count(
-        self, tenant_id: str, result: Result | None, prompt_tokens: int, output_tokens: int
+        self, tenant_id: str, result: ObjectiveResult | None, prompt_tokens: int, output_tokens: int
     ) -> None:
         """Count a request that ended; its result is none when goodput leaves it out."""
         series = self._named.get(tenant_id, self._other)

@@ -7,7 +7,7 @@ import uvloop
 from router.settings import Settings
 from sluice import certificates, shared_secret
 from sluice.grpc_polling import poll_in_place
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.logs import configure_logs
 
 
@@ -16,7 +16,7 @@ def main() -> None:
     settings = Settings.from_environment()
     configure_logs("router")
     poll_in_place()
-    certificates.use(Role.ROUTER)
+    certificates.use(CertificateRole.ROUTER)
     shared_secret.use()
     from router.app import serve
 

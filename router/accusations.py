@@ -15,7 +15,7 @@ import structlog
 from router.core.types.actions import EjectionNotice
 from sluice.channels import channel_to
 from sluice.detector.evidence import EvidenceKind
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
@@ -118,5 +118,7 @@ class Accusations:
 
 
 async def _send(address: str, request: wire.AccuseRequest) -> None:
-    async with channel_to(address, Role.CONTROL_PLANE, options=_CHANNEL_OPTIONS) as channel:
+    async with channel_to(
+        address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
+    ) as channel:
         await ControlServiceStub(channel).Accuse(request)

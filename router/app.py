@@ -12,7 +12,7 @@ from router.accusations import Accusations
 from router.core.router import RouterCore
 from router.core.types.config import CoreConfig
 from router.demand_reports import DemandReports
-from router.fleet import Fleet, Target
+from router.fleet import ReplicaAttachments, Target
 from router.hub import Hub
 from router.metrics import RouterMetrics
 from router.pool_peers import PoolPeers
@@ -106,9 +106,11 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
     log.info("router_stopped")
 
 
-def _fleet(hub: Hub, tasks: asyncio.TaskGroup, settings: Settings) -> Fleet:
+def _fleet(hub: Hub, tasks: asyncio.TaskGroup, settings: Settings) -> ReplicaAttachments:
     router_id, silence_s = settings.instance_id, settings.silence_s
-    return Fleet(hub, tasks, _open_stream, _probe, router_id=router_id, silence_s=silence_s)
+    return ReplicaAttachments(
+        hub, tasks, _open_stream, _probe, router_id=router_id, silence_s=silence_s
+    )
 
 
 def _demand(hub: Hub, settings: Settings) -> DemandReports:
@@ -166,7 +168,7 @@ async def _probe(target: Target, timeout_s: float) -> Sequence[int]:
 
 
 async def _load(
-    fleet: Fleet, replica_id: str, digests: list[str], timeout_s: float
+    fleet: ReplicaAttachments, replica_id: str, digests: list[str], timeout_s: float
 ) -> engine.AdapterList:
     target = fleet.target(replica_id)
     if target is None:
@@ -175,7 +177,9 @@ async def _load(
     return (await ask(target.address, target.model, request, timeout_s=timeout_s)).adapters
 
 
-async def _follow_now_and_then(fleet: Fleet, prefetch: Prefetch, watcher: ControlWatcher) -> None:
+async def _follow_now_and_then(
+    fleet: ReplicaAttachments, prefetch: Prefetch, watcher: ControlWatcher
+) -> None:
     async def follow() -> None:
         fleet.follow(watcher.state)
         prefetch.follow(watcher.state)

@@ -16,7 +16,7 @@ from itertools import islice, repeat
 from google.protobuf.message import DecodeError
 
 from router.core.types.batch import GatewayBatch
-from router.core.types.request import Dispatch, Gateway
+from router.core.types.request import ConnectedGateway, Dispatch
 from router.counting import Key, Prompts, TokenCounts, key_of
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
@@ -265,7 +265,7 @@ class Closings:
         """Whether reports of counts wait to be taken."""
         return bool(self._reports)
 
-    def cut(self, accounts: Accounts, gateway: Gateway, now: float) -> None:
+    def cut(self, accounts: Accounts, gateway: ConnectedGateway, now: float) -> None:
         """Close everything of a gateway that is gone; call before its requests are withdrawn.
 
         That is done little by little, by `settle`: nothing may happen to the accounts any more.

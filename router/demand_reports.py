@@ -15,7 +15,7 @@ import structlog
 from router.core.types.work import WorkReport
 from router.hub import Hub
 from sluice.channels import RenewedChannel
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
 
@@ -47,7 +47,9 @@ class DemandReports:
 
     async def run(self) -> None:
         """Report as often as the control plane wants, until cancelled."""
-        link = RenewedChannel(self._address, Role.CONTROL_PLANE, options=_CHANNEL_OPTIONS)
+        link = RenewedChannel(
+            self._address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
+        )
         pause_s = _FIRST_S
         async with aclosing(link):
             while True:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from router.attach import Attachment, Stream
-from router.core.types.plan import ReplicaPlan, Role
+from router.core.types.plan import ReplicaPlan, ReplicaRole
 from router.hub import Hub
 from sluice.profiles import FRAMES
 from sluice.watch import ControlState
@@ -14,7 +14,7 @@ from sluice.wire.control.v1 import control_pb2 as control
 _STOP_TIMEOUT_S = 5.0
 # We speak step frames alone; none is named by a control plane that knows nothing else.
 _PROFILES = ("", FRAMES.name)
-_ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE}
+_ROLES = {"prefill": ReplicaRole.PREFILL, "decode": ReplicaRole.DECODE}
 _GONE = (control.REPLICA_STATE_STOPPED, control.REPLICA_STATE_FAILED)
 
 
@@ -26,7 +26,7 @@ class Target:
     model: str
 
 
-class Fleet:
+class ReplicaAttachments:
     """Keeps one attachment for every replica of our cells that has an address."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Fleet:
                 entry.id,
                 entry.cell_id,
                 is_draining=entry.state == control.REPLICA_STATE_DRAINING,
-                role=_ROLES.get(entry.role, Role.BOTH),
+                role=_ROLES.get(entry.role, ReplicaRole.BOTH),
             )
             for entry in live
         ]

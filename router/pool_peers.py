@@ -15,7 +15,7 @@ import structlog
 from router.hub import Hub
 from router.pool_reports import PoolReports, unpacked
 from sluice.channels import RenewedChannel
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.lifecycle import backoff_s
 from sluice.watch import ControlState
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -37,7 +37,7 @@ _CHANNEL_OPTIONS = (
 )
 
 
-class Peer(NamedTuple):
+class RouterPeer(NamedTuple):
     """A router that owns cells of one of our pools."""
 
     pool_id: str
@@ -54,11 +54,11 @@ def cells_by_pool(state: ControlState, router_id: str) -> dict[str, list[str]]:
     return found
 
 
-def peers_of(state: ControlState, router_id: str) -> set[Peer]:
+def peers_of(state: ControlState, router_id: str) -> set[RouterPeer]:
     """Return the other routers with cells of the pools of which a router owns some."""
     pools = cells_by_pool(state, router_id)
     return {
-        Peer(cell.pool_id, cell.router_id, cell.router_address)
+        RouterPeer(cell.pool_id, cell.router_id, cell.router_address)
         for cell in state.cells.values()
         if cell.pool_id in pools and cell.router_address and cell.router_id not in ("", router_id)
     }
@@ -76,8 +76,8 @@ class PoolPeers:
         self._reports = reports
         self._router_id = router_id
         self._cells: Mapping[str, Sequence[str]] = {}
-        self._streams: dict[Peer, asyncio.Task[None]] = {}
-        self._heard_at: dict[Peer, float] = {}
+        self._streams: dict[RouterPeer, asyncio.Task[None]] = {}
+        self._heard_at: dict[RouterPeer, float] = {}
         self._is_stopping = False
 
     def follow(self, state: ControlState) -> None:
@@ -105,9 +105,9 @@ class PoolPeers:
         now = asyncio.get_running_loop().time()
         return max((now - heard_at for heard_at in self._heard_at.values()), default=0.0)
 
-    async def _hear(self, peer: Peer) -> None:
+    async def _hear(self, peer: RouterPeer) -> None:
         attempt = 0
-        link = RenewedChannel(peer.address, Role.ROUTER, options=_CHANNEL_OPTIONS)
+        link = RenewedChannel(peer.address, CertificateRole.ROUTER, options=_CHANNEL_OPTIONS)
         async with aclosing(link):
             while True:
                 heard_at, reason = self._heard_at.get(peer), "the stream ended"
@@ -127,7 +127,7 @@ class PoolPeers:
                 attempt += 1
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
 
-    async def _read(self, peer: Peer, channel: grpc.aio.Channel) -> None:
+    async def _read(self, peer: RouterPeer, channel: grpc.aio.Channel) -> None:
         """Read one stream to its end; TimeoutError when it falls silent."""
         request = wire.FollowServiceRequest(router_id=self._router_id, pool_id=peer.pool_id)
         call = RouterServiceStub(channel).FollowService(request)

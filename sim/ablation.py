@@ -21,7 +21,7 @@ PREFIX = "sluice-"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AblatedRule:
     """One rule of the policy.
 
     Attributes:
@@ -57,80 +57,80 @@ def _no_credit(_tier: tier.Tier) -> float:
     return 0.0
 
 
-RULES: dict[str, Rule] = {
-    "late-binding": Rule(
+RULES: dict[str, AblatedRule] = {
+    "late-binding": AblatedRule(
         "a replica is sent more only while its next step is not full",
         EngineModel,
         "next_is_full",
         _is_never_full,
     ),
-    "shortest-first": Rule(
+    "shortest-first": AblatedRule(
         "a tenant's requests are served by uncached tokens, else by arrival",
         tenant_queue,
         "order_key",
         _by_arrival,
     ),
-    "late-factor": Rule(
+    "late-factor": AblatedRule(
         "a request that cannot meet its objective counts as 1.2 times as long",
         tenant_queue,
         "_LATE_FACTOR",
         1.0,
     ),
-    "overtaking-bound": Rule(
+    "overtaking-bound": AblatedRule(
         "after 48 times its objective a request is overtaken no more",
         Request,
         "overdue_at",
         property(lambda _request: float("inf"), lambda _request, _at: None),
     ),
-    "pacing": Rule(
+    "pacing": AblatedRule(
         "a prompt waits for up to 8 decode steps that keep answers in time",
         placement,
         "_PAUSES_MAX",
         0,
     ),
-    "risk-cost": Rule(
+    "risk-cost": AblatedRule(
         "answers that a prompt would make late cost a fifth of an objective each",
         placement,
         "_RISK_SHARE",
         0.0,
     ),
-    "recompute-cost": Rule(
+    "recompute-cost": AblatedRule(
         "uncached tokens count twice in the cost: they take capacity from others",
         placement,
         "_RECOMPUTE_WEIGHT",
         0.0,
     ),
-    "session-home": Rule(
+    "session-home": AblatedRule(
         "a session stays where it was, as if 16 more tokens were cached there",
         placement,
         "_HOME_TOKENS",
         0,
     ),
-    "own-dispatches": Rule(
+    "own-dispatches": AblatedRule(
         "the prefix index counts a dispatch before the engine reports its blocks",
         PrefixIndex,
         "dispatched",
         _forget,
     ),
-    "look-ahead": Rule(
+    "look-ahead": AblatedRule(
         "behind a request that fits nowhere, those of other tenants are tried",
         dispatch,
         "_LOOK_AHEAD",
         1,
     ),
-    "kept-memory": Rule(
+    "kept-memory": AblatedRule(
         "memory of one replica is kept for a request that fits nowhere",
         cell.CellBook,
         "held_for",
         _no_replica,
     ),
-    "groups": Rule(
+    "groups": AblatedRule(
         "late prompts are sent to a full replica in groups, 0.4 s apart",
         cell,
         "_LATE_FACTOR",
         float("inf"),
     ),
-    "return-credit": Rule(
+    "return-credit": AblatedRule(
         "a tenant with running requests keeps a credit while its queue is empty",
         tier.Tier,
         "lift_credit",

@@ -41,7 +41,7 @@ _RESTART_S = 10.0  # until a killed node is back
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class DistributionScenario:
     """A fleet, an artifact, and what goes wrong.
 
     Attributes:
@@ -69,8 +69,8 @@ class Scenario:
     store_down_s: tuple[float, float] = (0.0, 0.0)
 
 
-_ADAPTER = Scenario(nodes=1000, size_bytes=100e6, step_s=0.01)
-_BASE = Scenario(nodes=200, size_bytes=140e9, step_s=0.025)
+_ADAPTER = DistributionScenario(nodes=1000, size_bytes=100e6, step_s=0.01)
+_BASE = DistributionScenario(nodes=200, size_bytes=140e9, step_s=0.025)
 SCENARIOS = {
     "adapter": _ADAPTER,
     "adapter-faults": replace(_ADAPTER, killed_ratio=0.05, corrupt=2),
@@ -80,7 +80,7 @@ SCENARIOS = {
 }
 
 
-def bound_s(scenario: Scenario, widths: Widths) -> float:
+def bound_s(scenario: DistributionScenario, widths: Widths) -> float:
     """Return the time that the links alone need: of one node, or of all with all stores."""
     store = widths.store * scenario.regions
     every = scenario.nodes * scenario.size_bytes
@@ -123,11 +123,11 @@ class _Node:
         self.done_s: float | None = None
 
 
-class World:
+class DistributionWorld:
     """Nodes, links and the planner, stepped together; everything follows from the seed."""
 
     def __init__(
-        self, scenario: Scenario, seed: int, limits: PlannerLimits, widths: Widths
+        self, scenario: DistributionScenario, seed: int, limits: PlannerLimits, widths: Widths
     ) -> None:
         self.scenario, self._rng = scenario, Random(seed)  # noqa: S311 - a simulation's
         self.now_s = 0.0
@@ -368,7 +368,7 @@ class World:
 
 
 def simulate(
-    scenario: Scenario,
+    scenario: DistributionScenario,
     seed: int,
     *,
     limits: PlannerLimits | None = None,
@@ -377,7 +377,7 @@ def simulate(
 ) -> dict[str, Any]:
     """Return the figures of one distribution; `done` is how many nodes have everything."""
     limits, widths = limits or PlannerLimits(), widths or Widths()
-    world = World(scenario, seed, limits, widths)
+    world = DistributionWorld(scenario, seed, limits, widths)
     world.run(at_most_s)
     done = sorted(node.done_s for node in world.nodes if node.done_s is not None)
     bound = bound_s(scenario, widths)
@@ -403,7 +403,7 @@ def simulate(
     }
 
 
-def run(scenarios: dict[str, Scenario], seeds: int) -> dict[str, Any]:
+def run(scenarios: dict[str, DistributionScenario], seeds: int) -> dict[str, Any]:
     """Simulate and print, return the figures with their parameters."""
     runs: dict[str, Any] = {}
     for name, scenario in scenarios.items():

@@ -19,7 +19,7 @@ from pathlib import Path
 from sim.engines import Job
 from sim.fairness import BLOCK, KV_TOKENS, Load, Services, SmallM8, trace_of
 from sim.policies.sluice import RouterSettings, Sluice
-from sim.pool import Pool, PoolPlan
+from sim.pool import SimPool, SimPoolPlan
 
 WIDE = "wide"
 WARM_UP_S = 40.0
@@ -29,7 +29,7 @@ _OWN = "own"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FairCase:
     """One run.
 
     Attributes:
@@ -55,7 +55,7 @@ class PinnedSluice(Sluice):
         return int(cell) if cell else job.number % self.settings.cells
 
 
-def loads(case: Case) -> tuple[Load, ...]:
+def loads(case: FairCase) -> tuple[Load, ...]:
     """Return the tenants of a case."""
     periods = ((0.0, case.duration_s),)
     names = (f"narrow-{cell}" for cell in range(case.cells))
@@ -63,18 +63,18 @@ def loads(case: Case) -> tuple[Load, ...]:
     return (Load(WIDE, _WIDE_RATE * case.cells, _PROMPT, _OUTPUT, periods), *narrow)
 
 
-def wide_share(case: Case) -> float:
+def wide_share(case: FairCase) -> float:
     """Return the service of the wide tenant, as a multiple of its fair share of all service."""
     settings = RouterSettings(cells=case.cells, service_age_s=case.age_s)
-    plan = PoolPlan(case.cells, seed=case.seed, kv_tokens=KV_TOKENS)
-    pool = Pool(PinnedSluice(settings), SmallM8(), plan, block_tokens=BLOCK)
+    plan = SimPoolPlan(case.cells, seed=case.seed, kv_tokens=KV_TOKENS)
+    pool = SimPool(PinnedSluice(settings), SmallM8(), plan, block_tokens=BLOCK)
     trace = trace_of("cells", loads(case), case.seed)
     end_s = pool.run(trace)
     served = Services(pool.jobs, end_s).served(int(WARM_UP_S), int(case.duration_s))
     return served[WIDE] / sum(served.values()) * len(served)
 
 
-def _timed(case: Case) -> tuple[float, float]:
+def _timed(case: FairCase) -> tuple[float, float]:
     began_s = time.process_time()
     return wide_share(case), time.process_time() - began_s
 
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if min(arguments.cells) < 2 or arguments.duration_s <= WARM_UP_S:
         parser.error(f"--cells are at least 2, --duration-s is above {WARM_UP_S:g}")
     cases = [
-        Case(cells, age_s, seed, arguments.duration_s)
+        FairCase(cells, age_s, seed, arguments.duration_s)
         for cells, age_s, seed in product(arguments.cells, arguments.age_s, arguments.seeds)
     ]
     shares: dict[tuple[int, float | None], list[float]] = {}
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(table(shares))
     if arguments.json:
         found = [
-            {**asdict(Case(cells, age_s, 0, arguments.duration_s)), "shares": by_seed}
+            {**asdict(FairCase(cells, age_s, 0, arguments.duration_s)), "shares": by_seed}
             for (cells, age_s), by_seed in shares.items()
         ]
         for row in found:

@@ -15,14 +15,14 @@ from collections import deque
 from collections.abc import Callable
 
 from sim.engines import Engine, Job
-from sim.policies.base import Peer
-from sim.pool import Pool
+from sim.policies.base import ArrivalPolicy
+from sim.pool import SimPool
 
 OUTPUT_SERVICE = 2.0
 _SMOOTHING = 0.1
 
 
-class Scheduler:
+class FairScheduler:
     """Whose request an engine admits next; subclasses rank and charge."""
 
     def __init__(self, output_mean: float) -> None:
@@ -81,19 +81,19 @@ class Scheduler:
         self.charge(job.request.tenant, OUTPUT_SERVICE * (tokens - before))
 
 
-class Fcfs(Scheduler):
+class Fcfs(FairScheduler):
     """First come, first served."""
 
     def rank(self, job: Job) -> float:
-        """See `Scheduler`."""
+        """See `FairScheduler`."""
         return job.arrived_at
 
 
-class Vtc(Scheduler):
+class Vtc(FairScheduler):
     """Least counter first; who returns is lifted to the least counter among the waiting."""
 
     def returns(self, client: str) -> None:
-        """See `Scheduler`."""
+        """See `FairScheduler`."""
         others = [name for name, queue in self.queues.items() if queue] or [self.last_client]
         least = min(self.counters.get(name, 0.0) for name in others)
         self.counters[client] = max(self.counters.get(client, 0.0), least)
@@ -107,19 +107,19 @@ class VtcPredicted(Vtc):
         self._guesses: dict[int, float] = {}
 
     def admitted(self, job: Job) -> None:
-        """See `Scheduler`."""
+        """See `FairScheduler`."""
         guess = self._guesses[job.number] = self.expected(job.request.tenant)
         service = job.request.prompt_tokens + OUTPUT_SERVICE * guess
         self.charge(job.request.tenant, service)
 
     def generated(self, job: Job, before: int, tokens: int) -> None:
-        """See `Scheduler`."""
+        """See `FairScheduler`."""
         guess = self._guesses[job.number]
         beyond = max(0.0, tokens - guess) - max(0.0, before - guess)
         self.charge(job.request.tenant, OUTPUT_SERVICE * beyond)
 
 
-class Sfq(Scheduler):
+class Sfq(FairScheduler):
     """Start-time fair queueing on expected service."""
 
     def __init__(self, output_mean: float) -> None:
@@ -129,7 +129,7 @@ class Sfq(Scheduler):
         self._finishes: dict[str, float] = {}
 
     def push(self, job: Job) -> None:
-        """See `Scheduler`."""
+        """See `FairScheduler`."""
         client = job.request.tenant
         start = max(self._now, self._finishes.get(client, 0.0))
         service = job.request.prompt_tokens + OUTPUT_SERVICE * self.expected(client)
@@ -138,20 +138,20 @@ class Sfq(Scheduler):
         super().push(job)
 
     def rank(self, job: Job) -> float:
-        """See `Scheduler`."""
+        """See `FairScheduler`."""
         return self._starts[job.number]
 
     def admitted(self, job: Job) -> None:
-        """See `Scheduler`."""
+        """See `FairScheduler`."""
         self._now = max(self._now, self._starts[job.number])
 
     def generated(self, job: Job, before: int, tokens: int) -> None:
-        """See `Scheduler`."""
+        """See `FairScheduler`."""
 
 
-SCHEDULERS: dict[str, Callable[[float], Scheduler]] = {
+SCHEDULERS: dict[str, Callable[[float], FairScheduler]] = {
     "fcfs": Fcfs,
-    "lcf": Scheduler,
+    "lcf": FairScheduler,
     "vtc": Vtc,
     "vtc_pred": VtcPredicted,
     "sfq": Sfq,
@@ -161,11 +161,11 @@ SCHEDULERS: dict[str, Callable[[float], Scheduler]] = {
 class FairEngine(Engine):
     """An engine that admits in the order of a scheduler of its own."""
 
-    scheduler: Scheduler
+    scheduler: FairScheduler
     _charged: dict[int, int]  # output tokens, of what decodes
 
     @classmethod
-    def instead_of(cls, engine: Engine, pool: Pool, scheduler: Scheduler) -> "FairEngine":
+    def instead_of(cls, engine: Engine, pool: SimPool, scheduler: FairScheduler) -> "FairEngine":
         """Return such an engine with the number and the size of another one."""
         made = cls(
             engine.number,
@@ -216,7 +216,7 @@ class FairEngine(Engine):
         super()._finish(job, now)
 
 
-class PerEngine(Peer):
+class PerEngine(ArrivalPolicy):
     """Round robin over engines, each with a scheduler and counters of its own.
 
     Args:
@@ -229,7 +229,7 @@ class PerEngine(Peer):
         self._output_mean = output_mean
         self._next = 0
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """See `Policy`."""
         super().bind(pool)
         make = SCHEDULERS[self.name]
@@ -238,6 +238,6 @@ class PerEngine(Peer):
         ]
 
     def pick(self, job: Job) -> int:  # noqa: ARG002 - blind on purpose
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         self._next += 1
         return self.pool.alive[self._next % len(self.pool.alive)]

@@ -24,7 +24,7 @@ from sim.fair_schedulers import OUTPUT_SERVICE, SCHEDULERS, PerEngine
 from sim.metrics import ttft_s
 from sim.percentiles import percentile
 from sim.policies.sluice import RouterSettings, Sluice
-from sim.pool import Pool, PoolPlan
+from sim.pool import SimPool, SimPoolPlan
 from sim.workload import Trace, TraceRequest
 
 KV_TOKENS = 35_000
@@ -218,8 +218,8 @@ def play(
     else:
         mean = sum(request.output_tokens for request in trace.requests) / len(trace.requests)
         policy = PerEngine(scheduler, mean)
-    plan = PoolPlan(replicas, seed=seed, kv_tokens=KV_TOKENS)
-    pool = Pool(policy, SmallM8(), plan, block_tokens=BLOCK)
+    plan = SimPoolPlan(replicas, seed=seed, kv_tokens=KV_TOKENS)
+    pool = SimPool(policy, SmallM8(), plan, block_tokens=BLOCK)
     with ablation.without(rules):
         end_s = pool.run(trace)
     return measure(pool.jobs, loads, end_s, per_window=name == ARENA)
@@ -362,7 +362,7 @@ def behind_lower_s(jobs: Sequence[Job]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class FairnessResult:
     """One scheduler in one scenario over all seeds."""
 
     scenario: str
@@ -395,7 +395,7 @@ def _rounded(value: float) -> float | None:
     return None if value != value else round(value, 3)  # noqa: PLR0124 - NaN
 
 
-def table(results: Sequence[Result]) -> str:
+def table(results: Sequence[FairnessResult]) -> str:
     """Return the results as lines for people."""
     lines = [
         f"{'scenario':15s} {'scheduler':10s} {'N':>2s} {'mean gap':>9s} {'max gap':>9s}"
@@ -452,7 +452,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if ARENA in arguments.scenario and arguments.trace is None:
         parser.error(f"the scenario {ARENA} needs --trace")
-    results: list[Result] = []
+    results: list[FairnessResult] = []
     for name in arguments.scenario:
         for scheduler in ablation.policies() if arguments.ablate else arguments.scheduler:
             figures = [
@@ -466,7 +466,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for seed in arguments.seeds
             ]
             results.append(
-                Result(name, scheduler, arguments.replicas, arguments.seeds, tuple(figures))
+                FairnessResult(name, scheduler, arguments.replicas, arguments.seeds, tuple(figures))
             )
     print(table(results))
     if arguments.json:

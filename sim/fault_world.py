@@ -35,7 +35,7 @@ _FLAP_UP_S = 1.2
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class FaultScenario:
     """One run.
 
     Attributes:
@@ -58,7 +58,7 @@ class Scenario:
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class FaultClient:
     """What one client has seen, over all resumes of its request."""
 
     prompt: list[int]
@@ -78,7 +78,7 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class FaultReport:
     """What a run was like for clients, and how fast the router saw it.
 
     Attributes:
@@ -111,7 +111,7 @@ class Report:
 class FaultWorld:
     """Hosts, the router's shell, one gateway; `run` does a scenario."""
 
-    def __init__(self, scenario: Scenario, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, scenario: FaultScenario, tasks: asyncio.TaskGroup) -> None:
         self.scenario = scenario
         self._loop = asyncio.get_running_loop()
         self._random = random.Random(scenario.seed)  # noqa: S311 - repeatable
@@ -129,13 +129,13 @@ class FaultWorld:
         self._link = self.hub.connect("gateway")
         self._jobs = [tasks.create_task(host.run()) for host in self.hosts]
         self._jobs.append(tasks.create_task(self._read()))
-        self.clients: list[Client] = []
-        self._open: dict[int, Client] = {}
+        self.clients: list[FaultClient] = []
+        self._open: dict[int, FaultClient] = {}
         self._handles = 0
         self._wrong: list[float] = []  # when each wrong token was told
         self._broken_at = self._seen_at = self._healed_at = 0.0
 
-    async def run(self) -> Report:
+    async def run(self) -> FaultReport:
         """Submit, break, heal, and wait for the end of everything."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._arrive())
@@ -161,14 +161,14 @@ class FaultWorld:
         while self._loop.time() < end_at:
             await asyncio.sleep(choose.expovariate(self.scenario.rate_per_s))
             prompt = [choose.randrange(50_000)] * self._length(200, 2000)
-            client = Client(prompt, self._length(80, 600), self._loop.time())
+            client = FaultClient(prompt, self._length(80, 600), self._loop.time())
             self.clients.append(client)
             self._submit(client)
 
     def _length(self, median: float, longest: int) -> int:
         return max(2, min(longest, round(self._random.lognormvariate(0.0, 0.8) * median)))
 
-    def _submit(self, client: Client) -> None:
+    def _submit(self, client: FaultClient) -> None:
         self._handles += 1
         submit = wire.Submit(
             handle=self._handles,
@@ -254,14 +254,14 @@ class FaultWorld:
 
     # --- results ----------------------------------------------------------------------------
 
-    def _report(self, detect_s: float | None, back_s: float | None) -> Report:
+    def _report(self, detect_s: float | None, back_s: float | None) -> FaultReport:
         clients = self.clients
         whole = [len(client.tokens) == client.output_max for client in clients]
         kinds = (wire.OUTCOME_KIND_LENGTH, wire.OUTCOME_KIND_STOP)
         ended = [client.final is not None and client.final.kind in kinds for client in clients]
         waits_s = [client.first_at - client.arrived_at for client in clients if client.first_at]
         late_at = self._seen_at + 0.1
-        return Report(
+        return FaultReport(
             requests=len(clients),
             lost=sum(
                 not (is_whole and has_end) for is_whole, has_end in zip(whole, ended, strict=True)
@@ -320,10 +320,10 @@ FAULTS: dict[str, Callable[[SimHost], None]] = {
 }
 
 
-def simulate(scenario: Scenario) -> Report:
+def simulate(scenario: FaultScenario) -> FaultReport:
     """Run a scenario under virtual time; it is the same every time."""
 
-    async def main() -> Report:
+    async def main() -> FaultReport:
         async with asyncio.TaskGroup() as tasks:
             return await FaultWorld(scenario, tasks).run()
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import structlog
 
-from sim.fault_world import FAULTS, SILENCE_S, Report, Scenario, simulate
+from sim.fault_world import FAULTS, SILENCE_S, FaultReport, FaultScenario, simulate
 
 PLANS = ("none", *FAULTS)
 _COLUMNS = ("requests", "lost", "doubled", "wrong", "late", "resumed", "pause", "ttft p99", "seen")
 
 
-def summary(reports: Sequence[Report]) -> dict[str, Any]:
+def summary(reports: Sequence[FaultReport]) -> dict[str, Any]:
     """Return the figures of one plan over its seeds: sums of counts, and the worst of times."""
     seen = [report.detect_s for report in reports if report.detect_s is not None]
     back = [report.back_s for report in reports if report.back_s is not None]
@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(" ".join(f"{name:>8}" for name in ("plan", *_COLUMNS, "back")), "ejected")
     for plan in options.plan:
         reports = [
-            simulate(Scenario(plan, seed, options.replicas, options.rate)) for seed in options.seeds
+            simulate(FaultScenario(plan, seed, options.replicas, options.rate))
+            for seed in options.seeds
         ]
         plans[plan] = figures = summary(reports)
         print(_line(plan, figures), flush=True)

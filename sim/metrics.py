@@ -11,7 +11,7 @@ from functools import cache
 from replica.drivers.sim_costs import CostModel, StepWork
 from sim.engines import Job
 from sim.percentiles import percentile
-from sim.pool import Pool
+from sim.pool import SimPool
 
 TTFT_SLACK_S = 0.5
 TTFT_ALONE = 2.0
@@ -83,7 +83,7 @@ def tpot_s(job: Job) -> float | None:
     return (job.ended_at - job.first_at) / tokens if tokens else 0.0
 
 
-def measure(pool: Pool) -> Metrics:
+def measure(pool: SimPool) -> Metrics:
     """Return the figures of a run that has ended."""
     jobs = pool.jobs
     ttfts: list[tuple[Job, float]] = []

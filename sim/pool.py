@@ -25,7 +25,7 @@ class Policy(Protocol):
 
     name: str
 
-    def bind(self, pool: "Pool") -> None:
+    def bind(self, pool: "SimPool") -> None:
         """Begin a run; nothing has arrived."""
         ...
 
@@ -55,7 +55,7 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolPlan:
+class SimPoolPlan:
     """What a pool is made of, and what happens to it.
 
     Attributes:
@@ -77,7 +77,7 @@ class PoolPlan:
     is_shared: bool = False
 
 
-class Pool:
+class SimPool:
     """Replicas, index and jobs of one run.
 
     Attributes:
@@ -93,7 +93,7 @@ class Pool:
         self,
         policy: Policy,
         cost: CostModel,
-        plan: PoolPlan,
+        plan: SimPoolPlan,
         *,
         block_tokens: int,
     ) -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from control_plane.rollouts.evidence import Arm, Histogram, Scores
+from control_plane.rollouts.evidence import Arm, Histogram, ScoreEvidence
 from sluice.buckets import BUCKETS
 from sluice.errors import ErrorCode
-from sluice.split import Split
+from sluice.split import ReleaseSplit
 
 WINDOW_S = 10.0
 _DAY_S = 86_400.0
@@ -39,7 +39,7 @@ _Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class SimRelease:
     """How a release behaves; the medians are of lognormal distributions."""
 
     ttft_ms: float = 300.0
@@ -56,11 +56,11 @@ class Release:
     golden_wrong: float = 0.005
 
 
-CONTROL = Release()
+CONTROL = SimRelease()
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class TrafficProfile:
     """The traffic.
 
     Attributes:
@@ -95,7 +95,7 @@ class _Callers:
 class Traffic:
     """Requests of one seed, window by window."""
 
-    def __init__(self, profile: Profile, seed: int) -> None:
+    def __init__(self, profile: TrafficProfile, seed: int) -> None:
         self._profile = profile
         self._draw = draw = np.random.default_rng(seed)
         self._flaws = np.random.default_rng((seed, 1))
@@ -112,9 +112,11 @@ class Traffic:
         self._styles = draw.lognormal(0, profile.session_spread, slots)
         nobody = np.zeros(0, np.bool_)
         self._sessions = _Callers(np.zeros(0), nobody, nobody, nobody)
-        self._split: Split | None = None
+        self._split: ReleaseSplit | None = None
 
-    def window(self, split: Split, mirrored: int, canary: Release) -> tuple[Arm, Arm, int]:
+    def window(
+        self, split: ReleaseSplit, mirrored: int, canary: SimRelease
+    ) -> tuple[Arm, Arm, int]:
         """Return what came of ten seconds: canary, control, and how many were sent to canary.
 
         Args:
@@ -141,7 +143,7 @@ class Traffic:
             self._incident_left_s = self._draw.exponential(_INCIDENT_S)
         return _INCIDENT_ERRORS if self._incident_left_s > 0 else 0.0
 
-    def _callers(self, split: Split, count: int) -> tuple[_Callers, int]:
+    def _callers(self, split: ReleaseSplit, count: int) -> tuple[_Callers, int]:
         """Return the requests that are compared, and how many of all went to canary unpinned."""
         draw = self._draw
         alone = int(draw.binomial(count, _SESSIONLESS))
@@ -165,7 +167,7 @@ class Traffic:
             self._sessions.is_new[turns] = False
         return together, int(exposed)
 
-    def _renew(self, split: Split, ended: NDArray[np.int64]) -> None:
+    def _renew(self, split: ReleaseSplit, ended: NDArray[np.int64]) -> None:
         """Replace sessions by new ones, and send all anew if the split has changed."""
         self._tenants[ended] = self._some_tenants(len(ended))
         self._styles[ended] = self._draw.lognormal(0, self._profile.session_spread, len(ended))
@@ -193,7 +195,7 @@ class Traffic:
 
     def _arm(
         self,
-        release: Release,
+        release: SimRelease,
         callers: _Callers,
         is_own: NDArray[np.bool_],
         drift: float,
@@ -236,12 +238,12 @@ class Traffic:
             golden_mismatches=int(draw.binomial(_GOLDEN_RUNS, release.golden_wrong)),
         )
 
-    def _scores(self, release: Release, answers: int) -> Scores:
+    def _scores(self, release: SimRelease, answers: int) -> ScoreEvidence:
         draw = self._scored
         surprisal = draw.lognormal(0, _SURPRISAL_SPREAD, answers) * release.surprisal_mnats
         entropy = draw.lognormal(0, _ENTROPY_SPREAD, answers) * release.entropy_mnats
         base_like = int(draw.binomial(answers, release.base_like))
-        return Scores(answers, base_like, histogram(surprisal), histogram(entropy))
+        return ScoreEvidence(answers, base_like, histogram(surprisal), histogram(entropy))
 
     def _some_tenants(self, count: int) -> NDArray[np.int64]:
         return self._draw.choice(_TENANTS, count, p=self._weights)
@@ -263,7 +265,7 @@ def tenant_id(number: int) -> str:
 
 
 def _sent(
-    split: Split, tenants: NDArray[np.int64], names: list[tuple[str, str]], style: _Floats
+    split: ReleaseSplit, tenants: NDArray[np.int64], names: list[tuple[str, str]], style: _Floats
 ) -> _Callers:
     """Return who goes where; `names` are session and request id."""
     choices = [

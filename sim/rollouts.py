@@ -37,10 +37,10 @@ from control_plane.rollouts.state import (
 )
 from sim.percentiles import percentile
 from sim.rollout_edge import is_accused
-from sim.rollout_traffic import CONTROL, WINDOW_S, Profile, Release, Traffic, tenant_id
-from sluice.split import Split
+from sim.rollout_traffic import CONTROL, WINDOW_S, SimRelease, Traffic, TrafficProfile, tenant_id
+from sluice.split import ReleaseSplit
 
-SCENARIOS: dict[str, Release] = {
+SCENARIOS: dict[str, SimRelease] = {
     "identical": CONTROL,
     "better": replace(CONTROL, ttft_ms=240.0, errors=0.008, golden_wrong=0.0),
     "wrong": replace(CONTROL, golden_wrong=0.6),
@@ -66,7 +66,7 @@ _PINNED_OLD, _PINNED_NEW = 5, 9  # tenants
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RolloutOutcome:
     """How a rollout ended.
 
     Attributes:
@@ -111,11 +111,11 @@ class _Loop:
         self.tell(Restarted())
 
 
-def simulate(plan: Plan, release: Release, profile: Profile, seed: int) -> Outcome:
+def simulate(plan: Plan, release: SimRelease, profile: TrafficProfile, seed: int) -> RolloutOutcome:
     """Return how the rollout of a release ends, without anybody's help."""
     traffic, loop = Traffic(profile, seed), _Loop(plan)
     pins = {tenant_id(_PINNED_OLD): "old", tenant_id(_PINNED_NEW): "new"}
-    split = Split("model", "old", "new", 0, f"salt-{seed}", pins)
+    split = ReleaseSplit("model", "old", "new", 0, f"salt-{seed}", pins)
     unread: list[Window] = []
     exposed, opened_ms, number = 0, 0, 0
     while loop.rollout.phase not in ENDED and number < _WINDOWS_MAX:
@@ -138,7 +138,7 @@ def simulate(plan: Plan, release: Release, profile: Profile, seed: int) -> Outco
     verdict = ended.verdict
     metric, judged = (None, 0) if verdict is None else (verdict.metric, verdict.suspect.total)
     lasted_s = (loop.now_ms - opened_ms) / 1000
-    return Outcome(seed, ended.phase, ended.stage, metric, lasted_s, exposed, judged)
+    return RolloutOutcome(seed, ended.phase, ended.stage, metric, lasted_s, exposed, judged)
 
 
 def plan_for(alpha: float, *, is_full: bool = False, has_shadow: bool = False) -> Plan:
@@ -162,7 +162,7 @@ def plan_for(alpha: float, *, is_full: bool = False, has_shadow: bool = False) -
 
 
 def run(
-    names: Sequence[str], plan: Plan, profile: Profile, seeds: int | None, jobs: int
+    names: Sequence[str], plan: Plan, profile: TrafficProfile, seeds: int | None, jobs: int
 ) -> list[dict[str, Any]]:
     """Return the figures of some scenarios, each from seed 0 on; None: as many as it takes."""
     counts = [seeds or (SEEDS_IDENTICAL if name == "identical" else SEEDS) for name in names]
@@ -181,11 +181,11 @@ def run(
     ]
 
 
-def _simulated(plan: Plan, profile: Profile, name: str, seed: int) -> Outcome:
+def _simulated(plan: Plan, profile: TrafficProfile, name: str, seed: int) -> RolloutOutcome:
     return simulate(plan, SCENARIOS[name], profile, seed)
 
 
-def summary(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def summary(name: str, outcomes: Sequence[RolloutOutcome]) -> dict[str, Any]:
     """Return the figures of a scenario."""
     sent_back = [outcome for outcome in outcomes if outcome.phase is Phase.ROLLED_BACK]
     metrics = Counter(o.metric.value for o in sent_back if o.metric is not None)
@@ -242,7 +242,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of each; default {SEEDS_IDENTICAL} of identical, {SEEDS} of others",
     )
     add("--alpha", type=float, default=0.05, help="stated false-alarm rate, default %(default)s")
-    usual = Profile()
+    usual = TrafficProfile()
     add("--rate", type=float, default=usual.rate, help="requests per second, default %(default)s")
     add("--session-spread", type=float, default=usual.session_spread, help="0: none is special")
     add("--every-turn", action="store_true", help="count all requests of a session")
@@ -264,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not 0 < arguments.alpha <= 0.5 or arguments.rate <= 0:
         parser.error("alpha is above 0 and at most 0.5, the rate is above 0")
     plan = plan_for(arguments.alpha, is_full=arguments.full, has_shadow=arguments.shadow)
-    profile = Profile(
+    profile = TrafficProfile(
         arguments.rate, arguments.session_spread, counts_every_turn=arguments.every_turn
     )
     if arguments.edge:

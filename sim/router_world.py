@@ -60,7 +60,7 @@ class Fault:
 
 
 @dataclass(slots=True)
-class Client:
+class WorldClient:
     """What one client has seen, over all resumes of its request."""
 
     submit: wire.Submit
@@ -94,7 +94,7 @@ class _Node:
     ends: dict[int, engine_wire.Finished] = field(default_factory=dict[int, engine_wire.Finished])
 
 
-class World:
+class RouterWorld:
     """One run: `load` and `plan` what is to happen, then `run`, then `verify`.
 
     `trace` is everything that was dispatched and told, for comparing runs.
@@ -115,11 +115,11 @@ class World:
         self.now = 0.0
         self.core = RouterCore(config or CoreConfig())
         self.limits = limits or EngineLimits(4096, 16, 256, 512, 16)
-        self.clients: list[Client] = []
+        self.clients: list[WorldClient] = []
         self.trace: list[tuple[object, ...]] = []
         self.queue_max = 0
         self.preemptions = 0  # known after `verify`
-        self._by_handle: dict[int, Client] = {}  # live handles only: each ends once
+        self._by_handle: dict[int, WorldClient] = {}  # live handles only: each ends once
         self._handles = 0
         self._link_s = link_s
         self._silence_s = silence_s
@@ -159,7 +159,7 @@ class World:
                 output_tokens_max=output,
                 deadline_ms=workload.deadline_ms,
             )
-            client = Client(submit, arrived_at=at_s)
+            client = WorldClient(submit, arrived_at=at_s)
             self.clients.append(client)
             self._plan(at_s, partial(self._submit, client))
             if self.random.random() < workload.cancel_share:
@@ -241,7 +241,7 @@ class World:
 
     # --- clients ----------------------------------------------------------------------------
 
-    def _submit(self, client: Client) -> None:
+    def _submit(self, client: WorldClient) -> None:
         self._handles += 1
         emitted = len(client.tokens)
         message = wire.Submit()
@@ -253,7 +253,7 @@ class World:
         self._by_handle[message.handle] = client
         self.core.submit(GATEWAY, convert.request(message), self.now)
 
-    def _leave(self, client: Client) -> None:
+    def _leave(self, client: WorldClient) -> None:
         for handle, owner in list(self._by_handle.items()):
             if owner is client:
                 self.core.cancel(GATEWAY, handle)

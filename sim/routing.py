@@ -20,14 +20,14 @@ from replica.drivers.sim_costs import MODELS_BY_NAME
 from sim import ablation, plots
 from sim.metrics import Metrics
 from sim.policies import registry
-from sim.runs import FORMATS, Run, Source, capacity, metrics_of, trace_of
+from sim.runs import FORMATS, Run, RunSource, capacity, metrics_of, trace_of
 from sim.traces import TraceError
 
 _FINALISTS = 3  # of a group run on all seeds; the others only on the first
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RoutingResult:
     """One policy at one load over all seeds.
 
     Attributes:
@@ -114,7 +114,7 @@ def compare(
     loads: Iterable[float],
     seeds: Sequence[int],
     executor: Executor | None = None,
-) -> list[Result]:
+) -> list[RoutingResult]:
     """Run every policy at every load on every seed.
 
     A group runs all its policies on the first seed and the best three on all.
@@ -132,7 +132,7 @@ def compare(
     """
     rate = capacity(base.source, base.replicas, base.cost)
     _note(f"load 1.0 is {rate:.4g} requests/s")
-    results: list[Result] = []
+    results: list[RoutingResult] = []
     for load in loads:
         for policy in policies:
             members = registry.GROUPS.get(policy, (policy,))
@@ -140,10 +140,10 @@ def compare(
             runs = [replace(base, policy=name, load=load, seed=first) for name in members]
             played = _play_all(runs, rate, executor)
             ranked = sorted(zip(played, runs, strict=True), key=lambda item: -item[0].goodput)
-            best: Result | None = None
+            best: RoutingResult | None = None
             for metrics, run in ranked[:_FINALISTS]:
                 more = _play_all([replace(run, seed=seed) for seed in rest], rate, executor)
-                result = Result(
+                result = RoutingResult(
                     policy=policy,
                     winner=run.policy,
                     run=run,
@@ -160,7 +160,7 @@ def compare(
     return results
 
 
-def table(results: Sequence[Result]) -> str:
+def table(results: Sequence[RoutingResult]) -> str:
     """Return the results as lines for people."""
     lines = [
         f"{'policy':30s} {'load':>5s} {'goodput':>8s} {'min..max':>13s} {'TTFT p50':>9s}"
@@ -267,7 +267,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _base(arguments: argparse.Namespace) -> Run:
     return Run(
-        source=Source(arguments.trace, arguments.format_name, arguments.requests_max),
+        source=RunSource(arguments.trace, arguments.format_name, arguments.requests_max),
         replicas=arguments.replicas,
         cost=arguments.cost,
         load=0.0,

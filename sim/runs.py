@@ -9,7 +9,7 @@ from sim import ablation, synthetic, traces
 from sim.metrics import Metrics, measure
 from sim.policies.registry import ROUTER, entry
 from sim.policies.sluice import RouterSettings, Sluice
-from sim.pool import Policy, Pool, PoolPlan
+from sim.pool import Policy, SimPool, SimPoolPlan
 from sim.workload import Trace
 
 SYNTHETIC = "synthetic"
@@ -18,7 +18,7 @@ _ALL_AT_ONCE = 1e-6  # factor on arrival times
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RunSource:
     """Where requests come from.
 
     Attributes:
@@ -43,15 +43,15 @@ class Run:
         load: Share of the pool's capacity, see `capacity`.
         policy: Name of a policy, not of a group.
         seed: Of trace, speeds and policy.
-        speed_spread: See `PoolPlan`.
+        speed_spread: See `SimPoolPlan`.
         report_age_s: How old everything is that our router knows of an engine.
         index_delay_s: How old its index is.
         cells: Of our router; peers route the whole pool.
-        lose_at_s: See `PoolPlan`.
-        add_at_s: See `PoolPlan`.
+        lose_at_s: See `SimPoolPlan`.
+        add_at_s: See `SimPoolPlan`.
     """
 
-    source: Source
+    source: RunSource
     replicas: int
     cost: str
     load: float
@@ -66,7 +66,7 @@ class Run:
 
 
 @lru_cache(maxsize=4)
-def trace_of(source: Source, seed: int) -> Trace:
+def trace_of(source: RunSource, seed: int) -> Trace:
     """Return the requests of a source.
 
     Raises:
@@ -83,7 +83,7 @@ def trace_of(source: Source, seed: int) -> Trace:
 
 
 @cache
-def capacity(source: Source, replicas: int, cost: str) -> float:
+def capacity(source: RunSource, replicas: int, cost: str) -> float:
     """Return requests per second at load 1.0.
 
     That is the throughput of least-tokens routing over replicas of speed 1 when all requests are
@@ -91,12 +91,12 @@ def capacity(source: Source, replicas: int, cost: str) -> float:
     """
     trace = trace_of(source, 0)
     policy = entry("least_tokens").make()
-    plan = PoolPlan(replicas)
-    pool = Pool(policy, MODELS_BY_NAME[cost], plan, block_tokens=trace.block_tokens)
+    plan = SimPoolPlan(replicas)
+    pool = SimPool(policy, MODELS_BY_NAME[cost], plan, block_tokens=trace.block_tokens)
     return len(trace.requests) / pool.run(trace, _ALL_AT_ONCE)
 
 
-def play(run: Run, requests_per_s: float) -> Pool:
+def play(run: Run, requests_per_s: float) -> SimPool:
     """Run to the end.
 
     Args:
@@ -108,7 +108,7 @@ def play(run: Run, requests_per_s: float) -> Pool:
     """
     trace = trace_of(run.source, run.seed)
     policy, is_shared = _policy(run)
-    plan = PoolPlan(
+    plan = SimPoolPlan(
         replicas=run.replicas,
         speed_spread=run.speed_spread,
         seed=run.seed,
@@ -116,7 +116,7 @@ def play(run: Run, requests_per_s: float) -> Pool:
         add_at_s=run.add_at_s,
         is_shared=is_shared,
     )
-    pool = Pool(policy, MODELS_BY_NAME[run.cost], plan, block_tokens=trace.block_tokens)
+    pool = SimPool(policy, MODELS_BY_NAME[run.cost], plan, block_tokens=trace.block_tokens)
     with ablation.without(ablation.rules_of(run.policy)):
         pool.run(trace, trace.time_factor(requests_per_s * run.load))
     return pool

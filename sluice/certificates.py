@@ -21,8 +21,8 @@ from pydantic_settings import SettingsConfigDict
 
 from sluice.identity import (
     DOMAIN,
+    CertificateRole,
     Identity,
-    Role,
     allowed,
     identity_of,
     refusal,
@@ -227,7 +227,7 @@ class Certificates:
         seen = self._seen_by_itself(requiring)
         identity = self.identity(seen)
         if not identity.roles:
-            wanted = server_name(Role.ROUTER, self.domain)
+            wanted = server_name(CertificateRole.ROUTER, self.domain)
             raise CertificateError(
                 f"MTLS__CERTIFICATE: {self.certificate_file} has the DNS names"
                 f" {', '.join(identity.names) or '(none)'}, and none of a role, such as {wanted};"
@@ -322,7 +322,7 @@ def no_passphrase() -> str:
     raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the key has a passphrase, which nobody is there to give")
 
 
-def use(role: Role | None = None, called: Mapping[str, str] | None = None) -> None:
+def use(role: CertificateRole | None = None, called: Mapping[str, str] | None = None) -> None:
     """Take the certificates that the environment names, for this process, from now on.
 
     Ends the process with status 2 and a line on stderr when they cannot be used.
@@ -351,7 +351,7 @@ def _check_https(called: Mapping[str, str]) -> None:
             )
 
 
-def install(certificates: Certificates | None, role: Role | None = None) -> None:
+def install(certificates: Certificates | None, role: CertificateRole | None = None) -> None:
     """Use these from now on.
 
     Raises:
@@ -359,7 +359,11 @@ def install(certificates: Certificates | None, role: Role | None = None) -> None
     """
     if certificates is not None and role is not None:
         # Who starts engines serves them with its own certificate.
-        wanted = {Role.AGENT, Role.ENGINE} if role is Role.AGENT else {role}
+        wanted = (
+            {CertificateRole.AGENT, CertificateRole.ENGINE}
+            if role is CertificateRole.AGENT
+            else {role}
+        )
         identity = certificates.fresh().identity
         if not identity.roles.issuperset(wanted):
             names = " and ".join(server_name(one, certificates.domain) for one in sorted(wanted))
@@ -400,7 +404,7 @@ def server_tls(*, is_required: bool) -> ssl.SSLContext | None:
     return certificates and certificates.server_context(is_required=is_required)
 
 
-def http_options(role: Role) -> dict[str, Any]:
+def http_options(role: CertificateRole) -> dict[str, Any]:
     """Return what aiohttp needs for a request to a process of ours; nothing without mutual TLS.
 
     Args:

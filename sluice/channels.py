@@ -16,7 +16,7 @@ import grpc.aio
 import structlog
 
 from sluice.certificates import Certificates, Loaded, ours
-from sluice.identity import Role, Service, allowed, identity_of, refusal, server_name
+from sluice.identity import CertificateRole, Service, allowed, identity_of, refusal, server_name
 from sluice.shared_secret import SharedSecret
 from sluice.shared_secret import ours as shared_secret
 
@@ -36,7 +36,7 @@ _UNKNOWN = (
 )
 
 
-def channel_to(address: str, role: Role, *, options: Options) -> grpc.aio.Channel:
+def channel_to(address: str, role: CertificateRole, *, options: Options) -> grpc.aio.Channel:
     """Return a channel to a process of ours.
 
     Its certificate is read now: one that lives longer than a connection is a `RenewedChannel`.
@@ -126,7 +126,7 @@ class _TokenChannel(grpc.aio.Channel):
 
 
 def _secure(
-    address: str, role: Role, options: Options, loaded: Loaded, domain: str
+    address: str, role: CertificateRole, options: Options, loaded: Loaded, domain: str
 ) -> grpc.aio.Channel:
     credentials = grpc.ssl_channel_credentials(loaded.ca, loaded.key, loaded.certificate)
     name = ("grpc.ssl_target_name_override", server_name(role, domain))
@@ -139,7 +139,7 @@ class RenewedChannel:
     gRPC connects again by itself, but always with the certificate that the channel was made with.
     """
 
-    def __init__(self, address: str, role: Role, *, options: Options) -> None:
+    def __init__(self, address: str, role: CertificateRole, *, options: Options) -> None:
         """See `channel_to`."""
         self._make = partial(channel_to, address, role, options=options)
         self._certificates = ours()

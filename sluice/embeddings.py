@@ -16,7 +16,7 @@ import grpc.aio
 
 from sluice.channels import RenewedChannel
 from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError, RejectedError
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.kserve import CHANNEL_OPTIONS
 from sluice.triton import Stub, messages
 
@@ -45,7 +45,7 @@ class EmbeddingClient:
         self._address = address
         self._in_flight, self._in_flight_max = 0, in_flight_max
         self._model = model
-        self._link = RenewedChannel(address, Role.ENGINE, options=CHANNEL_OPTIONS)
+        self._link = RenewedChannel(address, CertificateRole.ENGINE, options=CHANNEL_OPTIONS)
         self._channel: grpc.aio.Channel | None = None  # that `_stub` is for
         self._stub: Any = None
 

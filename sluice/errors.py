@@ -51,7 +51,7 @@ class ErrorCode(StrEnum):
         return POLICIES[self]
 
 
-class Evidence(StrEnum):
+class ErrorEvidence(StrEnum):
     """What an error says of the release that met it."""
 
     NONE = "none"
@@ -89,7 +89,7 @@ class ErrorPolicy:
     is_failure: bool = True
     is_of_engine: bool = False
     is_of_health: bool = True
-    release: Evidence = Evidence.NONE
+    release: ErrorEvidence = ErrorEvidence.NONE
     own_kind: str = ""
 
     @property
@@ -114,14 +114,14 @@ POLICIES: dict[ErrorCode, ErrorPolicy] = {
         is_passed_over=True,
         goes_to_control=True,
         is_of_engine=True,
-        release=Evidence.FAULT,
+        release=ErrorEvidence.FAULT,
     ),
     ErrorCode.ADAPTER_INVALID: _Policy(
         status=400,
         is_passed_over=True,
         goes_to_control=True,
         is_of_engine=True,
-        release=Evidence.FAULT,
+        release=ErrorEvidence.FAULT,
     ),
     ErrorCode.NOT_FOUND: _Policy(status=404),
     ErrorCode.METHOD_NOT_ALLOWED: _Policy(status=405),
@@ -137,25 +137,27 @@ POLICIES: dict[ErrorCode, ErrorPolicy] = {
     ErrorCode.TENANT_QUEUE_FULL: _Policy(status=429, is_passed_over=True),
     ErrorCode.QUEUE_FULL: _Policy(status=503, is_asked_again=True, lets_stand_in=True),
     ErrorCode.OVERLOADED: _Policy(status=503, is_asked_again=True, lets_stand_in=True),
-    ErrorCode.DEADLINE_EXCEEDED: _Policy(status=503, lets_stand_in=True, release=Evidence.LATE),
+    ErrorCode.DEADLINE_EXCEEDED: _Policy(
+        status=503, lets_stand_in=True, release=ErrorEvidence.LATE
+    ),
     ErrorCode.NO_CAPACITY: _Policy(status=503, is_asked_again=True, lets_stand_in=True),
     ErrorCode.DRAINING: _Policy(
         status=503, moves=True, is_asked_again=True, is_passed_over=True, is_of_health=False
     ),
     ErrorCode.REPLICA_LOST: _Policy(
-        status=503, is_asked_again=True, lets_stand_in=True, release=Evidence.FAULT
+        status=503, is_asked_again=True, lets_stand_in=True, release=ErrorEvidence.FAULT
     ),
     ErrorCode.ENGINE_BUSY: _Policy(
         status=503, is_asked_again=True, lets_stand_in=True, is_of_health=False
     ),
-    ErrorCode.ENGINE_FAILED: _Policy(status=502, release=Evidence.FAULT),
+    ErrorCode.ENGINE_FAILED: _Policy(status=502, release=ErrorEvidence.FAULT),
     ErrorCode.ENGINE_REFUSED: _Policy(
-        status=400, is_charged=True, is_passed_over=True, release=Evidence.FAULT
+        status=400, is_charged=True, is_passed_over=True, release=ErrorEvidence.FAULT
     ),
     ErrorCode.SLOW_READER: _Policy(status=499),
     ErrorCode.CLIENT_CLOSED: _Policy(status=499, is_charged=True, is_failure=False),
     ErrorCode.UNAVAILABLE: _Policy(status=503, moves=True, is_asked_again=True, lets_stand_in=True),
-    ErrorCode.INTERNAL: _Policy(status=500, release=Evidence.FAULT),
+    ErrorCode.INTERNAL: _Policy(status=500, release=ErrorEvidence.FAULT),
 }
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 DOMAIN = "sluice.internal"
 
 
-class Role(StrEnum):
+class CertificateRole(StrEnum):
     """What a certificate may be for."""
 
     GATEWAY = "gateway"
@@ -38,18 +38,34 @@ class Service(StrEnum):
     METRICS = "metrics"
 
 
-CALLERS: dict[Service, frozenset[Role]] = {
+CALLERS: dict[Service, frozenset[CertificateRole]] = {
     # The control plane pings; operators ask for explanations.
-    Service.ROUTER: frozenset({Role.GATEWAY, Role.ROUTER, Role.CONTROL_PLANE, Role.OPERATOR}),
-    Service.CONTROL: frozenset({Role.GATEWAY, Role.ROUTER, Role.AGENT, Role.TELEMETRY}),
-    Service.AGENTS: frozenset({Role.AGENT}),
-    Service.DISTRIBUTION: frozenset({Role.AGENT, Role.GATEWAY}),
-    Service.STATE: frozenset({Role.GATEWAY}),
+    Service.ROUTER: frozenset(
+        {
+            CertificateRole.GATEWAY,
+            CertificateRole.ROUTER,
+            CertificateRole.CONTROL_PLANE,
+            CertificateRole.OPERATOR,
+        }
+    ),
+    Service.CONTROL: frozenset(
+        {
+            CertificateRole.GATEWAY,
+            CertificateRole.ROUTER,
+            CertificateRole.AGENT,
+            CertificateRole.TELEMETRY,
+        }
+    ),
+    Service.AGENTS: frozenset({CertificateRole.AGENT}),
+    Service.DISTRIBUTION: frozenset({CertificateRole.AGENT, CertificateRole.GATEWAY}),
+    Service.STATE: frozenset({CertificateRole.GATEWAY}),
     # Gateways have embeddings made; agents probe. Triton itself asks for no role: those who may
     # call have a CA of their own.
-    Service.ENGINE: frozenset({Role.GATEWAY, Role.ROUTER, Role.AGENT}),
-    Service.CHUNKS: frozenset({Role.AGENT}),
-    Service.METRICS: frozenset({Role.MONITORING, Role.OPERATOR}),
+    Service.ENGINE: frozenset(
+        {CertificateRole.GATEWAY, CertificateRole.ROUTER, CertificateRole.AGENT}
+    ),
+    Service.CHUNKS: frozenset({CertificateRole.AGENT}),
+    Service.METRICS: frozenset({CertificateRole.MONITORING, CertificateRole.OPERATOR}),
 }
 
 
@@ -62,7 +78,7 @@ class Identity:
         names: All DNS names of the certificate.
     """
 
-    roles: frozenset[Role] = frozenset()
+    roles: frozenset[CertificateRole] = frozenset()
     names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -70,7 +86,7 @@ class Identity:
         return ", ".join(self.names) or "nobody"
 
 
-def server_name(role: Role, domain: str) -> str:
+def server_name(role: CertificateRole, domain: str) -> str:
     """Return the DNS name that certificates of a role carry."""
     return f"{role.value}.{domain}"
 
@@ -78,7 +94,7 @@ def server_name(role: Role, domain: str) -> str:
 def identity_of(names: Iterable[str], domain: str) -> Identity:
     """Return who has a certificate with these DNS names; other names than roles' are let be."""
     listed = tuple(names)
-    known = {server_name(role, domain): role for role in Role}
+    known = {server_name(role, domain): role for role in CertificateRole}
     return Identity(frozenset(known[name] for name in listed if name in known), listed)
 
 
@@ -89,7 +105,7 @@ def allowed(identity: Identity, service: str) -> bool:
 
 def refusal(identity: Identity, service: str, domain: str) -> str:
     """Return why somebody is refused, and what to do about it."""
-    callers = CALLERS[Service(service)] if service in CALLERS else frozenset[Role]()
+    callers = CALLERS[Service(service)] if service in CALLERS else frozenset[CertificateRole]()
     wanted = sorted(server_name(role, domain) for role in callers)
     return (
         f"a certificate of {identity} may not call {service}; use one with the DNS name"

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from sluice.channels import channel_to
 from sluice.errors import ErrorCode, FailedError
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.triton import Stub, messages
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -135,7 +135,7 @@ class HostStream:
         Raises:
             FailedError: UNAVAILABLE, nobody answers at the address within `timeout_s`.
         """
-        self._channel = channel_to(self._address, Role.ENGINE, options=CHANNEL_OPTIONS)
+        self._channel = channel_to(self._address, CertificateRole.ENGINE, options=CHANNEL_OPTIONS)
         try:
             async with asyncio.timeout(timeout_s):
                 await _connect(self._channel, is_patient=is_patient)

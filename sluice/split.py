@@ -15,7 +15,7 @@ _HASH_BITS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ReleaseChoice:
     """Where a request goes.
 
     Attributes:
@@ -30,7 +30,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class ReleaseSplit:
     """How the traffic of a model is split at the moment.
 
     Attributes:
@@ -52,13 +52,13 @@ class Split:
     def __post_init__(self) -> None:
         assert 0 <= self.share <= SHARE_MAX, self.share
 
-    def choose(self, tenant_id: str, session: str, request_id: str) -> Choice:
+    def choose(self, tenant_id: str, session: str, request_id: str) -> ReleaseChoice:
         """Return the release for a request; `session` is empty when the request names none."""
         pinned = self.pins.get(tenant_id)
         if pinned is not None:
-            return Choice(pinned, is_canary=pinned == self.canary, is_pinned=True)
+            return ReleaseChoice(pinned, is_canary=pinned == self.canary, is_pinned=True)
         is_canary = bucket(self.model_id, self.salt, tenant_id, session or request_id) < self.share
-        return Choice(self.canary if is_canary else self.control, is_canary=is_canary)
+        return ReleaseChoice(self.canary if is_canary else self.control, is_canary=is_canary)
 
 
 def bucket(model_id: str, salt: str, tenant_id: str, key: str) -> int:

@@ -21,7 +21,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from sluice.channels import RenewedChannel, channel_to
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.ids import new_id
 from sluice.lifecycle import backoff_s
 from sluice.wire.control.v1 import control_pb2 as wire
@@ -310,7 +310,9 @@ class ControlWatcher:
         try:
             async with (
                 asyncio.timeout(_LEAVE_TIMEOUT_S),
-                channel_to(self._address, Role.CONTROL_PLANE, options=_CHANNEL_OPTIONS) as channel,
+                channel_to(
+                    self._address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
+                ) as channel,
             ):
                 await ControlServiceStub(channel).Leave(request)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
@@ -345,7 +347,9 @@ class ControlWatcher:
 
     async def _follow(self) -> None:
         attempt = 0
-        link = RenewedChannel(self._address, Role.CONTROL_PLANE, options=_CHANNEL_OPTIONS)
+        link = RenewedChannel(
+            self._address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
+        )
         async with aclosing(link):
             while True:
                 reason = "the stream ended"

@@ -5,7 +5,7 @@ import sys
 import uvloop
 
 from sluice import certificates, kafka, shared_secret
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
 from telemetry.app import run
@@ -34,7 +34,7 @@ def main() -> None:
         sys.exit(2)
     configure_logs("telemetry")
     called = {"TELEMETRY__CONTROL_PLANE_URL": settings.control_plane_url}
-    certificates.use(Role.TELEMETRY, called)
+    certificates.use(CertificateRole.TELEMETRY, called)
     shared_secret.use()
     if found := list(kafka.problems(settings.kafka_bootstrap)):
         sys.stderr.write("\n".join(found) + "\n")

@@ -12,7 +12,7 @@ import os
 from dataclasses import asdict
 
 from benchmarks.results import write_result
-from sim.rollout_traffic import Profile
+from sim.rollout_traffic import TrafficProfile
 from sim.rollouts import SCENARIOS, plan_for, run, table
 
 ALPHA = 0.05
@@ -20,7 +20,7 @@ ALPHA = 0.05
 
 def main() -> None:
     """Simulate every scenario and write the figures."""
-    plan, profile = plan_for(ALPHA, is_full=True), Profile()
+    plan, profile = plan_for(ALPHA, is_full=True), TrafficProfile()
     figures = run(tuple(SCENARIOS), plan, profile, None, os.cpu_count() or 1)
     print(table(figures))
     write_result(

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.results import RESULTS, write_result
 from sim import plots, routing
-from sim.runs import SYNTHETIC, Run, Source, capacity
+from sim.runs import SYNTHETIC, Run, RunSource, capacity
 
 NAME = "routing_study"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -140,7 +140,7 @@ def run_case(
     name, format_name = case.trace
     is_file = format_name != SYNTHETIC
     base = Run(
-        source=Source(str(traces / name) if is_file else name, format_name),
+        source=RunSource(str(traces / name) if is_file else name, format_name),
         replicas=case.replicas,
         cost=case.cost,
         load=0.0,

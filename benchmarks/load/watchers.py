@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from sluice.channels import channel_to
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.wire.control.v1 import control_pb2 as wire
 
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ class Watchers:
     async def comes_back(self, known_version: int) -> list[str]:
         """Return the kinds of the first messages to one that knows all but the last changes."""
         found: list[str] = []
-        async with channel_to(self._address, Role.CONTROL_PLANE, options=_OPTIONS) as channel:
+        async with channel_to(
+            self._address, CertificateRole.CONTROL_PLANE, options=_OPTIONS
+        ) as channel:
             call = _call(channel, known_version - 3)
             while True:
                 response = wire.WatchResponse.FromString(await call.read())
@@ -145,7 +147,9 @@ async def _watch(call: Any, number: int, noted: _Noted) -> None:
 
 async def _main(address: str, count: int, known_version: int, is_reading: bool) -> None:
     noted = _Noted(count)
-    channels = [channel_to(address, Role.CONTROL_PLANE, options=_OPTIONS) for _ in range(count)]
+    channels = [
+        channel_to(address, CertificateRole.CONTROL_PLANE, options=_OPTIONS) for _ in range(count)
+    ]
     calls = [_call(channel, known_version) for channel in channels]
     for call in calls:
         await call.wait_for_connection()

@@ -28,7 +28,7 @@ from cli.stack.broker import broker_spec
 from gateway.directory import Principal
 from gateway.dispatch.attempts import Attempt, AttemptPlacement
 from gateway.dispatch.tally import Tally
-from gateway.endpoints.exchange import Exchange
+from gateway.endpoints.exchange import HttpExchange
 from gateway.limits.buckets import BucketScope
 from gateway.limits.forecast import AnswerForecast
 from gateway.limits.limiter import Reservation
@@ -104,14 +104,14 @@ class Callers:
             BucketScope("limits:{t}:key:k", "your key", "key", rpm=600),
         ]
 
-    def requests(self) -> list[Exchange]:
+    def requests(self) -> list[HttpExchange]:
         """Return a request of each."""
         return [self.request(number) for number in range(_BURST)]
 
-    def request(self, number: int) -> Exchange:
+    def request(self, number: int) -> HttpExchange:
         """Return a request of one of them."""
         like = self._like
-        return Exchange(
+        return HttpExchange(
             uid=f"{number:032}",
             request_id=f"req_{number:026}",
             trace_id=f"{number:032x}",
@@ -155,13 +155,13 @@ def tally() -> Tally:
     )
 
 
-def _close(exchange: Exchange) -> None:
+def _close(exchange: HttpExchange) -> None:
     """Note what a request comes to, as whoever answers it does."""
     exchange.first_sent_at_s = 1.063
     exchange.outcome, exchange.status = "stop", 200
 
 
-def closings_ns(requests: Sequence[Exchange]) -> int:
+def closings_ns(requests: Sequence[HttpExchange]) -> int:
     """Return the CPU time of their closings."""
     generations = [[generation()] for _ in requests]
     started = time.thread_time_ns()
@@ -170,7 +170,7 @@ def closings_ns(requests: Sequence[Exchange]) -> int:
     return time.thread_time_ns() - started
 
 
-def events_ns(requests: Sequence[Exchange]) -> int:
+def events_ns(requests: Sequence[HttpExchange]) -> int:
     """Return the CPU time of their events."""
     for exchange in requests:
         _close(exchange)

@@ -30,7 +30,7 @@ MESSAGES = 2000
 _METHOD = "/benchmark/Follow"
 
 
-class Cell:
+class BenchCell:
     """A queue all of whose tenants are served again and again."""
 
     def __init__(self, name: str) -> None:
@@ -80,7 +80,7 @@ def spent_us(action: Callable[[], object]) -> float:
 
 def told_and_heard() -> tuple[float, float, bytes]:
     """Return the mean CPU time of "tell" and "hear", and one message."""
-    ours, theirs = Cell("ours"), Cell("theirs")
+    ours, theirs = BenchCell("ours"), BenchCell("theirs")
     told_us: list[float] = []
     heard_us: list[float] = []
     messages: list[bytes] = []

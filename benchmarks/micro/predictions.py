@@ -27,7 +27,7 @@ _ROUNDS = 7
 _random = random.Random(0)
 
 
-class Run(NamedTuple):
+class PredictionRun(NamedTuple):
     """One round of one case."""
 
     answers: list[list[int]]
@@ -43,7 +43,7 @@ def ids(count: int) -> list[int]:
     return [_random.randrange(300, 4000) for _ in range(count)]
 
 
-def run(driver: Driver, prompts: list[list[int]], predictions: list[list[int]]) -> Run:
+def run(driver: Driver, prompts: list[list[int]], predictions: list[list[int]]) -> PredictionRun:
     """Answer all prompts at once."""
     before = driver.load()
     answers: list[list[int]] = [[] for _ in prompts]
@@ -59,7 +59,7 @@ def run(driver: Driver, prompts: list[list[int]], predictions: list[list[int]]) 
             answers[key].append(token)
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     load = driver.load()
-    return Run(
+    return PredictionRun(
         answers,
         # The first token of each comes with its prompt.
         (sum(map(len, answers)) - len(answers)) / (turns - len(answers)),
@@ -88,7 +88,7 @@ def measure(driver: Driver, sequences: int) -> dict[str, Any]:
         "edited": [edited(answer) for answer in plain],
         "wrong": [ids(_NEW_TOKENS) for _ in prompts],
     }
-    rounds = {name: list[Run]() for name in cases}
+    rounds = {name: list[PredictionRun]() for name in cases}
     for _ in range(_ROUNDS):
         for name, predictions in cases.items():
             rounds[name].append(run(driver, prompts, predictions))

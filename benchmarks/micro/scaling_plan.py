@@ -12,7 +12,7 @@ import statistics
 import time
 
 from benchmarks.results import write_result
-from control_plane.scaling.model import Budget, PoolFacts, PoolState, ScalingSettings
+from control_plane.scaling.model import FleetBudget, PoolFacts, PoolState, ScalingSettings
 from control_plane.scaling.plan import plan
 
 _POOLS = 200
@@ -37,7 +37,10 @@ def main() -> None:
     drawn = random.Random(0)
     states = {str(number): _state(drawn) for number in range(_POOLS)}
     figures: dict[str, dict[str, float]] = {}
-    for name, budget in (("open", Budget()), ("within", Budget(accelerators=_POOLS * 8 * 10))):
+    for name, budget in (
+        ("open", FleetBudget()),
+        ("within", FleetBudget(accelerators=_POOLS * 8 * 10)),
+    ):
         rounds: list[float] = []
         for _ in range(_ROUNDS):
             began_s = time.process_time()

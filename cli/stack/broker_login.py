@@ -7,7 +7,7 @@ A frame is its length (i32, big endian) and then the rest; these functions see t
 
 import struct
 
-from cli.stack.scram import MECHANISM, Credential, Exchange, ScramError
+from cli.stack.scram import MECHANISM, Credential, ScramError, ScramExchange
 
 FRAME_MAX_BYTES = 4096  # a login takes some hundred
 _I32 = struct.Struct(">i")
@@ -62,7 +62,7 @@ class Login:
             apis: API versions of the broker, as `apis_of` returns them.
         """
         self._apis = apis
-        self._exchange = Exchange(credential)
+        self._exchange = ScramExchange(credential)
         self._has_shaken = self._has_begun = False
         self.is_done = False
 

@@ -38,7 +38,7 @@ class Credential:
         return cls(user, salt, stored, _mac(salted, b"Server Key"))
 
 
-class Exchange:
+class ScramExchange:
     """One client's proof: `first`, then `final`."""
 
     def __init__(self, credential: Credential, nonce: str = "") -> None:

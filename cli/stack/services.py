@@ -18,7 +18,7 @@ from cli.stack.supervisor import SupervisedService
 from cli.stack.tracestore import tracestore_spec
 from cli.stack.valkey import valkey_spec, valkey_url
 from sluice.certificates import Certificates, MtlsSettings, install, ours
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.process import MARKER, ProcessSpec
 
 HOST = "127.0.0.1"
@@ -113,7 +113,7 @@ def child_environment(home: Home) -> dict[str, str]:
 
 def use_certificates(home: Home) -> None:
     """Be an operator of this stack from now on, as `prepare_certificates` made one."""
-    values = settings_of(home.certificates, Role.OPERATOR)
+    values = settings_of(home.certificates, CertificateRole.OPERATOR)
     names = {name.removeprefix("MTLS__").lower(): value for name, value in values.items()}
     install(Certificates(MtlsSettings.model_validate(names)))
 
@@ -204,7 +204,7 @@ class ServicePlan:
         secret = {"INSTALLATION__SECRET": self._secrets.installation_secret}
         if not self._options.has_tls:
             return secret
-        values = secret | settings_of(self._home.certificates, Role(name))
+        values = secret | settings_of(self._home.certificates, CertificateRole(name))
         if name == GATEWAY:  # what its clients see
             values["GATEWAY__TLS_CERT"] = values["MTLS__CERTIFICATE"]
             values["GATEWAY__TLS_KEY"] = values["MTLS__KEY"]

@@ -42,7 +42,7 @@ from cli.stack.state import (
 from cli.stack.supervisor import Supervisor, watch_signals
 from cli.stack.teardown import end_leftovers
 from replica.engine.artifact import ArtifactError
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 
 log = structlog.get_logger(__name__)
 
@@ -173,7 +173,7 @@ class Stack:
             "SLUICE_ARTIFACT_STORE_URL": self._home.artifact_store.absolute().as_uri(),
         }
         if self._options.has_tls:
-            values |= settings_of(self._home.certificates, Role.OPERATOR)
+            values |= settings_of(self._home.certificates, CertificateRole.OPERATOR)
             values["SSL_CERT_FILE"] = str(self._home.certificates / BUNDLE)
         write_atomic(self._home.env_file, render_env(values), mode=0o600)
 

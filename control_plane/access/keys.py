@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from control_plane.fields import Body
+from control_plane.fields import AdminBody
 
 KEY_PREFIX = "sk-sluice"
 ADMIN_KEY_PREFIX = f"{KEY_PREFIX}-admin"
@@ -14,7 +14,7 @@ GRACE_DAYS_MAX = 90
 _DAY_S = 86_400
 
 
-class RotationBody(Body):
+class RotationBody(AdminBody):
     """How long the old key still works beside the new one."""
 
     grace_s: Annotated[int, Field(ge=0, le=GRACE_DAYS_MAX * _DAY_S)] = _DAY_S

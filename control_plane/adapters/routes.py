@@ -32,7 +32,7 @@ from control_plane.fields import checked_digest
 from control_plane.http import describe
 from control_plane.http.bodies import path_id
 from control_plane.http.resources import fetch, page, shown
-from control_plane.http.routes import ACTOR, Route
+from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.models.model import RELEASE_MARK
 from control_plane.tables import models, releases
 from sluice.errors import ErrorCode, PlatformError
@@ -60,7 +60,7 @@ class AdapterRoutes:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         row, read = describe.shown(SHOWN, types=_TYPES), Action.READ_TENANT
         listing = describe.listing("List adapters across models", row, _FILTERS)
@@ -70,9 +70,9 @@ class AdapterRoutes:
         )
         path, platform = "/v1/artifacts/{digest}/nodes", Action.READ_PLATFORM
         return [
-            Route("GET", "/v1/adapters", self.list, read, _KIND, listing),
-            Route("GET", "/v1/adapters/{digest}", self.get, read, _KIND, show),
-            Route("GET", path, self.nodes, platform, "artifacts", nodes),
+            AdminRoute("GET", "/v1/adapters", self.list, read, _KIND, listing),
+            AdminRoute("GET", "/v1/adapters/{digest}", self.get, read, _KIND, show),
+            AdminRoute("GET", path, self.nodes, platform, "artifacts", nodes),
         ]
 
     async def list(self, request: web.Request) -> web.Response:

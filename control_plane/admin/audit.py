@@ -10,7 +10,7 @@ from control_plane.http import describe
 from control_plane.http.bodies import moment
 from control_plane.http.columns import columns
 from control_plane.http.resources import Values, page
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 
 _FILTERS = {"actor": audit.c.actor_id, "kind": audit.c.kind, "object_id": audit.c.object_id}
 
@@ -21,13 +21,13 @@ class AuditRoutes:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         row = describe.shown(audit.c.keys(), types=columns(audit))
         for name in ("before", "after"):
             row["properties"][name] = {"type": ["object", "null"]}
         listing = describe.listing("List writes, newest first", row, (*_FILTERS, "since"))
-        return [Route("GET", "/v1/audit", self.list, Action.READ_PLATFORM, "audit", listing)]
+        return [AdminRoute("GET", "/v1/audit", self.list, Action.READ_PLATFORM, "audit", listing)]
 
     async def list(self, request: web.Request) -> web.Response:
         """Return a page: `?after=` the last id of a page continues with what is older."""

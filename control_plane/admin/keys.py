@@ -7,12 +7,12 @@ from pydantic import Field, model_validator
 from control_plane.access.keys import ADMIN_KEY_PREFIX, NewKey
 from control_plane.access.roles import Action, Role
 from control_plane.access.tables import admin_keys
-from control_plane.fields import Body, OptionalId, Text
+from control_plane.fields import AdminBody, OptionalId, Text
 from control_plane.http.keys import KeyKind
 from sluice.ids import new_id, new_secret
 
 
-class AdminKeyChange(Body):
+class AdminKeyChange(AdminBody):
     """What may be changed of an admin key; for another role make another key."""
 
     name: Text = ""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, WithJsonSchema, model_validator
 
 from control_plane.artifacts.model import Kind
-from control_plane.fields import Body, Id, OptionalDigest, OptionalId
+from control_plane.fields import AdminBody, Id, OptionalDigest, OptionalId
 from sluice.manifests import CHUNK_BYTES, FILES_MAX, FORMAT
 
 Signature = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{86}==$")]
@@ -41,7 +41,7 @@ MANIFEST: dict[str, Any] = {
 }
 
 
-class _Subject(Body):
+class _Subject(AdminBody):
     """What is to become an artifact of a tenant; without a tenant everybody may use it.
 
     A publisher's artifacts are its tenant's, named or not.
@@ -59,7 +59,7 @@ class _Subject(Body):
         return self
 
 
-class PinBody(Body):
+class ArtifactPinBody(AdminBody):
     """Whether an artifact is kept, needed or not."""
 
     is_pinned: bool

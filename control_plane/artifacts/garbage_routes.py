@@ -24,7 +24,7 @@ from control_plane.artifacts.tables import artifact_uploads, artifacts
 from control_plane.database import Database
 from control_plane.http import describe
 from control_plane.http.resources import page
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.tables import bases, models, releases
 from sluice.errors import BadRequestError, ErrorCode
@@ -50,7 +50,7 @@ class GarbageRoutes:
         self._service = service
         self._writes = Writes(database)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes; they come before those of artifacts by digest."""
         listing = describe.listing(
             "List what becomes of artifacts, and why",
@@ -62,8 +62,8 @@ class GarbageRoutes:
         )
         read, write = Action.READ_PLATFORM, Action.WRITE_FLEET
         return [
-            Route("GET", "/v1/artifacts/garbage", self.list, read, _KIND, listing),
-            Route("POST", "/v1/artifacts/sweeps", self.sweep, write, _KIND, sweep),
+            AdminRoute("GET", "/v1/artifacts/garbage", self.list, read, _KIND, listing),
+            AdminRoute("POST", "/v1/artifacts/sweeps", self.sweep, write, _KIND, sweep),
         ]
 
     async def list(self, request: web.Request) -> web.Response:

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from control_plane.access.roles import Action
 from control_plane.artifacts import catalogue
-from control_plane.artifacts.bodies import MANIFEST, PinBody
+from control_plane.artifacts.bodies import MANIFEST, ArtifactPinBody
 from control_plane.artifacts.garbage_routes import GarbageRoutes
 from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.signing_keys import SIGNING_KEYS
@@ -19,7 +19,7 @@ from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.columns import columns
 from control_plane.http.resources import ResourceRoutes, fetch, page, shown
-from control_plane.http.routes import ACTOR, Route
+from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from sluice.errors import ErrorCode, PlatformError
 
@@ -35,7 +35,7 @@ class ArtifactRoutes:
         self._service = service
         self._writes = Writes(database)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes, those of uploads among them."""
         row = describe.shown(catalogue.SHOWN, types=columns(artifacts))
         read, one = Action.READ_TENANT, "/v1/artifacts/{digest}"
@@ -46,7 +46,9 @@ class ArtifactRoutes:
             "Take an artifact from a tenant; its bytes go when nobody needs them",
             query=("tenant_id",),
         )
-        pin = describe.operation("Keep an artifact, needed or not", answer=row, body=PinBody)
+        pin = describe.operation(
+            "Keep an artifact, needed or not", answer=row, body=ArtifactPinBody
+        )
         manifest = describe.operation("Show an artifact's manifest", answer=MANIFEST)
         chunk = describe.operation("Read a chunk of an artifact", answer={"type": "string"})
         uploads = UploadRoutes(self._database, self._service)
@@ -55,12 +57,12 @@ class ArtifactRoutes:
             *VersionRoutes(self._database, self._service, uploads).routes(),
             *ResourceRoutes(self._database, SIGNING_KEYS).routes(),
             *GarbageRoutes(self._database, self._service).routes(),
-            Route("GET", "/v1/artifacts", self.list, read, _KIND, listing),
-            Route("GET", one, self.get, read, _KIND, show),
-            Route("DELETE", one, self.delete, write, _KIND, remove),
-            Route("PUT", f"{one}/pin", self.pin, write, _KIND, pin),
-            Route("GET", f"{one}/manifest", self.manifest, read, _KIND, manifest),
-            Route("GET", "/v1/artifacts/chunks/{chunk}", self.chunk, read, _KIND, chunk),
+            AdminRoute("GET", "/v1/artifacts", self.list, read, _KIND, listing),
+            AdminRoute("GET", one, self.get, read, _KIND, show),
+            AdminRoute("DELETE", one, self.delete, write, _KIND, remove),
+            AdminRoute("PUT", f"{one}/pin", self.pin, write, _KIND, pin),
+            AdminRoute("GET", f"{one}/manifest", self.manifest, read, _KIND, manifest),
+            AdminRoute("GET", "/v1/artifacts/chunks/{chunk}", self.chunk, read, _KIND, chunk),
         ]
 
     async def list(self, request: web.Request) -> web.Response:
@@ -101,7 +103,7 @@ class ArtifactRoutes:
     async def pin(self, request: web.Request) -> web.Response:
         """Keep an artifact whatever happens, or do not any more."""
         digest = path_id(request, "digest", checked_digest)
-        is_pinned = (await read_body(request, PinBody)).is_pinned
+        is_pinned = (await read_body(request, ArtifactPinBody)).is_pinned
 
         async def work(write: Write) -> WriteReply:
             found = await catalogue.locked(write.connection, write.actor, digest)

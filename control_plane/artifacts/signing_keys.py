@@ -9,11 +9,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.access.roles import Action
 from control_plane.artifacts.signatures import checked_public_key
 from control_plane.artifacts.tables import signing_keys
-from control_plane.fields import Body, OptionalId
+from control_plane.fields import AdminBody, OptionalId
 from control_plane.http.resources import Resource
 
 
-class SigningKeyBody(Body):
+class SigningKeyBody(AdminBody):
     """A public key; without a tenant it signs for all of them.
 
     Only admins register keys: else whoever may publish could sign for himself.

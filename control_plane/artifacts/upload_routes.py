@@ -24,7 +24,7 @@ from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.columns import columns
 from control_plane.http.resources import lock_id, page, shown, visible
-from control_plane.http.routes import ACTOR, Route
+from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.http.writes import RECORDED, Write, WriteReply, Writes
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.manifests import MANIFEST_BYTES_MAX, Manifest, ManifestError, parse_manifest
@@ -50,7 +50,7 @@ class UploadRoutes:
         self._service = service
         self._writes = Writes(database)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         every, read, write = "/v1/artifacts/uploads", Action.READ_TENANT, Action.WRITE_ARTIFACTS
         one = f"{every}/{{id}}"
@@ -77,16 +77,16 @@ class UploadRoutes:
         )
         cancel = describe.operation("Cancel an upload or import that is under way", answer=row)
         return [
-            Route("POST", every, self.begin, write, _KIND, begin),
-            Route("POST", "/v1/artifacts/imports", self.fetch, write, _KIND, fetch),
-            Route("GET", every, self.list, read, _KIND, listing),
-            Route("GET", one, self.get, read, _KIND, show),
-            Route(
+            AdminRoute("POST", every, self.begin, write, _KIND, begin),
+            AdminRoute("POST", "/v1/artifacts/imports", self.fetch, write, _KIND, fetch),
+            AdminRoute("GET", every, self.list, read, _KIND, listing),
+            AdminRoute("GET", one, self.get, read, _KIND, show),
+            AdminRoute(
                 *("PUT", f"{one}/chunks/{{chunk}}", self.put, write, _KIND, piece),
                 is_audited=False,
             ),
-            Route("POST", f"{one}/complete", self.complete, write, _KIND, complete),
-            Route("POST", f"{one}/cancel", self.cancel, write, _KIND, cancel),
+            AdminRoute("POST", f"{one}/complete", self.complete, write, _KIND, complete),
+            AdminRoute("POST", f"{one}/cancel", self.cancel, write, _KIND, cancel),
         ]
 
     async def begin(self, request: web.Request) -> web.Response:

@@ -23,11 +23,11 @@ from control_plane.artifacts.tables import artifacts
 from control_plane.artifacts.upload_routes import UploadRoutes, show_upload, shown_upload
 from control_plane.artifacts.uploads import NewUpload
 from control_plane.database import Database
-from control_plane.fields import Body, OptionalId, checked_digest
+from control_plane.fields import AdminBody, OptionalId, checked_digest
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import first, lock_id
-from control_plane.http.routes import ACTOR, Route
+from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.http.writes import RECORDED, Write, WriteReply, Writes
 from control_plane.models.model import release_id
 from control_plane.models.routes import MODELS, check_model
@@ -48,7 +48,7 @@ SHOWN = (
 )
 
 
-class VersionBody(Body):
+class VersionBody(AdminBody):
     """An adapter, or a base, that becomes a version of a model.
 
     An adapter (`lora`): `artifact_uri` is `sha256:` and the digest of an artifact, or what imports
@@ -87,7 +87,7 @@ class VersionRoutes:
         self._uploads = uploads
         self._writes = Writes(database)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         put = describe.operation(
             "Publish a version of a model (201 new, 200 again, 202 still importing)",
@@ -98,7 +98,7 @@ class VersionRoutes:
         importing = {"application/json": {"schema": shown_upload()}}
         put["responses"]["202"] = {"description": "still importing", "content": importing}
         path = "/v1/models/{model_id:.+}/versions/{version}"
-        return [Route("PUT", path, self.put, Action.WRITE_MODELS, _KIND, put)]
+        return [AdminRoute("PUT", path, self.put, Action.WRITE_MODELS, _KIND, put)]
 
     async def put(self, request: web.Request) -> web.Response:
         """Make a version, and promote it if that is asked for."""

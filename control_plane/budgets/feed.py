@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from control_plane.budgets.model import BudgetSpan, Usage
 from control_plane.telemetry_client import FeedDownError, open_session, read_bounded
 from sluice.certificates import http_options
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 
 DEADLINE_S = 20.0  # a month of a large fleet is summed when it is asked for
 ASKED_MAX = 500  # tenants, and models, of one call
@@ -109,7 +109,7 @@ class TelemetryUsage:
             async with (
                 asyncio.timeout(DEADLINE_S),
                 self._session.post(
-                    self._url, json=asked, **http_options(Role.TELEMETRY)
+                    self._url, json=asked, **http_options(CertificateRole.TELEMETRY)
                 ) as response,
             ):
                 body = await read_bounded(response)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from control_plane.fields import Body, checked_id
+from control_plane.fields import AdminBody, checked_id
 
 BUDGETS_MAX = 16  # of a tenant: gateways look at all that are used up
 AMOUNT_MAX = 2**53  # JSON numbers are exact up to there
@@ -62,7 +62,7 @@ def _default_percents() -> list[int]:
     return [80]
 
 
-class BudgetBody(Body):
+class BudgetBody(AdminBody):
     """An amount that a tenant may use in each day or month of UTC.
 
     `tokens` are those of prompts and answers; of prompt tokens that were found in a prefix cache

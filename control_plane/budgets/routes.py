@@ -16,7 +16,7 @@ from control_plane.database import Database
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import Values, fetch, first, lock_id, page, shown, visible
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes, require
 from control_plane.rollouts.repository import clock_ms
 from control_plane.tables import models, tenants
@@ -50,7 +50,7 @@ class BudgetRoutes:
         self._writes = Writes(database)
         self._interval_s = interval_s
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         one = "/v1/tenants/{tenant_id:[^/]+}/budgets/{name:[^/]+}"
         read, write = Action.READ_TENANT, Action.WRITE_TENANTS
@@ -64,10 +64,10 @@ class BudgetRoutes:
         put = told(summary, answer=seen, body=BudgetBody, also=(201,))
         get = told("Show a budget", answer=seen)
         return [
-            Route("GET", "/v1/budgets", self.list, read, _KIND, listing),
-            Route("GET", one, self.get, read, _KIND, get),
-            Route("PUT", one, self.put, write, _KIND, put),
-            Route("DELETE", one, self.delete, write, _KIND, told("Remove a budget")),
+            AdminRoute("GET", "/v1/budgets", self.list, read, _KIND, listing),
+            AdminRoute("GET", one, self.get, read, _KIND, get),
+            AdminRoute("PUT", one, self.put, write, _KIND, put),
+            AdminRoute("DELETE", one, self.delete, write, _KIND, told("Remove a budget")),
         ]
 
     async def list(self, request: web.Request) -> web.Response:

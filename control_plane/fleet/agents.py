@@ -20,7 +20,7 @@ from control_plane.database import Database, DatabaseDownError
 from control_plane.fields import is_id
 from control_plane.fleet import model, repository
 from control_plane.fleet.desired import DesiredIndex
-from control_plane.fleet.service import Fleet
+from control_plane.fleet.service import FleetLoop
 from control_plane.models.model import release_id
 from control_plane.watch.feed import Feed
 from sluice.watch import ControlState
@@ -89,7 +89,7 @@ class AgentService(AgentServiceServicer):
     """Serves `AgentService`; one stream per node."""
 
     def __init__(
-        self, database: Database, feed: Feed, fleet: Fleet, golden: Golden, trials: Trials
+        self, database: Database, feed: Feed, fleet: FleetLoop, golden: Golden, trials: Trials
     ) -> None:
         self._database = database
         self._trials = trials

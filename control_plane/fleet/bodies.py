@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_serializer, model_validator
 
-from control_plane.fields import Body, Digest, Id, Text
+from control_plane.fields import AdminBody, Digest, Id, Text
 from control_plane.fleet.model import REPLICAS_MAX
 from sluice.adapter_ranks import RANK, RANK_MAX, SLOTS
 
@@ -20,7 +20,7 @@ def _no_roles() -> dict[Role, Share]:
     return {}
 
 
-class NeedsBody(Body):
+class NeedsBody(AdminBody):
     """What one replica needs of its node; 0: nothing, or any.
 
     A dedicated replica shares its accelerators with nobody; the others share their memory.
@@ -43,7 +43,7 @@ class NeedsBody(Body):
         return {name: value for name, value in self if value}
 
 
-class PoolBody(Body):
+class PoolBody(AdminBody):
     """Replicas with one base, hardware and configuration.
 
     The pool is split into cells of at most `cell_replicas_max` replicas, each with a router of its
@@ -70,7 +70,7 @@ class PoolBody(Body):
         return self
 
 
-class NodeOrders(Body):
+class NodeOrders(AdminBody):
     """What operators want of a node.
 
     Nothing new goes to one that is unschedulable; one that is draining is emptied as well, and is

@@ -13,7 +13,7 @@ from control_plane.fleet import hours, hours_repository
 from control_plane.http import describe
 from control_plane.http.bodies import moment
 from control_plane.http.resources import shown
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from sluice.errors import BadRequestError, ErrorCode
 
 PAGE_MAX = 10_000
@@ -43,7 +43,7 @@ class HoursRoutes:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         row = describe.shown(_FIELDS)
         for name in _FIELDS[3:]:
@@ -51,7 +51,7 @@ class HoursRoutes:
         summary = "List how long replicas held their places, by pool, node, or hour and pool"
         told = describe.listing(summary, row, ("from", "to", "by"), limit_max=PAGE_MAX)
         path, action = "/v1/replica-hours", Action.READ_PLATFORM
-        return [Route("GET", path, self.list, action, "replica-hours", told)]
+        return [AdminRoute("GET", path, self.list, action, "replica-hours", told)]
 
     async def list(self, request: web.Request) -> web.Response:
         """Return a page; `?after=` the last id of a page continues it, with the same `from`."""

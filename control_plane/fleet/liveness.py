@@ -15,7 +15,7 @@ import structlog
 
 from control_plane.fleet.presence import Presence
 from sluice.channels import RenewedChannel
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 
@@ -85,7 +85,7 @@ class _Pinged:
     """
 
     def __init__(self, address: str) -> None:
-        self._link = RenewedChannel(address, Role.ROUTER, options=_CHANNEL_OPTIONS)
+        self._link = RenewedChannel(address, CertificateRole.ROUTER, options=_CHANNEL_OPTIONS)
         self._call: _Call | None = None
         self._has_ever_answered = False
         self._naps = 0

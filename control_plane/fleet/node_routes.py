@@ -16,7 +16,7 @@ from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.columns import columns
 from control_plane.http.resources import Values, fetch, first, page, shown
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.tables import nodes, replicas
 from sluice.errors import ErrorCode, PlatformError
@@ -37,31 +37,33 @@ class NodeRoutes:
         self._database = database
         self._writes = Writes(database)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         types = columns(nodes) | {"replicas": describe.INTEGER}
         told = describe.shown((*nodes.c.keys(), "replicas"), types=types)
         orders = describe.shown(_ORDERS, NodeOrders)
         operation = describe.operation
         return [
-            Route("GET", _EVERY, self.list, _READ, "nodes", describe.listing("List nodes", told)),
-            Route(
+            AdminRoute(
+                "GET", _EVERY, self.list, _READ, "nodes", describe.listing("List nodes", told)
+            ),
+            AdminRoute(
                 *("GET", _ONE, self.get, _READ, "nodes"),
                 operation("Show a node", answer=told),
             ),
-            Route(
+            AdminRoute(
                 *("DELETE", _ONE, self.forget, _WRITE, "nodes"),
                 operation("Forget a node that is lost and has no replicas"),
             ),
-            Route(
+            AdminRoute(
                 *("GET", f"{_ONE}/desired", self.get_orders, _READ, "nodes"),
                 operation("Show what is wanted of a node", answer=orders),
             ),
-            Route(
+            AdminRoute(
                 *("PUT", f"{_ONE}/desired", self.put_orders, _WRITE, "nodes"),
                 operation("Cordon, drain or release a node", answer=orders, body=NodeOrders),
             ),
-            Route(
+            AdminRoute(
                 *("DELETE", f"{_ONE}/cordons/{{cordon:.+}}", self.lift, _WRITE, "cordons"),
                 operation("Lift a cordon that the node's agent has set on an accelerator"),
             ),

@@ -25,7 +25,7 @@ class ReplicaPlace:
     accelerators: tuple[int, ...] = ()
 
 
-class Room:
+class NodeRoom:
     """What a node has left.
 
     Attributes:
@@ -90,8 +90,8 @@ class Placement:
 
     def __init__(self, nodes: Iterable[Node], replicas: Iterable[Replica]) -> None:
         """Take what is there; replicas that are draining hold their place until they are gone."""
-        self._rooms = {node.id: Room(node) for node in nodes}
-        self._open: dict[str, list[Room]] = {}  # by engine
+        self._rooms = {node.id: NodeRoom(node) for node in nodes}
+        self._open: dict[str, list[NodeRoom]] = {}  # by engine
         self._by_load: dict[str, list[tuple[int, str]]] = {}  # by engine; loads may be outdated
         self._in_rack: Counter[tuple[str, str]] = Counter()  # pool, rack
         self._on_node: Counter[tuple[str, str]] = Counter()  # pool, node
@@ -119,7 +119,7 @@ class Placement:
         chosen, accelerators = min(options, key=lambda option: self._order(pool, *option))
         return self._given(pool, chosen, accelerators)
 
-    def _open_to(self, engine: str) -> list[Room]:
+    def _open_to(self, engine: str) -> list[NodeRoom]:
         """Return the nodes that run an engine and may get more."""
         if engine not in self._open:
             self._open[engine] = [
@@ -129,7 +129,7 @@ class Placement:
             ]
         return self._open[engine]
 
-    def _least_loaded(self, engine: str) -> Room:
+    def _least_loaded(self, engine: str) -> NodeRoom:
         """Return the node with the fewest replicas of all that may get more; there must be one."""
         if engine not in self._by_load:
             found = [(room.load, room.node.id) for room in self._open_to(engine)]
@@ -144,7 +144,7 @@ class Placement:
             heapreplace(heap, (room.load, node_id))  # it has got more since
 
     def _order(
-        self, pool: Pool, room: Room, accelerators: tuple[int, ...]
+        self, pool: Pool, room: NodeRoom, accelerators: tuple[int, ...]
     ) -> tuple[int, int, tuple[int, int], int, str]:
         node = room.node
         return (
@@ -155,7 +155,7 @@ class Placement:
             node.id,
         )
 
-    def _given(self, pool: Pool, room: Room, accelerators: tuple[int, ...]) -> ReplicaPlace:
+    def _given(self, pool: Pool, room: NodeRoom, accelerators: tuple[int, ...]) -> ReplicaPlace:
         made = Replica("", pool.id, "", room.node.id)
         self._add(replace(made, accelerators=accelerators, reserved=pool.needs))
         return ReplicaPlace(room.node.id, accelerators)
@@ -180,7 +180,7 @@ def in_order(pools: Iterable[Pool]) -> list[Pool]:
     return sorted(by_id, key=lambda pool: size(pool.needs), reverse=True)
 
 
-def _why_nowhere(needs: Needs, rooms: Sequence[Room]) -> str:
+def _why_nowhere(needs: Needs, rooms: Sequence[NodeRoom]) -> str:
     """Return in words what no node has."""
     memory = f"{_size(needs.memory_bytes)} of memory free"
     count = needs.accelerators

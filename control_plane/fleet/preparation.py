@@ -68,7 +68,7 @@ _artifacts = table("node_artifacts", column("node_id"), column("digest"))
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class PreparedRelease:
     """What a model stands for, or shall; digests in hex, no adapter: the base alone.
 
     Attributes:
@@ -83,7 +83,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class PoolDemand:
     """What is wanted of a pool.
 
     Attributes:
@@ -113,7 +113,7 @@ def together(steady: int, demands: Iterable[int]) -> int | None:
     return min(REPLICAS_MAX, steady + sum(found)) if found else None
 
 
-def kept_after(kept: Demand, dropped: Demand) -> int:
+def kept_after(kept: PoolDemand, dropped: PoolDemand) -> int:
     """Return how many replicas the pool wants that takes over from another one.
 
     It is what the rollout's last stage needed, if that is more than operators want: never the sum,
@@ -122,13 +122,13 @@ def kept_after(kept: Demand, dropped: Demand) -> int:
     return min(REPLICAS_MAX, max(kept.wanted, serving(dropped.wanted, SHARE_MAX)))
 
 
-def is_settled(kept: Demand, dropped: Demand) -> bool:
+def is_settled(kept: PoolDemand, dropped: PoolDemand) -> bool:
     """Return whether a rollout that ended asks for nothing more; true if it never did."""
     return kept.rollout is None and (dropped.rollout is None or dropped.is_ending)
 
 
 async def prepare(
-    connection: AsyncConnection, control: Release, canary: Release, share: int
+    connection: AsyncConnection, control: PreparedRelease, canary: PreparedRelease, share: int
 ) -> None:
     """Ask the fleet to get ready to serve a share (basis points) of a model by canary."""
     if not _has_own_pool(control, canary):
@@ -145,7 +145,7 @@ async def prepare(
 
 
 async def is_ready(
-    connection: AsyncConnection, control: Release, canary: Release, share: int
+    connection: AsyncConnection, control: PreparedRelease, canary: PreparedRelease, share: int
 ) -> bool:
     """Return whether replicas are ready that can serve the share by canary, with its adapter."""
     needed = 1
@@ -161,7 +161,9 @@ async def is_ready(
     return not canary.adapter_digest or await _hold(connection, set(nodes), canary.adapter_digest)
 
 
-async def settle(connection: AsyncConnection, kept: Release, dropped: Release) -> None:
+async def settle(
+    connection: AsyncConnection, kept: PreparedRelease, dropped: PreparedRelease
+) -> None:
     """End what `prepare` asked for: `kept` serves alone, the pool of `dropped` is given up."""
     if not _has_own_pool(kept, dropped):
         return
@@ -294,30 +296,32 @@ async def users(
     return found[:_USERS_MAX]
 
 
-def _has_own_pool(one: Release, other: Release) -> bool:
+def _has_own_pool(one: PreparedRelease, other: PreparedRelease) -> bool:
     return bool(one.pool_id and other.pool_id) and one.pool_id != other.pool_id
 
 
-def _own(release: Release) -> ColumnElement[bool]:
+def _own(release: PreparedRelease) -> ColumnElement[bool]:
     """Return whether a demand is that of the release's model in its pool."""
     t = pool_demands.c
     return and_(t.pool_id == release.pool_id, t.model_id == release.model_id)
 
 
-async def _locked(connection: AsyncConnection, model_id: str, *ids: str) -> Mapping[str, Demand]:
+async def _locked(
+    connection: AsyncConnection, model_id: str, *ids: str
+) -> Mapping[str, PoolDemand]:
     """Return what is wanted of the pools, and of them by a model, held until the end."""
     t, d = pools.c, pool_demands.c
     held = select(t.id, _WANTED).where(t.id.in_(sorted(ids))).order_by(t.id)
     rows = await connection.execute(held.with_for_update(key_share=True))
-    found = {key: Demand(wanted) for key, wanted in rows.all()}
+    found = {key: PoolDemand(wanted) for key, wanted in rows.all()}
     query = select(d.pool_id, d.replicas, d.ends_at.is_not(None))
     query = query.where(d.model_id == model_id, d.pool_id.in_(sorted(found)))
     for key, asked, is_ending in (await connection.execute(query)).all():
-        found[key] = Demand(found[key].wanted, asked, is_ending)
+        found[key] = PoolDemand(found[key].wanted, asked, is_ending)
     return found
 
 
-async def _demand(connection: AsyncConnection, canary: Release, demand: int) -> None:
+async def _demand(connection: AsyncConnection, canary: PreparedRelease, demand: int) -> None:
     """Write down how many replicas a rollout needs; who asks for more, asks anew."""
     key = {"pool_id": canary.pool_id, "model_id": canary.model_id}
     made = insert(pool_demands).values(**key, replicas=demand, asked_at=func.clock_timestamp())
@@ -329,7 +333,7 @@ async def _demand(connection: AsyncConnection, canary: Release, demand: int) -> 
     )
 
 
-async def _forget(connection: AsyncConnection, release: Release) -> None:
+async def _forget(connection: AsyncConnection, release: PreparedRelease) -> None:
     await connection.execute(delete(pool_demands).where(_own(release)))
 
 
@@ -352,7 +356,7 @@ async def _steady(connection: AsyncConnection, pool_id: str, besides: Collection
     return await connection.scalar(query) or 0
 
 
-async def _needed_besides(connection: AsyncConnection, canary: Release, wanted: int) -> int:
+async def _needed_besides(connection: AsyncConnection, canary: PreparedRelease, wanted: int) -> int:
     """Return how many replicas the pool of a canary needs for all others.
 
     Of the other rollouts those count that asked before: who comes later waits, and holds up nobody.
@@ -369,7 +373,9 @@ async def _needed_besides(connection: AsyncConnection, canary: Release, wanted: 
     return needed + (wanted if is_shared else 0)
 
 
-async def _follow(connection: AsyncConnection, kept: Release, dropped: Release) -> None:
+async def _follow(
+    connection: AsyncConnection, kept: PreparedRelease, dropped: PreparedRelease
+) -> None:
     """Let the releases that the dropped pool served be served by the other one, of one base.
 
     While the rollout went on, each was served where it was (`control_plane.models.routes`).

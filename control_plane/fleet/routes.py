@@ -16,7 +16,7 @@ from control_plane.http import describe
 from control_plane.http.bodies import path_id
 from control_plane.http.columns import columns
 from control_plane.http.resources import Resource, ResourceRoutes, Values, page, shown
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from sluice.errors import ErrorCode, PlatformError
 
 
@@ -84,7 +84,7 @@ class FleetRoutes:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         views = (
             (tables.cells, self.cells),
@@ -93,7 +93,7 @@ class FleetRoutes:
         )
         found = ResourceRoutes(self._database, POOLS).routes()
         found.append(
-            Route(
+            AdminRoute(
                 "GET",
                 "/v1/pools/{id:[^/]+}/status",
                 self.pool_status,
@@ -112,7 +112,7 @@ class FleetRoutes:
             narrowed = _REPLICA_FILTERS if table is tables.replicas else ()
             told = describe.listing(f"List {name}", row, narrowed)
             path, action = f"/v1/{name}", Action.READ_PLATFORM
-            found.append(Route("GET", path, handler, action, name, told))
+            found.append(AdminRoute("GET", path, handler, action, name, told))
         return [*found, *NodeRoutes(self._database).routes()]
 
     async def cells(self, request: web.Request) -> web.Response:

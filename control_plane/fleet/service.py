@@ -38,7 +38,7 @@ Prune = Callable[[AsyncConnection], Awaitable[None]]
 AskHoldback = Callable[[AsyncConnection], Awaitable[model.Holdback]]
 
 
-class Fleet:
+class FleetLoop:
     """Owns the presence of routers, and the loop."""
 
     def __init__(

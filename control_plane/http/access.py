@@ -14,7 +14,7 @@ from control_plane.access.repository import find_actor
 from control_plane.access.roles import Actor, Reach, Role
 from control_plane.database import Database
 from control_plane.http.bodies import refuse_unknown_query
-from control_plane.http.routes import ACTOR, ROUTE, Route
+from control_plane.http.routes import ACTOR, ROUTE, AdminRoute
 from control_plane.http.writes import RECORDED, Writes, forbidden
 from sluice.errors import ErrorCode, PlatformError
 
@@ -24,7 +24,7 @@ BOOTSTRAP = Actor("bootstrap", Role.ADMIN)
 
 
 def guard(
-    database: Database, bootstrap_sha256: str, routes: dict[web.AbstractRoute, Route]
+    database: Database, bootstrap_sha256: str, routes: dict[web.AbstractRoute, AdminRoute]
 ) -> Middleware:
     """Return a middleware that lets in who holds a key that may do what a route declares.
 
@@ -64,7 +64,7 @@ def guard(
 
 
 async def _allowed(
-    actor: Actor, route: Route, request: web.Request, handler: Handler
+    actor: Actor, route: AdminRoute, request: web.Request, handler: Handler
 ) -> web.StreamResponse:
     assert route.action is not None, "open routes are not checked"
     if actor.reach(route.action) is Reach.NOTHING:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from aiohttp import web
 from pydantic import ValidationError
 
-from control_plane.fields import Body, checked_id
+from control_plane.fields import AdminBody, checked_id
 from control_plane.http.routes import REPEATED, ROUTE
 from control_plane.percent import OF_CLIENT
 from sluice.errors import BadRequestError, ErrorCode
@@ -21,7 +21,7 @@ _MISTAKES = {
     "missing": "this field is needed",
 }
 
-Parsed = TypeVar("Parsed", bound=Body)
+Parsed = TypeVar("Parsed", bound=AdminBody)
 
 
 async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:

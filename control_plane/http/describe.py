@@ -5,7 +5,7 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
-from control_plane.fields import Body
+from control_plane.fields import AdminBody
 
 Json = dict[str, Any]
 
@@ -30,7 +30,7 @@ def operation(
     *,
     answer: Json | None = None,
     status: int = 200,
-    body: type[Body] | None = None,
+    body: type[AdminBody] | None = None,
     query: Iterable[str] = (),
     also: Iterable[int] = (),
 ) -> Json:
@@ -75,7 +75,7 @@ def listing(
 
 
 def shown(
-    fields: Iterable[str], body: type[Body] | None = None, types: Mapping[str, Json] = _NOTHING
+    fields: Iterable[str], body: type[AdminBody] | None = None, types: Mapping[str, Json] = _NOTHING
 ) -> Json:
     """Return the schema of an object with these fields, which are always there.
 
@@ -92,7 +92,7 @@ def shown(
     return {"type": "object", "required": names, "properties": properties}
 
 
-def _schema(body: type[Body]) -> Json:
+def _schema(body: type[AdminBody]) -> Json:
     """Return the schema of a body; what it refers to is under `$defs`, which `document` moves."""
     return body.model_json_schema(ref_template=SCHEMAS + "{model}")
 

@@ -16,12 +16,12 @@ from sqlalchemy.exc import IntegrityError
 from control_plane.access.keys import NewKey, RotationBody, expiry_after_grace, is_expired
 from control_plane.access.roles import Action
 from control_plane.database import Database
-from control_plane.fields import Body
+from control_plane.fields import AdminBody
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.columns import columns
 from control_plane.http.resources import Values, fetch, first, missing_reference, page, shown
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes, require
 from sluice.errors import ErrorCode, PlatformError
 
@@ -47,8 +47,8 @@ class KeyKind:
     name: str
     table: Table
     fields: tuple[str, ...]
-    body: type[Body]
-    change: type[Body]
+    body: type[AdminBody]
+    change: type[AdminBody]
     new_key: Callable[[], NewKey]
     read: Action
     write: Action
@@ -75,7 +75,7 @@ class KeyRoutes:
         self._writes = Writes(database)
         self._kind = kind
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         kind, one = self._kind, self._kind.path + "/{id:[^/]+}"
         types = columns(kind.table)
@@ -92,12 +92,14 @@ class KeyRoutes:
         rotate = told(summary, answer=_replacing(made), status=201, body=RotationBody)
         read, write, name = kind.read, kind.write, kind.name
         return [
-            Route("POST", kind.path, self.create, write, name, make),
-            Route("GET", kind.path, self.list, read, name, describe.listing("List keys", seen)),
-            Route("GET", one, self.get, read, name, told("Show a key", answer=seen)),
-            Route("PATCH", one, self.change, write, name, change),
-            Route("POST", one + "/rotate", self.rotate, write, name, rotate),
-            Route("DELETE", one, self.delete, write, name, told("Revoke a key")),
+            AdminRoute("POST", kind.path, self.create, write, name, make),
+            AdminRoute(
+                "GET", kind.path, self.list, read, name, describe.listing("List keys", seen)
+            ),
+            AdminRoute("GET", one, self.get, read, name, told("Show a key", answer=seen)),
+            AdminRoute("PATCH", one, self.change, write, name, change),
+            AdminRoute("POST", one + "/rotate", self.rotate, write, name, rotate),
+            AdminRoute("DELETE", one, self.delete, write, name, told("Revoke a key")),
         ]
 
     async def create(self, request: web.Request) -> web.Response:

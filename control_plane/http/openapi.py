@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from control_plane.access.roles import roles_for
 from control_plane.http.describe import SCHEMAS
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from sluice.ids import ID_PATTERN
 
 Json = dict[str, Any]
@@ -51,7 +51,7 @@ _WRITE_FAILURES = {
 }
 
 
-def document(routes: Iterable[Route], version: str) -> Json:
+def document(routes: Iterable[AdminRoute], version: str) -> Json:
     """Return the OpenAPI document.
 
     Args:
@@ -80,7 +80,7 @@ def document(routes: Iterable[Route], version: str) -> Json:
     }
 
 
-def operation_id(route: Route) -> str:
+def operation_id(route: AdminRoute) -> str:
     """Return what programs call a route: its verb, and its path without version and parameters."""
     words = [part for part in route.public_path.split("/")[2:] if not part.startswith("{")]
     verb = route.method.lower()
@@ -103,7 +103,7 @@ def _moved(node: Any, schemas: Json) -> Any:
     return {name: _moved(part, schemas) for name, part in parts.items() if name != "$defs"}
 
 
-def _operation(route: Route) -> Json:
+def _operation(route: AdminRoute) -> Json:
     """Return what a route says of itself, and what is the same for all."""
     assert route.action is not None, "what is open to all is not described"
     assert "summary" in route.operation, f"{route.method} {route.path} is not described"
@@ -132,12 +132,12 @@ def _operation(route: Route) -> Json:
     return found
 
 
-def _repeatable(route: Route) -> str:
+def _repeatable(route: AdminRoute) -> str:
     names = ", ".join(sorted(route.read_only))
     return f" The body may repeat {names} as GET shows it." if names else ""
 
 
-def _request_headers(route: Route) -> dict[str, str]:
+def _request_headers(route: AdminRoute) -> dict[str, str]:
     if not route.is_write:
         return {"If-None-Match": "a tag that is known: 304 when it still is the same"}
     return {

@@ -18,12 +18,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.access.roles import Action, Reach
 from control_plane.database import Database
-from control_plane.fields import Body, checked_id
+from control_plane.fields import AdminBody, checked_id
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.columns import columns
 from control_plane.http.etags import etag, is_known
-from control_plane.http.routes import ACTOR, ROUTE, Route
+from control_plane.http.routes import ACTOR, ROUTE, AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.percent import ShareField
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
@@ -76,7 +76,7 @@ class Resource:
     read: Action
     write: Action
     owner: ColumnElement[Any] | None = None
-    body: type[Body] | None = None
+    body: type[AdminBody] | None = None
     on_create: Callable[[], Values] = dict
     before_write: Hook = _nothing
     after_write: Hook = _nothing
@@ -128,7 +128,7 @@ class ResourceRoutes:
         self._writes = Writes(database)
         self._resource = resource
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes; reading comes with every resource, writing with a body."""
         kind = self._resource
         every = f"/v1/{kind.path}"
@@ -138,16 +138,16 @@ class ResourceRoutes:
         listing = describe.listing(f"List {kind.path}", shown, kind.filters)
         get = describe.operation(f"Show one of {kind.path}", answer=shown)
         found = [
-            Route("GET", every, self.list, kind.read, kind.path, listing),
-            Route("GET", one, self.get, kind.read, kind.path, get),
+            AdminRoute("GET", every, self.list, kind.read, kind.path, listing),
+            AdminRoute("GET", one, self.get, kind.read, kind.path, get),
         ]
         if kind.body is not None:
             summary = f"Create (201) or replace (200) one of {kind.path}"
             put = describe.operation(summary, answer=shown, body=kind.body, also=(201,))
-            found.append(Route("PUT", one, self.put, kind.write, kind.path, put))
+            found.append(AdminRoute("PUT", one, self.put, kind.write, kind.path, put))
         if kind.body is not None or kind.is_removable:
             remove = describe.operation(f"Delete one of {kind.path}")
-            found.append(Route("DELETE", one, self.delete, kind.write, kind.path, remove))
+            found.append(AdminRoute("DELETE", one, self.delete, kind.write, kind.path, remove))
         return found
 
     async def put(self, request: web.Request) -> web.Response:

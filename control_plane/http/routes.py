@@ -28,7 +28,7 @@ def _no_operation() -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class AdminRoute:
     """One method on one path.
 
     Attributes:
@@ -84,6 +84,6 @@ class Route:
         return frozenset(set[str]().union(*shown) - taken)
 
 
-ROUTE = web.RequestKey("route", Route)
+ROUTE = web.RequestKey("route", AdminRoute)
 # Read-only fields that a body repeats: GET, edit, PUT works with the whole object.
 REPEATED = web.RequestKey("repeated", dict[str, Any])

@@ -12,7 +12,7 @@ from control_plane.database import Database
 from control_plane.http.access import guard
 from control_plane.http.bodies import BODY_BYTES_MAX
 from control_plane.http.problems import problems
-from control_plane.http.routes import REQUEST_ID, Route
+from control_plane.http.routes import REQUEST_ID, AdminRoute
 from sluice.ids import new_id
 
 _SHUTDOWN_S = 5.0
@@ -20,7 +20,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 def make_application(
-    routes: Iterable[Route],
+    routes: Iterable[AdminRoute],
     database: Database,
     bootstrap_sha256: str,
     count: Callable[[str, int], None],
@@ -44,7 +44,7 @@ def make_application(
         count(resource.canonical if resource is not None else "none", answer.status)
         return answer
 
-    declared: dict[web.AbstractRoute, Route] = {}
+    declared: dict[web.AbstractRoute, AdminRoute] = {}
     application = web.Application(
         middlewares=[named, problems, guard(database, bootstrap_sha256, declared)],
         client_max_size=BODY_BYTES_MAX,

@@ -36,7 +36,7 @@ from control_plane.audit.repository import AuditRow
 from control_plane.database import Database
 from control_plane.http.bodies import check_repeated
 from control_plane.http.etags import check, etag
-from control_plane.http.routes import ACTOR, REPEATED, REQUEST_ID, ROUTE, Route
+from control_plane.http.routes import ACTOR, REPEATED, REQUEST_ID, ROUTE, AdminRoute
 from sluice.errors import ErrorCode, PlatformError
 from sluice.ids import new_id
 
@@ -111,7 +111,7 @@ class Write:
         return self.request[ACTOR]
 
     @property
-    def route(self) -> Route:
+    def route(self) -> AdminRoute:
         """What is asked for."""
         return self.request[ROUTE]
 
@@ -244,7 +244,7 @@ def require(request: web.Request, *owners: str | None) -> None:
         raise forbidden(actor, request[ROUTE])
 
 
-def forbidden(actor: Actor, route: Route) -> PlatformError:
+def forbidden(actor: Actor, route: AdminRoute) -> PlatformError:
     """Return what to say to somebody who may not do something."""
     assert route.action is not None, "nobody is kept from what is open"
     roles = [role for role in roles_for(route.action) if role is not actor.role]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from control_plane.fields import Body, Count, Digest, Id, OptionalDigest, OptionalId, Text
+from control_plane.fields import AdminBody, Count, Digest, Id, OptionalDigest, OptionalId, Text
 
 RELEASE_MARK = "@"  # between a model and its release
 _RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -22,14 +22,14 @@ def _checked_release(value: str) -> str:
 ReleaseName = Annotated[str, AfterValidator(_checked_release)]
 
 
-class BaseBody(Body):
+class BaseBody(AdminBody):
     """Weights that nodes hold in their artifact folders, by digest."""
 
     name: Text = ""
     context_tokens_max: Count
 
 
-class ModelBody(Body):
+class ModelBody(AdminBody):
     """A public name; `owner_tenant_id` empty means that everybody may use it.
 
     What it stands for is kept as a release, which `model@release` names for good; an empty
@@ -43,7 +43,7 @@ class ModelBody(Body):
     owner_tenant_id: OptionalId = ""
 
 
-class AliasBody(Body):
+class AliasBody(AdminBody):
     """Another public name of a model or of `model@release`; of a tenant's model, it is its too."""
 
     target: Id

@@ -11,7 +11,7 @@ from control_plane.access.roles import Action
 from control_plane.database import Database
 from control_plane.fields import checked_digest, is_id
 from control_plane.http.resources import Resource, ResourceRoutes, Values
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from control_plane.models.model import (
     RELEASE_MARK,
     AliasBody,
@@ -237,6 +237,6 @@ ALIASES = Resource(
 RESOURCES = (BASES, MODELS, RELEASES, ALIASES)
 
 
-def routes(database: Database) -> list[Route]:
+def routes(database: Database) -> list[AdminRoute]:
     """Return the routes."""
     return [route for kind in RESOURCES for route in ResourceRoutes(database, kind).routes()]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from control_plane.fields import Body
+from control_plane.fields import AdminBody
 
 PROMPT_TOKENS_MAX = 512
 OUTPUT_TOKENS_MAX = 64
@@ -30,7 +30,7 @@ _Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _Words = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
 
 
-class GoldenPromptBody(Body):
+class GoldenPromptBody(AdminBody):
     """A prompt whose answer is known, or shall stay what it is.
 
     `token_ids` is the whole prompt, chat template included, as `/v1/tokenize` of the gateway
@@ -52,7 +52,7 @@ class GoldenPromptBody(Body):
     expected_text: _Words = ""
 
 
-class ReleaseBody(Body):
+class ReleaseBody(AdminBody):
     """Why a quarantine is lifted."""
 
     reason: _Words = ""

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from control_plane.quality.askings import DEFAULT, Asking
 from control_plane.quality.ejections import Ejection
-from control_plane.quality.verdicts import Case, Group, Kept
+from control_plane.quality.verdicts import AskingCase, Group, RecordedAnswer
 
 
 def right_answers(
-    cases: Mapping[Group, Case],
-    kept: Mapping[Group, Sequence[Kept]],
+    cases: Mapping[Group, AskingCase],
+    kept: Mapping[Group, Sequence[RecordedAnswer]],
     accused: Mapping[str, Ejection],
 ) -> dict[str, list[str]]:
     """Return which of the platform's askings accused replicas have now answered rightly.

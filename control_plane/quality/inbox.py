@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.database import ERRORS, Database, DatabaseDownError, is_transient
 from control_plane.quality import repository
-from control_plane.quality.repository import Report
+from control_plane.quality.repository import AnswerReport
 
 log = structlog.get_logger(__name__)
 
@@ -28,11 +28,11 @@ class Inbox:
 
     def __init__(self, database: Database, dropped: Callable[[str], None]) -> None:
         """Take where answers are kept, and who counts those that cannot be, by why."""
-        self.waiting: deque[Report] = deque(maxlen=_REPORTS_MAX)
+        self.waiting: deque[AnswerReport] = deque(maxlen=_REPORTS_MAX)
         self._database = database
         self._dropped = dropped
 
-    def put(self, report: Report) -> None:
+    def put(self, report: AnswerReport) -> None:
         """Take an answer."""
         self.waiting.append(report)
 
@@ -45,7 +45,7 @@ class Inbox:
         """
         while self.waiting:
             batch = [self.waiting.popleft() for _ in range(min(_BATCH, len(self.waiting)))]
-            parts: list[Sequence[Report]] = [batch]  # the last one is next
+            parts: list[Sequence[AnswerReport]] = [batch]  # the last one is next
             try:
                 while parts:
                     smaller = await self._write(parts[-1])
@@ -57,7 +57,7 @@ class Inbox:
                 self.waiting.extendleft(reversed(left[max(0, len(left) - room) :]))
                 raise
 
-    async def _write(self, part: Sequence[Report]) -> list[Sequence[Report]]:
+    async def _write(self, part: Sequence[AnswerReport]) -> list[Sequence[AnswerReport]]:
         """Write some down; return the halves of what cannot be kept as it is, none of a single."""
 
         async def work(connection: AsyncConnection) -> None:

@@ -25,7 +25,7 @@ from sluice.detector.record import CLEAN, THRESHOLDS, Record, Suspicion
 ASKINGS = THRESHOLDS[EvidenceKind.GOLDEN].of  # last answers of a replica, to each prompt
 
 
-class Source(StrEnum):
+class RightAnswerSource(StrEnum):
     """Origins of the right answer."""
 
     CONSENSUS = "consensus"
@@ -52,7 +52,7 @@ class Truth:
     """The right answer, and its origin."""
 
     text: Text
-    source: Source
+    source: RightAnswerSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PoolVerdict:
     """Replicas of a pool that are taken out, and those that should be and may not."""
 
     quarantine: tuple[str, ...]
@@ -133,12 +133,12 @@ def judge(
     common = consensus(list(voters.values()), rules)
     if common is None:
         return Judgement(None, is_split=True, unexpected=unexpected)
-    truth = Truth(common, Source.CONSENSUS)
+    truth = Truth(common, RightAnswerSource.CONSENSUS)
     is_changed = known is not None and difference(common, known.text, rules) is not None
     told = ([it.text for it in all_ if it.text is not None] for all_ in recent.values())
     strict = fitted(common, told, rules)
     findings, deviating = _compare(recent, common, strict, records)
-    learned = truth if known is None or known.source is not Source.CONSENSUS else None
+    learned = truth if known is None or known.source is not RightAnswerSource.CONSENSUS else None
     return Judgement(
         truth,
         findings,
@@ -168,7 +168,7 @@ def _judge_few(
         return Judgement(None, unexpected=unexpected)
     if any(text is None or difference(text, first, rules) is not None for text in texts):
         return Judgement(None, unexpected=unexpected)
-    return Judgement(None, learned=Truth(first, Source.HISTORY))
+    return Judgement(None, learned=Truth(first, RightAnswerSource.HISTORY))
 
 
 def _compare(
@@ -204,7 +204,7 @@ def _record(record: Record, all_: Sequence[Answer], deviating: Mapping[int, Diff
     return record
 
 
-def decide(suspects: Iterable[str], ready: Iterable[str], quarantined: int) -> Verdict:
+def decide(suspects: Iterable[str], ready: Iterable[str], quarantined: int) -> PoolVerdict:
     """Return which suspects of a pool are taken out now.
 
     Args:
@@ -215,4 +215,4 @@ def decide(suspects: Iterable[str], ready: Iterable[str], quarantined: int) -> V
     serving = set(ready)
     left = max(0, room(len(serving) + quarantined, quarantined))  # never all that serve
     cases = [name for name in dict.fromkeys(suspects) if name in serving]
-    return Verdict(tuple(cases[:left]), tuple(cases[left:]))
+    return PoolVerdict(tuple(cases[:left]), tuple(cases[left:]))

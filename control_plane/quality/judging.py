@@ -24,11 +24,11 @@ from control_plane.quality.judgement import Truth
 from control_plane.quality.progress import Progress
 from control_plane.quality.repository import ROWS_MAX, Claimed
 from control_plane.quality.verdicts import (
-    Budget,
-    Case,
+    AskingCase,
     Group,
-    Kept,
     Quarantine,
+    RecordedAnswer,
+    ReplacementBudget,
     Ruling,
     Spent,
     examine,
@@ -49,7 +49,7 @@ class TooSlowError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JudgingOutcome:
     """What a batch came to.
 
     Attributes:
@@ -75,13 +75,13 @@ class Judge:
     """Owns the memory of what could not be judged."""
 
     database: Database
-    budget: Budget
+    budget: ReplacementBudget
     clock: Callable[[], float] = time.monotonic
     deferrals: Deferrals = field(default_factory=Deferrals)
 
-    async def turn(self, askings: Mapping[str, Asking]) -> list[Outcome]:
+    async def turn(self, askings: Mapping[str, Asking]) -> list[JudgingOutcome]:
         """Judge what is new; what is left after so many batches waits for the next turn."""
-        found: list[Outcome] = []
+        found: list[JudgingOutcome] = []
         while len(found) < _BATCHES_MAX and not (found and found[-1].is_last):
             now_s = self.clock()
             left_alone = self.deferrals.waiting(now_s)
@@ -90,11 +90,13 @@ class Judge:
             found.append(outcome)
         return found
 
-    async def _batch(self, askings: Mapping[str, Asking], left_alone: Sequence[Group]) -> Outcome:
+    async def _batch(
+        self, askings: Mapping[str, Asking], left_alone: Sequence[Group]
+    ) -> JudgingOutcome:
         """Judge a batch; when it is not over in time because of one group, that one has failed."""
         progress = Progress(time.monotonic, _EXAMINE_S)
 
-        async def work(connection: AsyncConnection) -> Outcome:
+        async def work(connection: AsyncConnection) -> JudgingOutcome:
             nonlocal progress
             progress = Progress(time.monotonic, _EXAMINE_S)
             return await judge_batch(connection, askings, left_alone, self.budget, progress)
@@ -107,9 +109,9 @@ class Judge:
                 raise
             why = TooSlowError(f"its batch was not over within {_DEADLINE_S:g} s")
             why.__cause__ = error
-            return Outcome(_NOTHING, {group: why}, (), is_last=False)
+            return JudgingOutcome(_NOTHING, {group: why}, (), is_last=False)
 
-    def _note(self, outcome: Outcome, now_s: float) -> None:
+    def _note(self, outcome: JudgingOutcome, now_s: float) -> None:
         self.deferrals.succeeded(outcome.judged)
         self.deferrals.forget(now_s)
         for (pool, asking), error in outcome.failures.items():
@@ -124,16 +126,16 @@ async def judge_batch(
     connection: AsyncConnection,
     askings: Mapping[str, Asking],
     left_alone: Sequence[Group],
-    budget: Budget,
+    budget: ReplacementBudget,
     progress: Progress,
-) -> Outcome:
+) -> JudgingOutcome:
     """Judge a batch of answers and write down what follows."""
     claimed = await repository.claim(connection, left_alone, ROWS_MAX)
     pools = {one.group[0] for one in claimed}
     taken = within(claimed, await repository.sizes(connection, pools) if pools else {}, ROWS_MAX)
     is_last = len(claimed) < ROWS_MAX and len(taken) == len({one.group for one in claimed})
     if not taken:
-        return Outcome(_NOTHING, {}, (), is_last=True)
+        return JudgingOutcome(_NOTHING, {}, (), is_last=True)
     fresh = frozenset(one.id for one in claimed)
     kept = await repository.answers(connection, taken, fresh)
     serving = await repository.serving(connection, pools)
@@ -158,7 +160,7 @@ async def judge_batch(
     judged = [group for group in taken if group not in failures and group not in left]
     done = frozenset(judged)
     await repository.set_judged(connection, [one.id for one in claimed if one.group in done])
-    return Outcome(ruling, failures, judged, is_last, tuple(cleared))
+    return JudgingOutcome(ruling, failures, judged, is_last, tuple(cleared))
 
 
 def within(
@@ -183,9 +185,9 @@ def within(
 
 async def _rule(
     connection: AsyncConnection,
-    cases: Mapping[Group, Case],
-    kept: Mapping[Group, Sequence[Kept]],
-    budget: Budget,
+    cases: Mapping[Group, AskingCase],
+    kept: Mapping[Group, Sequence[RecordedAnswer]],
+    budget: ReplacementBudget,
 ) -> Ruling:
     """Decide, and take out who is to be; alone, and knowing what others decided, if there is."""
     accused = {group[0] for group, case in cases.items() if case.accusations}

@@ -33,7 +33,7 @@ from control_plane import tables
 from control_plane.fleet.model import Holdback, ReplicaState
 from control_plane.models.model import release_id
 from control_plane.quality.askings import DEFAULT, Asking, Prompt
-from control_plane.quality.judgement import ASKINGS, Answer, Source, Truth
+from control_plane.quality.judgement import ASKINGS, Answer, RightAnswerSource, Truth
 from control_plane.quality.tables import (
     golden_answers,
     golden_prompts,
@@ -41,7 +41,14 @@ from control_plane.quality.tables import (
     golden_truths,
     quarantines,
 )
-from control_plane.quality.verdicts import Budget, Group, Kept, Quarantine, Serving, Spent
+from control_plane.quality.verdicts import (
+    Group,
+    Quarantine,
+    RecordedAnswer,
+    ReplacementBudget,
+    Serving,
+    Spent,
+)
 from sluice.detector.consensus import Text
 
 ROWS_MAX = 5000  # read by one query
@@ -54,7 +61,7 @@ _QUARANTINES_KEPT = timedelta(days=90)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AnswerReport:
     """An answer on its way into the database.
 
     Attributes:
@@ -122,7 +129,7 @@ async def prompts(connection: AsyncConnection) -> tuple[Prompt, ...]:
     )
 
 
-async def add_reports(connection: AsyncConnection, reports: Sequence[Report]) -> None:
+async def add_reports(connection: AsyncConnection, reports: Sequence[AnswerReport]) -> None:
     """Keep answers of replicas that are there, on the nodes that report them; forget older ones."""
     t = tables.replicas.c
     ids = sorted({report.replica_id for report in reports})
@@ -174,7 +181,7 @@ async def _forget_older(
     await connection.execute(delete(golden_answers).where(a.id.in_(old)))
 
 
-async def _count_runs(connection: AsyncConnection, reports: Iterable[Report]) -> None:
+async def _count_runs(connection: AsyncConnection, reports: Iterable[AnswerReport]) -> None:
     """Count what is expected of releases, by the second in which we heard of it.
 
     By our clock: then a second that is over gets no more, and no node's clock matters.
@@ -287,7 +294,7 @@ async def serving(connection: AsyncConnection, pools: Iterable[str]) -> list[Ser
 
 async def answers(
     connection: AsyncConnection, groups: Sequence[Group], claimed: AbstractSet[int]
-) -> dict[Group, list[Kept]]:
+) -> dict[Group, list[RecordedAnswer]]:
     """Return the answers of groups, in their order, the newest first; new are those claimed."""
     a, of = golden_answers.c, _of(groups)
     is_of = and_(a.pool_id == of.c.pool_id, a.asking_id == of.c.asking_id)
@@ -311,7 +318,7 @@ async def set_judged(connection: AsyncConnection, ids: Sequence[int]) -> None:
 
 async def last_answers(
     connection: AsyncConnection, pool_id: str, limit: int
-) -> tuple[dict[Group, list[Kept]], dict[Group, Truth], dict[int, str]]:
+) -> tuple[dict[Group, list[RecordedAnswer]], dict[Group, Truth], dict[int, str]]:
     """Return the newest answers, of one pool or (empty) of all, what is right, and errors by id."""
     query = _answers().limit(limit)
     if pool_id:
@@ -327,12 +334,12 @@ def _answers() -> Select[Any]:
 
 def _grouped(
     rows: Iterable[RowMapping], fresh: AbstractSet[int] = frozenset()
-) -> dict[Group, list[Kept]]:
-    found: dict[Group, list[Kept]] = {}
+) -> dict[Group, list[RecordedAnswer]]:
+    found: dict[Group, list[RecordedAnswer]] = {}
     for row in rows:
         text = None if row["error"] else Text(tuple(row["token_ids"]), tuple(row["logprobs"]))
         answer = Answer(row["id"], text, is_new=row["id"] in fresh)
-        kept = Kept(row["replica_id"], answer, row["asked_at_unix_ms"])
+        kept = RecordedAnswer(row["replica_id"], answer, row["asked_at_unix_ms"])
         found.setdefault((row["pool_id"], row["asking_id"]), []).append(kept)
     return found
 
@@ -347,7 +354,7 @@ async def truths(connection: AsyncConnection, groups: Sequence[Group]) -> dict[G
     query = select(t.pool_id, t.asking_id, t.token_ids, t.logprobs, t.source).join(of, is_of)
     rows = await connection.execute(query)
     return {
-        (pool, asking): Truth(Text(tuple(ids), tuple(logprobs)), Source(source))
+        (pool, asking): Truth(Text(tuple(ids), tuple(logprobs)), RightAnswerSource(source))
         for pool, asking, ids, logprobs, source in rows
     }
 
@@ -387,7 +394,7 @@ async def spent(connection: AsyncConnection) -> Spent:
     )
 
 
-async def holdback(connection: AsyncConnection, budget: Budget) -> Holdback:
+async def holdback(connection: AsyncConnection, budget: ReplacementBudget) -> Holdback:
     """Return what is not replaced at present."""
     return (await spent(connection)).holdback(budget)
 

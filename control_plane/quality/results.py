@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from control_plane.quality.judgement import Truth, judge
-from control_plane.quality.verdicts import Group, Kept, shown
+from control_plane.quality.verdicts import Group, RecordedAnswer, shown
 
 RESULT_FIELDS = (
     "id",
@@ -23,7 +23,9 @@ RESULT_FIELDS = (
 
 
 def results(
-    kept: Mapping[Group, Sequence[Kept]], truths: Mapping[Group, Truth], errors: Mapping[int, str]
+    kept: Mapping[Group, Sequence[RecordedAnswer]],
+    truths: Mapping[Group, Truth],
+    errors: Mapping[int, str],
 ) -> list[dict[str, Any]]:
     """Return one object for each asking and replica: the newest answer, and what it is worth.
 
@@ -34,7 +36,7 @@ def results(
     """
     found: list[dict[str, Any]] = []
     for group, all_ in sorted(kept.items()):
-        own: dict[str, list[Kept]] = {}
+        own: dict[str, list[RecordedAnswer]] = {}
         for one in all_:
             own.setdefault(one.replica_id, []).append(one)
         answers = {name: [one.answer for one in mine] for name, mine in own.items()}

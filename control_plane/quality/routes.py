@@ -24,7 +24,7 @@ from control_plane.http.resources import (
     page,
     shown,
 )
-from control_plane.http.routes import ACTOR, Route
+from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.quality import repository
 from control_plane.quality.bodies import GoldenPromptBody, ReleaseBody
@@ -72,7 +72,7 @@ class QualityRoutes:
         self._database = database
         self._writes = Writes(database)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         of_model = "/v1/models/{model_id:.+}/golden-prompts"
         prompt = describe.shown(PROMPTS.shown, GoldenPromptBody)
@@ -102,13 +102,17 @@ class QualityRoutes:
         one = describe.operation("Show a quarantine and its evidence", answer=quarantine)
         kinds = ("golden-prompts", "golden-results", "quarantines", "golden-answers")
         return [
-            Route("POST", of_model, self.add, Action.WRITE_MODELS, kinds[0], add),
-            Route("GET", of_model, self.of_model, Action.READ_TENANT, kinds[0], listed),
+            AdminRoute("POST", of_model, self.add, Action.WRITE_MODELS, kinds[0], add),
+            AdminRoute("GET", of_model, self.of_model, Action.READ_TENANT, kinds[0], listed),
             *ResourceRoutes(self._database, PROMPTS).routes(),
-            Route("GET", "/v1/golden-results", self.results, Action.READ_PLATFORM, kinds[1], told),
-            Route("GET", "/v1/quarantines", self.list, Action.READ_PLATFORM, kinds[2], all_),
-            Route("GET", "/v1/quarantines/{id}", self.show, Action.READ_PLATFORM, kinds[2], one),
-            Route(
+            AdminRoute(
+                "GET", "/v1/golden-results", self.results, Action.READ_PLATFORM, kinds[1], told
+            ),
+            AdminRoute("GET", "/v1/quarantines", self.list, Action.READ_PLATFORM, kinds[2], all_),
+            AdminRoute(
+                "GET", "/v1/quarantines/{id}", self.show, Action.READ_PLATFORM, kinds[2], one
+            ),
+            AdminRoute(
                 "POST",
                 "/v1/quarantines/{id}/release",
                 self.release,
@@ -116,7 +120,7 @@ class QualityRoutes:
                 kinds[2],
                 release,
             ),
-            Route(
+            AdminRoute(
                 "POST",
                 "/v1/pools/{id}/forget-answers",
                 self.forget,

@@ -18,10 +18,10 @@ from control_plane.quality.base_prompts import TokenIds
 from control_plane.quality.board import Board, Prompts
 from control_plane.quality.ejections import Ejection, ejections_of
 from control_plane.quality.inbox import Inbox
-from control_plane.quality.judging import Judge, Outcome, told
-from control_plane.quality.repository import Report
+from control_plane.quality.judging import Judge, JudgingOutcome, told
+from control_plane.quality.repository import AnswerReport
 from control_plane.quality.shares import round_of
-from control_plane.quality.verdicts import Alert, Budget, Group, Ruling
+from control_plane.quality.verdicts import Alert, Group, ReplacementBudget, Ruling
 from control_plane.watch.feed import Feed
 from sluice.detector.consensus import Text
 from sluice.wire.agent.v1 import agent_pb2 as wire
@@ -82,7 +82,7 @@ class Quality:
         database: Database,
         feed: Feed,
         meter: Meter,
-        budget: Budget,
+        budget: ReplacementBudget,
         unix_s: Callable[[], float] = time.time,
         token_ids: Callable[[], TokenIds] = dict,
     ) -> None:
@@ -150,7 +150,7 @@ class Quality:
                 error = "an empty answer"
             asked_ms = min(result.asked_at_unix_ms, 2**62)
             self._reports.put(
-                Report(
+                AnswerReport(
                     message.node_id,
                     result.replica_id,
                     asking,
@@ -199,7 +199,7 @@ class Quality:
             await self._database.run(lambda connection: repository.prune(connection, kept))
             await self._database.run(ejection_rows.prune)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _tell(self, outcome: JudgingOutcome) -> None:
         """Log and count what was decided."""
         ruling = outcome.ruling
         for replica_id in outcome.cleared:

@@ -48,7 +48,7 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RecordedAnswer:
     """An answer as it is kept."""
 
     replica_id: str
@@ -72,7 +72,7 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class ReplacementBudget:
     """How many quarantined replicas are replaced in a time.
 
     Attributes:
@@ -100,7 +100,7 @@ class Spent:
     open_pools: Mapping[str, int] = field(default_factory=dict[str, int])
     open_nodes: Mapping[str, int] = field(default_factory=dict[str, int])
 
-    def holdback(self, budget: Budget) -> Holdback:
+    def holdback(self, budget: ReplacementBudget) -> Holdback:
         """Return what is not replaced at present; an operator's release gives it back."""
         return Holdback(
             {
@@ -113,7 +113,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldReplica:
     """A replica that is quarantined beyond the budget of its `pool` or its `node`.
 
     The pool gets nothing in its place, or the node no other replica, until the time is over.
@@ -134,7 +134,7 @@ class Accusation:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AskingCase:
     """What the answers of a pool to an asking come to.
 
     Attributes:
@@ -163,7 +163,7 @@ class Ruling:
     """
 
     quarantines: tuple[Quarantine, ...]
-    held: tuple[Held, ...]
+    held: tuple[HeldReplica, ...]
     alerts: Mapping[Group, Mapping[Alert, tuple[str, ...]]]
     deviations: Mapping[str, int]
     learned: Mapping[Group, Truth]
@@ -171,12 +171,12 @@ class Ruling:
 
 def examine(
     askings: Mapping[str, Asking],
-    kept: Mapping[Group, Sequence[Kept]],
+    kept: Mapping[Group, Sequence[RecordedAnswer]],
     serving: Sequence[Serving],
     truths: Mapping[Group, Truth],
     begins: Callable[[Group], bool] = lambda _: True,
     accused: Mapping[str, Ejection] = MappingProxyType({}),
-) -> tuple[dict[Group, Case], dict[Group, Exception]]:
+) -> tuple[dict[Group, AskingCase], dict[Group, Exception]]:
     """Judge groups, each by itself; return also those that could not be, and why.
 
     It may take long: not for an event loop.
@@ -192,7 +192,7 @@ def examine(
     of_pool: dict[str, list[str]] = {}
     for one in serving:
         of_pool.setdefault(one.pool_id, []).append(one.id)
-    cases: dict[Group, Case] = {}
+    cases: dict[Group, AskingCase] = {}
     failures: dict[Group, Exception] = {}
     for group, all_ in kept.items():
         asking = askings.get(group[1])
@@ -211,12 +211,12 @@ def examine(
 
 def _examine(
     asking: Asking,
-    all_: Sequence[Kept],
+    all_: Sequence[RecordedAnswer],
     serving: Sequence[str],
     known: Truth | None,
     accused: Mapping[str, Ejection],
-) -> Case:
-    own: dict[str, list[Kept]] = {name: [] for name in serving}
+) -> AskingCase:
+    own: dict[str, list[RecordedAnswer]] = {name: [] for name in serving}
     for one in all_:
         if one.replica_id in own:
             own[one.replica_id].append(one)
@@ -237,7 +237,7 @@ def _examine(
         )
         for finding in findings
     )
-    return Case(asking, judgement, tuple(sorted(own)), tuple(accusations))
+    return AskingCase(asking, judgement, tuple(sorted(own)), tuple(accusations))
 
 
 def _said_of(ejection: Ejection | None) -> dict[str, Any]:
@@ -246,12 +246,12 @@ def _said_of(ejection: Ejection | None) -> dict[str, Any]:
 
 
 def rule(
-    cases: Mapping[Group, Case],
-    kept: Mapping[Group, Sequence[Kept]],
+    cases: Mapping[Group, AskingCase],
+    kept: Mapping[Group, Sequence[RecordedAnswer]],
     serving: Sequence[Serving],
     quarantined: Mapping[str, int],
     spent: Spent,
-    budget: Budget,
+    budget: ReplacementBudget,
     new_id: Callable[[], str],
 ) -> Ruling:
     """Decide about the pools of what was judged.
@@ -265,14 +265,14 @@ def rule(
         budget: How many are replaced.
         new_id: Source of ids.
     """
-    suspects: dict[str, dict[str, list[tuple[Accusation, Case]]]] = {}
+    suspects: dict[str, dict[str, list[tuple[Accusation, AskingCase]]]] = {}
     for (pool_id, _), case in sorted(cases.items()):
         for accusation in case.accusations:
             of_pool = suspects.setdefault(pool_id, {})
             of_pool.setdefault(accusation.finding.replica_id, []).append((accusation, case))
     found: list[Quarantine] = []
     spared: set[str] = set()
-    held: list[Held] = []
+    held: list[HeldReplica] = []
     pools, nodes = Counter(spent.pools), Counter(spent.nodes)
     for pool_id, of_pool in sorted(suspects.items()):
         ready = {one.id: one.node_id for one in serving if one.pool_id == pool_id}
@@ -287,9 +287,9 @@ def rule(
             nodes[node_id] += 1
             found.append(_quarantine(new_id(), pool_id, node_id, of_pool[name]))
             if nodes[node_id] > budget.node_day:
-                held.append(Held(name, pool_id, node_id, "node"))
+                held.append(HeldReplica(name, pool_id, node_id, "node"))
             elif pools[pool_id] > budget.pool_hour:
-                held.append(Held(name, pool_id, node_id, "pool"))
+                held.append(HeldReplica(name, pool_id, node_id, "pool"))
     names = frozenset(one.replica_id for one in held)
     return Ruling(
         tuple(found),
@@ -305,7 +305,7 @@ def rule(
 
 
 def _quarantine(
-    key: str, pool_id: str, node_id: str, accused: Sequence[tuple[Accusation, Case]]
+    key: str, pool_id: str, node_id: str, accused: Sequence[tuple[Accusation, AskingCase]]
 ) -> Quarantine:
     accusation, case = max(accused, key=lambda pair: pair[0].finding.deviations)
     return Quarantine(
@@ -322,7 +322,7 @@ def _quarantine(
 
 
 def _deviations(
-    cases: Mapping[Group, Case], kept: Mapping[Group, Sequence[Kept]]
+    cases: Mapping[Group, AskingCase], kept: Mapping[Group, Sequence[RecordedAnswer]]
 ) -> Mapping[str, int]:
     return Counter(
         str(case.judgement.deviating[one.answer.number])
@@ -335,7 +335,7 @@ def _deviations(
 
 
 def _alerts(
-    group: Group, case: Case, spared: AbstractSet[str], held: AbstractSet[str]
+    group: Group, case: AskingCase, spared: AbstractSet[str], held: AbstractSet[str]
 ) -> dict[Alert, tuple[str, ...]]:
     judgement = case.judgement
     suspects = [finding.replica_id for finding in judgement.findings]
@@ -364,7 +364,7 @@ def _agreeing(newest: Iterable[Text | None], judgement: Judgement) -> int:
 
 
 def evidence(
-    asking: Asking, judgement: Judgement, finding: Finding, own: Sequence[Kept]
+    asking: Asking, judgement: Judgement, finding: Finding, own: Sequence[RecordedAnswer]
 ) -> dict[str, Any]:
     """Return what a quarantine rests on, as JSON: question, right answer, answers, times."""
     truth = judgement.truth

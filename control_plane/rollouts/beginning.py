@@ -13,7 +13,7 @@ from control_plane.models.model import release_id
 from control_plane.models.routes import MODELS
 from control_plane.rollouts import effects, repository
 from control_plane.rollouts.plan import Plan
-from control_plane.rollouts.repository import Kept
+from control_plane.rollouts.repository import KeptRollout
 from control_plane.rollouts.state import Start
 from control_plane.tables import models, pools, releases
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
@@ -24,7 +24,7 @@ Values = dict[str, Any]
 
 async def begin(
     write: Write, model_id: str, release: str, plan: Plan | None, *, is_started: bool = True
-) -> Kept:
+) -> KeptRollout:
     """Make a rollout of a release of a model, and start it.
 
     Args:

@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from control_plane.fields import Body, Id
+from control_plane.fields import AdminBody, Id
 from control_plane.models.model import ReleaseName
 from control_plane.rollouts.plan import Plan
 
@@ -27,7 +27,7 @@ class PlanChange(Plan):
         return self.plan or Plan.model_validate(self.model_dump(exclude={"plan"}))
 
 
-class RolloutBody(Body):
+class RolloutBody(AdminBody):
     """A release that shall take over a model's traffic.
 
     `release` is its name, without the model's. Without a plan, that of the model holds. Without
@@ -40,7 +40,7 @@ class RolloutBody(Body):
     is_started: bool = True
 
 
-class PromoteBody(Body):
+class PromoteBody(AdminBody):
     """Which stage is to be ended: the one that was seen, so that none is ended unseen."""
 
     stage: Annotated[int, Field(ge=0, le=100)]

@@ -10,11 +10,11 @@ from typing import Protocol
 from sqlalchemy import RowMapping, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from control_plane.fleet.preparation import Release
+from control_plane.fleet.preparation import PreparedRelease
 from control_plane.models.routes import MODELS
 from control_plane.rollouts import facts, repository
 from control_plane.rollouts.machine import step
-from control_plane.rollouts.repository import Kept
+from control_plane.rollouts.repository import KeptRollout
 from control_plane.rollouts.state import Event, Phase
 from control_plane.tables import models
 from sluice.errors import ErrorCode, PlatformError
@@ -24,19 +24,27 @@ class Preparation(Protocol):
     """What rollouts ask of the fleet; `control_plane.fleet.preparation` is it."""
 
     def prepare(
-        self, connection: AsyncConnection, control: Release, canary: Release, share: int
+        self,
+        connection: AsyncConnection,
+        control: PreparedRelease,
+        canary: PreparedRelease,
+        share: int,
     ) -> Awaitable[None]:
         """Ask it to get ready for a share (basis points)."""
         ...
 
     def is_ready(
-        self, connection: AsyncConnection, control: Release, canary: Release, share: int
+        self,
+        connection: AsyncConnection,
+        control: PreparedRelease,
+        canary: PreparedRelease,
+        share: int,
     ) -> Awaitable[bool]:
         """Return whether it can serve the share."""
         ...
 
     def settle(
-        self, connection: AsyncConnection, kept: Release, dropped: Release
+        self, connection: AsyncConnection, kept: PreparedRelease, dropped: PreparedRelease
     ) -> Awaitable[None]:
         """End what was asked for."""
         ...
@@ -57,7 +65,7 @@ class News:
     """
 
     event: str
-    kept: Kept
+    kept: KeptRollout
     was: Phase
 
     @property
@@ -67,8 +75,12 @@ class News:
 
 
 async def tell(
-    connection: AsyncConnection, kept: Kept, told: tuple[Event, ...], now_ms: int, actor: str = ""
-) -> tuple[Kept, list[News]]:
+    connection: AsyncConnection,
+    kept: KeptRollout,
+    told: tuple[Event, ...],
+    now_ms: int,
+    actor: str = "",
+) -> tuple[KeptRollout, list[News]]:
     """Step a rollout that is locked, and write down all that follows from it.
 
     Args:
@@ -94,7 +106,9 @@ async def tell(
     return kept, news
 
 
-async def give_up(connection: AsyncConnection, row: RowMapping, now_ms: int, actor: str) -> Kept:
+async def give_up(
+    connection: AsyncConnection, row: RowMapping, now_ms: int, actor: str
+) -> KeptRollout:
     """Abort a rollout, whose row is locked, although nobody can read its state."""
     kept = repository.without_state(row, now_ms)
     await repository.record(connection, kept.id, "abort", kept.state, actor)
@@ -102,7 +116,7 @@ async def give_up(connection: AsyncConnection, row: RowMapping, now_ms: int, act
     return kept
 
 
-async def write(connection: AsyncConnection, kept: Kept) -> None:
+async def write(connection: AsyncConnection, kept: KeptRollout) -> None:
     """Store a rollout, and let model and split be as it says."""
     if kept.is_live and kept.state.phase is Phase.DONE:
         await _finish(connection, kept)
@@ -111,7 +125,7 @@ async def write(connection: AsyncConnection, kept: Kept) -> None:
     await repository.save(connection, kept, is_split_new=is_news)
 
 
-async def settle(connection: AsyncConnection, fleet: Preparation, kept: Kept) -> Kept:
+async def settle(connection: AsyncConnection, fleet: Preparation, kept: KeptRollout) -> KeptRollout:
     """Put away what an ended rollout needed; it is not live any more."""
     control, canary = await _releases(connection, kept)
     if control is not None and canary is not None:
@@ -126,7 +140,9 @@ async def settle(connection: AsyncConnection, fleet: Preparation, kept: Kept) ->
     return ended
 
 
-async def both_releases(connection: AsyncConnection, kept: Kept) -> tuple[Release, Release]:
+async def both_releases(
+    connection: AsyncConnection, kept: KeptRollout
+) -> tuple[PreparedRelease, PreparedRelease]:
     """Return control and canary; they cannot be forgotten while the rollout is live."""
     control, canary = await _releases(connection, kept)
     if control is None or canary is None:
@@ -136,14 +152,14 @@ async def both_releases(connection: AsyncConnection, kept: Kept) -> tuple[Releas
 
 
 async def _releases(
-    connection: AsyncConnection, kept: Kept
-) -> tuple[Release | None, Release | None]:
+    connection: AsyncConnection, kept: KeptRollout
+) -> tuple[PreparedRelease | None, PreparedRelease | None]:
     """Return control and canary, where they are there."""
     control = await repository.release_of(connection, kept.model_id, kept.control)
     return control, await repository.release_of(connection, kept.model_id, kept.canary)
 
 
-async def _finish(connection: AsyncConnection, kept: Kept) -> None:
+async def _finish(connection: AsyncConnection, kept: KeptRollout) -> None:
     """Let the model stand for canary, as a promotion does."""
     _, canary = await both_releases(connection, kept)
     values = {

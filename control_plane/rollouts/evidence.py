@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from control_plane.rollouts.sequential import Count
 from sluice.buckets import BUCKETS
-from sluice.errors import ErrorCode, Evidence
+from sluice.errors import ErrorCode, ErrorEvidence
 
 _TAIL = 0.05  # share of control beyond a threshold, at most
 # A quantile of fewer control requests than this is too rough; more than the second number are
@@ -86,7 +86,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ScoreEvidence:
     """How models find answers of one release; scores that were *made* in a window.
 
     Engines score answers when they have time, and some never do. Of each session one counts, as of
@@ -148,7 +148,7 @@ class Arm:
     ttft_ms: Histogram = Histogram()
     tpot_us: Histogram = Histogram()
     output_tokens: Histogram = Histogram()
-    scores: Scores = Scores()
+    scores: ScoreEvidence = ScoreEvidence()
     golden_runs: int = 0
     golden_mismatches: int = 0
 
@@ -175,12 +175,12 @@ class Arm:
         overload, drain) is neither good nor bad and left out: it tells about callers and capacity,
         comes in bursts, and would let one misbehaving client roll a release back.
         """
-        bad = sum(count for code, count in self.errors.items() if _says(code, Evidence.FAULT))
+        bad = sum(count for code, count in self.errors.items() if _says(code, ErrorEvidence.FAULT))
         return Count(bad, self.answers + bad)
 
     def slow_first_tokens(self, bucket: int) -> Count:
         """Return the first tokens in higher buckets, and those that missed the deadline."""
-        late = sum(count for code, count in self.errors.items() if _says(code, Evidence.LATE))
+        late = sum(count for code, count in self.errors.items() if _says(code, ErrorEvidence.LATE))
         return self.ttft_ms.above(bucket) + Count(late, late)
 
 
@@ -396,5 +396,5 @@ def _low(histogram: Histogram) -> int:
     return next(b for b in reversed(range(BUCKETS)) if histogram.below(b).bad <= allowed)
 
 
-def _says(code: ErrorCode, evidence: Evidence) -> bool:
+def _says(code: ErrorCode, evidence: ErrorEvidence) -> bool:
     return code.policy.release is evidence

@@ -33,7 +33,7 @@ _STORE_INTERVAL_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
+class GatewayFacts:
     """What a gateway's worker process last confirmed; times are Unix time in milliseconds.
 
     Attributes:
@@ -52,7 +52,7 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """What a gateway's worker process says of itself; see `Gateway`."""
+    """What a gateway's worker process says of itself; see `GatewayFacts`."""
 
     gateway_id: str
     version: int
@@ -81,12 +81,14 @@ class Facts:
     gone: Reason | None = None
 
 
-def live(gateways: Sequence[Gateway], now_ms: int) -> list[Gateway]:
+def live(gateways: Sequence[GatewayFacts], now_ms: int) -> list[GatewayFacts]:
     """Return the gateways that are still there."""
     return [one for one in gateways if now_ms - one.seen_ms <= GATEWAY_LIVE_S * 1000]
 
 
-def is_confirmed(gateways: Sequence[Gateway], version: int, changed_ms: int, now_ms: int) -> bool:
+def is_confirmed(
+    gateways: Sequence[GatewayFacts], version: int, changed_ms: int, now_ms: int
+) -> bool:
     """Return whether nobody is sent where an older split sent them.
 
     Args:
@@ -102,7 +104,7 @@ def is_confirmed(gateways: Sequence[Gateway], version: int, changed_ms: int, now
 
 
 def held_stages(
-    rollout: Rollout, gateways: Sequence[Gateway], base_digest: str, now_ms: int
+    rollout: Rollout, gateways: Sequence[GatewayFacts], base_digest: str, now_ms: int
 ) -> frozenset[int]:
     """Return the stages that may not open, or be the last, before all gateways can serve the base.
 
@@ -136,7 +138,7 @@ def fault(rollout: Rollout, codes: frozenset[str]) -> Reason | None:
     return Reason.NOT_LOADED if is_faulty else None
 
 
-def evidence_until(gateways: Sequence[Gateway], now_ms: int) -> int:
+def evidence_until(gateways: Sequence[GatewayFacts], now_ms: int) -> int:
     """Return until when (Unix ms) all requests that were received have ended, or are too old."""
     ends = [one.oldest_open_ms or one.seen_ms for one in live(gateways, now_ms)]
     oldest = now_ms - OPEN_MAX_MS

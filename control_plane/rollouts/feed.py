@@ -11,12 +11,12 @@ from urllib.parse import quote
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from control_plane.rollouts.evidence import Arm, Histogram, Scores, Window
+from control_plane.rollouts.evidence import Arm, Histogram, ScoreEvidence, Window
 from control_plane.telemetry_client import FeedDownError, open_session, read_bounded
 from sluice.buckets import BUCKETS
 from sluice.certificates import http_options
 from sluice.errors import ErrorCode
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 
 _DEADLINE_S = 5.0
 # Of one call, so that a control plane that was away for long catches up in steps that take no time.
@@ -104,7 +104,9 @@ class TelemetryFeed:
         try:
             async with (
                 asyncio.timeout(_DEADLINE_S),
-                self._session.get(url, params=query, **http_options(Role.TELEMETRY)) as response,
+                self._session.get(
+                    url, params=query, **http_options(CertificateRole.TELEMETRY)
+                ) as response,
             ):
                 body = await read_bounded(response)
                 if response.status != 200:
@@ -184,9 +186,9 @@ class _ToldScores(_Told):
             raise ValueError("more scores are counted than there are")
         return self
 
-    def scores(self) -> Scores:
+    def scores(self) -> ScoreEvidence:
         surprisal, entropy = _histogram(self.surprisal_mnats), _histogram(self.entropy_mnats)
-        return Scores(self.answers, self.base_like, surprisal, entropy)
+        return ScoreEvidence(self.answers, self.base_like, surprisal, entropy)
 
 
 class _ToldArm(_Told):

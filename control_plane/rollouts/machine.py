@@ -28,7 +28,7 @@ from control_plane.rollouts.state import (
     Action,
     Event,
     Evidence,
-    Finish,
+    FinishRollout,
     Gone,
     NotReady,
     Pause,
@@ -107,7 +107,7 @@ def due(rollout: Rollout) -> tuple[Action, ...]:
         assert rollout.reason is not None
         return shares, RollBack(rollout.reason)
     if rollout.phase is Phase.DONE:
-        return shares, Finish()
+        return shares, FinishRollout()
     if rollout.is_short_of_fleet and (
         rollout.phase in _GOING or (rollout.phase, rollout.reason) == _WAITS_FOR_FLEET
     ):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, ValidationInfo, model_validator
 
 from control_plane import percent
-from control_plane.fields import Body
+from control_plane.fields import AdminBody
 from control_plane.percent import ShareField
 from control_plane.rollouts.evidence import Metric
 from sluice.split import SHARE_MAX
@@ -18,7 +18,7 @@ MIRRORED = ShareField("mirrored")
 TOLERATED = ShareField("tolerated", of_percent=0.01, is_whole=False, most=99.99)
 
 
-class Stage(Body):
+class Stage(AdminBody):
     """A share of the traffic, and how long it is held.
 
     A stage ends when it was watched for `duration_min_s` *and* `sample_min` requests were counted
@@ -56,7 +56,7 @@ class Stage(Body):
         return self.is_shadow or self.share < SHARE_MAX
 
 
-class Gate(Body):
+class Gate(AdminBody):
     """A comparison that canary must not lose.
 
     `tolerated` is what may be worse, as a share of the requests that are good in control: 0.005
@@ -124,7 +124,7 @@ DEFAULT_GATES = (
 )
 
 
-class Plan(Body):
+class Plan(AdminBody):
     """The whole of a rollout.
 
     Attributes:

@@ -12,7 +12,7 @@ from control_plane.database import Database
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import first, shown
-from control_plane.http.routes import ACTOR, Route
+from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.rollouts import plan as plans
 from control_plane.rollouts import repository
@@ -34,7 +34,7 @@ class PlanRoutes:
         self._database = database
         self._writes = Writes(database)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         path, write = "/v1/models/{model_id:.+}/rollout-plan", Action.WRITE_ROLLOUTS
         row = describe.shown(("model_id", "plan", "is_default"))
@@ -43,9 +43,9 @@ class PlanRoutes:
         put = describe.operation("Give a model's rollouts a plan", answer=row, body=PlanChange)
         remove = describe.operation("Let the default plan hold for a model again")
         return [
-            Route("GET", path, self.get, Action.READ_TENANT, _KIND, get),
-            Route("PUT", path, self.put, write, _KIND, put),
-            Route("DELETE", path, self.delete, write, _KIND, remove),
+            AdminRoute("GET", path, self.get, Action.READ_TENANT, _KIND, get),
+            AdminRoute("PUT", path, self.put, write, _KIND, put),
+            AdminRoute("DELETE", path, self.delete, write, _KIND, remove),
         ]
 
     async def get(self, request: web.Request) -> web.Response:

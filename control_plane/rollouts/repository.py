@@ -11,9 +11,9 @@ from sqlalchemy import BigInteger, RowMapping, cast, delete, func, or_, select, 
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from control_plane.fleet.preparation import Release
+from control_plane.fleet.preparation import PreparedRelease
 from control_plane.models.model import release_id
-from control_plane.rollouts.facts import Confirmation, Gateway
+from control_plane.rollouts.facts import Confirmation, GatewayFacts
 from control_plane.rollouts.listing import why
 from control_plane.rollouts.plan import Plan
 from control_plane.rollouts.state import ENDED, STATE, Phase, Reason, Rollout, Verdict, explain
@@ -35,7 +35,7 @@ _GATEWAYS_KEPT = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptRollout:
     """A rollout as it is stored.
 
     Attributes:
@@ -90,12 +90,12 @@ class Taken:
             another version of the control plane wrote it. And why.
     """
 
-    own: list[Kept]
+    own: list[KeptRollout]
     others: set[str]
     unreadable: dict[str, UnreadableError]
 
 
-def kept_of(row: Any) -> Kept:
+def kept_of(row: Any) -> KeptRollout:
     """Return a rollout of its row.
 
     Raises:
@@ -108,7 +108,7 @@ def kept_of(row: Any) -> Kept:
     return _kept(row, state)
 
 
-def without_state(row: Any, now_ms: int) -> Kept:
+def without_state(row: Any, now_ms: int) -> KeptRollout:
     """Return a rollout whose state nobody reads as one that has ended, with nobody in canary.
 
     Where it had ended, it stays what it was.
@@ -118,8 +118,8 @@ def without_state(row: Any, now_ms: int) -> Kept:
     return _kept(row, Rollout(Plan(), phase=phase, stepped_ms=now_ms))
 
 
-def _kept(row: Any, state: Rollout) -> Kept:
-    return Kept(
+def _kept(row: Any, state: Rollout) -> KeptRollout:
+    return KeptRollout(
         id=row["id"],
         model_id=row["model_id"],
         control=row["control"],
@@ -177,7 +177,9 @@ async def lock(connection: AsyncConnection, rollout_id: str) -> RowMapping | Non
     return (await connection.execute(query)).mappings().first()
 
 
-async def lock_own(connection: AsyncConnection, rollout_id: str, process: str) -> Kept | None:
+async def lock_own(
+    connection: AsyncConnection, rollout_id: str, process: str
+) -> KeptRollout | None:
     """Return a live rollout that this process steps, held until the transaction ends.
 
     It is the process's for another while. None: it is not its own any more, or somebody holds the
@@ -200,8 +202,12 @@ async def live_of(connection: AsyncConnection, model_id: str) -> str | None:
 
 
 async def create(
-    connection: AsyncConnection, control: Release, canary: Release, owner: str | None, plan: Plan
-) -> Kept:
+    connection: AsyncConnection,
+    control: PreparedRelease,
+    canary: PreparedRelease,
+    owner: str | None,
+    plan: Plan,
+) -> KeptRollout:
     """Add a planned rollout; IntegrityError when the model has a live one."""
     rollout_id = new_id("rollout")
     state = Rollout(plan, stepped_ms=await clock_ms(connection))
@@ -220,7 +226,7 @@ async def create(
     return kept_of(row)
 
 
-async def save(connection: AsyncConnection, kept: Kept, *, is_split_new: bool) -> None:
+async def save(connection: AsyncConnection, kept: KeptRollout, *, is_split_new: bool) -> None:
     """Write down a rollout that `lock` holds, one version later."""
     state = kept.state
     has_started, has_ended = state.phase is not Phase.PLANNED, state.phase in ENDED
@@ -269,7 +275,7 @@ async def record(
 
 
 async def write_split(
-    connection: AsyncConnection, kept: Kept, wanted: tuple[int, int] | None
+    connection: AsyncConnection, kept: KeptRollout, wanted: tuple[int, int] | None
 ) -> bool:
     """Let a model have this split, share and mirrored share, or none; return whether it is news."""
     t = splits.c
@@ -315,7 +321,7 @@ async def confirm(connection: AsyncConnection, said: Confirmation) -> None:
     await connection.execute(made.on_conflict_do_update(index_elements=["id"], set_=values))
 
 
-async def gateways(connection: AsyncConnection) -> list[Gateway]:
+async def gateways(connection: AsyncConnection) -> list[GatewayFacts]:
     """Return what the gateways have confirmed lately."""
     t = gateway_confirmations.c
     lately = t.seen_at > func.now() - timedelta(minutes=1)
@@ -323,7 +329,7 @@ async def gateways(connection: AsyncConnection) -> list[Gateway]:
         select(t.version, t.oldest_open_unix_ms, t.seen_at, t.missing_bases).where(lately)
     )
     return [
-        Gateway(version, oldest, _ms(seen_at), frozenset(missing))
+        GatewayFacts(version, oldest, _ms(seen_at), frozenset(missing))
         for version, oldest, seen_at, missing in rows.tuples()
     ]
 
@@ -334,15 +340,17 @@ async def prune_gateways(connection: AsyncConnection) -> None:
     await connection.execute(delete(gateway_confirmations).where(gone))
 
 
-async def release_of(connection: AsyncConnection, model_id: str, name: str) -> Release | None:
+async def release_of(
+    connection: AsyncConnection, model_id: str, name: str
+) -> PreparedRelease | None:
     """Return a release of a model; None if there is none."""
     t = releases.c
     query = select(t.base_digest, t.adapter_digest, t.pool_id)
     row = (await connection.execute(query.where(t.id == release_id(model_id, name)))).first()
-    return None if row is None else Release(model_id, name, row[0], row[1], row[2] or "")
+    return None if row is None else PreparedRelease(model_id, name, row[0], row[1], row[2] or "")
 
 
-async def gone(connection: AsyncConnection, kept: Kept) -> Reason | None:
+async def gone(connection: AsyncConnection, kept: KeptRollout) -> Reason | None:
     """Return why a rollout that has not ended cannot go on; None: what it is about is there."""
     arms = [release_id(kept.model_id, name) for name in (kept.control, kept.canary)]
     there = select(func.count()).where(releases.c.id.in_(arms)).scalar_subquery()

@@ -8,11 +8,11 @@ from sqlalchemy import select, update
 
 from control_plane.access.roles import Action
 from control_plane.database import Database
-from control_plane.fields import Body
+from control_plane.fields import AdminBody
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import first
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.models.model import ReleaseName, release_id
 from control_plane.models.routes import MODELS
@@ -28,7 +28,7 @@ Values = dict[str, Any]
 _KIND = "models"
 
 
-class RollbackBody(Body):
+class RollbackBody(AdminBody):
     """The release to go back to; without one, the rollout under way ends, else the one before."""
 
     release: Annotated[ReleaseName, Field(max_length=64)] = ""
@@ -41,7 +41,7 @@ class RollbackRoutes:
         """Prepare."""
         self._writes = Writes(database)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the route."""
         answer = describe.shown(("id", "release", "previous_release", "aborted_rollout_id"))
         told = describe.operation(
@@ -50,7 +50,7 @@ class RollbackRoutes:
             body=RollbackBody,
         )
         path = "/v1/models/{model_id:.+}/rollback"
-        return [Route("POST", path, self.roll_back, Action.WRITE_ROLLOUTS, _KIND, told)]
+        return [AdminRoute("POST", path, self.roll_back, Action.WRITE_ROLLOUTS, _KIND, told)]
 
     async def roll_back(self, request: web.Request) -> web.Response:
         """Go back."""

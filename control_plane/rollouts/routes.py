@@ -14,7 +14,7 @@ from control_plane.database import Database
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import fetch, first, page, shown, visible
-from control_plane.http.routes import ACTOR, Route
+from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.rollouts import effects, listing, repository
 from control_plane.rollouts.beginning import begin
@@ -52,7 +52,7 @@ class RolloutRoutes:
         self._wake = wake
         self._unread = unread
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         every, one = "/v1/rollouts", "/v1/rollouts/{id}"
         read, write, control = (
@@ -71,11 +71,11 @@ class RolloutRoutes:
             "End a stage early; no stage is left out", answer=row, body=PromoteBody
         )
         found = [
-            Route("POST", every, self.create, write, _KIND, create),
-            Route("GET", every, self.list, read, _KIND, listing),
-            Route("GET", one, self.get, read, _KIND, get),
-            Route("GET", f"{one}/events", self.events, read, _KIND, history),
-            Route("POST", f"{one}/promote", self.promote, write, _KIND, promote),
+            AdminRoute("POST", every, self.create, write, _KIND, create),
+            AdminRoute("GET", every, self.list, read, _KIND, listing),
+            AdminRoute("GET", one, self.get, read, _KIND, get),
+            AdminRoute("GET", f"{one}/events", self.events, read, _KIND, history),
+            AdminRoute("POST", f"{one}/promote", self.promote, write, _KIND, promote),
         ]
         for command, action, summary in (
             (Start(), write, "Start a rollout that is planned"),
@@ -85,7 +85,7 @@ class RolloutRoutes:
         ):
             told = describe.operation(summary, answer=row)
             path = f"{one}/{command.kind}"
-            found.append(Route("POST", path, self._command(command), action, _KIND, told))
+            found.append(AdminRoute("POST", path, self._command(command), action, _KIND, told))
         return found
 
     async def create(self, request: web.Request) -> web.Response:

@@ -19,10 +19,10 @@ from control_plane.database import Database, DatabaseDownError, end_frozen
 from control_plane.rollouts import effects, facts, repository, trials
 from control_plane.rollouts.effects import News, Preparation
 from control_plane.rollouts.evidence import Window
-from control_plane.rollouts.facts import Facts, Gateway
+from control_plane.rollouts.facts import Facts, GatewayFacts
 from control_plane.rollouts.feed import EvidenceFeed
 from control_plane.rollouts.machine import due
-from control_plane.rollouts.repository import Kept, Taken
+from control_plane.rollouts.repository import KeptRollout, Taken
 from control_plane.rollouts.state import ENDED, UNREADABLE, Phase, Prepare, explain
 from control_plane.telemetry_client import FeedDownError
 from sluice.errors import PlatformError
@@ -74,7 +74,7 @@ class Rollouts:
         self._process = new_id("stepper")
         self._wake = asyncio.Event()
         self.unreadable: dict[str, str] = {}  # live rollouts that nobody steps here, and why
-        self._own: dict[str, Kept] = {}  # as they were last seen
+        self._own: dict[str, KeptRollout] = {}  # as they were last seen
         self._under_way: set[str] = set()
         self._taken_over: set[str] = set()  # and not stepped since
         self._without_evidence: set[str] = set()
@@ -114,7 +114,7 @@ class Rollouts:
                 self._under_way.add(kept.id)
                 tasks.create_task(self._step_one(kept, until_ms))
 
-    async def _step_one(self, kept: Kept, until_ms: int) -> None:
+    async def _step_one(self, kept: KeptRollout, until_ms: int) -> None:
         """Step one rollout; whatever is wrong with it, the others are watched."""
         try:
             windows = await self._windows(kept, until_ms)
@@ -129,7 +129,7 @@ class Rollouts:
         finally:
             self._under_way.discard(kept.id)
 
-    async def _look(self, connection: AsyncConnection) -> tuple[int, list[Gateway], Taken]:
+    async def _look(self, connection: AsyncConnection) -> tuple[int, list[GatewayFacts], Taken]:
         """Return time, gateways, and what is ours to step."""
         await end_frozen(connection)
         taken = await repository.take(connection, self._process)
@@ -153,7 +153,7 @@ class Rollouts:
         self.unreadable.clear()
         self.unreadable.update(found)
 
-    async def _windows(self, kept: Kept, until_ms: int) -> tuple[Window, ...]:
+    async def _windows(self, kept: KeptRollout, until_ms: int) -> tuple[Window, ...]:
         """Return the evidence that is new; nothing if it cannot be had now."""
         span = facts.evidence_span(kept.state, kept.created_ms, until_ms)
         if span is None:
@@ -175,7 +175,7 @@ class Rollouts:
                 log.info("evidence_found")
         return found
 
-    async def _step(self, kept: Kept, seen: Facts) -> None:
+    async def _step(self, kept: KeptRollout, seen: Facts) -> None:
         """Step one rollout, and say what came of it."""
         news = await self._database.run(
             lambda connection: self._work(connection, kept.id, seen), deadline_s=_STEP_TIMEOUT_S
@@ -199,7 +199,7 @@ class Rollouts:
             if one.is_incident:
                 self._raise_incident(one.kept)
 
-    def _raise_incident(self, kept: Kept) -> None:
+    def _raise_incident(self, kept: KeptRollout) -> None:
         verdict, reason = kept.state.verdict, kept.state.reason
         cause = verdict.metric.value if verdict is not None else str(reason)
         why = explain(verdict) if verdict is not None else str(reason)
@@ -228,7 +228,9 @@ class Rollouts:
         _, news = await effects.tell(connection, kept, facts.events(kept.state, seen), now_ms)
         return news
 
-    async def _is_confirmed(self, connection: AsyncConnection, kept: Kept, now_ms: int) -> bool:
+    async def _is_confirmed(
+        self, connection: AsyncConnection, kept: KeptRollout, now_ms: int
+    ) -> bool:
         """Return whether the gateways decide by the split as it is; asked only at the end."""
         if kept.state.phase is not Phase.HALTED and kept.state.phase not in ENDED:
             return False
@@ -239,7 +241,7 @@ class Rollouts:
     async def _with_fleet(
         self,
         connection: AsyncConnection,
-        kept: Kept,
+        kept: KeptRollout,
         seen: Facts,
         codes: frozenset[str],
         now_ms: int,
@@ -267,7 +269,7 @@ class Rollouts:
         return replace(seen, ready=ready, not_ready=in_question - ready)
 
     async def _with_golden(
-        self, connection: AsyncConnection, kept: Kept, windows: Iterable[Window]
+        self, connection: AsyncConnection, kept: KeptRollout, windows: Iterable[Window]
     ) -> tuple[Window, ...]:
         """Return windows with what golden prompts came to meanwhile."""
         names = (kept.canary, kept.control)
@@ -287,7 +289,7 @@ class Rollouts:
         return tuple(found)
 
 
-def _names(kept: Kept) -> dict[str, str]:
+def _names(kept: KeptRollout) -> dict[str, str]:
     return {
         "rollout": kept.id,
         "model": kept.model_id,
@@ -296,7 +298,7 @@ def _names(kept: Kept) -> dict[str, str]:
     }
 
 
-def _evidence_age_s(own: Iterable[Kept], now_ms: int) -> float:
+def _evidence_age_s(own: Iterable[KeptRollout], now_ms: int) -> float:
     """Return how old the newest evidence is of the rollout that has the oldest."""
     ends = [kept.state.window_end_ms or kept.state.open_ms for kept in own if kept.state.is_open]
     return (now_ms - min(ends)) / 1000 if ends else 0.0

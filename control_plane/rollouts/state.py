@@ -376,11 +376,11 @@ class RollBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class FinishRollout:
     """The model stands for the new release from now on."""
 
 
-Action = SetShare | Prepare | RollBack | Finish
+Action = SetShare | Prepare | RollBack | FinishRollout
 
 STATE: TypeAdapter[Rollout] = TypeAdapter(Rollout)
 EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])

@@ -4,13 +4,13 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from control_plane.fields import Body
+from control_plane.fields import AdminBody
 from control_plane.fleet.model import REPLICAS_MAX
 
 _Replicas = Annotated[int, Field(ge=0, le=REPLICAS_MAX)]
 
 
-class ScalingBody(Body):
+class ScalingBody(AdminBody):
     """Bounds within which a pool is scaled.
 
     With `is_on` false the number is only planned and shown. `minute_worth` are the minutes that the
@@ -36,14 +36,14 @@ class ScalingBody(Body):
         return self
 
 
-class PinBody(Body):
+class ScalingPinBody(AdminBody):
     """A number that stands until it is lifted, or for `for_s` seconds; 0: until it is lifted."""
 
     replicas: _Replicas
     for_s: Annotated[float, Field(ge=0, le=31_536_000)] = 0.0
 
 
-class ScalingBudgetBody(Body):
+class ScalingBudgetBody(AdminBody):
     """Bounds over all pools together; null: any.
 
     `accelerators` counts what pools have whose number is set by hand, too; `price` is money per

@@ -36,7 +36,7 @@ _GROWTH_MAX = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class WorkForecast:
     """The demand that a pool must expect within the time that a replica needs to boot.
 
     Attributes:
@@ -155,14 +155,14 @@ class DemandHistory:
         kept = sorted(self._noise)[: known - known // 50]
         return max(_NOISE_LEAST, sqrt((sum(kept) + prior) / (len(kept) + _NOISE_PRIOR_SAMPLES)))
 
-    def forecast(self, horizon_s: float) -> Forecast:
+    def forecast(self, horizon_s: float) -> WorkForecast:
         """Return what to expect within `horizon_s` seconds."""
         base, now = self.base, self.now
         expected = base * self._growth(horizon_s)
         if self._before:
             expected = max(expected, self._projected())
         weight = self._surges + _PRIOR_SURGES
-        return Forecast(
+        return WorkForecast(
             now=now,
             base=base,
             expected=expected,

@@ -29,7 +29,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class ScalingReason:
     """One step of the way to a number of replicas.
 
     Attributes:
@@ -73,7 +73,7 @@ class ScalingSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class FleetBudget:
     """Bounds over all pools together.
 
     Attributes:
@@ -164,7 +164,7 @@ class PoolPlan:
 
     wanted: int
     ask: float
-    reasons: tuple[Reason, ...]
+    reasons: tuple[ScalingReason, ...]
     warnings: tuple[str, ...] = ()
 
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import ceil
 
-from control_plane.scaling.demand import Forecast
+from control_plane.scaling.demand import WorkForecast
 from control_plane.scaling.model import (
-    Budget,
     Cause,
+    FleetBudget,
     PoolPlan,
     PoolState,
-    Reason,
+    ScalingReason,
     ScalingSettings,
 )
 
@@ -31,7 +31,7 @@ _DRAIN_S = 20.0  # time in which a backlog is to be gone once replicas are there
 _UNPLACED_S = 600.0  # an ask without effect for so long holds nothing of a budget any more
 
 
-def plan(pools: Mapping[str, PoolState], budget: Budget, now: float) -> dict[str, PoolPlan]:
+def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dict[str, PoolPlan]:
     """Return each pool's number of replicas.
 
     Args:
@@ -60,13 +60,13 @@ def _plan_pool(state: PoolState, now: float) -> PoolPlan:
     if settings.pin is not None and now < settings.pin_until:
         text = f"an operator set {settings.pin}"
         return PoolPlan(
-            settings.pin, ask, (*reasons, Reason(Cause.PIN, settings.pin, text)), warnings
+            settings.pin, ask, (*reasons, ScalingReason(Cause.PIN, settings.pin, text)), warnings
         )
     if settings.is_paused:
-        reasons.append(Reason(Cause.PAUSE, have, f"scaling is paused: {have} stay"))
+        reasons.append(ScalingReason(Cause.PAUSE, have, f"scaling is paused: {have} stay"))
         return PoolPlan(have, ask, tuple(reasons), warnings)
     if facts.unknown:
-        reasons.append(Reason(Cause.OBSERVING, have, f"{facts.unknown}: {have} stay"))
+        reasons.append(ScalingReason(Cause.OBSERVING, have, f"{facts.unknown}: {have} stay"))
         return PoolPlan(_bounded(state, now, have, reasons), ask, tuple(reasons), warnings)
     wanted = max(reason.replicas for reason in reasons)
     if wanted < have:
@@ -75,7 +75,7 @@ def _plan_pool(state: PoolState, now: float) -> PoolPlan:
     return PoolPlan(wanted, ask, tuple(reasons), warnings)
 
 
-def _asked(state: PoolState) -> tuple[list[Reason], float]:
+def _asked(state: PoolState) -> tuple[list[ScalingReason], float]:
     """Return what demand, spare and backlog each ask for, and the ask that is held."""
     facts = state.facts
     forecast = state.history.forecast(state.boot_s(1.0) + state.history.bucket_s)
@@ -86,25 +86,25 @@ def _asked(state: PoolState) -> tuple[list[Reason], float]:
             f"a surge: {forecast.now:.1f} work-seconds per second after {forecast.base:.1f},"
             f" {forecast.expected:.1f} expected"
         )
-        reasons = [Reason(Cause.SURGE, ceil(need), text)]
+        reasons = [ScalingReason(Cause.SURGE, ceil(need), text)]
     else:
         text = (
             f"demand of {forecast.expected:.1f} work-seconds per second"
             f" with {forecast.noise:.0%} noise"
         )
-        reasons = [Reason(Cause.DEMAND, ceil(need), text)]
+        reasons = [ScalingReason(Cause.DEMAND, ceil(need), text)]
     ask = need
     spare = _spare(forecast, need, state.settings)
     if spare > need:
         text = f"spare for a surge to {spare * _UTILISATION:.1f}: cheaper than the minutes it saves"
-        reasons.append(Reason(Cause.SPARE, ceil(spare), text))
+        reasons.append(ScalingReason(Cause.SPARE, ceil(spare), text))
         ask = spare
     if facts.backlog_work_s > facts.ready * _BACKLOG_S:
         deficit = max(0.0, forecast.now - facts.ready)
         owed = facts.backlog_work_s + deficit * _wait_s(state)
         drain = forecast.now + owed / _DRAIN_S
         text = f"a backlog of {owed:.0f} work-seconds when replicas come"
-        reasons.append(Reason(Cause.BACKLOG, ceil(drain), text))
+        reasons.append(ScalingReason(Cause.BACKLOG, ceil(drain), text))
     return reasons, ask
 
 
@@ -113,7 +113,7 @@ def _wait_s(state: PoolState) -> float:
     return state.boot_s(0.0) * 1.1
 
 
-def _spare(forecast: Forecast, need: float, settings: ScalingSettings) -> float:
+def _spare(forecast: WorkForecast, need: float, settings: ScalingSettings) -> float:
     """Return the capacity whose cost and expected violated minutes are least.
 
     One candidate is what demand needs, the others cover one of the surge peaks each.
@@ -132,35 +132,35 @@ def _spare(forecast: Forecast, need: float, settings: ScalingSettings) -> float:
     return min((need, *(top for top in tops if top > need)), key=cost)
 
 
-def _held(state: PoolState, now: float, wanted: int, reasons: list[Reason]) -> int:
+def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason]) -> int:
     """Return the number of replicas that stay although demand needs fewer."""
     facts, hold_s = state.facts, state.settings.hold_s
     have = facts.have
     if now - state.known_since < hold_s:
-        reasons.append(Reason(Cause.LEARNING, have, "demand is not known for long enough"))
+        reasons.append(ScalingReason(Cause.LEARNING, have, "demand is not known for long enough"))
         return have
     held = max((ask for at, ask in state.asks if at > now - hold_s), default=0.0)
     if facts.backlog_work_s > facts.ready * _BACKLOG_S:
         # Replicas that work off a queue stay until it is gone.
         held = max(held, facts.ready)
     if (kept := min(have, ceil(held))) > wanted:
-        reasons.append(Reason(Cause.HOLD, kept, f"asked for in the last {hold_s:.0f} s"))
+        reasons.append(ScalingReason(Cause.HOLD, kept, f"asked for in the last {hold_s:.0f} s"))
         return kept
     return wanted
 
 
-def _bounded(state: PoolState, now: float, wanted: int, reasons: list[Reason]) -> int:
+def _bounded(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason]) -> int:
     """Return the number of replicas within the pool's own bounds."""
     settings, facts = state.settings, state.facts
     low, high = settings.replicas_min, max(settings.replicas_min, settings.replicas_max)
     if wanted > high:
-        reasons.append(Reason(Cause.MAXIMUM, high, f"at most {high}"))
+        reasons.append(ScalingReason(Cause.MAXIMUM, high, f"at most {high}"))
         return high
     is_idle = facts.backlog_work_s <= 0 and now - state.demand_at >= settings.idle_s
     least = low if low or is_idle else 1
     if wanted < least:
         text = f"at least {low}" if low else f"idle for less than {settings.idle_s:.0f} s"
-        reasons.append(Reason(Cause.MINIMUM if low else Cause.IDLE, least, text))
+        reasons.append(ScalingReason(Cause.MINIMUM if low else Cause.IDLE, least, text))
         return least
     return wanted
 
@@ -186,7 +186,7 @@ def _warnings(state: PoolState) -> tuple[str, ...]:
 
 
 def _within(
-    budget: Budget, pools: Mapping[str, PoolState], plans: dict[str, PoolPlan]
+    budget: FleetBudget, pools: Mapping[str, PoolState], plans: dict[str, PoolPlan]
 ) -> dict[str, PoolPlan]:
     """Cut plans so that all pools together stay within the budget.
 
@@ -222,7 +222,7 @@ def _placeable(state: PoolState, decided: PoolPlan) -> int:
     return decided.wanted
 
 
-def _fits(budget: Budget, pools: Mapping[str, PoolState], asked: Mapping[str, int]) -> bool:
+def _fits(budget: FleetBudget, pools: Mapping[str, PoolState], asked: Mapping[str, int]) -> bool:
     accelerators = sum(pools[key].settings.accelerators * n for key, n in asked.items())
     price = sum(pools[key].settings.price * n for key, n in asked.items())
     return accelerators <= budget.accelerators and price <= budget.price
@@ -236,7 +236,7 @@ def _turn(key: str, granted: int, state: PoolState, asked: int) -> tuple[tuple[b
 def _cut(decided: PoolPlan, asked: int, granted: int) -> PoolPlan:
     if granted >= asked:
         return decided
-    reason = Reason(Cause.BUDGET, granted, f"the budget leaves {granted} of {asked}")
+    reason = ScalingReason(Cause.BUDGET, granted, f"the budget leaves {granted} of {asked}")
     warning = f"the budget leaves {granted} of {asked} replicas: raise it, or lower other pools"
     return replace(
         decided,

@@ -16,7 +16,7 @@ from control_plane import tables
 from control_plane.fleet.hours_tables import replica_intervals
 from control_plane.fleet.model import ReplicaState
 from control_plane.scaling.memory import PoolSight
-from control_plane.scaling.model import Budget, PoolPlan, ScalingSettings
+from control_plane.scaling.model import FleetBudget, PoolPlan, ScalingSettings
 from control_plane.scaling.tables import (
     cell_demands,
     engine_speeds,
@@ -307,7 +307,7 @@ async def _objectives(connection: AsyncConnection) -> dict[int, float]:
     return found
 
 
-async def budget(connection: AsyncConnection, besides: Iterable[str]) -> Budget:
+async def budget(connection: AsyncConnection, besides: Iterable[str]) -> FleetBudget:
     """Return what is left for the scaled pools, after what pools have that are set by hand.
 
     Args:
@@ -317,14 +317,14 @@ async def budget(connection: AsyncConnection, besides: Iterable[str]) -> Budget:
     t, p = scaling_budgets.c, tables.pools.c
     row = (await connection.execute(select(t.accelerators, t.price).where(t.id == BUDGET))).first()
     if row is None:
-        return Budget()
+        return FleetBudget()
     wanted = func.greatest(p.replicas_wanted, func.coalesce(p.rollout_replicas, 0))
     others = select(p.needs, wanted).where(p.id.not_in(sorted(besides)))
     taken = 0
     for needs, count in await connection.execute(others):
         taken += needs.get("accelerators", 0) * count
     accelerators, price = row
-    return Budget(
+    return FleetBudget(
         float("inf") if accelerators is None else max(0, accelerators - taken),
         float("inf") if price is None else price,
     )

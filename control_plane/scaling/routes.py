@@ -16,10 +16,10 @@ from control_plane.database import Database
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import Values, asked_page, fetch, first, page, shown
-from control_plane.http.routes import ACTOR, Route
+from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.scaling import repository
-from control_plane.scaling.bodies import PinBody, ScalingBody, ScalingBudgetBody
+from control_plane.scaling.bodies import ScalingBody, ScalingBudgetBody, ScalingPinBody
 from control_plane.scaling.service import decision_of, look_at
 from control_plane.scaling.tables import (
     pool_scaling_states,
@@ -72,11 +72,11 @@ class ScalingRoutes:
         self._writes = Writes(database)
         self._interval_s = interval_s
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         return [*self._settings_routes(), *self._hand_routes(), *self._read_routes()]
 
-    def _settings_routes(self) -> list[Route]:
+    def _settings_routes(self) -> list[AdminRoute]:
         seen = describe.shown(_SHOWN, ScalingBody, _TYPES)
         told, budget = describe.operation, describe.shown(_BUDGET, ScalingBudgetBody)
         put = told(
@@ -93,26 +93,26 @@ class ScalingRoutes:
         get = told("Show the bounds within which a pool is scaled", answer=seen)
         remove = told("Scale a pool no more; it keeps the replicas it has")
         return [
-            Route("GET", _ONE, self.get, _READ, _KIND, get),
-            Route("PUT", _ONE, self.put, _WRITE, _KIND, put),
-            Route("DELETE", _ONE, self.delete, _WRITE, _KIND, remove),
-            Route("GET", of_budget, self.get_budget, _READ, _KIND, get_budget),
-            Route("PUT", of_budget, self.put_budget, _WRITE, _KIND, set_budget),
+            AdminRoute("GET", _ONE, self.get, _READ, _KIND, get),
+            AdminRoute("PUT", _ONE, self.put, _WRITE, _KIND, put),
+            AdminRoute("DELETE", _ONE, self.delete, _WRITE, _KIND, remove),
+            AdminRoute("GET", of_budget, self.get_budget, _READ, _KIND, get_budget),
+            AdminRoute("PUT", of_budget, self.put_budget, _WRITE, _KIND, set_budget),
         ]
 
-    def _hand_routes(self) -> list[Route]:
+    def _hand_routes(self) -> list[AdminRoute]:
         seen = describe.shown(_SHOWN, ScalingBody, _TYPES)
         told = describe.operation
-        pin = told("Set a pool's number by hand", answer=seen, body=PinBody)
+        pin = told("Set a pool's number by hand", answer=seen, body=ScalingPinBody)
         pause = told("Leave a pool as it is", answer=seen)
         resume = told("Scale a pool again: lift its pause, and a number set by hand", answer=seen)
         return [
-            Route("POST", f"{_ONE}/pin", self.pin, _WRITE, _KIND, pin),
-            Route("POST", f"{_ONE}/pause", self.pause, _WRITE, _KIND, pause),
-            Route("POST", f"{_ONE}/resume", self.resume, _WRITE, _KIND, resume),
+            AdminRoute("POST", f"{_ONE}/pin", self.pin, _WRITE, _KIND, pin),
+            AdminRoute("POST", f"{_ONE}/pause", self.pause, _WRITE, _KIND, pause),
+            AdminRoute("POST", f"{_ONE}/resume", self.resume, _WRITE, _KIND, resume),
         ]
 
-    def _read_routes(self) -> list[Route]:
+    def _read_routes(self) -> list[AdminRoute]:
         types = _TYPES | _DECISION
         row = describe.shown(_LISTED, ScalingBody, types)
         decision = describe.shown(("pool_id", *_DECISION), types=_DECISION)
@@ -123,9 +123,9 @@ class ScalingRoutes:
         plan = told("Plan for a pool, with other bounds if given", answer=decision, query=_ASKED)
         history = listing("List the changes of a pool's number, the newest first", change)
         return [
-            Route("GET", "/v1/scaling", self.list, _READ, _KIND, status),
-            Route("GET", f"{_ONE}/plan", self.plan, _READ, _KIND, plan),
-            Route("GET", f"{_ONE}/changes", self.changes, _READ, _KIND, history),
+            AdminRoute("GET", "/v1/scaling", self.list, _READ, _KIND, status),
+            AdminRoute("GET", f"{_ONE}/plan", self.plan, _READ, _KIND, plan),
+            AdminRoute("GET", f"{_ONE}/changes", self.changes, _READ, _KIND, history),
         ]
 
     # --- reading --------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class ScalingRoutes:
 
     async def pin(self, request: web.Request) -> web.Response:
         """Set a number by hand."""
-        body = await read_body(request, PinBody)
+        body = await read_body(request, ScalingPinBody)
 
         async def pinned(write: Write, _: str, before: Values) -> Values:
             until = datetime.now(UTC) + timedelta(seconds=body.for_s) if body.for_s else None

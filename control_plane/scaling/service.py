@@ -18,7 +18,7 @@ from control_plane.budgets.repository import hold_lease
 from control_plane.database import Database, DatabaseDownError
 from control_plane.scaling import repository
 from control_plane.scaling.memory import Memory, look, without_effect_s
-from control_plane.scaling.model import Budget, PoolPlan, PoolState, Shown
+from control_plane.scaling.model import FleetBudget, PoolPlan, PoolState, Shown
 from control_plane.scaling.plan import plan, remember
 from control_plane.scaling.repository import ScaledPool
 from control_plane.scaling.work import CELLS_MAX, PoolSpeed, checked, told_speed
@@ -196,14 +196,14 @@ async def look_at(
 
 
 def _planned(
-    pools: Sequence[ScaledPool], states: Mapping[str, PoolState], budget: Budget, now: float
+    pools: Sequence[ScaledPool], states: Mapping[str, PoolState], budget: FleetBudget, now: float
 ) -> dict[str, PoolPlan]:
     """Plan for pools that are on within the budget, and for each of the others by itself."""
     on = {it.id: states[it.id] for it in pools if it.is_on}
     found = plan(on, budget, now)
     for it in pools:
         if not it.is_on:
-            found |= plan({it.id: states[it.id]}, Budget(), now)
+            found |= plan({it.id: states[it.id]}, FleetBudget(), now)
     return found
 
 

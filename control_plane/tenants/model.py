@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, create_model, model_serializer
 
-from control_plane.fields import Body, Count, Id, Text, is_id
+from control_plane.fields import AdminBody, Count, Id, Text, is_id
 from control_plane.percent import PercentInTenths, ShareField
 from sluice.limits import METERED_NAMES, NAMES
 from sluice.scopes import Scope
@@ -68,10 +68,10 @@ Pins = Annotated[
 ]
 
 
-def _limits(names: Iterable[str]) -> type[Body]:
+def _limits(names: Iterable[str]) -> type[AdminBody]:
     """Return a body with a limit of each kind."""
     fields: dict[str, Any] = dict.fromkeys(names, (Count, 0))
-    return create_model("_Limits", __base__=Body, **fields)
+    return create_model("_Limits", __base__=AdminBody, **fields)
 
 
 _Limits, _MeteredLimits = _limits(NAMES), _limits(METERED_NAMES)
@@ -108,7 +108,7 @@ class TierBody(_Limits):
     is_preemptible: bool = False
 
 
-class TenantBody(Body):
+class TenantBody(AdminBody):
     """A customer. Its cache salt is made by us, never changes and is never shown.
 
     `limits` replace the tier's where they are not 0. `fallbacks` name the model that answers while

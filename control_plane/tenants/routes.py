@@ -9,7 +9,7 @@ from control_plane.access.roles import Action
 from control_plane.database import Database
 from control_plane.http.keys import KeyRoutes
 from control_plane.http.resources import Resource, ResourceRoutes, Values
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from control_plane.models.names import take_space, unknown_names
 from control_plane.tables import models, tenants, tiers
 from control_plane.tenants.keys import KEYS
@@ -105,7 +105,7 @@ TENANTS = Resource(
 RESOURCES = (TIERS, TENANTS)
 
 
-def routes(database: Database) -> list[Route]:
+def routes(database: Database) -> list[AdminRoute]:
     """Return the routes."""
     return [
         *KeyRoutes(database, KEYS).routes(),

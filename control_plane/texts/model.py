@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from control_plane.fields import Body
+from control_plane.fields import AdminBody
 from control_plane.percent import Percent
 
 RETENTION_DAYS_MAX = 365
@@ -48,7 +48,7 @@ def _checked_word(value: str) -> str:
     return value
 
 
-class TextPolicyBody(Body):
+class TextPolicyBody(AdminBody):
     """Whether prompts and answers of a tenant are kept.
 
     `share_percent` of its requests are, by their ids. They are deleted after

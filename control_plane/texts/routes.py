@@ -7,7 +7,7 @@ from control_plane.database import Database
 from control_plane.http import describe
 from control_plane.http.bodies import path_id
 from control_plane.http.resources import Resource, ResourceRoutes
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes, require
 from control_plane.percent import ShareField
 from control_plane.tables import text_policies
@@ -54,7 +54,7 @@ class TextRoutes:
         self._writes = Writes(database)
         self._store = store
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         of_tenant = "/v1/tenants/{tenant_id:[^/]+}/texts"
         one = of_tenant + "/{request_id:[^/]+}"
@@ -63,8 +63,8 @@ class TextRoutes:
         delete = told("Erase all texts of a tenant")
         return [
             *ResourceRoutes(self._database, POLICIES).routes(),
-            Route("GET", one, self.get, Action.SEE_TEXTS, _KIND, get, is_noted=True),
-            Route("DELETE", of_tenant, self.delete, Action.WRITE_TENANTS, _KIND, delete),
+            AdminRoute("GET", one, self.get, Action.SEE_TEXTS, _KIND, get, is_noted=True),
+            AdminRoute("DELETE", of_tenant, self.delete, Action.WRITE_TENANTS, _KIND, delete),
         ]
 
     async def get(self, request: web.Request) -> web.Response:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from control_plane.telemetry_client import FeedDownError, open_session, read_bounded
 from sluice.certificates import http_options
 from sluice.errors import BadRequestError, ErrorCode
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.ids import is_request_id
 
 DEADLINE_S = 10.0
@@ -97,7 +97,10 @@ class TelemetryTexts:
             async with (
                 asyncio.timeout(DEADLINE_S),
                 self._session.request(
-                    method, url, params={"tenant": tenant_id}, **http_options(Role.TELEMETRY)
+                    method,
+                    url,
+                    params={"tenant": tenant_id},
+                    **http_options(CertificateRole.TELEMETRY),
                 ) as response,
             ):
                 body = await read_bounded(response)

@@ -9,7 +9,7 @@ import grpc.aio
 
 from sluice.base_files import TEXT_FILE_BYTES_MAX, TEXT_FILES, TOKENIZER
 from sluice.channels import channel_to
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.manifests import MANIFEST_BYTES_MAX, FileEntry, Manifest, parse_manifest
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
 from sluice.wire.distribution.v1 import distribution_pb2_grpc
@@ -38,7 +38,7 @@ async def fetch_base(address: str, digest: str) -> dict[str, bytes]:
         FetchError: Nobody has them, nobody can be asked, or what came is not them.
     """
     try:
-        async with channel_to(address, Role.CONTROL_PLANE, options=_OPTIONS) as channel:
+        async with channel_to(address, CertificateRole.CONTROL_PLANE, options=_OPTIONS) as channel:
             stub = distribution_pb2_grpc.DistributionServiceStub(channel)
             manifest = await _manifest(stub, digest)
             entries = [entry for name in TEXT_FILES if (entry := manifest.find(name)) is not None]

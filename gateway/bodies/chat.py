@@ -44,7 +44,7 @@ TemplateOptions = Annotated[
 ]
 
 
-class Prediction(Strict):
+class PredictionBody(Strict):
     """What the answer is expected to be."""
 
     type: Literal["content"]
@@ -82,7 +82,7 @@ class ChatRequest(GenerationFields):
     audio: Annotated[Any, Only()] = None
     modalities: Annotated[Any, Only(["text"])] = None
     moderation: Annotated[Any, Only()] = None
-    prediction: Prediction | None = None
+    prediction: PredictionBody | None = None
     prompt_cache_options: Annotated[
         Any,
         Only({}, {"mode": "implicit"}, {"ttl": "30m"}, {"mode": "implicit", "ttl": "30m"}),

@@ -146,7 +146,7 @@ Include = Annotated[
 ]
 
 
-class StreamOptions(Strict):
+class ResponsesStreamOptions(Strict):
     """What a stream brings besides events."""
 
     include_obfuscation: Annotated[Any, Only(False)] = None
@@ -159,7 +159,7 @@ class ResponseRequest(Body):
     input: Text | InputItems | None = None
     instructions: Text | None = None
     stream: Flag | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     max_output_tokens: OutputTokens | None = None
     max_tool_calls: Annotated[Integer, Field(ge=1, le=1 << 30)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.generation import EndKind, Generation, GenerationEnd
 from gateway.dispatch.pursuit import STOPPING, Pursuit
 from gateway.dispatch.retry_budget import RetryBudget
 from gateway.dispatch.routers import RouterLinks
@@ -41,7 +41,7 @@ class Answers:
         on_close: Callable[["Answers"], None],
     ) -> None:
         """Prepare; see `Dispatcher.ask`."""
-        self.refusal: Ending | None = None
+        self.refusal: GenerationEnd | None = None
         self._generations = generations
         self._per_prompt = per_prompt
         self._links = links
@@ -78,7 +78,7 @@ class Answers:
         self._close()
         self._on_close(self)
 
-    async def begun(self) -> Ending | None:
+    async def begun(self) -> GenerationEnd | None:
         """Wait for the first tokens of any answer, an end, or the wish for a sign of life.
 
         Returns:
@@ -99,7 +99,7 @@ class Answers:
             await self._more()
         return self._ended.popleft()
 
-    async def finished(self) -> Ending | None:
+    async def finished(self) -> GenerationEnd | None:
         """Wait for the end of all; return the refusal."""
         self._awaits_end = True
         while self._pursuits or self._due:

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gateway.dispatch.answers import Answers
-from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.generation import EndKind, Generation, GenerationEnd
 from gateway.dispatch.retry_budget import RetryBudget
 from gateway.dispatch.routers import RouterLinks
 from gateway.stopping import STOPPING_RETRY_S, STOPPING_TEXT
 from sluice.errors import ErrorCode
 
-_DRAINING = Ending(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT, STOPPING_RETRY_S)
+_DRAINING = GenerationEnd(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT, STOPPING_RETRY_S)
 
 
-class Dispatcher:
+class GatewayDispatcher:
     """Begins, drains and stops; between begin and end `Answers` does without it."""
 
     def __init__(self, links: RouterLinks) -> None:

@@ -92,7 +92,7 @@ class EndKind(Enum):
     LOST = auto()  # the replica, the router or the connection is gone: to be resumed
 
 
-class Ending(NamedTuple):
+class GenerationEnd(NamedTuple):
     """The end of an attempt; all but `kind` when it is not a success.
 
     Attributes:
@@ -126,14 +126,14 @@ _KINDS = {
 _CODES = {code.value: code for code in ErrorCode}
 
 
-def ending_of(outcome: wire.Outcome) -> Ending:
+def ending_of(outcome: wire.Outcome) -> GenerationEnd:
     """Return what a router's outcome means here."""
     kind = _KINDS.get(outcome.kind, EndKind.REFUSED)
     code = _CODES.get(outcome.code)
     if code is None:  # a success, or a newer router
         code = ErrorCode.REPLICA_LOST if kind is EndKind.LOST else ErrorCode.ENGINE_FAILED
     retry_after_s = outcome.retry_after_ms / 1000 if outcome.retry_after_ms else None
-    return Ending(kind, code, outcome.message, retry_after_s, outcome.param)
+    return GenerationEnd(kind, code, outcome.message, retry_after_s, outcome.param)
 
 
 class Generation(ABC):
@@ -205,7 +205,7 @@ class Generation(ABC):
         self.score: engine.Score | None = None
         self.is_fresh = True
         self.was_nudged = False
-        self.ending: Ending | None = None
+        self.ending: GenerationEnd | None = None
         self.listener: Callable[[], None] | None = None
 
     def push_one(self, token: int, now_s: float) -> None:
@@ -308,7 +308,7 @@ class Generation(ABC):
             self.attempts[-1].decision = detached(outcome.decision)
         self.end(ending_of(outcome))
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: GenerationEnd) -> None:
         """End the current attempt; the first end counts."""
         if self.ending is None:
             self.ending = ending
@@ -329,16 +329,16 @@ class Generation(ABC):
         """How many tokens are still to come at most."""
         return self.spec.output_tokens_max - len(self.emitted)
 
-    def begin_attempt(self) -> Ending | None:
+    def begin_attempt(self) -> GenerationEnd | None:
         """Start (again); return the ending right away when what was emitted was already the end."""
         self.ending = None
         self.is_fresh = True
         if self._line is not None:
             self._line.unlearn()
         if self.emitted and not self.spec.ignore_eos and self.emitted[-1] in self.spec.end_ids:
-            self.ending = Ending(EndKind.STOP)
+            self.ending = GenerationEnd(EndKind.STOP)
         elif self.output_tokens_left <= 0:
-            self.ending = Ending(EndKind.LENGTH)
+            self.ending = GenerationEnd(EndKind.LENGTH)
         return self.ending
 
     def begin_submission(self, cell_id: str, router_id: str, now_s: float) -> None:
@@ -467,7 +467,7 @@ class WholeGeneration(Generation):
             self.note_time(now_s)
             self.answer.add(*self.taken(tokens))
             if self.pipe.is_stopped:
-                self.end(Ending(EndKind.STOP))
+                self.end(GenerationEnd(EndKind.STOP))
 
     def expect_end(self) -> None:
         """See `Generation`: nothing is sent."""

@@ -2,7 +2,7 @@
 
 import structlog
 
-from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.generation import EndKind, Generation, GenerationEnd
 from gateway.dispatch.routers import CellHome
 from sluice.errors import ErrorCode
 
@@ -20,7 +20,7 @@ _RETRY_PAUSE_S = 0.1
 _RETRY_PAUSE_MAX_S = 1.0  # after refusals, twice as long each time: it may be asked for long
 _HOME_WAIT_S = 0.5  # for the next owner of a cell whose router is lost
 
-NO_TOKEN = Ending(
+NO_TOKEN = GenerationEnd(
     EndKind.REFUSED, ErrorCode.DEADLINE_EXCEEDED, "No token came before the deadline.", 2.0
 )
 
@@ -77,7 +77,7 @@ class Patience:
         self._attempts += 1
         self._began_at_s = now_s
 
-    def refusal(self, ending: Ending, now_s: float) -> Ending | None:
+    def refusal(self, ending: GenerationEnd, now_s: float) -> GenerationEnd | None:
         """Return what the client is told after an attempt that failed; None: it is tried again."""
         self.home = None
         until_s = self.give_up_at_s
@@ -103,13 +103,13 @@ class Patience:
             self._next_pause_s = min(2 * self._next_pause_s, _RETRY_PAUSE_MAX_S)
         return None
 
-    def _is_kept(self, ending: Ending) -> bool:
+    def _is_kept(self, ending: GenerationEnd) -> bool:
         """Return whether it waits on: another model cannot stand in any more (`absence_ms`)."""
         generation = self._generation
         is_let_go = ending.code is ErrorCode.NO_CAPACITY and generation.spec.absence_ms
         return bool(is_let_go) and generation.was_nudged
 
-    def _is_lost_for_good(self, ending: Ending, now_s: float) -> bool:
+    def _is_lost_for_good(self, ending: GenerationEnd, now_s: float) -> bool:
         """Note a loss; return whether there were too many."""
         generation = self._generation
         if generation.emitted:
@@ -137,9 +137,9 @@ class Patience:
         return self.acquire_by_s
 
 
-def refused(ending: Ending, code: ErrorCode) -> Ending:
+def refused(ending: GenerationEnd, code: ErrorCode) -> GenerationEnd:
     """Return what the client is told of an ending that was the last one."""
     # What was lost, and its name, is for events and logs.
     is_told = ending.message and ending.kind is not EndKind.LOST
     text = ending.message if is_told else "The engine was lost."
-    return Ending(EndKind.REFUSED, code, text, ending.retry_after_s or 1.0)
+    return GenerationEnd(EndKind.REFUSED, code, text, ending.retry_after_s or 1.0)

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.generation import EndKind, Generation, GenerationEnd
 from gateway.dispatch.patience import NO_TOKEN, Patience, refused
 from gateway.dispatch.retry_budget import RetryBudget
 from gateway.dispatch.router_link import RouterLink
@@ -19,10 +19,10 @@ from sluice.errors import ErrorCode
 _GRACE_S = 2.0  # the router decides about deadlines; beyond this it does not answer at all
 
 _SUCCESS = (EndKind.STOP, EndKind.LENGTH)
-_NOBODY = Ending(
+_NOBODY = GenerationEnd(
     EndKind.REFUSED, ErrorCode.NO_CAPACITY, "No router serves this model at the moment.", 2.0
 )
-STOPPING = Ending(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT)
+STOPPING = GenerationEnd(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT)
 
 
 class Pursuit:
@@ -78,7 +78,7 @@ class Pursuit:
         """Something has happened to the routers."""
         self._wake(self)
 
-    def look(self, now_s: float) -> Ending | None:
+    def look(self, now_s: float) -> GenerationEnd | None:
         """Do what is to be done; return STOP, LENGTH or REFUSED when that is the end."""
         generation = self.generation
         is_due, self._is_due = self._is_due, False
@@ -166,7 +166,7 @@ class Pursuit:
             link.cancel(self._handle)  # nothing, when the router has said the end
             self.generation.end_submission(time.monotonic())
 
-    def _final(self, ending: Ending, now_s: float) -> Ending | None:
+    def _final(self, ending: GenerationEnd, now_s: float) -> GenerationEnd | None:
         """Return STOP, LENGTH or REFUSED; None: the generation is tried again."""
         if self._links.is_stopping and ending.kind is EndKind.LOST:
             return STOPPING

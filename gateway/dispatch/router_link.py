@@ -15,11 +15,11 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from gateway.dispatch.cell_choice import CellView
-from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.generation import EndKind, Generation, GenerationEnd
 from gateway.dispatch.pace import AttemptPace
 from sluice.channels import channel_to
 from sluice.errors import ErrorCode
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.lifecycle import backoff_s
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -126,7 +126,7 @@ class RouterLink:
         """
         self._last_handle += 1
         if not self.is_up or self._unsent >= _UNSENT_MAX:
-            generation.end(Ending(EndKind.LOST, ErrorCode.UNAVAILABLE, "no router answers"))
+            generation.end(GenerationEnd(EndKind.LOST, ErrorCode.UNAVAILABLE, "no router answers"))
             return self._last_handle
         self._generations[self._last_handle] = generation
         # Made in its place: a copy of a prompt of 55,000 tokens takes more than a millisecond.
@@ -163,7 +163,7 @@ class RouterLink:
             reason = ""
             try:
                 async with channel_to(
-                    self.address, Role.ROUTER, options=_CHANNEL_OPTIONS
+                    self.address, CertificateRole.ROUTER, options=_CHANNEL_OPTIONS
                 ) as channel:
                     await self._session(channel)
             except* _EXPECTED as errors:
@@ -283,13 +283,13 @@ class RouterLink:
                         generation.push(tokens[start : start + count], now_s)
                 except IndexError:
                     text = "the engine sent a token that the model does not have"
-                    generation.end(Ending(EndKind.REFUSED, ErrorCode.ENGINE_FAILED, text))
+                    generation.end(GenerationEnd(EndKind.REFUSED, ErrorCode.ENGINE_FAILED, text))
                 except Exception:
                     # Models write anything: a parser that fails must not end all other answers.
                     request_id = generation.spec.request_id
                     log.exception("answer_unreadable", request_id=request_id)
                     text = "The server had an error while reading the model's answer."
-                    generation.end(Ending(EndKind.REFUSED, ErrorCode.INTERNAL, text))
+                    generation.end(GenerationEnd(EndKind.REFUSED, ErrorCode.INTERNAL, text))
                 if generation.ending is not None:  # by a stop string or a slow reader
                     self.cancel(handle)
             start += count
@@ -340,7 +340,7 @@ class RouterLink:
         self.cells.clear()
         generations, self._generations = self._generations, {}
         for generation in generations.values():
-            generation.end(Ending(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone"))
+            generation.end(GenerationEnd(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone"))
         if was_up:
             self._on_lost()
             self._on_change()

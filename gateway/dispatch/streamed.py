@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from gateway.dialects.delta import NOTHING, AnswerDelta
-from gateway.dispatch.generation import Ending, EndKind, Generation, GenerationSpec
+from gateway.dispatch.generation import EndKind, Generation, GenerationEnd, GenerationSpec
 from gateway.dispatch.pace import AttemptPace
 from gateway.metrics import FastHistogram
 from gateway.text.detokenizer import json_fragment
@@ -137,7 +137,7 @@ class StreamedGeneration(Generation):
         if delta is not NOTHING or entries:
             self._show(delta, entries)
         if pipe.is_stopped:
-            self.end(Ending(EndKind.STOP))
+            self.end(GenerationEnd(EndKind.STOP))
 
     def _show(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
         if not (delta.reasoning or delta.calls or entries or self._is_counted):
@@ -196,7 +196,7 @@ class StreamedGeneration(Generation):
             self._write(frame)
         except RuntimeError:
             # uvloop: the connection is closed, and the handler's cancellation is on its way.
-            self.end(Ending(EndKind.REFUSED, ErrorCode.CLIENT_CLOSED, "The client hung up."))
+            self.end(GenerationEnd(EndKind.REFUSED, ErrorCode.CLIENT_CLOSED, "The client hung up."))
 
     def _check_reader(self) -> None:
         self._until_check = _CHECK_EVERY
@@ -205,7 +205,7 @@ class StreamedGeneration(Generation):
             return
         if transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
             text = "The client reads too slowly; the stream was cut."
-            self.end(Ending(EndKind.REFUSED, ErrorCode.SLOW_READER, text))
+            self.end(GenerationEnd(EndKind.REFUSED, ErrorCode.SLOW_READER, text))
 
     def take_early(self) -> bytes:
         """Return the chunks that came before `go_live`."""

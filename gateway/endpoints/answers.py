@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from gateway.pool_status import Readiness
+from gateway.pool_status import PoolReadiness
 from sluice.limits import METERED_NAMES
 
 Count = Annotated[int, Field(ge=0)]
@@ -156,7 +156,7 @@ class TextCompletion(_Generated):
     choices: list[TextChoice]
 
 
-class Embedding(Shape):
+class EmbeddingItem(Shape):
     """One vector: numbers, or little-endian float32 in base64."""
 
     object: Literal["embedding"]
@@ -175,7 +175,7 @@ class EmbeddingList(Shape):
     """The vectors of all inputs, in their order."""
 
     object: Literal["list"]
-    data: list[Embedding]
+    data: list[EmbeddingItem]
     model: str
     usage: EmbeddingUsage
 
@@ -223,7 +223,7 @@ class ModelCard(Shape):
     release: str | None
     is_adapter: bool
     context_window: int | None
-    readiness: Readiness
+    readiness: PoolReadiness
     capacity: Capacity
     limits: ModelLimits
 

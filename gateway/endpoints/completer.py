@@ -9,14 +9,14 @@ from aiohttp import hdrs, web
 from gateway.bases.assets import AssetCache
 from gateway.bodies.parsing import parse
 from gateway.directory import Directory, Principal, ResolvedModel
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.dispatcher import GatewayDispatcher
 from gateway.dispatch.generation import GenerationSpec
 from gateway.dispatch.tally import Tally
 from gateway.endpoints.copies import Copies
-from gateway.endpoints.exchange import Exchange, Lost, flaws_in
+from gateway.endpoints.exchange import HttpExchange, Lost, flaws_in
 from gateway.endpoints.reading import read_parsed
 from gateway.endpoints.reply import ReplyWriter
-from gateway.endpoints.scores import Scores
+from gateway.endpoints.scores import ScoreSampler
 from gateway.endpoints.submission import specs_of
 from gateway.endpoints.task import TextTask
 from gateway.endpoints.texts import KeptRequest, Texts
@@ -45,7 +45,7 @@ class Completer:
         directory: Directory,
         assets: AssetCache,
         limiter: Limiter,
-        dispatcher: Dispatcher,
+        dispatcher: GatewayDispatcher,
         replies: ReplyWriter,
         metrics: GatewayMetrics,
         emit: Callable[[bytes], None],
@@ -53,7 +53,7 @@ class Completer:
         open_requests: OpenRequests,
         decided: Decided,
         copies: Copies,
-        scores: Scores,
+        scores: ScoreSampler,
         texts: Texts,
     ) -> None:
         """Compose.
@@ -110,7 +110,7 @@ class Completer:
             specs = await self._specs(task, identity, principal, resolved)
             if principal.tenant.fallbacks:
                 specs = self._with_patience(specs, task, principal)
-            exchange = Exchange(
+            exchange = HttpExchange(
                 uid=identity.uid,
                 request_id=identity.request_id,
                 trace_id=identity.trace_id,
@@ -145,7 +145,7 @@ class Completer:
     async def _accepted(
         self,
         request: web.Request,
-        exchange: Exchange,
+        exchange: HttpExchange,
         control: ResolvedModel | None,
         kept: KeptRequest | None,
     ) -> web.StreamResponse:
@@ -173,7 +173,7 @@ class Completer:
             self._close(request, exchange, kept)
 
     async def _answer_by_release(
-        self, request: web.Request, exchange: Exchange, control: ResolvedModel | None
+        self, request: web.Request, exchange: HttpExchange, control: ResolvedModel | None
     ) -> web.StreamResponse:
         """Return the answer of the release that a split chose, of control if it is not loaded."""
         try:
@@ -212,7 +212,7 @@ class Completer:
         )
 
     async def _specs_with_time_left(
-        self, request: web.Request, exchange: Exchange, resolved: ResolvedModel
+        self, request: web.Request, exchange: HttpExchange, resolved: ResolvedModel
     ) -> list[GenerationSpec]:
         """Return what another model is asked for; RejectedError: the caller's deadline is over.
 
@@ -268,7 +268,7 @@ class Completer:
         )
 
     async def _stands_in(
-        self, request: web.Request, exchange: Exchange, refusal: PlatformError
+        self, request: web.Request, exchange: HttpExchange, refusal: PlatformError
     ) -> bool:
         """Prepare for the model that stands in; False when the refusal is the answer."""
         if not refusal.code.policy.lets_stand_in or exchange.has_begun:
@@ -295,7 +295,7 @@ class Completer:
         exchange.stand_in(resolved.model, resolved.decision, specs, lost)
         return True
 
-    def _settle(self, exchange: Exchange, tally: Tally, *, was_served: bool) -> None:
+    def _settle(self, exchange: HttpExchange, tally: Tally, *, was_served: bool) -> None:
         """Settle what is reserved, if anything still is, and count its tokens."""
         reservation, exchange.reservation = exchange.reservation, None
         exchange.applied = reservation or exchange.applied
@@ -313,7 +313,9 @@ class Completer:
         self._metrics.cached_tokens.inc(tally.cached_tokens)
         self._metrics.output_tokens.inc(tally.output_tokens)
 
-    def _close(self, request: web.Request, exchange: Exchange, kept: KeptRequest | None) -> None:
+    def _close(
+        self, request: web.Request, exchange: HttpExchange, kept: KeptRequest | None
+    ) -> None:
         """Settle, count and tell: once per accepted request, whatever happened."""
         ended_at_s, metrics, tally = time.monotonic(), self._metrics, exchange.tally
         was_served = tally.output_tokens > 0 or not exchange.has_failed
@@ -349,7 +351,7 @@ class Completer:
         if kept is not None:
             self._texts.offer(kept, exchange)
 
-    def _note(self, exchange: Exchange, decision: ReleaseDecision) -> None:
+    def _note(self, exchange: HttpExchange, decision: ReleaseDecision) -> None:
         """Count a request whose release was not just what its name stands for."""
         self._decided.note(exchange.principal.tenant.id, exchange.model.id, decision)
         if decision.rollout_id and not exchange.has_failed:

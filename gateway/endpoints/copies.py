@@ -13,12 +13,12 @@ import structlog
 
 from gateway.bases.assets import AssetCache
 from gateway.directory import ResolvedModel
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.dispatcher import GatewayDispatcher
 from gateway.dispatch.generation import WholeGeneration
 from gateway.dispatch.routers import RouterLinks
 from gateway.dispatch.tally import Tally
-from gateway.endpoints.exchange import Exchange, finish_reason, flaws_in
-from gateway.endpoints.scores import Scores
+from gateway.endpoints.exchange import HttpExchange, finish_reason, flaws_in
+from gateway.endpoints.scores import ScoreSampler
 from gateway.endpoints.spare_tasks import SpareTasks, as_last
 from gateway.endpoints.submission import specs_of
 from gateway.endpoints.task import TextTask
@@ -40,13 +40,13 @@ class Copies:
         self,
         *,
         assets: AssetCache,
-        dispatcher: Dispatcher,
+        dispatcher: GatewayDispatcher,
         open_requests: OpenRequests,
         metrics: GatewayMetrics,
         emit: Callable[[bytes], None],
         gateway_id: str,
         spare: SpareTasks,
-        scores: Scores,
+        scores: ScoreSampler,
     ) -> None:
         """Compose.
 
@@ -70,7 +70,11 @@ class Copies:
         self._sent, self._dropped = (metrics.copies.labels(fate) for fate in ("sent", "dropped"))
 
     def make(
-        self, task: TextTask, identity: CallerIdentity, original: Exchange, shadow: ResolvedModel
+        self,
+        task: TextTask,
+        identity: CallerIdentity,
+        original: HttpExchange,
+        shadow: ResolvedModel,
     ) -> None:
         """Send a copy of an accepted request to `shadow` a moment later, if there is room."""
         if self._spare.is_stopped:
@@ -82,7 +86,7 @@ class Copies:
         self._spare.begin(self._run(task, _copied(identity), original, shadow))
 
     def tell_fault(
-        self, original: Exchange, identity: CallerIdentity, tally: Tally, fault: PlatformError
+        self, original: HttpExchange, identity: CallerIdentity, tally: Tally, fault: PlatformError
     ) -> None:
         """Tell that canary could not begin with a request, which control answers instead.
 
@@ -105,9 +109,13 @@ class Copies:
         self._emit(exchange.event(tally, self._gateway_id, time.monotonic()))
 
     async def _run(
-        self, task: TextTask, identity: CallerIdentity, original: Exchange, shadow: ResolvedModel
+        self,
+        task: TextTask,
+        identity: CallerIdentity,
+        original: HttpExchange,
+        shadow: ResolvedModel,
     ) -> None:
-        exchange = Exchange(
+        exchange = HttpExchange(
             uid=identity.uid,
             request_id=identity.request_id,
             trace_id=identity.trace_id,
@@ -131,15 +139,7 @@ class Copies:
         error: BaseException | None = None
         try:
             async with asyncio.timeout(_COPY_S_MAX):
-                specs = await specs_of(
-                    exchange.body,
-                    identity=identity,
-                    principal=original.principal,
-                    resolved=shadow,
-                    cache=self._assets,
-                )
-                exchange.specs = [as_last(spec) for spec in specs]
-                await self._answer(exchange)
+                await self._answer(exchange, identity, shadow)
         except TimeoutError:
             error = PlatformError(ErrorCode.DEADLINE_EXCEEDED, "The copy took too long.")
         except PlatformError as refusal:
@@ -161,8 +161,18 @@ class Copies:
             self._emit(exchange.event(tally, self._gateway_id, time.monotonic()))
             self._open.discard(identity.uid)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(
+        self, exchange: HttpExchange, identity: CallerIdentity, shadow: ResolvedModel
+    ) -> None:
         """Get everything answered; PlatformError when it is refused."""
+        specs = await specs_of(
+            exchange.body,
+            identity=identity,
+            principal=exchange.principal,
+            resolved=shadow,
+            cache=self._assets,
+        )
+        exchange.specs = [as_last(spec) for spec in specs]
         generations = [WholeGeneration(spec) for spec in exchange.specs]
         exchange.begin(generations, self._gateway_id)
         exchange.forget_body()
@@ -184,22 +194,22 @@ def spare_work(
     metrics: GatewayMetrics,
     emit: Callable[[bytes], None],
     gateway_id: str,
-) -> tuple[SpareTasks, Scores, Copies]:
+) -> tuple[SpareTasks, ScoreSampler, Copies]:
     """Return what a worker does beside requests while a model is in rollout.
 
     Each has a dispatcher of its own: what it may try again is not taken from requests.
     """
     spare = SpareTasks(tasks_max)
-    scores = Scores(
+    scores = ScoreSampler(
         spare=spare,
-        dispatcher=Dispatcher(links),
+        dispatcher=GatewayDispatcher(links),
         metrics=metrics,
         emit=emit,
         gateway_id=gateway_id,
     )
     copies = Copies(
         assets=assets,
-        dispatcher=Dispatcher(links),
+        dispatcher=GatewayDispatcher(links),
         open_requests=open_requests,
         metrics=metrics,
         emit=emit,

@@ -20,7 +20,7 @@ from gateway.dispatch.tally import Tally
 from gateway.embedding.embedders import Embedders, Vector
 from gateway.embedding.inputs import check_lengths, token_ids
 from gateway.embedding.vectors import rendered, shortened
-from gateway.endpoints.exchange import Exchange
+from gateway.endpoints.exchange import HttpExchange
 from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter
 from gateway.metrics import GatewayMetrics
@@ -77,7 +77,7 @@ class Embeddings:
             texts = [base.truncated(ids, tokens_max) for ids in texts]
         check_lengths(texts, resolved.context_tokens_max)
         identity = identity_of(request)
-        exchange = Exchange(
+        exchange = HttpExchange(
             uid=identity.uid,
             request_id=identity.request_id,
             trace_id=identity.trace_id,
@@ -151,7 +151,7 @@ class _Run:
         self,
         endpoint: Embeddings,
         request: web.Request,
-        exchange: Exchange,
+        exchange: HttpExchange,
         texts: Sequence[Sequence[int]],
     ) -> None:
         self._endpoint = endpoint

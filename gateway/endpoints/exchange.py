@@ -48,7 +48,7 @@ class Lost(NamedTuple):
 
 
 @dataclass(slots=True)
-class Exchange:
+class HttpExchange:
     """What happens to an accepted request.
 
     Attributes:

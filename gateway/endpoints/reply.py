@@ -13,11 +13,11 @@ from aiohttp import web
 
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.schema_keywords import left_out
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.generation import Ending, WholeGeneration
+from gateway.dispatch.dispatcher import GatewayDispatcher
+from gateway.dispatch.generation import GenerationEnd, WholeGeneration
 from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.streamed import StreamedGeneration
-from gateway.endpoints.exchange import Exchange, finish_reason
+from gateway.endpoints.exchange import HttpExchange, finish_reason
 from gateway.endpoints.keep_alive import KeepAlive, KeepAlives
 from gateway.endpoints.task import StreamEnd, TextTask
 from gateway.metrics import FastHistogram
@@ -38,7 +38,7 @@ class ReplyWriter:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: GatewayDispatcher,
         *,
         itl: FastHistogram,
         pace: AttemptPace,
@@ -61,7 +61,7 @@ class ReplyWriter:
         self._gateway_id = gateway_id
 
     def reply(
-        self, request: web.Request, exchange: Exchange
+        self, request: web.Request, exchange: HttpExchange
     ) -> Coroutine[None, None, web.StreamResponse]:
         """Return the reply, to be awaited.
 
@@ -71,7 +71,7 @@ class ReplyWriter:
 
     # --- streamed ---------------------------------------------------------------------------
 
-    async def _stream(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, exchange: HttpExchange) -> web.StreamResponse:
         streams, end = self._streams(exchange)
         api = type(exchange.body)
         response = LiveResponse(request, _STREAM_HEADERS | _headers(request, exchange))
@@ -98,7 +98,7 @@ class ReplyWriter:
                 await _end(response, streams, end.failure(failure))
         return response
 
-    def _streams(self, exchange: Exchange) -> tuple[list[StreamedGeneration], StreamEnd]:
+    def _streams(self, exchange: HttpExchange) -> tuple[list[StreamedGeneration], StreamEnd]:
         """Return the choices, and what writes the end of them."""
         body = exchange.body
         writers = body.stream_writers(
@@ -119,7 +119,7 @@ class ReplyWriter:
 
     # --- whole ------------------------------------------------------------------------------
 
-    async def _whole(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
+    async def _whole(self, request: web.Request, exchange: HttpExchange) -> web.StreamResponse:
         generations = [WholeGeneration(spec) for spec in exchange.specs]
         exchange.begin(generations, self._gateway_id)
         with self._dispatcher.ask(generations, exchange.answers_per_prompt) as answers:
@@ -148,7 +148,7 @@ class ReplyWriter:
 
 
 def _begin(
-    response: LiveResponse, streams: Sequence[StreamedGeneration], exchange: Exchange
+    response: LiveResponse, streams: Sequence[StreamedGeneration], exchange: HttpExchange
 ) -> None:
     """Write the first bytes; from then on the choices write by themselves.
 
@@ -165,7 +165,7 @@ def _begin(
     exchange.forget_body()
 
 
-def _end_choice(streams: Sequence[StreamedGeneration], index: int, exchange: Exchange) -> bytes:
+def _end_choice(streams: Sequence[StreamedGeneration], index: int, exchange: HttpExchange) -> bytes:
     """Send what a choice that has ended still held back, and why it ended.
 
     Returns:
@@ -187,7 +187,7 @@ async def _end(response: LiveResponse, streams: Sequence[StreamedGeneration], la
     await response.end(b"".join([*unsent, last]))
 
 
-def _headers(request: web.Request, exchange: Exchange) -> dict[str, str]:
+def _headers(request: web.Request, exchange: HttpExchange) -> dict[str, str]:
     headers = {**identity_of(request).headers, "x-sluice-model": exchange.model.id}
     if (schemas := exchange.body.free_schemas) and (ignored := left_out(schemas)):
         headers["x-sluice-ignored-keywords"] = ", ".join(sorted(ignored))
@@ -196,12 +196,12 @@ def _headers(request: web.Request, exchange: Exchange) -> dict[str, str]:
     return headers if exchange.reservation is None else headers | exchange.reservation.headers
 
 
-def _usage(exchange: Exchange, api: type[TextTask]) -> dict[str, object]:
+def _usage(exchange: HttpExchange, api: type[TextTask]) -> dict[str, object]:
     reasoning_tokens = sum([it.pipe.reasoning_tokens for it in exchange.generations])
     return api.usage_of(exchange.tally, reasoning_tokens)
 
 
-def _error_of(refusal: Ending, exchange: Exchange) -> PlatformError:
+def _error_of(refusal: GenerationEnd, exchange: HttpExchange) -> PlatformError:
     """Return what the client is told, with the headers of the limits that were looked at."""
     reservation, body = exchange.reservation, exchange.body
     headers = {} if reservation is None else dict(reservation.headers)
@@ -212,7 +212,7 @@ def _error_of(refusal: Ending, exchange: Exchange) -> PlatformError:
     return AnsweredError(error, headers)
 
 
-def _failure_of(refusal: Ending, exchange: Exchange) -> PlatformError:
+def _failure_of(refusal: GenerationEnd, exchange: HttpExchange) -> PlatformError:
     param = exchange.param_names.get(refusal.param)
     if param is not None and refusal.code is ErrorCode.INVALID_REQUEST:
         return bad_value(param, refusal.message)

@@ -14,9 +14,9 @@ from functools import partial
 
 import structlog
 
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.dispatcher import GatewayDispatcher
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
-from gateway.endpoints.exchange import AnswerScore, Exchange, finish_reason
+from gateway.endpoints.exchange import AnswerScore, HttpExchange, finish_reason
 from gateway.endpoints.spare_tasks import SpareTasks, as_last
 from gateway.metrics import GatewayMetrics
 from gateway.rollouts.decision import ReleaseDecision
@@ -37,14 +37,14 @@ _FAILED_PAUSE_S = 60.0  # an engine that scores nothing, or a fleet without time
 _GREEDY = engine.Sampling()
 
 
-class Scores:
+class ScoreSampler:
     """Those of one worker."""
 
     def __init__(
         self,
         *,
         spare: SpareTasks,
-        dispatcher: Dispatcher,
+        dispatcher: GatewayDispatcher,
         metrics: GatewayMetrics,
         emit: Callable[[bytes], None],
         gateway_id: str,
@@ -66,7 +66,7 @@ class Scores:
         # Since a release is scored, or was not long ago. Emptied by time; rollouts are few.
         self._busy: set[tuple[str, wire.Arm]] = set()
 
-    def offer(self, original: Exchange) -> None:
+    def offer(self, original: HttpExchange) -> None:
         """Score the first answer of a request that has ended well, if it is its release's turn.
 
         Its session tells which answers are alike; windows of rollouts do not wait for scores.
@@ -85,7 +85,7 @@ class Scores:
 
     async def _run(
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         specs: tuple[GenerationSpec, GenerationSpec],
         release: tuple[str, wire.Arm],
     ) -> None:
@@ -98,7 +98,7 @@ class Scores:
             raise
 
     async def _scored(
-        self, exchange: Exchange, specs: tuple[GenerationSpec, GenerationSpec]
+        self, exchange: HttpExchange, specs: tuple[GenerationSpec, GenerationSpec]
     ) -> bool:
         """Make a score and tell of it; return whether there is one."""
         error: BaseException | None = None
@@ -123,7 +123,7 @@ class Scores:
         return error is None
 
     async def _answer(
-        self, exchange: Exchange, specs: tuple[GenerationSpec, GenerationSpec]
+        self, exchange: HttpExchange, specs: tuple[GenerationSpec, GenerationSpec]
     ) -> None:
         """Get both scores; PlatformError when that is refused."""
         generations = [WholeGeneration(spec) for spec in specs]
@@ -139,7 +139,7 @@ class Scores:
         exchange.score = AnswerScore(base.logprob, own.logprob, own.entropy)
 
 
-def _score_of(original: Exchange, decision: ReleaseDecision) -> Exchange:
+def _score_of(original: HttpExchange, decision: ReleaseDecision) -> HttpExchange:
     """Return the exchange of a score, which is nobody's request."""
     return replace(
         original,
@@ -166,7 +166,7 @@ def _score_of(original: Exchange, decision: ReleaseDecision) -> Exchange:
     )
 
 
-def _specs(original: Exchange) -> tuple[GenerationSpec, GenerationSpec] | None:
+def _specs(original: HttpExchange) -> tuple[GenerationSpec, GenerationSpec] | None:
     """Return what the adapter and the base are asked; None: there is nothing to score."""
     generation, model = original.generations[0], original.model
     spec, answer = generation.spec, generation.emitted[:_ANSWER_TOKENS_MAX]

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from gateway.dispatch.generation import GenerationSpec
-from gateway.endpoints.exchange import Exchange
+from gateway.endpoints.exchange import HttpExchange
 from gateway.endpoints.task import TextTask
 from gateway.metrics import GatewayMetrics
 from gateway.texts.documents import Document, TextTokens, document
@@ -82,7 +82,7 @@ class Texts:
         """Return what is to be kept of a request; None: nothing is."""
         return KeptRequest(policy, task) if is_kept(policy, request_id) else None
 
-    def offer(self, kept: KeptRequest, exchange: Exchange) -> None:
+    def offer(self, kept: KeptRequest, exchange: HttpExchange) -> None:
         """Take the texts of a request that has ended, if there is room."""
         specs, answers = exchange.specs, [it.emitted for it in exchange.generations]
         prompt_tokens = sum([len(it.prompt) for it in specs[:: exchange.answers_per_prompt]])
@@ -150,7 +150,7 @@ async def _gently(steps: Generator[None, None, T]) -> T:
             began_s = time.monotonic()
 
 
-def _event(policy: control.TextPolicy, exchange: Exchange) -> TextEvent:
+def _event(policy: control.TextPolicy, exchange: HttpExchange) -> TextEvent:
     """Return what is known without the texts."""
     received_ms = exchange.received_at_unix_ms
     return TextEvent(

@@ -8,7 +8,7 @@ import grpc.aio
 import structlog
 
 from sluice.channels import RenewedChannel
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.lifecycle import backoff_s
 from sluice.wire.state.v1 import state_pb2 as wire
 from sluice.wire.state.v1.state_pb2_grpc import StateServiceStub
@@ -48,7 +48,9 @@ class Durable:
             address: `host:port` of the control plane.
             settled: Told the id of each response that PostgreSQL has.
         """
-        self._link = RenewedChannel(address, Role.CONTROL_PLANE, options=_CHANNEL_OPTIONS)
+        self._link = RenewedChannel(
+            address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
+        )
         self._settled = settled
         self._waiting: dict[str, wire.StoredResponse] = {}
         self._bytes = 0

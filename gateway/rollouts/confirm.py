@@ -14,7 +14,7 @@ import structlog
 from gateway.rollouts.open_requests import OpenRequests
 from sluice.base_files import MISSING_BASES_MAX
 from sluice.channels import RenewedChannel
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.lifecycle import backoff_s
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
@@ -33,7 +33,7 @@ _CHANNEL_OPTIONS = (
 )
 
 
-class Confirmations:
+class ConfirmationSender:
     """Of one worker; `run` belongs into a TaskGroup, `follow` is called after each change."""
 
     def __init__(
@@ -77,7 +77,9 @@ class Confirmations:
     async def run(self) -> None:
         """Confirm each change, again until it is heard, and every 5 s while there are splits."""
         attempt = 0
-        link = RenewedChannel(self._address, Role.CONTROL_PLANE, options=_CHANNEL_OPTIONS)
+        link = RenewedChannel(
+            self._address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
+        )
         async with aclosing(link):
             while True:
                 if attempt:

@@ -13,14 +13,14 @@ from gateway.server.cors import Cors
 from gateway.server.errors import HttpError, body_of, headers_of
 from gateway.server.identity import identity_of, set_identity
 from gateway.server.protocol import UNKNOWN_VERSION, HttpProtocol, too_many_connections
-from gateway.server.routes import ErrorForm, Route, Routes
+from gateway.server.routes import ErrorForm, GatewayRoute, Routes
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 
 log = structlog.get_logger(__name__)
 
 _Count = Callable[[], None]
 _OUTCOME = web.RequestKey("outcome", str)
-_UNKNOWN = Route("other", is_open_when_full=False)
+_UNKNOWN = GatewayRoute("other", is_open_when_full=False)
 
 
 def note_outcome(request: web.Request, outcome: str) -> None:
@@ -114,7 +114,7 @@ class Envelope:
         """Count and log an answer to what was no request."""
         self._count("malformed", error.status, error.code, request_id, time.monotonic())
 
-    def _route(self, request: web.Request) -> Route:
+    def _route(self, request: web.Request) -> GatewayRoute:
         if request.version != HttpVersion11 and UNKNOWN_VERSION in request:
             raise HttpError(505, "This server speaks HTTP/1.0 and HTTP/1.1.")
         route = self._routes.find(request.path)

@@ -31,7 +31,7 @@ class MethodNotAllowedError(HttpError):
 
 
 @dataclass(slots=True)
-class Route:
+class GatewayRoute:
     """One path.
 
     Attributes:
@@ -60,8 +60,8 @@ class Routes:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._exact: dict[str, Route] = {}
-        self._prefixes: list[tuple[str, Route]] = []
+        self._exact: dict[str, GatewayRoute] = {}
+        self._prefixes: list[tuple[str, GatewayRoute]] = []
 
     def add(
         self,
@@ -73,7 +73,7 @@ class Routes:
         error_form: ErrorForm = body_of,
     ) -> None:
         """Answer a path; one that ends in `/*` is a prefix, see `path_rest`."""
-        route = Route(path, is_open_when_full, error_form)
+        route = GatewayRoute(path, is_open_when_full, error_form)
         if path.endswith("/*"):
             known = next((it for _, it in self._prefixes if it.name == path), None)
             if known is None:
@@ -85,7 +85,7 @@ class Routes:
         if method == "GET":
             route.handlers["HEAD"] = handler
 
-    def find(self, path: str) -> Route:
+    def find(self, path: str) -> GatewayRoute:
         """Return the route of a path; PlatformError 404 when there is none."""
         route = self._exact.get(path)
         if route is not None:

@@ -15,7 +15,7 @@ from replica.agent.hardware_watch import CordonFile
 from replica.agent.settings import AgentSettings
 from replica.agent.triton import preflight
 from sluice import certificates, shared_secret
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.lifecycle import stop_signals
 from sluice.logs import configure_logs
 
@@ -48,7 +48,7 @@ def main() -> int:
         return 2
     settings = AgentSettings.from_environment()
     configure_logs("agent")
-    certificates.use(Role.AGENT)
+    certificates.use(CertificateRole.AGENT)
     shared_secret.use()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(settings))

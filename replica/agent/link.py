@@ -11,7 +11,7 @@ import grpc.aio
 import structlog
 
 from sluice.channels import channel_to
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
@@ -102,7 +102,9 @@ class Link(ABC, Generic[Sent, Received]):
             await call.write(message)
 
     async def _session(self) -> None:
-        async with channel_to(self._address, Role.CONTROL_PLANE, options=OPTIONS) as channel:
+        async with channel_to(
+            self._address, CertificateRole.CONTROL_PLANE, options=OPTIONS
+        ) as channel:
             async with asyncio.timeout(CALL_S):
                 await channel.channel_ready()
             call = self._open(channel)

@@ -16,7 +16,7 @@ from replica.engine.core import ScheduledEngine
 from replica.engine.grammar import GrammarCompiler
 from replica.engine.graph import read_base
 from replica.engine.sampler import Sampler
-from replica.engine.scheduler import Scheduler
+from replica.engine.scheduler import EngineScheduler
 from replica.engine.speculation import DRAFT_TOKENS_MAX
 from replica.engine.types import Capabilities, Limits
 from sluice.adapter_ranks import OPENVINO
@@ -173,7 +173,7 @@ def load_openvino(
         capabilities=_capabilities(chosen, has_grammars=grammars is not None),
         has_two_graphs=has_base_graph(chosen.base_graph, chosen.adapter_slots, base.weight_bytes),
     )
-    scheduler = Scheduler(
+    scheduler = EngineScheduler(
         limits,
         root=cache_root(base_digest, "", b""),
         eos_ids=facts.eos_ids,

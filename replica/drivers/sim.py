@@ -37,7 +37,7 @@ from replica.engine.artifact import (
 )
 from replica.engine.core import ScheduledEngine
 from replica.engine.plan import Adapter, ScheduledSequence, StepFailedError, StepOutput, StepPlan
-from replica.engine.scheduler import Scheduler
+from replica.engine.scheduler import EngineScheduler
 from replica.engine.types import Capabilities, Limits, RefusedError, SequenceRequest
 from sluice.adapter_ranks import SIM
 from sluice.errors import ErrorCode
@@ -392,7 +392,7 @@ def load_sim(
         chosen, cost, token_ids, facts.vocabulary, clock=clock, sleep=sleep, die=die
     )
     root = cache_root(base_digest, "", b"")
-    scheduler = Scheduler(
+    scheduler = EngineScheduler(
         limits,
         root=root,
         eos_ids=facts.eos_ids,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from replica.engine.plan import Adapter, Backend, StepFailedError
-from replica.engine.scheduler import Scheduler
+from replica.engine.scheduler import EngineScheduler
 from replica.engine.types import (
     URGENT_PRIORITY,
     AdapterState,
@@ -32,7 +32,7 @@ class ScheduledEngine:
     def __init__(
         self,
         name: str,
-        scheduler: Scheduler,
+        scheduler: EngineScheduler,
         backend: Backend,
         clock: Callable[[], float],
         *,
@@ -71,7 +71,7 @@ class ScheduledEngine:
         return self._scheduler.has_work
 
     @property
-    def scheduler(self) -> Scheduler:
+    def scheduler(self) -> EngineScheduler:
         """For tests and tools: the pool and its counters."""
         return self._scheduler
 

@@ -18,7 +18,7 @@ def has_penalties(sampling: Sampling) -> bool:
     )
 
 
-class TokenCounts:
+class PenaltyCounts:
     """How often each token was emitted, for the tokens that penalties look at.
 
     It grows with the sequence: a step costs its new tokens, not the history.
@@ -33,9 +33,9 @@ class TokenCounts:
         self._ids[: self._size] = list(self._prompt_index)
         self._counts = np.zeros(len(self._ids), np.float32)
 
-    def copy(self) -> "TokenCounts":
+    def copy(self) -> "PenaltyCounts":
         """Return counts for a sibling; what is as large as the prompt is quick to copy."""
-        other = TokenCounts(())
+        other = PenaltyCounts(())
         other._prompt_index = self._prompt_index
         other._index = self._index.copy()
         other._size = self._size

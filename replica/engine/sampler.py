@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from replica.engine.grammar import GrammarCompiler, Matcher, bit_mask
 from replica.engine.logprobs import score_tokens, token_logprobs
-from replica.engine.penalties import Changes, TokenCounts, has_penalties
+from replica.engine.penalties import Changes, PenaltyCounts, has_penalties
 from replica.engine.plan import ScheduledSequence, StepOutput, StepPlan
 from replica.engine.sampling import NO_TOKEN, sample
 from replica.engine.types import PromptLogprobs, RefusedError, SequenceRequest
@@ -63,12 +63,12 @@ class _State:
         self.output_start = sequence.prompt_tokens - sequence.request.resumed_tokens
         # A leader has read the prompt, and what of it was emitted before, but nothing of its own.
         self.seen = self.output_start if leader is None else leader.seen
-        self.counts: TokenCounts | None = None
+        self.counts: PenaltyCounts | None = None
         if leader is not None:
             self.counts = leader.counts and leader.counts.copy()
         elif has_penalties(sampling):
             prompt = sequence.tokens[: self.output_start]
-            self.counts = TokenCounts(prompt if sampling.repetition_penalty != 1 else [])
+            self.counts = PenaltyCounts(prompt if sampling.repetition_penalty != 1 else [])
         self.bias: tuple[npt.NDArray[np.intp], Floats] | None = None
         if sampling.logit_bias:
             ids, values = zip(*sampling.logit_bias, strict=True)

@@ -37,7 +37,7 @@ from sluice.hashing import BLOCK_TOKENS, block_hashes
 _PREFILL_TOKENS_MIN = 16
 
 
-class Scheduler:
+class EngineScheduler:
     """Owns the living sequences and the pool; knows nothing of models and clocks."""
 
     def __init__(

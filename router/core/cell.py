@@ -11,14 +11,19 @@ from router.core.decide.admission import Pressure
 from router.core.decide.forecast import (
     NO_SUPPLY,
     RETRY_AFTER_UNKNOWN_S,
-    Demand,
-    Forecast,
-    Prediction,
+    FirstTokenForecast,
     Supply,
+    TimedPrediction,
+    WorkAhead,
     queue_wait_s,
 )
-from router.core.decide.placement import Choice
-from router.core.decide.preemption import PREEMPTIONS_MAX, Room, RoomClaims, RunningSequence
+from router.core.decide.placement import PlacementChoice
+from router.core.decide.preemption import (
+    PREEMPTIONS_MAX,
+    PreemptionRoom,
+    RoomClaims,
+    RunningSequence,
+)
 from router.core.fleet.answer_lengths import AnswerLengths
 from router.core.fleet.cell_fleet import CellFleet
 from router.core.fleet.health import HealthState
@@ -28,7 +33,7 @@ from router.core.queue.adapter_waiters import AdapterWaiters
 from router.core.queue.fair_queue import FairQueue
 from router.core.queue.work_meter import WorkMeter
 from router.core.types.config import CoreConfig
-from router.core.types.plan import Role
+from router.core.types.plan import ReplicaRole
 from router.core.types.request import Dispatch, Request
 from router.core.types.service import ServiceReport
 from router.core.types.work import WorkReport
@@ -46,7 +51,7 @@ _RUNS_KEPT_S = 0.05
 _PREEMPT_AGAIN_S = 0.05  # after a walk that found no sequence to interrupt
 
 
-class Readiness(IntEnum):
+class CellReadiness(IntEnum):
     """The answer of the replicas that may be sent more now to a request."""
 
     READY = 1
@@ -79,7 +84,7 @@ class CellBook:
         self.is_owned = True
         self.queue = FairQueue()
         self.fleet = CellFleet()
-        self.forecast = Forecast()
+        self.forecast = FirstTokenForecast()
         self.answers = AnswerLengths(config.output_tokens_expected)
         self.work = WorkMeter()
         self.adapter_waiters = AdapterWaiters()
@@ -161,17 +166,17 @@ class CellBook:
 
     # --- placement --------------------------------------------------------------------------
 
-    def readiness(self, request: Request, matches: Mapping[str, int], now: float) -> Readiness:
+    def readiness(self, request: Request, matches: Mapping[str, int], now: float) -> CellReadiness:
         """Return whether any replica that may be sent more now can take a request."""
-        found = Readiness.FULL
+        found = CellReadiness.FULL
         for book in self.fleet.open_replicas.values():
             if book.opens_at(now) > now:
                 continue
             cached = placement.cached_tokens(book, request, matches)
             if book.fits(request.prompt_tokens, 0, cached):
                 if not placement.is_paced(book, request.prompt_tokens - cached, cached):
-                    return Readiness.READY
-                found = Readiness.PACED
+                    return CellReadiness.READY
+                found = CellReadiness.PACED
         return found
 
     def held_for(self, request: Request) -> ReplicaBook | None:
@@ -205,7 +210,7 @@ class CellBook:
         now: float,
         *,
         held: ReplicaBook | None = None,
-    ) -> Choice | None:
+    ) -> PlacementChoice | None:
         """Return the best replica but `held` for a request; None: none can hold it now."""
         fleet = self.fleet
         without: set[str] = set()
@@ -259,7 +264,7 @@ class CellBook:
             replicas += 1
             tokens_s += book.tokens_s
             backlog_s = min(backlog_s, book.backlog_s(now))
-            if book.role is Role.PREFILL:
+            if book.role is ReplicaRole.PREFILL:
                 continue  # answers have their places elsewhere
             running = len(book.dispatches)
             room = int(book.kv_free_blocks() * limits.block_tokens / sequence_tokens)
@@ -272,21 +277,21 @@ class CellBook:
             ends_s += running / (answer_tokens * step_s)
         return Supply(replicas, tokens_s, backlog_s, free, ends_s) if replicas else NO_SUPPLY
 
-    def demand(self, request: Request, prefill_s: float, now: float) -> Demand:
+    def demand(self, request: Request, prefill_s: float, now: float) -> WorkAhead:
         """Return the work before a request that came now, and its own; see `Pressure`."""
         uncached = request.uncached_tokens
         requests, tokens = self.queue.ahead(
             request.priority, request.tenant_id, request.weight, uncached, now
         )
         load_s = self.fleet.cold_load_s(request.adapter) if request.adapter else 0.0
-        return Demand(requests, tokens, prefill_s, load_s)
+        return WorkAhead(requests, tokens, prefill_s, load_s)
 
     def idle_prefill_s(self, request: Request) -> float:
         """Return the seconds of a request's own prefill on a replica that does nothing else."""
         uncached = request.uncached_tokens
         return self.fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
 
-    def predict(self, request: Request, prefill_s: float, now: float) -> Prediction:
+    def predict(self, request: Request, prefill_s: float, now: float) -> TimedPrediction:
         """Return the predicted first token of a request that came now; see `Pressure`."""
         supply, demand = self.supply(now), self.demand(request, prefill_s, now)
         return self.forecast.predict(request, supply, demand, self.uncached_mean, now)
@@ -325,7 +330,7 @@ class CellBook:
         if queue_wait_s(self.supply(now), 0, 0.0) + self.idle_prefill_s(request) <= due_s:
             return []  # enough ends by itself
         books = self._preemptible_replicas(request)
-        rooms: list[Room | None] = []
+        rooms: list[PreemptionRoom | None] = []
         for book in books:
             room = self._room(book, request, now)
             if preemption.fits(room, due_s):
@@ -361,18 +366,18 @@ class CellBook:
             if book.limits is not None
             and request.prompt_tokens <= book.limits.prompt_tokens_max
             and (book.limits.adapter_slots or not request.adapter)
-            and book.role is not Role.PREFILL
+            and book.role is not ReplicaRole.PREFILL
             and not book.is_broken
             and self.fleet.health.may_take(book.replica_id, len(book.dispatches))
         ]
 
-    def _room(self, book: ReplicaBook, request: Request, now: float) -> Room:
+    def _room(self, book: ReplicaBook, request: Request, now: float) -> PreemptionRoom:
         limits = book.limits
         assert limits is not None, "candidates are attached"
         claims = self._claims.of(book.replica_id)
         uncached = request.uncached_tokens
         blocks = book.blocks(request.prompt_tokens + self.output_expected(request))
-        return Room(
+        return PreemptionRoom(
             sequences_free=limits.sequences_max - len(book.dispatches) - len(claims),
             blocks_free=book.kv_free_blocks() - sum(claim.blocks for claim in claims),
             blocks_needed=min(blocks, limits.kv_blocks),  # one sequence alone always goes

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from router.core.cell import CellBook
-from router.core.types.request import Gateway
+from router.core.types.request import ConnectedGateway
 
 _ALONE_FACTOR = 1.5  # a state waits so much longer for other news to come with
 _RECITAL_S = 1.0  # all states are repeated so often
@@ -26,7 +26,7 @@ class CellNews:
     def tell(
         self,
         cells: Iterable[CellBook],
-        gateways: Iterable[Gateway],
+        gateways: Iterable[ConnectedGateway],
         now: float,
         *,
         may_recite: bool,

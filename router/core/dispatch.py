@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from router.core.cell import CellBook, Readiness
-from router.core.decide.placement import Choice
+from router.core.cell import CellBook, CellReadiness
+from router.core.decide.placement import PlacementChoice
 from router.core.explain.decision_log import DecisionLog
 from router.core.handovers import Handovers
 from router.core.lifecycle import RequestLifecycle
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LOOK_AHEAD = 8  # requests behind one that no replica can hold now
 
 
-class Dispatcher:
+class QueueDispatcher:
     """Gives sequences to replicas, and numbers them.
 
     Attributes:
@@ -81,7 +81,7 @@ class Dispatcher:
         for dispatch in victims:
             self._lifecycle.preempt(dispatch, now)
 
-    def _next(self, cell: CellBook, now: float) -> tuple[Request, Choice] | None:
+    def _next(self, cell: CellBook, now: float) -> tuple[Request, PlacementChoice] | None:
         """Return the first request that can be placed now; one that never can be is ended."""
         queue = cell.queue
         request = queue.peek(now)
@@ -100,9 +100,9 @@ class Dispatcher:
                 request = queue.peek(now)  # it costs more than predicted: another may be first now
                 continue
             readiness = _readiness(cell, request, matches, now)
-            if readiness is Readiness.PACED:
+            if readiness is CellReadiness.PACED:
                 return None
-            if readiness is Readiness.READY:
+            if readiness is CellReadiness.READY:
                 choice = self._chosen(cell, request, matches, held, now)
                 if choice is not None:
                     return request, choice
@@ -129,7 +129,7 @@ class Dispatcher:
         matches: Mapping[str, int],
         held: "ReplicaBook | None",
         now: float,
-    ) -> Choice | None:
+    ) -> PlacementChoice | None:
         """Return where a request goes now; None: no replica but `held` has room for it."""
         choice = cell.choose(request, matches, now, held=held)
         return None if choice is None else self._handovers.refine(cell, request, choice, now)
@@ -139,7 +139,7 @@ class Dispatcher:
         cell: CellBook,
         request: Request,
         account: ServiceAccount,
-        choice: Choice,
+        choice: PlacementChoice,
         now: float,
     ) -> Dispatch | None:
         """Book a request on a replica; return the dispatch to send, None: its blocks come first."""
@@ -178,7 +178,7 @@ def _opens_at(cell: CellBook, now: float) -> float:
 
 def _readiness(
     cell: CellBook, request: Request, matches: Mapping[str, int], now: float
-) -> Readiness:
+) -> CellReadiness:
     if cell.fleet.open_prefillers:
-        return Readiness.READY  # its prompt can be computed where nothing decodes
+        return CellReadiness.READY  # its prompt can be computed where nothing decodes
     return cell.readiness(request, matches, now)

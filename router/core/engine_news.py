@@ -2,7 +2,7 @@
 
 from router.core import frames
 from router.core.cell import CellBook
-from router.core.dispatch import Dispatcher
+from router.core.dispatch import QueueDispatcher
 from router.core.fleet.replica import ReplicaBook
 from router.core.lifecycle import RequestLifecycle
 from router.core.types.config import CoreConfig
@@ -17,7 +17,7 @@ class EngineNews:
     """Books the step frames of all replicas, and ends the requests that engines have ended."""
 
     def __init__(
-        self, config: CoreConfig, lifecycle: RequestLifecycle, dispatcher: Dispatcher
+        self, config: CoreConfig, lifecycle: RequestLifecycle, dispatcher: QueueDispatcher
     ) -> None:
         self._config = config
         self._lifecycle = lifecycle

@@ -7,7 +7,7 @@ from router.core import logprobs
 from router.core.fleet.replica import ReplicaBook
 from router.core.types.actions import Stats
 from router.core.types.batch import wire_us
-from router.core.types.request import Dispatch, Gateway
+from router.core.types.request import ConnectedGateway, Dispatch
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -59,7 +59,7 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
 
 def _book_one_each(
     book: ReplicaBook, dispatches: list[Dispatch], stats: Stats, now: float
-) -> Gateway | None:
+) -> ConnectedGateway | None:
     """Book one token of each dispatch; return the gateway that wants all of them and keeps none.
 
     Neighbours are mostly of one tenant, so its counter is written once for all of them.

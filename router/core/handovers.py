@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from router.core.cell import CellBook
 from router.core.decide import placement
-from router.core.decide.disaggregation import Split, TransferTimes, Whole, is_split_better
-from router.core.decide.placement import Choice
+from router.core.decide.disaggregation import PrefillSplit, TransferTimes, Whole, is_split_better
+from router.core.decide.placement import PlacementChoice
 from router.core.fleet.replica import ReplicaBook
 from router.core.types.actions import Transfer
 from router.core.types.request import Dispatch, Request
@@ -143,7 +143,9 @@ class Handovers:
         moves = self._moves
         return min(move.until for move in moves.values()) if moves else float("inf")
 
-    def refine(self, cell: CellBook, request: Request, whole: Choice, now: float) -> Choice | None:
+    def refine(
+        self, cell: CellBook, request: Request, whole: PlacementChoice, now: float
+    ) -> PlacementChoice | None:
         """Return a choice anew in a cell with prefill replicas: whole as it was, or split.
 
         None: the better one of both opens later, and is worth the wait.
@@ -156,15 +158,15 @@ class Handovers:
         return split if split.book.opens_at(now) <= now else None
 
     def _best_split(
-        self, cell: CellBook, request: Request, whole: Choice, now: float
-    ) -> Choice | None:
+        self, cell: CellBook, request: Request, whole: PlacementChoice, now: float
+    ) -> PlacementChoice | None:
         target = whole.book
         if request.output or request.output_max < 2 or not request.hashes:
             return None
         if target.limits is None or request.prompt_tokens >= target.limits.prompt_tokens_max:
             return None  # its first token is its last
         matches = cell.fleet.index.matches(request.hashes)
-        best: Choice | None = None
+        best: PlacementChoice | None = None
         for book in cell.fleet.open_prefillers.values():
             if not (_may_prefill(book, request) and self.can_transfer(book, target, now)):
                 continue
@@ -172,7 +174,7 @@ class Handovers:
             prefill_s = book.prefill_s(request.prompt_tokens - cached, cached)
             cost_s = book.backlog_s(now) + prefill_s
             if best is None or cost_s < best.cost_s:
-                best = Choice(book, cached, cost_s, is_split=True)
+                best = PlacementChoice(book, cached, cost_s, is_split=True)
         if best is None:
             return None
         backlog_s = best.book.backlog_s(now)
@@ -184,7 +186,7 @@ class Handovers:
             decodes=len(target.dispatches),
             waiting=cell.queue.requests - 1 if cell.fleet.opens_at(now) > now else 0,
         )
-        as_split = Split(
+        as_split = PrefillSplit(
             backlog_s=backlog_s,
             prefill_s=best.cost_s - backlog_s,
             # What comes over waits for the target's step in flight, just as a whole prompt does.

@@ -5,7 +5,7 @@ from collections.abc import KeysView
 from router.core.cell import CellBook
 from router.core.decide.placement import ROUNDED_S
 from router.core.router import RouterCore
-from router.core.types.plan import Role
+from router.core.types.plan import ReplicaRole
 from router.core.types.request import RequestState
 
 
@@ -37,7 +37,7 @@ def _check_cell(core: RouterCore, cell: CellBook, live: KeysView[int]) -> int:
     assert cell.is_owned or not waiting, "nothing waits for a cell that moved away"
     for replica_id, book in cell.fleet.replicas.items():
         assert core.replicas[replica_id] is book
-        is_prefiller = book.role is Role.PREFILL
+        is_prefiller = book.role is ReplicaRole.PREFILL
         assert (replica_id in cell.fleet.open_replicas) == (book.may_take and not is_prefiller)
         assert (replica_id in cell.fleet.open_prefillers) == (book.may_take and is_prefiller)
     assert list(cell.fleet.owed_until) == list(cell.fleet.open_replicas)

@@ -10,7 +10,7 @@ from router.core.types.actions import Stats
 from router.core.types.batch import wire_us
 from router.core.types.config import CoreConfig
 from router.core.types.ending import Ending, count
-from router.core.types.request import Dispatch, Gateway, Request, RequestState
+from router.core.types.request import ConnectedGateway, Dispatch, Request, RequestState
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -45,7 +45,7 @@ class RequestLifecycle:
 
     # --- in ---------------------------------------------------------------------------------
 
-    def stamp(self, gateway: Gateway, request: Request, now: float) -> None:
+    def stamp(self, gateway: ConnectedGateway, request: Request, now: float) -> None:
         """Say when and from whom a request came."""
         self._orders += 1
         request.order = self._orders

@@ -14,7 +14,7 @@ from router.core import frames
 from router.core.cell import CellBook
 from router.core.cell_news import CellNews
 from router.core.decide import admission
-from router.core.dispatch import Dispatcher
+from router.core.dispatch import QueueDispatcher
 from router.core.engine_news import EngineNews
 from router.core.explain.decision_log import DecisionLog
 from router.core.fleet.health import LYING, HealthState
@@ -27,7 +27,7 @@ from router.core.types.batch import GatewayBatch
 from router.core.types.config import CoreConfig
 from router.core.types.ending import Ending, count
 from router.core.types.plan import EngineLimits, ReplicaPlan
-from router.core.types.request import Dispatch, Gateway, Request
+from router.core.types.request import ConnectedGateway, Dispatch, Request
 from router.core.types.service import ServiceReport
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -45,12 +45,12 @@ class RouterCore:
         self.config = config
         self.cells: dict[str, CellBook] = {}
         self.replicas: dict[str, ReplicaBook] = {}
-        self.gateways: dict[int, Gateway] = {}
+        self.gateways: dict[int, ConnectedGateway] = {}
         decisions = DecisionLog(config)
         self.lifecycle = RequestLifecycle(config, self.cells, decisions)
         self.handovers = Handovers()
         self._ownership = Ownership(config, self.cells, self.replicas, self.lifecycle)
-        self.dispatcher = Dispatcher(self.lifecycle, self.handovers, decisions)
+        self.dispatcher = QueueDispatcher(self.lifecycle, self.handovers, decisions)
         self.engine_news = EngineNews(config, self.lifecycle, self.dispatcher)
         self.is_draining = False
         self._news = CellNews(config.cell_state_interval_s)
@@ -60,7 +60,7 @@ class RouterCore:
 
     def on_gateway(self, key: int, now: float) -> None:
         """Begin a gateway connection; `key` is never used again."""
-        gateway = self.gateways[key] = Gateway(key)
+        gateway = self.gateways[key] = ConnectedGateway(key)
         gateway.batch.cells.extend(
             cell.state(now, is_draining=self.is_draining)
             for cell in self.cells.values()

@@ -3,11 +3,11 @@
 import math
 
 from sim.engines import Job
-from sim.policies.base import Peer
-from sim.pool import Pool
+from sim.policies.base import ArrivalPolicy
+from sim.pool import SimPool
 
 
-class AibrixPrefixCache(Peer):
+class AibrixPrefixCache(ArrivalPolicy):
     """Uneven: least requests. Else the longest match among replicas with at most the mean load
     plus one standard deviation, ties to fewer requests; else least requests.
 
@@ -23,13 +23,13 @@ class AibrixPrefixCache(Peer):
         self.name = name
         self._spread_max = spread_max
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """See `Policy`."""
         super().bind(pool)
         self._sent: dict[int, int] = {}  # block -> mask of replicas
 
     def pick(self, job: Job) -> int:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         replica = self._pick(job)
         for block in job.blocks:
             self._sent[block] = self._sent.get(block, 0) | 1 << replica
@@ -51,6 +51,6 @@ class AibrixPrefixCache(Peer):
         return self.smallest(self.in_flight) if chosen is None else chosen
 
     def forget(self, replica: int) -> None:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         rest = ~(1 << replica)
         self._sent = {block: mask & rest for block, mask in self._sent.items()}

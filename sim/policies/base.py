@@ -9,12 +9,12 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from sim.engines import Job
-from sim.pool import Pool
+from sim.pool import SimPool
 
 _TIE = 1e-12
 
 
-class Peer:
+class ArrivalPolicy:
     """A policy that binds at arrival: `pick` decides. Lost jobs are picked for again at once.
 
     Attributes:
@@ -23,7 +23,7 @@ class Peer:
 
     name = "peer"
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """Begin a run."""
         self.pool = pool
         self.in_flight = [0] * pool.replicas_max

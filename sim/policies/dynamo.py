@@ -3,12 +3,12 @@
 from collections import deque
 
 from sim.engines import Job
-from sim.policies.base import Peer
+from sim.policies.base import ArrivalPolicy
 from sim.policies.hold import HoldQueue
-from sim.pool import Pool
+from sim.pool import SimPool
 
 
-class Dynamo(Peer):
+class Dynamo(ArrivalPolicy):
     """Smallest `scale * prefill blocks + decode blocks`; ties are drawn.
 
     Prefill blocks: what is dispatched and not prefilled, and this prompt, less what the replica
@@ -22,7 +22,7 @@ class Dynamo(Peer):
         self.name = name
         self._scale = scale
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """See `Policy`."""
         super().bind(pool)
         self.prefill_tokens = [0] * pool.replicas_max
@@ -30,7 +30,7 @@ class Dynamo(Peer):
         self._uncached: dict[int, int] = {}  # by number of the job
 
     def pick(self, job: Job) -> int:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         pool = self.pool
         depths = pool.hits(job.blocks)
         costs = [0.0] * pool.replicas_max
@@ -85,7 +85,7 @@ class DynamoQueue(Dynamo):
         self._threshold_steps = threshold_steps
         self._is_shortest_first = is_shortest_first
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """See `Policy`."""
         super().bind(pool)
         self._tokens_max = self._threshold_steps * pool.cost.size.step_tokens_max

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from replica.drivers.sim_costs import StepWork
 from sim.engines import Job
-from sim.policies.base import Peer
-from sim.pool import Pool
+from sim.policies.base import ArrivalPolicy
+from sim.pool import SimPool
 
 _METRICS_AGE_S = 0.05
 _MATCH_TOKENS_MAX = 256 * 16
@@ -17,7 +17,7 @@ _EXPLORE = 0.01
 _TTFT_GATE_S = 5.0
 
 
-class LlmdScores(Peer):
+class LlmdScores(ArrivalPolicy):
     """Largest weighted sum of three grades: short queue (range-normalised), free KV, prefix match.
 
     Args:
@@ -31,7 +31,7 @@ class LlmdScores(Peer):
         self._weights = weights
         self._is_exact = is_exact
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """See `Policy`."""
         super().bind(pool)
         self._read_at = float("-inf")
@@ -40,7 +40,7 @@ class LlmdScores(Peer):
         self._sent: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(pool.replicas_max)]
 
     def pick(self, job: Job) -> int:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         self._read_metrics()
         blocks = job.blocks
         if self._is_exact:
@@ -88,12 +88,12 @@ class LlmdScores(Peer):
             sent.popitem(last=False)
 
     def forget(self, replica: int) -> None:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         self._sent[replica].clear()
         self._read_at = float("-inf")
 
 
-class LlmdPredictedLatency(Peer):
+class LlmdPredictedLatency(ArrivalPolicy):
     """Affinity filters, idle replicas first, then a draw weighted by predicted headroom.
 
     The predictor is ours and perfect. Filters keep the replicas that hold 99 %, then 80 % of the
@@ -104,7 +104,7 @@ class LlmdPredictedLatency(Peer):
     name = "llmd_predlat"
 
     def pick(self, job: Job) -> int:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         pool = self.pool
         token_s = pool.token_s
         depths = pool.hits(job.blocks)

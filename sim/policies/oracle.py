@@ -1,9 +1,9 @@
 """The bound: late binding with exact reports over one infinite cache that all replicas share."""
 
 from sim.engines import Job
-from sim.policies.base import Peer
+from sim.policies.base import ArrivalPolicy
 from sim.policies.hold import HoldQueue
-from sim.pool import Pool
+from sim.pool import SimPool
 
 _WINDOW_S = 0.1
 _POLL_S = 0.02
@@ -11,7 +11,7 @@ _CONTEXT_TOKENS = 4e5  # prefill at this mean of cached and whole prompt costs t
 _INTERFERENCE = 0.002  # by which a job in flight slows a prefill
 
 
-class Oracle(Peer):
+class Oracle(ArrivalPolicy):
     """Shortest first, less `ageing` times the wait; a job goes out while some replica owes less
     than 100 ms of prefill, to the one with the smallest predicted end of prefill.
 
@@ -22,7 +22,7 @@ class Oracle(Peer):
         self.name = name
         self._ageing = ageing
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """See `Policy`."""
         assert pool.plan.is_shared
         super().bind(pool)
@@ -78,7 +78,7 @@ class Oracle(Peer):
             self.send(self._queue.pop())
 
     def pick(self, job: Job) -> int:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         own_s = self._prefill_s(job)
         return self.smallest(
             [

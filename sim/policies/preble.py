@@ -3,8 +3,8 @@
 from collections import deque
 
 from sim.engines import Job
-from sim.policies.base import Peer
-from sim.pool import Pool
+from sim.policies.base import ArrivalPolicy
+from sim.pool import SimPool
 
 _WINDOW_S = 180.0
 _DECODE_TOKENS = 45  # expected per request
@@ -12,7 +12,7 @@ _TPOT_PRIOR_S = 0.05
 _TPOT_GAIN = 0.05
 
 
-class PrebleE2(Peer):
+class PrebleE2(ArrivalPolicy):
     """More than half cached: the cheapest holder of the longest match; else the cheapest replica.
 
     Cost: prefill seconds sent in the last 3 minutes, and 45 tokens at the replica's TPOT for each
@@ -21,7 +21,7 @@ class PrebleE2(Peer):
 
     name = "preble_e2"
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """See `Policy`."""
         super().bind(pool)
         self._sent: dict[int, int] = {}  # block -> mask of replicas
@@ -30,7 +30,7 @@ class PrebleE2(Peer):
         self._tpot_s = [_TPOT_PRIOR_S] * pool.replicas_max
 
     def pick(self, job: Job) -> int:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         pool = self.pool
         while self._recent and self._recent[0][0] < pool.now - _WINDOW_S:
             _, replica, spent_s = self._recent.popleft()
@@ -64,6 +64,6 @@ class PrebleE2(Peer):
             self._tpot_s[job.replica] = known_s + _TPOT_GAIN * (tpot_s - known_s)
 
     def forget(self, replica: int) -> None:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         rest = ~(1 << replica)
         self._sent = {block: mask & rest for block, mask in self._sent.items()}

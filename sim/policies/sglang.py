@@ -1,11 +1,11 @@
 """SGLang's cache-aware router: the longest match in a tree of its own decisions."""
 
 from sim.engines import Job
-from sim.policies.base import Peer
-from sim.pool import Pool
+from sim.policies.base import ArrivalPolicy
+from sim.pool import SimPool
 
 
-class SglangCacheAware(Peer):
+class SglangCacheAware(ArrivalPolicy):
     """Imbalanced: least in flight. Else the longest prefix match if it is long enough, else the
     smallest tree. Its eviction (after 120 s, or 2^26 characters) is left out.
 
@@ -23,7 +23,7 @@ class SglangCacheAware(Peer):
         self._imbalance = imbalance
         self._imbalance_ratio = imbalance_ratio
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """See `Policy`."""
         super().bind(pool)
         self._holders: dict[int, int] = {}  # block -> mask of the replicas it was sent to
@@ -31,7 +31,7 @@ class SglangCacheAware(Peer):
         self._sizes = [0] * pool.replicas_max
 
     def pick(self, job: Job) -> int:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         loads = [self.in_flight[replica] for replica in self.pool.alive]
         most, least = max(loads), min(loads)
         if most - least > self._imbalance and most > least * self._imbalance_ratio:
@@ -58,7 +58,7 @@ class SglangCacheAware(Peer):
         return self.smallest(self._sizes)
 
     def forget(self, replica: int) -> None:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         rest = ~(1 << replica)
         self._holders = {block: mask & rest for block, mask in self._holders.items() if mask & rest}
         self._latest = {

@@ -5,69 +5,69 @@ import math
 import random
 
 from sim.engines import Job
-from sim.policies.base import Peer
-from sim.pool import Pool
+from sim.policies.base import ArrivalPolicy
+from sim.pool import SimPool
 
 _RING_POINTS = 100  # per replica
 _BOUND = 1.25
 
 
-class RoundRobin(Peer):
+class RoundRobin(ArrivalPolicy):
     """One after the other."""
 
     name = "round_robin"
     _turn = -1
 
     def pick(self, job: Job) -> int:  # noqa: ARG002
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         self._turn += 1
         return self.pool.alive[self._turn % len(self.pool.alive)]
 
 
-class Random(Peer):
+class Random(ArrivalPolicy):
     """Any."""
 
     name = "random"
 
     def pick(self, job: Job) -> int:  # noqa: ARG002
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         return self.random.choice(self.pool.alive)
 
 
-class LeastRequests(Peer):
+class LeastRequests(ArrivalPolicy):
     """Fewest requests in flight."""
 
     name = "least_requests"
 
     def pick(self, job: Job) -> int:  # noqa: ARG002
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         return self.smallest(self.in_flight)
 
 
-class PowerOfTwo(Peer):
+class PowerOfTwo(ArrivalPolicy):
     """The one of two drawn replicas with fewer requests in flight."""
 
     name = "power_of_two"
 
     def pick(self, job: Job) -> int:  # noqa: ARG002
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         alive = self.pool.alive
         one, other = self.random.sample(alive, 2) if len(alive) > 1 else (alive[0], alive[0])
         return one if self.in_flight[one] <= self.in_flight[other] else other
 
 
-class LeastTokens(Peer):
+class LeastTokens(ArrivalPolicy):
     """Fewest prompt tokens of requests in flight; its throughput defines load 1.0."""
 
     name = "least_tokens"
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """See `Policy`."""
         super().bind(pool)
         self._tokens = [0] * pool.replicas_max
 
     def pick(self, job: Job) -> int:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         replica = self.smallest(self._tokens)
         self._tokens[replica] += job.prompt_tokens
         return replica
@@ -78,18 +78,18 @@ class LeastTokens(Peer):
         self._tokens[job.replica] -= job.prompt_tokens
 
 
-class SessionSticky(Peer):
+class SessionSticky(ArrivalPolicy):
     """A conversation stays where its first turn went: to the fewest requests in flight."""
 
     name = "session_sticky"
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """See `Policy`."""
         super().bind(pool)
         self._homes: dict[int, int] = {}
 
     def pick(self, job: Job) -> int:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         session = job.request.session
         home = self._homes.get(session)
         if home is None or home not in self.pool.alive:
@@ -97,12 +97,12 @@ class SessionSticky(Peer):
         return home
 
 
-class BoundedHash(Peer):
+class BoundedHash(ArrivalPolicy):
     """Consistent hashing of the conversation with bounded loads: at most 1.25 of the mean."""
 
     name = "chwbl"
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """See `Policy`."""
         super().bind(pool)
         draw = random.Random(7)  # noqa: S311 - any fixed ring will do
@@ -114,7 +114,7 @@ class BoundedHash(Peer):
         self._points = [point for point, _ in self._ring]
 
     def pick(self, job: Job) -> int:
-        """See `Peer`."""
+        """See `ArrivalPolicy`."""
         alive = self.pool.alive
         bound = math.ceil(_BOUND * (sum(self.in_flight) + 1) / len(alive))
         point = random.Random(job.request.session).random()  # noqa: S311 - a hash, nothing more

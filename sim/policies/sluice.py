@@ -19,7 +19,7 @@ from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Request
 from router.core.types.service import ServiceReport
 from sim.engines import Engine, Job, StepRecord
-from sim.pool import Pool
+from sim.pool import SimPool
 from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -129,7 +129,7 @@ class Sluice:
 
     # --- the pool ---------------------------------------------------------------------------
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """See `Policy`."""
         self.pool = pool
         self._handles = 0

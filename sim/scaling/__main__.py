@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sim.scaling.fluid import Outcome, Terms, play
+from sim.scaling.fluid import ScalingOutcome, Terms, play
 from sim.scaling.rules import RULES, rule_of
 
 _LADDER_TIERS = (0.4, 0.3, 0.3)
@@ -32,7 +32,7 @@ def read_curve(path: Path) -> list[float]:
     return curve
 
 
-def _record(path: Path, policy: str, seed: int, outcome: Outcome) -> dict[str, Any]:
+def _record(path: Path, policy: str, seed: int, outcome: ScalingOutcome) -> dict[str, Any]:
     return {
         "demand": path.name,
         "policy": policy,
@@ -46,7 +46,7 @@ def _record(path: Path, policy: str, seed: int, outcome: Outcome) -> dict[str, A
     }
 
 
-def _plot(path: Path, demand: Sequence[float], outcomes: dict[str, Outcome]) -> None:
+def _plot(path: Path, demand: Sequence[float], outcomes: dict[str, ScalingOutcome]) -> None:
     """Draw a day: demand, replicas paid for and ready, violated minutes."""
     import matplotlib as mpl  # a development tool, imported when used
 
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no policy {', '.join(unknown)}: there are {', '.join(RULES)}")
     terms = _terms(options)
     records: list[dict[str, Any]] = []
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, ScalingOutcome] = {}
     demand: list[float] = []
     for path in options.demand:
         try:

@@ -72,7 +72,7 @@ class Sight:
         return self.ready + self.booting
 
 
-class Rule(Protocol):
+class ScalingRule(Protocol):
     """A scaling policy; it looks every `every_s` seconds."""
 
     every_s: int
@@ -83,7 +83,7 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ScalingOutcome:
     """What a policy reached on one curve.
 
     Attributes:
@@ -195,7 +195,7 @@ class _Pool:
             self.sleeping += min(stopped, max(0, sleepers - self.sleeping))
 
 
-def play(demand: Sequence[float], rule: Rule, terms: Terms, seed: int = 0) -> Outcome:
+def play(demand: Sequence[float], rule: ScalingRule, terms: Terms, seed: int = 0) -> ScalingOutcome:
     """Play one curve.
 
     Args:
@@ -237,7 +237,7 @@ def play(demand: Sequence[float], rule: Rule, terms: Terms, seed: int = 0) -> Ou
             want = int(max(terms.replicas_min, min(terms.replicas_max, rule.target(t, sight))))
             changes += want != sight.provisioned
             pool.scale(t, want, round(terms.sleepers_share * max(minutes.most_ready, pool.ready)))
-    return Outcome(
+    return ScalingOutcome(
         violation_minutes=minutes.violated,
         violated_work_share=late / top_work,
         gpu_hours=paid_s / 3600,

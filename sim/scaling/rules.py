@@ -6,9 +6,9 @@ from math import ceil
 from statistics import fmean
 
 from control_plane.scaling.demand import BUCKET_S
-from control_plane.scaling.model import Budget, PoolFacts, PoolState, ScalingSettings
+from control_plane.scaling.model import FleetBudget, PoolFacts, PoolState, ScalingSettings
 from control_plane.scaling.plan import plan, remember
-from sim.scaling.fluid import Rule, Sight, Terms
+from sim.scaling.fluid import ScalingRule, Sight, Terms
 
 _EVERY_S = 15
 _POOL = "pool"
@@ -38,7 +38,7 @@ class SluiceRule:
         state.history.add(fmean(sight.demand[-self.every_s :]))
         backlog = sight.backlog_s[-1] * max(sight.ready, 1)
         state.facts = PoolFacts(sight.ready, sight.booting, backlog, self._objective_s)
-        decided = plan({_POOL: state}, Budget(), float(t))[_POOL]
+        decided = plan({_POOL: state}, FleetBudget(), float(t))[_POOL]
         remember(state, decided, float(t))
         return decided.wanted
 
@@ -204,7 +204,7 @@ class OracleRule:
         return ceil(max(self._smooth[t : t + ahead + 1]) / 0.96)
 
 
-RULES: dict[str, Callable[[Terms], Rule]] = {
+RULES: dict[str, Callable[[Terms], ScalingRule]] = {
     "sluice": SluiceRule,
     "static": StaticRule,
     "requirements": StepRule,
@@ -216,7 +216,7 @@ RULES: dict[str, Callable[[Terms], Rule]] = {
 }
 
 
-def rule_of(name: str, terms: Terms, demand: Sequence[float]) -> Rule:
+def rule_of(name: str, terms: Terms, demand: Sequence[float]) -> ScalingRule:
     """Return a policy by its name.
 
     Raises:

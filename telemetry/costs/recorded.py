@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sluice.certificates import http_options
 from sluice.errors import ErrorCode, RejectedError
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from telemetry.costs.model import HOUR_MS, Recorded
 
 _DEADLINE_S = 8.0  # of all pages; each takes the control plane at most 4 s
@@ -84,7 +84,7 @@ class RecordedHours:
         found: list[Recorded] = []
         while True:
             url = f"{self._url}/v1/replica-hours"
-            tls = http_options(Role.CONTROL_PLANE)
+            tls = http_options(CertificateRole.CONTROL_PLANE)
             async with self._session.get(url, params=query, **tls) as response:
                 body = await response.read()
                 if response.status != 200:

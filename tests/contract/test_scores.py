@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from control_plane.rollouts.evidence import Arm, Histogram, Metric, Scores, Window
+from control_plane.rollouts.evidence import Arm, Histogram, Metric, ScoreEvidence, Window
 from control_plane.rollouts.machine import step
 from control_plane.rollouts.plan import Plan
 from control_plane.rollouts.state import Event, Evidence, Phase, Ready, Rollout, Start
@@ -65,7 +65,7 @@ class Answer:
             repetitive_answers=int(flaws.is_repetitive),
             cut_answers=int(TURN_END_ID not in self.tokens),
             output_tokens=one(len(self.tokens)),
-            scores=Scores(
+            scores=ScoreEvidence(
                 answers=1,
                 base_like=int(self.own.logprob - self.base.logprob < BASE_LIKE_NATS),
                 surprisal_mnats=one(-1000 * self.base.logprob),
@@ -87,7 +87,7 @@ def together(arms: list[Arm]) -> Arm:
         repetitive_answers=sum(it.repetitive_answers for it in arms),
         cut_answers=sum(it.cut_answers for it in arms),
         output_tokens=sum((it.output_tokens for it in arms), none),
-        scores=Scores(
+        scores=ScoreEvidence(
             len(arms),
             sum(it.scores.base_like for it in arms),
             sum((it.scores.surprisal_mnats for it in arms), none),

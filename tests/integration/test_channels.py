@@ -14,13 +14,13 @@ import pytest_asyncio
 from cli.certificates import create, settings_of
 from sluice import certificates, channels, shared_secret
 from sluice.certificates import Certificates, MtlsSettings, install
-from sluice.identity import Role, Service
+from sluice.identity import CertificateRole, Service
 
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 
 
-def be(folder: Path, role: Role) -> None:
+def be(folder: Path, role: CertificateRole) -> None:
     """Be a process with this certificate from now on."""
     names = {
         name.removeprefix("MTLS__").lower(): value
@@ -62,7 +62,7 @@ async def folder(made, tmp_path, monkeypatch) -> Path:
 @pytest_asyncio.fixture
 async def address(folder) -> AsyncIterator[str]:
     """A router's server; the files are its own, so that others can be replaced beside them."""
-    be(folder, Role.ROUTER)
+    be(folder, CertificateRole.ROUTER)
     server = channels.server(())
     server.add_generic_rpc_handlers((Handlers(),))
     port = channels.add_port(server, "127.0.0.1:0")
@@ -88,12 +88,12 @@ async def call(channel: grpc.aio.Channel, kind: str = "unary_unary") -> bytes:
 
 @pytest.mark.parametrize("kind", _KINDS)
 async def test_who_may_call_is_answered_and_others_are_told_what_to_do(folder, address, kind):
-    be(folder, Role.GATEWAY)
-    async with channels.channel_to(address, Role.ROUTER, options=_OPTIONS) as channel:
+    be(folder, CertificateRole.GATEWAY)
+    async with channels.channel_to(address, CertificateRole.ROUTER, options=_OPTIONS) as channel:
         assert await call(channel, kind) == (folder / "gateway.pem").read_bytes()
 
-    be(folder, Role.TELEMETRY)
-    async with channels.channel_to(address, Role.ROUTER, options=_OPTIONS) as channel:
+    be(folder, CertificateRole.TELEMETRY)
+    async with channels.channel_to(address, CertificateRole.ROUTER, options=_OPTIONS) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call(channel, kind)
     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -122,8 +122,10 @@ async def test_without_a_certificate_or_with_a_foreign_one_nothing_is_said(
 
 
 async def test_a_server_of_another_role_is_not_talked_to(folder, address):
-    be(folder, Role.GATEWAY)
-    async with channels.channel_to(address, Role.CONTROL_PLANE, options=_OPTIONS) as channel:
+    be(folder, CertificateRole.GATEWAY)
+    async with channels.channel_to(
+        address, CertificateRole.CONTROL_PLANE, options=_OPTIONS
+    ) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call(channel)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -134,8 +136,8 @@ async def test_replaced_certificates_are_used_by_the_next_connections_of_both_si
     folder, address, monkeypatch
 ):
     monkeypatch.setattr(channels, "_LOOK_S", 0.0)
-    be(folder, Role.GATEWAY)
-    link = channels.RenewedChannel(address, Role.ROUTER, options=_OPTIONS)
+    be(folder, CertificateRole.GATEWAY)
+    link = channels.RenewedChannel(address, CertificateRole.ROUTER, options=_OPTIONS)
     first = await call(await link.current())
     assert await link.current() is await link.current()
 
@@ -185,7 +187,7 @@ async def plain(monkeypatch) -> AsyncIterator[str]:
 
 
 async def test_without_certificates_the_installations_token_is_enough(plain):
-    link = channels.RenewedChannel(plain, Role.ROUTER, options=_OPTIONS)
+    link = channels.RenewedChannel(plain, CertificateRole.ROUTER, options=_OPTIONS)
     assert b"x509" not in await call(await link.current())
     await link.aclose()
 
@@ -206,7 +208,7 @@ async def test_two_secrets_are_both_shown_and_both_accepted(plain, monkeypatch):
     old, new = "0123456789abcdef" * 2, os.environ["INSTALLATION__SECRET"]
     for secrets, passes in (([old, new], True), ([old], False)):
         monkeypatch.setattr(shared_secret._Ours, "secret", shared_secret.SharedSecret(secrets))
-        async with channels.channel_to(plain, Role.ROUTER, options=_OPTIONS) as channel:
+        async with channels.channel_to(plain, CertificateRole.ROUTER, options=_OPTIONS) as channel:
             if passes:
                 await call(channel)
                 continue

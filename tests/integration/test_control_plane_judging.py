@@ -23,9 +23,9 @@ from control_plane.quality.askings import Asking
 from control_plane.quality.inbox import Inbox
 from control_plane.quality.judging import Judge, judge_batch
 from control_plane.quality.progress import Progress
-from control_plane.quality.repository import Report
+from control_plane.quality.repository import AnswerReport
 from control_plane.quality.tables import golden_answers, golden_truths, quarantines
-from control_plane.quality.verdicts import Budget, Group
+from control_plane.quality.verdicts import Group, ReplacementBudget
 from sluice.detector.consensus import Text
 
 pytestmark = pytest.mark.real
@@ -72,7 +72,7 @@ class Site:
     ) -> None:
         """Let replicas answer everything so many times, as their agents report it."""
         reports = [
-            Report(f"node-{name}", name, one, text, "", 1000)
+            AnswerReport(f"node-{name}", name, one, text, "", 1000)
             for _ in range(times)
             for one in askings
             for name, text in texts.items()
@@ -92,7 +92,7 @@ class Site:
         return await self.database.run(work)
 
     @staticmethod
-    async def _report(connection: AsyncConnection, reports: Sequence[Report]) -> None:
+    async def _report(connection: AsyncConnection, reports: Sequence[AnswerReport]) -> None:
         await repository.add_reports(connection, reports)
 
     @staticmethod
@@ -122,7 +122,7 @@ async def test_a_backlog_is_judged_in_bounded_batches(site: Site, monkeypatch) -
     await site.fill({"p0": 10})
     askings = [asking(f"golden_{n:02}/b", "acme") for n in range(30)] + [DEFAULT]
     await site.answer(askings, a_pool(1, 10), 2)
-    judge = Judge(site.database, Budget())
+    judge = Judge(site.database, ReplacementBudget())
     seen: list[Group] = []
     while await site.count(~golden_answers.c.is_judged):
         outcomes = await judge.turn(known(askings))
@@ -141,7 +141,7 @@ async def test_control_planes_judge_side_by_side_and_keep_the_limits_together(si
     askings = [DEFAULT, *(asking(f"golden_{n:02}/b") for n in range(20))]
     for pool in POOLS:
         await site.answer(askings, a_pool(5, 12, pool), 3)
-    judges = [Judge(site.database, Budget(pool_hour=2, node_day=3)) for _ in range(4)]
+    judges = [Judge(site.database, ReplacementBudget(pool_hour=2, node_day=3)) for _ in range(4)]
     while await site.count(~golden_answers.c.is_judged):
         await asyncio.gather(*(judge.turn(known(askings)) for judge in judges))
     taken = await site.rows(select(quarantines.c.pool_id, quarantines.c.replica_id))
@@ -179,7 +179,7 @@ async def test_a_group_that_fails_holds_nobody_up_and_is_parked(site: Site, monk
     bad = asking("aaa/b", expected=(666,))
     askings = known([bad, DEFAULT])
     await site.answer(askings.values(), a_pool(1, 4), 3)
-    judge = Judge(site.database, Budget(), lambda: now_s)
+    judge = Judge(site.database, ReplacementBudget(), lambda: now_s)
     failures = 0
     for _ in range(200):
         for outcome in await judge.turn(askings):
@@ -210,7 +210,7 @@ async def test_a_group_that_takes_too_long_fails_alone(site: Site, monkeypatch) 
     endless, other = asking("default/b", expected=(666,)), asking("golden_1/b")
     askings = known([endless, other])
     await site.answer(askings.values(), a_pool(1, 4), 3)
-    judge = Judge(site.database, Budget())
+    judge = Judge(site.database, ReplacementBudget())
     try:
         async with asyncio.timeout(240):
             while ("p0", endless.id) not in judge.deferrals.waiting(0.0):
@@ -229,7 +229,7 @@ async def test_what_there_was_no_time_for_is_for_the_next_batch(site: Site, monk
     await site.fill({"p0": 3})
     askings = known([DEFAULT, asking("golden_1/b"), asking("golden_2/b")])
     await site.answer(askings.values(), a_pool(0, 3), 3)
-    outcomes = await Judge(site.database, Budget()).turn(askings)
+    outcomes = await Judge(site.database, ReplacementBudget()).turn(askings)
     judged = [list(outcome.judged) for outcome in outcomes if outcome.judged]
     assert judged == [[("p0", name)] for name in askings]
     assert await site.count(~golden_answers.c.is_judged) == 0
@@ -247,7 +247,7 @@ async def test_what_cannot_be_learned_spoils_nothing_else(site: Site, monkeypatc
     monkeypatch.setattr(repository, "learn", into_nowhere)
     outcome = await site.database.run(
         lambda connection: judge_batch(
-            connection, known([DEFAULT]), (), Budget(), Progress(time.monotonic, 60.0)
+            connection, known([DEFAULT]), (), ReplacementBudget(), Progress(time.monotonic, 60.0)
         )
     )
     assert set(outcome.failures) == {("p0", DEFAULT.id)}
@@ -258,7 +258,7 @@ async def test_what_cannot_be_learned_spoils_nothing_else(site: Site, monkeypatc
 async def test_the_budget_counts_what_was_quarantined_lately(site: Site) -> None:
     await site.fill({"p0": 9})
     await site.answer([DEFAULT], a_pool(2, 9), 3)
-    budget = Budget(pool_hour=1, node_day=3)
+    budget = ReplacementBudget(pool_hour=1, node_day=3)
 
     async def judged() -> verdicts.Ruling:
         again = update(golden_answers).values(is_judged=False)
@@ -283,7 +283,7 @@ async def test_the_budget_counts_what_was_quarantined_lately(site: Site) -> None
     assert (await held()).pools == {"p0": 1}
     await age(2)
     assert await held() == model.Holdback({}, frozenset())
-    budget = Budget(pool_hour=1, node_day=1)
+    budget = ReplacementBudget(pool_hour=1, node_day=1)
     assert (await held()).nodes == {"node-p0-0001"}
     await age(25)
     assert await held() == model.Holdback({}, frozenset())
@@ -302,7 +302,7 @@ async def test_an_answer_that_the_database_refuses_costs_no_other_one(site: Site
     dropped: list[str] = []
     inbox = Inbox(site.database, dropped.append)
     for name in ("p0-0000", "p0-0001", "x\0", "p0-0002", "y\0", "p0-0003", "p0-0004"):
-        inbox.put(Report(f"node-{name}", name, DEFAULT, RIGHT, "", 1000))
+        inbox.put(AnswerReport(f"node-{name}", name, DEFAULT, RIGHT, "", 1000))
     await inbox.write()
     assert (dropped, len(inbox.waiting)) == (["refused"] * 2, 0)
     assert await site.count(golden_answers.c.id > 0) == 5
@@ -315,7 +315,7 @@ async def test_answers_wait_in_their_order_for_a_database_that_is_away(
     inbox = Inbox(site.database, lambda _: None)
     names = ["p0-0000", "x\0", "p0-0001", "p0-0002"]
     for name in names:
-        inbox.put(Report(f"node-{name}", name, DEFAULT, RIGHT, "", 1000))
+        inbox.put(AnswerReport(f"node-{name}", name, DEFAULT, RIGHT, "", 1000))
     run, calls = site.database.run, 0
 
     async def run_twice(work):

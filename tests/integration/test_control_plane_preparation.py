@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from control_plane.database import Database
 from control_plane.fleet.preparation import (
-    Release,
+    PreparedRelease,
     abandon,
     is_ready,
     prepare,
@@ -20,9 +20,9 @@ from control_plane.fleet.preparation import (
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
 OLD_BASE, NEW_BASE, ADAPTER = "a1" * 32, "a2" * 32, "a3" * 32
-CONTROL = Release("m", "one", OLD_BASE, "", "old")
-CANARY = Release("m", "two", NEW_BASE, "", "new")
-TUNED = Release("m", "tuned", OLD_BASE, ADAPTER, "old")
+CONTROL = PreparedRelease("m", "one", OLD_BASE, "", "old")
+CANARY = PreparedRelease("m", "two", NEW_BASE, "", "new")
+TUNED = PreparedRelease("m", "tuned", OLD_BASE, ADAPTER, "old")
 READY = 2
 
 

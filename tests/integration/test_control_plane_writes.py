@@ -18,7 +18,7 @@ from control_plane.access.roles import Action
 from control_plane.app import admin_routes
 from control_plane.audit.repository import prune_answers
 from control_plane.database import Database
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from control_plane.http.server import make_application
 from tests.integration.conftest import ADMIN_KEY
 
@@ -405,8 +405,8 @@ async def test_a_write_that_leaves_no_row_is_a_bug(plane) -> None:
         return web.json_response({})
 
     routes = [
-        Route("POST", "/v1/silent", silent, Action.WRITE_FLEET, "silent"),
-        Route("POST", "/v1/piece", silent, Action.WRITE_FLEET, "piece", is_audited=False),
+        AdminRoute("POST", "/v1/silent", silent, Action.WRITE_FLEET, "silent"),
+        AdminRoute("POST", "/v1/piece", silent, Action.WRITE_FLEET, "piece", is_audited=False),
     ]
     bootstrap = plane.spec.env["CONTROL_PLANE__ADMIN_KEY_SHA256"]
     application = make_application(routes, database, bootstrap, lambda route, status: None)

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from sluice.buckets import bucket_of
-from sluice.errors import ErrorCode, Evidence
+from sluice.errors import ErrorCode, ErrorEvidence
 from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, ARM_CONTROL, RequestEvent
 from telemetry.evidence import ArmCounts, WindowCounts, complete_windows, rollout_windows
 from telemetry.queries import RequestFilter, recent_requests
@@ -33,7 +33,7 @@ async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
 
 def random_event(random: Random, number: int) -> RequestEvent:
     """Return an event with whatever may happen to a request; most belong to rollout `r`."""
-    faults = [code for code in ErrorCode if code.policy.release is Evidence.FAULT]
+    faults = [code for code in ErrorCode if code.policy.release is ErrorEvidence.FAULT]
     outcomes = ["stop", "length", "tool_calls", *faults, ErrorCode.CLIENT_CLOSED, "unheard_of"]
     outcome = random.choice(outcomes)
     status = 200 if outcome in outcomes[:3] else random.choice([200, 400, 503])

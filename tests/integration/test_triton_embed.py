@@ -23,7 +23,7 @@ from replica.embedding.package import INSTALL, find_package
 from sluice.artifacts import artifact_path, import_directory
 from sluice.embeddings import EmbeddingClient
 from sluice.errors import BadRequestError, ErrorCode, FailedError
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.profiles import profile_of
 from sluice.triton import Stub, messages
 from tests.links import trusted_channel
@@ -120,7 +120,7 @@ async def test_a_client_of_another_kind_may_send_texts_of_one_length_together(
     request = messages.ModelInferRequest(model_name="embed")
     request.inputs.add(name="input_ids", datatype="INT32", shape=rows.shape)
     request.raw_input_contents.append(rows.tobytes())
-    async with trusted_channel(served.address, role=Role.ENGINE) as channel:
+    async with trusted_channel(served.address, role=CertificateRole.ENGINE) as channel:
         infer = Stub(channel).ModelInfer
         reply = await infer(request)
         outputs = {output.name: i for i, output in enumerate(reply.outputs)}

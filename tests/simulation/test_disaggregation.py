@@ -6,8 +6,8 @@ import pytest
 
 from router.core.handovers import FEATURE
 from router.core.types.actions import Actions, Transfer
-from router.core.types.plan import EngineLimits, ReplicaPlan, Role
-from sim.router_world import CELL, Fault, Workload, World
+from router.core.types.plan import EngineLimits, ReplicaPlan, ReplicaRole
+from sim.router_world import CELL, Fault, RouterWorld, Workload
 from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -15,7 +15,7 @@ LIMITS = EngineLimits(4096, 16, 256, 512, BLOCK_TOKENS, features=frozenset({FEAT
 FINISHED = (wire.OUTCOME_KIND_STOP, wire.OUTCOME_KIND_LENGTH)
 
 
-class SplitWorld(World):
+class SplitWorld(RouterWorld):
     """Two replicas for prompts, two for answers; transfers take time, fail, or are never over."""
 
     def __init__(self, seed: int, *, failing: float = 0.0) -> None:
@@ -23,7 +23,7 @@ class SplitWorld(World):
         self.failing = failing
         self.transfers: list[Transfer] = []
         self.brought = 0
-        roles = (Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)
+        roles = (ReplicaRole.PREFILL, ReplicaRole.PREFILL, ReplicaRole.DECODE, ReplicaRole.DECODE)
         plans = [ReplicaPlan(name, CELL, role=roles[int(name[-1])]) for name in self._nodes]
         self.core.on_cells([CELL], plans)
 

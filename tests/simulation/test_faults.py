@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from sim import faults
-from sim.fault_world import FAULTS, SILENCE_S, Report, Scenario, simulate
+from sim.fault_world import FAULTS, SILENCE_S, FaultReport, FaultScenario, simulate
 
 
-def report(fault: str, seed: int = 0) -> Report:
+def report(fault: str, seed: int = 0) -> FaultReport:
     return simulate(
-        Scenario(fault, seed, replicas=4, rate_per_s=20.0, fault_at_s=4.0, fault_s=4.0, run_s=9.0)
+        FaultScenario(
+            fault, seed, replicas=4, rate_per_s=20.0, fault_at_s=4.0, fault_s=4.0, run_s=9.0
+        )
     )
 
 

@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 
 from router.core.decide import forecast
-from sim.router_world import Workload, World
+from sim.router_world import RouterWorld, Workload
 
 TOP, LOW, BATCH = 10, 5, 0
 
 
-def overloaded(seed: int, *, batch_share: float) -> World:
-    world = World(seed)
+def overloaded(seed: int, *, batch_share: float) -> RouterWorld:
+    world = RouterWorld(seed)
     world.load(
         Workload(
             requests=1200,
@@ -26,7 +26,7 @@ def overloaded(seed: int, *, batch_share: float) -> World:
     return world
 
 
-def ends(world: World, priority: int) -> Counter[str]:
+def ends(world: RouterWorld, priority: int) -> Counter[str]:
     """Outcome codes of one tier; the empty one is an answer."""
     return Counter(
         client.final.code

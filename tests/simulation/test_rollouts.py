@@ -11,13 +11,13 @@ from control_plane.rollouts.plan import Plan
 from control_plane.rollouts.state import Phase
 from sim import rollouts
 from sim.rollout_edge import is_accused
-from sim.rollout_traffic import CONTROL, Profile, Traffic, histogram
+from sim.rollout_traffic import CONTROL, Traffic, TrafficProfile, histogram
 from sim.rollouts import SCENARIOS, plan_for, simulate
 from sluice.buckets import bucket_of
-from sluice.split import Split
+from sluice.split import ReleaseSplit
 
 PLAN = plan_for(0.05)
-PROFILE = Profile()
+PROFILE = TrafficProfile()
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_garbage_goes_back_within_twenty_answers_without_any_prompt_of_its_own(
     name: str, metrics: set[Metric]
 ):
     for seed in range(5):
-        outcome = simulate(Plan(), SCENARIOS[name], Profile(rate=1.0), seed)
+        outcome = simulate(Plan(), SCENARIOS[name], TrafficProfile(rate=1.0), seed)
         assert (outcome.phase, outcome.stage) == (Phase.ROLLED_BACK, 0)
         assert outcome.metric in metrics
         assert outcome.judged <= 20
@@ -92,13 +92,13 @@ def test_a_seed_repeats_itself():
 
 
 def test_little_traffic_takes_longer_and_is_judged_all_the_same():
-    outcome = simulate(PLAN, SCENARIOS["slow"], Profile(rate=5.0), 0)
+    outcome = simulate(PLAN, SCENARIOS["slow"], TrafficProfile(rate=5.0), 0)
     assert (outcome.phase, outcome.stage) == (Phase.ROLLED_BACK, 0)
 
 
 def test_the_share_of_canary_is_what_was_asked_for():
     traffic = Traffic(PROFILE, 1)
-    split = Split("model", "old", "new", 1_000, "salt")
+    split = ReleaseSplit("model", "old", "new", 1_000, "salt")
     arms = [traffic.window(split, 0, CONTROL)[:2] for _ in range(60)]
     canary, control = (sum(arm[side].requests for arm in arms) for side in (0, 1))
     assert canary / (canary + control) == pytest.approx(0.1, rel=0.15)

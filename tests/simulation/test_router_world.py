@@ -9,16 +9,16 @@ import pytest
 
 from router.core.types.config import CoreConfig
 from router.core.types.plan import EngineLimits
-from sim.router_world import Fault, Workload, World
+from sim.router_world import Fault, RouterWorld, Workload
 from sluice.wire.router.v1 import router_pb2 as wire
 
 
-def finished(world: World) -> int:
+def finished(world: RouterWorld) -> int:
     kinds = (wire.OUTCOME_KIND_STOP, wire.OUTCOME_KIND_LENGTH)
     return sum(client.final is not None and client.final.kind in kinds for client in world.clients)
 
 
-def run(world: World, workload: Workload, *faults: Fault) -> World:
+def run(world: RouterWorld, workload: Workload, *faults: Fault) -> RouterWorld:
     world.load(workload)
     for fault in faults:
         world.plan(fault)
@@ -29,7 +29,7 @@ def run(world: World, workload: Workload, *faults: Fault) -> World:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_without_faults_every_request_that_stays_finishes(seed: int):
-    world = run(World(seed), Workload(cancel_share=0.0))
+    world = run(RouterWorld(seed), Workload(cancel_share=0.0))
     assert finished(world) == len(world.clients)
 
 
@@ -37,13 +37,13 @@ def test_without_faults_every_request_that_stays_finishes(seed: int):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fault_of_one_replica_costs_no_token(kind: str, seed: int):
     fault = Fault(at_s=1.0, kind=kind, replica=0, for_s=3.0)
-    world = run(World(seed), Workload(cancel_share=0.0), fault)
+    world = run(RouterWorld(seed), Workload(cancel_share=0.0), fault)
     assert finished(world) == len(world.clients)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_storm_of_faults_leaves_nothing_behind(seed: int):
-    world = World(seed, replicas=4)
+    world = RouterWorld(seed, replicas=4)
     kinds = ("die", "freeze", "cut", "busy", "fail", "slow", "lie")
     faults = [
         Fault(
@@ -60,7 +60,7 @@ def test_a_storm_of_faults_leaves_nothing_behind(seed: int):
 @pytest.mark.parametrize("seed", range(3))
 def test_streams_that_are_cut_again_and_again_cost_no_retry(seed: int):
     """Not even when something was on its way: it is sent elsewhere, and nobody pays for it."""
-    world = World(seed, replicas=3)
+    world = RouterWorld(seed, replicas=3)
     faults = [Fault(0.2 + 0.031 * number, "cut", number % 3, 0.001) for number in range(60)]
     run(world, Workload(cancel_share=0.1), *faults)
     assert all(client.resumes == 0 for client in world.clients)
@@ -69,7 +69,7 @@ def test_streams_that_are_cut_again_and_again_cost_no_retry(seed: int):
 
 def test_batch_work_is_interrupted_for_others_and_ends_whole():
     limits = EngineLimits(4096, 6, 128, 256, 16)
-    world = World(3, replicas=1, limits=limits)
+    world = RouterWorld(3, replicas=1, limits=limits)
     run(world, Workload(requests=150, rate_per_s=12, output_tokens=80, batch_share=0.6))
     preempted = world.preemptions
     assert preempted > 0
@@ -80,7 +80,7 @@ def test_batch_work_is_interrupted_for_others_and_ends_whole():
 def test_overload_is_bounded_and_told_at_once():
     config = CoreConfig(queue_requests_max=40)
     limits = EngineLimits(4096, 8, 128, 256, 16)
-    world = World(5, replicas=1, limits=limits, config=config)
+    world = RouterWorld(5, replicas=1, limits=limits, config=config)
     run(world, Workload(requests=400, rate_per_s=200, deadline_ms=3000))
     assert world.queue_max <= 40 + limits.sequences_max  # what comes back is never refused
     codes = {client.final.code for client in world.clients if client.final}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from control_plane.scaling.demand import DemandHistory
 from control_plane.scaling.memory import Memory, PoolSight, look, without_effect_s
-from control_plane.scaling.model import Budget, PoolPlan, PoolState, ScalingSettings
+from control_plane.scaling.model import FleetBudget, PoolPlan, PoolState, ScalingSettings
 from control_plane.scaling.plan import plan, remember
 from control_plane.scaling.work import CellWork, PoolSpeed
 
@@ -93,12 +93,12 @@ class World:
         del self.boots[kept:]
         self.ready -= surplus
 
-    def run(self, minutes: float, budget: Budget | None = None) -> PoolPlan:
+    def run(self, minutes: float, budget: FleetBudget | None = None) -> PoolPlan:
         """Let the loop run; return the last plan."""
         decided: PoolPlan | None = None
         for _ in range(round(minutes * 60 / _LOOK_S)):
             state = self.see()
-            decided = plan({"pool": state}, budget or Budget(), self.now)["pool"]
+            decided = plan({"pool": state}, budget or FleetBudget(), self.now)["pool"]
             self.take(decided)
         assert decided is not None
         return decided
@@ -113,7 +113,7 @@ def test_dynamo_10528_time_in_the_queue_is_seen() -> None:
     world = World(_settings(), demand=4.0, ready=6)
     world.run(20)
     world.queued = 600.0
-    decided = plan({"pool": world.see()}, Budget(), world.now)["pool"]
+    decided = plan({"pool": world.see()}, FleetBudget(), world.now)["pool"]
     assert decided.wanted > 20
     world.take(decided)
     world.run(15)
@@ -133,7 +133,7 @@ def test_dynamo_12428_two_pools_share_a_budget_and_neither_waits_for_what_cannot
         name: World(_settings(accelerators=1), demand, ready=4)
         for name, demand in (("prefill", 3.0), ("decode", 3.0))
     }
-    budget = Budget(accelerators=10)
+    budget = FleetBudget(accelerators=10)
     for minute in range(180):
         if minute == 40:
             pools["prefill"].demand, pools["decode"].demand = 1.2, 6.8

@@ -13,7 +13,7 @@ from sim.metrics import measure, prefill_s, ttft_objective_s
 from sim.percentiles import percentile
 from sim.policies import registry
 from sim.policies.simple import LeastRequests, RoundRobin
-from sim.pool import Pool, PoolPlan
+from sim.pool import SimPool, SimPoolPlan
 from sim.synthetic import Synthetic, generate
 from sim.workload import Trace, TraceRequest
 
@@ -27,13 +27,13 @@ def request(at_s: float, prompt: int, output: int, blocks: range | None = None) 
     return TraceRequest(at_s, prompt, output, tuple(blocks or chosen), session=-1)
 
 
-def play(*requests: TraceRequest, plan: PoolPlan | None = None, cost: str = "h70") -> Pool:
-    pool = Pool(RoundRobin(), MODELS_BY_NAME[cost], plan or PoolPlan(1), block_tokens=512)
+def play(*requests: TraceRequest, plan: SimPoolPlan | None = None, cost: str = "h70") -> SimPool:
+    pool = SimPool(RoundRobin(), MODELS_BY_NAME[cost], plan or SimPoolPlan(1), block_tokens=512)
     pool.run(Trace("t", 512, requests))
     return pool
 
 
-def check_at_rest(pool: Pool) -> None:
+def check_at_rest(pool: SimPool) -> None:
     """Assert that nothing was lost and nothing is left."""
     held: dict[int, int] = {}
     for replica in pool.engines:
@@ -50,8 +50,8 @@ def check_at_rest(pool: Pool) -> None:
 @pytest.mark.parametrize("name", [*registry.TABLE, "dynq_16_0_wspt", "dynq_1_4_fcfs", "aibrix_2"])
 def test_no_policy_loses_or_invents_work(name: str):
     found = registry.entry(name)
-    plan = PoolPlan(3, speed_spread=0.2, seed=2, is_shared=found.is_shared)
-    pool = Pool(found.make(), H70, plan, block_tokens=512)
+    plan = SimPoolPlan(3, speed_spread=0.2, seed=2, is_shared=found.is_shared)
+    pool = SimPool(found.make(), H70, plan, block_tokens=512)
     assert pool.policy.name == name
     pool.run(generate(SMALL, seed=1))
     check_at_rest(pool)
@@ -67,8 +67,8 @@ def test_no_policy_loses_or_invents_work(name: str):
 @pytest.mark.parametrize("name", [*registry.TABLE, "dynq_16_0_wspt", "dynq_1_0_fcfs"])
 def test_every_policy_survives_a_loss_and_uses_what_joins(name: str):
     found = registry.entry(name)
-    plan = PoolPlan(3, lose_at_s=20.0, add_at_s=30.0, is_shared=found.is_shared)
-    pool = Pool(found.make(), H70, plan, block_tokens=512)
+    plan = SimPoolPlan(3, lose_at_s=20.0, add_at_s=30.0, is_shared=found.is_shared)
+    pool = SimPool(found.make(), H70, plan, block_tokens=512)
     pool.run(generate(SMALL, seed=1))
     assert pool.alive == [1, 2, 3]
     check_at_rest(pool)
@@ -102,13 +102,13 @@ def test_published_times_of_prompts_alone():
 
 
 def test_a_slow_replica_takes_longer():
-    fast = play(request(0.0, 3000, 40), plan=PoolPlan(1))
+    fast = play(request(0.0, 3000, 40), plan=SimPoolPlan(1))
     seed = next(
         seed
         for seed in range(50)
-        if play(request(0.0, 9, 1), plan=PoolPlan(1, 0.3, seed)).engines[0].speed < 0.8
+        if play(request(0.0, 9, 1), plan=SimPoolPlan(1, 0.3, seed)).engines[0].speed < 0.8
     )
-    slow = play(request(0.0, 3000, 40), plan=PoolPlan(1, 0.3, seed))
+    slow = play(request(0.0, 3000, 40), plan=SimPoolPlan(1, 0.3, seed))
     ratio = slow.jobs[0].ended_at / fast.jobs[0].ended_at  # type: ignore[operator]
     assert ratio == pytest.approx(1 / slow.engines[0].speed)
 
@@ -125,7 +125,7 @@ def test_a_prompt_is_found_again_only_after_its_prefill():
 
 
 def test_the_oldest_tails_are_evicted_first():
-    plan = PoolPlan(1, kv_tokens=512 * 10)
+    plan = SimPoolPlan(1, kv_tokens=512 * 10)
     pool = play(
         request(0.0, 2048, 1, range(4)),
         request(5.0, 2048, 1, range(10, 14)),
@@ -137,7 +137,7 @@ def test_the_oldest_tails_are_evicted_first():
 
 def test_what_is_larger_than_the_memory_runs_alone():
     pool = play(
-        request(0.0, 400, 300), request(0.1, 9000, 5), request(0.2, 400, 5), plan=PoolPlan(1, kv_tokens=4096)
+        request(0.0, 400, 300), request(0.1, 9000, 5), request(0.2, 400, 5), plan=SimPoolPlan(1, kv_tokens=4096)
     )  # fmt: skip
     small, large, last = pool.jobs
     assert large.admitted_at >= small.ended_at  # type: ignore[operator]
@@ -149,7 +149,7 @@ def test_what_is_larger_than_the_memory_runs_alone():
 @settings(max_examples=30)
 def test_cancelled_jobs_leave_nothing_behind(seed: int):
     draw = random.Random(seed)
-    pool = Pool(LeastRequests(), H70, PoolPlan(2, kv_tokens=40_000), block_tokens=512)
+    pool = SimPool(LeastRequests(), H70, SimPoolPlan(2, kv_tokens=40_000), block_tokens=512)
     trace = generate(Synthetic(requests=40, rate=8.0, prompt=2000, output=60, turns=3), seed=seed)
 
     def cancel(job: Job) -> None:

@@ -7,15 +7,15 @@ from sim.engines import Job
 from sim.metrics import Metrics
 from sim.policies import registry
 from sim.policies.hold import HoldQueue
-from sim.pool import Pool, PoolPlan
-from sim.runs import Run, Source, capacity, metrics_of
+from sim.pool import SimPool, SimPoolPlan
+from sim.runs import Run, RunSource, capacity, metrics_of
 from sim.workload import TraceRequest
 
-CONVERSATIONS = Source("requests=1200,prompt=4000,turns=4,systems=3,output=200", "synthetic")
-SINGLE = Source("requests=1200,prompt=2000,burst=5", "synthetic")
+CONVERSATIONS = RunSource("requests=1200,prompt=4000,turns=4,systems=3,output=200", "synthetic")
+SINGLE = RunSource("requests=1200,prompt=2000,burst=5", "synthetic")
 
 
-def figures(source: Source, policy: str, load: float) -> Metrics:
+def figures(source: RunSource, policy: str, load: float) -> Metrics:
     run = Run(source, replicas=4, cost="h70", load=load, policy=policy)
     return metrics_of(run, capacity(source, 4, "h70"))
 
@@ -25,12 +25,12 @@ def job(number: int, prompt: int, blocks: tuple[int, ...] = (), session: int = -
     return Job(TraceRequest(0.0, prompt, 10, blocks, session), number, 0.0)
 
 
-def pool_of(policy: str, replicas: int = 4) -> Pool:
+def pool_of(policy: str, replicas: int = 4) -> SimPool:
     cost = MODELS_BY_NAME["h70"]
-    return Pool(registry.entry(policy).make(), cost, PoolPlan(replicas), block_tokens=512)
+    return SimPool(registry.entry(policy).make(), cost, SimPoolPlan(replicas), block_tokens=512)
 
 
-def placed(pool: Pool, *jobs: Job) -> list[int]:
+def placed(pool: SimPool, *jobs: Job) -> list[int]:
     for item in jobs:
         pool.policy.arrive(item)
     return [item.replica for item in jobs]

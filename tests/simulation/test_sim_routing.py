@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sim import routing
-from sim.runs import Run, Source, capacity
+from sim.runs import Run, RunSource, capacity
 
 WORKLOAD = "requests=150,rate=4,prompt=2000,output=40,turns=3,systems=2"
 KEYS = {
@@ -74,14 +74,14 @@ def test_faults_and_speeds_reach_the_run(tmp_path: Path):
 
 
 def test_load_one_is_what_replicas_can_do_together():
-    source = Source(WORKLOAD, "synthetic")
+    source = RunSource(WORKLOAD, "synthetic")
     alone, together = capacity(source, 1, "h70"), capacity(source, 4, "h70")
     assert 2.0 < together / alone < 4.5
     assert capacity(source, 1, "m8") > alone
 
 
 def test_a_group_runs_its_best_on_all_seeds():
-    base = Run(Source(WORKLOAD, "synthetic"), replicas=2, cost="h70", load=0.0, policy="")
+    base = Run(RunSource(WORKLOAD, "synthetic"), replicas=2, cost="h70", load=0.0, policy="")
     (result,) = routing.compare(base, ["oracle"], [0.9], [0, 1])
     assert result.policy == "oracle"
     assert result.run.policy == result.winner

@@ -10,7 +10,7 @@ from router.core.fleet.prefix_index import BlockHashes
 from sim.engines import Engine, Job
 from sim.metrics import measure
 from sim.policies.sluice import RouterSettings, Sluice
-from sim.pool import Pool, PoolPlan
+from sim.pool import SimPool, SimPoolPlan
 from sim.synthetic import Synthetic, generate
 from sim.workload import Trace, TraceRequest
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -19,16 +19,16 @@ CONVERSATIONS = Synthetic(requests=300, rate=4.0, prompt=3000, output=60, turns=
 
 
 def play(
-    *, settings: RouterSettings | None = None, plan: PoolPlan | None = None, seed: int = 1
-) -> tuple[Pool, Sluice]:
+    *, settings: RouterSettings | None = None, plan: SimPoolPlan | None = None, seed: int = 1
+) -> tuple[SimPool, Sluice]:
     policy = Sluice(settings or RouterSettings())
     cost = MODELS_BY_NAME["h70"]
-    pool = Pool(policy, cost, plan or PoolPlan(3), block_tokens=512)
+    pool = SimPool(policy, cost, plan or SimPoolPlan(3), block_tokens=512)
     pool.run(generate(CONVERSATIONS, seed=seed))
     return pool, policy
 
 
-def check(pool: Pool, policy: Sluice) -> None:
+def check(pool: SimPool, policy: Sluice) -> None:
     """Assert that everybody was served and that the router's books agree with the engines."""
     assert not policy.refusals
     assert all(job.ended_at is not None for job in pool.jobs)
@@ -47,7 +47,9 @@ def check(pool: Pool, policy: Sluice) -> None:
 
 @pytest.mark.parametrize("cells", [1, 3])
 def test_everything_is_served_and_books_agree(cells: int):
-    pool, policy = play(settings=RouterSettings(cells=cells), plan=PoolPlan(6, speed_spread=0.15))
+    pool, policy = play(
+        settings=RouterSettings(cells=cells), plan=SimPoolPlan(6, speed_spread=0.15)
+    )
     check(pool, policy)
     computed = sum(replica.prefilled_tokens for replica in pool.engines)
     assert computed == sum(job.prompt_tokens - job.hit_tokens for job in pool.jobs)
@@ -63,7 +65,7 @@ def test_the_same_seed_gives_the_same_run():
 
 @pytest.mark.parametrize("cells", [1, 2])
 def test_a_replica_lost_and_one_added_cost_no_request(cells: int):
-    plan = PoolPlan(4, lose_at_s=15.0, add_at_s=25.0)
+    plan = SimPoolPlan(4, lose_at_s=15.0, add_at_s=25.0)
     pool, policy = play(settings=RouterSettings(cells=cells), plan=plan)
     check(pool, policy)
     assert policy.resumes == sum(1 for job in pool.jobs if job.emitted) > 0
@@ -72,7 +74,7 @@ def test_a_replica_lost_and_one_added_cost_no_request(cells: int):
 
 
 def test_conversations_stay_in_their_cells_unless_one_is_too_busy():
-    pool, _ = play(settings=RouterSettings(cells=2), plan=PoolPlan(4))
+    pool, _ = play(settings=RouterSettings(cells=2), plan=SimPoolPlan(4))
     cells: dict[int, list[int]] = {}
     for job in pool.jobs:
         cells.setdefault(job.request.session, []).append(job.replica % 2)
@@ -84,7 +86,7 @@ def test_conversations_stay_in_their_cells_unless_one_is_too_busy():
 class Watched(Sluice):
     """Notes when frames reach the core, and what was true of the engine when they were made."""
 
-    def bind(self, pool: Pool) -> None:
+    def bind(self, pool: SimPool) -> None:
         """Bind, and listen at the core."""
         self.delivered: list[tuple[float, engine.StepFrame]] = []
         self.changes: dict[tuple[int, bool], float] = {}
@@ -106,7 +108,9 @@ class Watched(Sluice):
 
 def test_what_the_router_knows_is_as_old_as_said():
     policy = Watched(RouterSettings(report_age_s=0.25, index_delay_s=2.0))
-    pool = Pool(policy, MODELS_BY_NAME["h70"], PoolPlan(1, kv_tokens=20_480), block_tokens=512)
+    pool = SimPool(
+        policy, MODELS_BY_NAME["h70"], SimPoolPlan(1, kv_tokens=20_480), block_tokens=512
+    )
     requests = [
         TraceRequest(float(n), 3000, 5, tuple(range(10 * n, 10 * n + 6)), -1) for n in range(12)
     ]
@@ -136,7 +140,7 @@ def test_frames_say_what_the_engine_did():
             super()._deliver(link, frame)  # type: ignore[arg-type]
 
     policy = Collected(RouterSettings())
-    pool = Pool(policy, MODELS_BY_NAME["h70"], PoolPlan(1), block_tokens=512)
+    pool = SimPool(policy, MODELS_BY_NAME["h70"], SimPoolPlan(1), block_tokens=512)
     pool.run(generate(CONVERSATIONS, seed=3))
     check(pool, policy)
     emitted: dict[int, int] = {}
@@ -155,7 +159,7 @@ def test_frames_say_what_the_engine_did():
 def test_a_first_token_is_taken_at_the_engine():
     def first_s(age_s: float) -> float:
         policy = Sluice(RouterSettings(report_age_s=age_s))
-        pool = Pool(policy, MODELS_BY_NAME["h70"], PoolPlan(1), block_tokens=512)
+        pool = SimPool(policy, MODELS_BY_NAME["h70"], SimPoolPlan(1), block_tokens=512)
         pool.run(Trace("t", 512, (TraceRequest(0.0, 2000, 3, tuple(range(4)), -1),)))
         first_at = pool.jobs[0].first_at
         assert first_at is not None
@@ -180,8 +184,8 @@ def test_lost_jobs_keep_what_frames_had_told():
             super().lost(replica, jobs)
 
     policy = Collected(RouterSettings())
-    plan = PoolPlan(2, lose_at_s=20.01)
-    pool = Pool(policy, MODELS_BY_NAME["h70"], plan, block_tokens=512)
+    plan = SimPoolPlan(2, lose_at_s=20.01)
+    pool = SimPool(policy, MODELS_BY_NAME["h70"], plan, block_tokens=512)
     pool.run(generate(CONVERSATIONS, seed=1))
     check(pool, policy)
     assert policy.seen > 3

@@ -14,7 +14,7 @@ from replica.agent.artifacts.fetcher import Fetcher, UnknownArtifactError
 from replica.agent.artifacts.peer_keys import PeerKeys
 from replica.agent.link import OPTIONS, Link
 from sluice.channels import channel_to
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from sluice.ids import new_id
 from sluice.manifests import MANIFEST_BYTES_MAX, Manifest, parse_manifest
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
@@ -158,7 +158,7 @@ async def ask_manifest(address: str, digest: str) -> Manifest:
     try:
         async with (
             asyncio.timeout(_MANIFEST_S),
-            channel_to(address, Role.CONTROL_PLANE, options=OPTIONS) as channel,
+            channel_to(address, CertificateRole.CONTROL_PLANE, options=OPTIONS) as channel,
         ):
             stub = distribution_pb2_grpc.DistributionServiceStub(channel)
             call = stub.Manifest(wire.ManifestRequest(digest=digest))

@@ -12,7 +12,7 @@ import aiohttp
 from replica.agent.artifacts.partial import Piece
 from sluice.certificates import http_options, ours
 from sluice.chunk_store import ChunkStore, LostChunkError, StoreDownError, open_backend
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 
 STORE = ""  # stands where the id of a node would
 _CONNECT_S = 3.0
@@ -110,7 +110,10 @@ class Sources:
         try:
             while True:
                 request = self._session.get(
-                    url, headers=headers, allow_redirects=False, **http_options(Role.AGENT)
+                    url,
+                    headers=headers,
+                    allow_redirects=False,
+                    **http_options(CertificateRole.AGENT),
                 )
                 async with request as answer:
                     if answer.status == HTTPStatus.OK:

@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol
 
 from router.core.decide.forecast import (
     HIGHER_TIERS_MAX_S,
-    Forecast,
-    Prediction,
+    FirstTokenForecast,
     Supply,
+    TimedPrediction,
     bounded_retry_s,
     queue_wait_s,
     service_s,
@@ -64,7 +64,7 @@ class AdmissionCell(Protocol):
 
     is_owned: bool
     queue: FairQueue
-    forecast: Forecast
+    forecast: FirstTokenForecast
     adapter_waiters: AdapterWaiters
     uncached_mean: float
 
@@ -77,7 +77,7 @@ class AdmissionCell(Protocol):
         """Return the supply of its replicas."""
         ...
 
-    def predict(self, request: Request, prefill_s: float, now: float) -> Prediction:
+    def predict(self, request: Request, prefill_s: float, now: float) -> TimedPrediction:
         """Return the predicted first token of a request that came now."""
         ...
 

@@ -37,7 +37,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class PrefillSplit:
     """The same request on two replicas.
 
     Attributes:
@@ -61,12 +61,12 @@ def whole_cost_s(whole: Whole) -> float:
     return whole.backlog_s + whole.prefill_s * (1.0 + others)
 
 
-def split_cost_s(split: Split) -> float:
+def split_cost_s(split: PrefillSplit) -> float:
     """Return the predicted time until the first token, with the pause after it."""
     return split.backlog_s + split.prefill_s + split.transfer_s
 
 
-def is_split_better(whole: Whole, split: Split, tpot_s: float) -> bool:
+def is_split_better(whole: Whole, split: PrefillSplit, tpot_s: float) -> bool:
     """Return whether a request is to be split.
 
     Args:

@@ -44,7 +44,7 @@ class Supply:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class WorkAhead:
     """A request, and the work that is served before it.
 
     Attributes:
@@ -195,7 +195,7 @@ class Promises:
         return bounded_retry_s(at - now)
 
 
-class Prediction:
+class TimedPrediction:
     """The predicted first token of one request; learns once from the real one.
 
     Attributes:
@@ -237,7 +237,7 @@ class Prediction:
             self.first_token(waited_s)
 
 
-class Forecast:
+class FirstTokenForecast:
     """One cell's predictions, what they turned out to be worth, and what was promised by them."""
 
     __slots__ = ("_accuracies", "_top", "_top_until", "arrivals", "promises")
@@ -284,10 +284,10 @@ class Forecast:
         self,
         request: Request,
         supply: Supply,
-        demand: Demand,
+        demand: WorkAhead,
         uncached_mean: float,
         now: float,
-    ) -> Prediction:
+    ) -> TimedPrediction:
         """Return the predicted first token of a request; `uncached_mean` is that of its cell."""
         wait_s = self.wait_s(
             supply,
@@ -298,7 +298,7 @@ class Forecast:
         )
         accuracy = self.accuracy(request.uncached_tokens, uncached_mean)
         overdue_s = request.overdue_at - request.arrived_at
-        return Prediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s, overdue_s)
+        return TimedPrediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s, overdue_s)
 
     def seen(self, priority: int, now: float) -> None:
         """Note that a tier has work."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from router.core.fleet.engine_model import IDLE
 from router.core.fleet.replica import ReplicaBook
 from router.core.fleet.speed import MeanSpeed
-from router.core.types.plan import Role
+from router.core.types.plan import ReplicaRole
 from router.core.types.request import Request
 
 # Computing what another replica holds takes capacity from everybody else, too.
@@ -28,7 +28,7 @@ ROUNDED_S = 1e-6
 
 
 @dataclass(slots=True)
-class Choice:
+class PlacementChoice:
     """A replica for a request, with what was predicted.
 
     Attributes:
@@ -95,7 +95,7 @@ def excluded_by(
         reason = "sequences"
     elif not book.may_take:
         reason = "ejected"
-    elif book.role is Role.PREFILL:
+    elif book.role is ReplicaRole.PREFILL:
         reason = "role"
     elif request.adapter and not limits.adapter_slots:
         reason = "adapter"
@@ -127,7 +127,7 @@ def choose(
     without: Collection[str],
     is_only: bool,
     now: float,
-) -> Choice | None:
+) -> PlacementChoice | None:
     """Return the cheapest replica; it may be one above its window that holds the prompt.
 
     Most need not be priced. Those that hold more of the prompt than most do are looked at one by
@@ -172,7 +172,7 @@ def choose(
     for name in _by_owed(books, owed_until, now):
         if not look_at(name, prompt_of_most_s):
             break
-    return Choice(books[names[best_at]], best_cached, best_s) if best_at >= 0 else None
+    return PlacementChoice(books[names[best_at]], best_cached, best_s) if best_at >= 0 else None
 
 
 def _looked_at_first(

@@ -32,7 +32,7 @@ class RunningSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PreemptionRoom:
     """The room of a replica, and the needs of a request there.
 
     Attributes:
@@ -50,7 +50,7 @@ class Room:
     prefill_s: float
 
 
-def fits(room: Room, left_s: float) -> bool:
+def fits(room: PreemptionRoom, left_s: float) -> bool:
     """Return whether the first token comes within `left_s` without an interruption."""
     return (
         room.sequences_free > 0
@@ -59,7 +59,9 @@ def fits(room: Room, left_s: float) -> bool:
     )
 
 
-def cheapest(room: Room, running: Sequence[RunningSequence], left_s: float) -> list[int] | None:
+def cheapest(
+    room: PreemptionRoom, running: Sequence[RunningSequence], left_s: float
+) -> list[int] | None:
     """Return the sequences to interrupt, as indexes, so that the first token comes within `left_s`.
 
     The least progress is lost first, and each interruption is needed: without it there would be too
@@ -156,7 +158,7 @@ class RoomClaims:
 
 
 def cheapest_replica(
-    rooms: Sequence[Room | None],
+    rooms: Sequence[PreemptionRoom | None],
     running: Callable[[int], Sequence[RunningSequence]],
     *,
     due_s: float,

@@ -8,7 +8,7 @@ slow, evicted or interrupted, which under overload may be all.
 """
 
 from router.core.cell import CellBook
-from router.core.decide.placement import Choice
+from router.core.decide.placement import PlacementChoice
 from router.core.explain import explain
 from router.core.types.config import CoreConfig
 from router.core.types.request import Dispatch
@@ -26,7 +26,9 @@ class DecisionLog:
         self._explained_at = float("-inf")
         self._told_at = float("-inf")
 
-    def remember(self, cell: CellBook, dispatch: Dispatch, choice: Choice, now: float) -> None:
+    def remember(
+        self, cell: CellBook, dispatch: Dispatch, choice: PlacementChoice, now: float
+    ) -> None:
         """Keep what is known of a request that is about to be sent to a replica."""
         request = dispatch.request
         if self._sample and dispatch.sequence % self._sample == 0:

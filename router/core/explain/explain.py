@@ -10,11 +10,11 @@ from typing import Protocol
 
 from router.core.cell import CellBook
 from router.core.decide import admission, placement
-from router.core.decide.placement import Choice
+from router.core.decide.placement import PlacementChoice
 from router.core.fleet.replica import ReplicaBook
 from router.core.handovers import Handovers
 from router.core.types.config import CoreConfig
-from router.core.types.request import Dispatch, Gateway, Request
+from router.core.types.request import ConnectedGateway, Dispatch, Request
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _LONGEST_S = 4e6  # what fits into 32 bits of milliseconds; also for what never happens
@@ -25,7 +25,7 @@ class ExplainedCore(Protocol):
 
     config: CoreConfig
     cells: dict[str, CellBook]
-    gateways: dict[int, Gateway]
+    gateways: dict[int, ConnectedGateway]
     handovers: Handovers
     is_draining: bool
 
@@ -49,7 +49,9 @@ def explain(core: ExplainedCore, what: str | Request, now: float) -> wire.Explan
     return wire.Explanation(request_id=what, state="unknown", reason=reason)
 
 
-def decision(cell: CellBook, request: Request, choice: Choice, now: float) -> wire.Explanation:
+def decision(
+    cell: CellBook, request: Request, choice: PlacementChoice, now: float
+) -> wire.Explanation:
     """Return what is known of a request that is about to be sent to a replica."""
     explanation = _outline(request, "placed", now)
     explanation.candidates.extend(candidates(cell, request, now))
@@ -216,7 +218,9 @@ def _new(core: ExplainedCore, request: Request, now: float) -> wire.Explanation:
     return explanation
 
 
-def _choice(core: ExplainedCore, cell: CellBook, request: Request, now: float) -> Choice | None:
+def _choice(
+    core: ExplainedCore, cell: CellBook, request: Request, now: float
+) -> PlacementChoice | None:
     """Return where a request that is next would be sent now; None: it waits."""
     matches = cell.fleet.index.matches(request.hashes) if request.hashes else {}
     choice = cell.choose(request, matches, now)
@@ -260,7 +264,7 @@ def _chosen(explanation: wire.Explanation) -> wire.Candidate:
     return next(c for c in explanation.candidates if c.replica_id == explanation.chosen)
 
 
-def _tell_choice(explanation: wire.Explanation, request: Request, choice: Choice) -> None:
+def _tell_choice(explanation: wire.Explanation, request: Request, choice: PlacementChoice) -> None:
     """Say where a request is sent, and why there."""
     explanation.chosen = choice.book.replica_id
     chosen = _chosen(explanation)

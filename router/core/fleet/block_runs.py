@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 _REPORT_SLACK_RATIO = 0.125
 
 
-class Run:
+class BlockRun:
     """Consecutive blocks of a chain.
 
     Attributes:
@@ -40,10 +40,10 @@ class Use:
     def __init__(self, number: int, at: float) -> None:
         self.number = number
         self.at = at
-        self.runs: list[Run] = []
+        self.runs: list[BlockRun] = []
 
 
-class Held:
+class HeldBlocks:
     """What one replica holds.
 
     A dictionary for each replica, not one for all: one that is full is copied as a whole, and its
@@ -66,8 +66,8 @@ class Held:
         self.bit = 1 << number
         self.kv_blocks = kv_blocks
         self.has_events = False
-        self.where: dict[Hashable, Run] = {}
-        self.uses: dict[Run, Use] = {}
+        self.where: dict[Hashable, BlockRun] = {}
+        self.uses: dict[BlockRun, Use] = {}
         self.by_age: dict[int, Use] = {}
 
     @property
@@ -76,7 +76,7 @@ class Held:
         slack = int(self.kv_blocks * _REPORT_SLACK_RATIO) if self.has_events else 0
         return self.kv_blocks + slack
 
-    def use(self, run: Run, use: Use) -> None:
+    def use(self, run: BlockRun, use: Use) -> None:
         """Make a run part of a use, in place of an older one."""
         older = self.uses.get(run)
         if older is use:
@@ -86,16 +86,16 @@ class Held:
         self.uses[run] = use
         use.runs.append(run)
 
-    def unuse(self, run: Run) -> None:
+    def unuse(self, run: BlockRun) -> None:
         """Take a run out of its last use."""
         self._leave(run, self.uses.pop(run))
 
-    def _leave(self, run: Run, use: Use) -> None:
+    def _leave(self, run: BlockRun, use: Use) -> None:
         use.runs.remove(run)
         if not use.runs:
             del self.by_age[use.number]
 
-    def point(self, keys: list[Hashable], run: Run) -> None:
+    def point(self, keys: list[Hashable], run: BlockRun) -> None:
         """Note of which run some blocks are part."""
         self.where.update(dict.fromkeys(keys, run))
 
@@ -119,7 +119,7 @@ def agreement(own: list[Hashable], keys: list[Hashable], start: int) -> int:
     return next((n for n, (mine, other) in pairs if mine != other), min(len(own), len(part)))
 
 
-def overlap(run: Run, hashes: Sequence[Hashable], start: int) -> int:
+def overlap(run: BlockRun, hashes: Sequence[Hashable], start: int) -> int:
     """Return how many blocks of a run are those of a prompt from `start` on.
 
     By few looks: equal hashes of a chain have equal ones before them.

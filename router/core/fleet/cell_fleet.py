@@ -12,7 +12,7 @@ from router.core.fleet.prefix_index import BlockHashes, PrefixIndex
 from router.core.fleet.replica import ReplicaBook
 from router.core.fleet.sessions import Sessions
 from router.core.fleet.speed import MeanSpeed, Speed
-from router.core.types.plan import Role
+from router.core.types.plan import ReplicaRole
 from router.core.types.request import Dispatch, Request
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -63,7 +63,7 @@ class CellFleet:
         self._file(book)
 
     def _file(self, book: ReplicaBook) -> None:
-        is_prefiller = book.role is Role.PREFILL
+        is_prefiller = book.role is ReplicaRole.PREFILL
         ours = self.open_prefillers if is_prefiller else self.open_replicas
         others = self.open_replicas if is_prefiller else self.open_prefillers
         others.pop(book.replica_id, None)

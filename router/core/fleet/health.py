@@ -51,7 +51,7 @@ class HealthState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HealthVerdict:
     """A change of state.
 
     Attributes:
@@ -122,7 +122,7 @@ class CellHealth:
     def __init__(self) -> None:
         self._replicas: dict[str, _Replica] = {}
         self._steps = StepTimes()
-        self._verdicts: list[Verdict] = []
+        self._verdicts: list[HealthVerdict] = []
         self._due = _NEVER
         self._is_answer_new = False
         self._is_fewer = False  # attached replicas, since the last tick
@@ -284,7 +284,7 @@ class CellHealth:
         replica = self._replicas.get(replica_id)
         return "" if replica is None else replica.reason
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[HealthVerdict]:
         """Return the changes of state since the last call, in their order."""
         verdicts, self._verdicts = self._verdicts, []
         return verdicts
@@ -309,7 +309,7 @@ class CellHealth:
         if replica.state is not HealthState.EJECTED or replica.reason != reason:
             canaries = replica.record.recent.get(EvidenceKind.CANARY, ())
             counts = canaries.count(AnswerVerdict.WRONG), len(canaries)
-            self._verdicts.append(Verdict(replica.name, HealthState.EJECTED, reason, *counts))
+            self._verdicts.append(HealthVerdict(replica.name, HealthState.EJECTED, reason, *counts))
         probed_at, record = replica.probed_at, replica.record
         replica.clear()
         replica.probed_at, replica.record = probed_at, record
@@ -324,7 +324,7 @@ class CellHealth:
         replica.record = CLEAN
         replica.probe_at = now + _TRIAL_PROBE_S
         self._due = min(self._due, replica.probe_at)
-        self._verdicts.append(Verdict(replica.name, HealthState.HALF_OPEN, reason))
+        self._verdicts.append(HealthVerdict(replica.name, HealthState.HALF_OPEN, reason))
 
     def _release(self, now: float) -> None:
         """Try the mildest cases early when others were lost: at most a third stays ejected."""
@@ -346,7 +346,7 @@ class CellHealth:
         replica.state, replica.reason, replica.since = HealthState.HEALTHY, "", now
         replica.probe_at = now + replica.interval_s
         self._due = min(self._due, replica.probe_at)
-        self._verdicts.append(Verdict(replica.name, HealthState.HEALTHY, ""))
+        self._verdicts.append(HealthVerdict(replica.name, HealthState.HEALTHY, ""))
 
     def _failed(self, replica: _Replica, now: float) -> None:
         """Eject after failures in a row; one is enough in a trial."""

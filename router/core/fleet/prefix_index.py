@@ -9,7 +9,15 @@ answer costs no more than a worse placement: the engine computes what it lacks.
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import overload
 
-from router.core.fleet.block_runs import Held, Run, Use, agreement, distinct, overlap, stretch
+from router.core.fleet.block_runs import (
+    BlockRun,
+    HeldBlocks,
+    Use,
+    agreement,
+    distinct,
+    overlap,
+    stretch,
+)
 from sluice.hashing import HASH_BYTES
 
 # An engine's removal that reaches us so soon after our own dispatch of the block is older than that
@@ -17,7 +25,7 @@ from sluice.hashing import HASH_BYTES
 REMOVAL_GUARD_S = 5.0
 _RUN_MAX = 256  # blocks; bounds what it costs to take a run apart
 _NAMES_KEPT = 4096
-_SHARDS = 16  # of a large dictionary; see `Held`
+_SHARDS = 16  # of a large dictionary; see `HeldBlocks`
 _LONG_AGO = float("-inf")
 
 
@@ -62,12 +70,12 @@ class PrefixIndex:
     """The blocks of all replicas of a cell; calls about unknown replicas change nothing."""
 
     def __init__(self) -> None:
-        self._heads: dict[Hashable, Run] = {}  # first block -> run
+        self._heads: dict[Hashable, BlockRun] = {}  # first block -> run
         # Blocks of loose runs -> the bits of who holds them there; in the midst of such a run may
         # be what continues a prompt.
         self._loose: list[dict[Hashable, int]] = [{} for _ in range(_SHARDS)]
-        self._held: dict[str, Held] = {}
-        self._numbered: list[Held | None] = []
+        self._held: dict[str, HeldBlocks] = {}
+        self._numbered: list[HeldBlocks | None] = []
         self._numbers = 0  # of uses
         self._names: dict[int, tuple[str, ...]] = {}  # of sets of holders that were asked for
 
@@ -81,7 +89,7 @@ class PrefixIndex:
         if None not in self._numbered:
             self._numbered.append(None)
         number = self._numbered.index(None)
-        self._numbered[number] = self._held[replica_id] = Held(replica_id, number, kv_blocks)
+        self._numbered[number] = self._held[replica_id] = HeldBlocks(replica_id, number, kv_blocks)
         self._names.clear()
 
     def drop_replica(self, replica_id: str) -> None:
@@ -141,7 +149,7 @@ class PrefixIndex:
             return
         held.has_events = True
         newest = now - REMOVAL_GUARD_S
-        gone: dict[Run, set[Hashable]] = {}
+        gone: dict[BlockRun, set[Hashable]] = {}
         keys = list(hashes)
         start = 0
         while start < len(keys):
@@ -187,7 +195,7 @@ class PrefixIndex:
 
     # --- runs -------------------------------------------------------------------------------
 
-    def _cover(self, held: Held, keys: list[Hashable], use: Use, *, is_report: bool) -> None:
+    def _cover(self, held: HeldBlocks, keys: list[Hashable], use: Use, *, is_report: bool) -> None:
         """Make a replica hold a chain, or the rest of one, as part of a use."""
         start = 0
         while start < len(keys):
@@ -205,14 +213,14 @@ class PrefixIndex:
             held.use(run, use)
             start += len(run.keys)
 
-    def _make(self, keys: list[Hashable], *, is_loose: bool) -> Run:
+    def _make(self, keys: list[Hashable], *, is_loose: bool) -> BlockRun:
         """Return a new run; the caller gives it to somebody."""
-        run = self._heads[keys[0]] = Run(keys, 0, is_loose=is_loose)
+        run = self._heads[keys[0]] = BlockRun(keys, 0, is_loose=is_loose)
         return run
 
-    def _split(self, run: Run, at: int) -> Run:
+    def _split(self, run: BlockRun, at: int) -> BlockRun:
         """Take `run.keys[at:]` off into a run of their own, and return that."""
-        tail = Run(run.keys[at:], run.holders, is_loose=run.is_loose)
+        tail = BlockRun(run.keys[at:], run.holders, is_loose=run.is_loose)
         del run.keys[at:]
         for held in self._holding(run.holders):
             use = held.uses[tail] = held.uses[run]
@@ -221,7 +229,7 @@ class PrefixIndex:
         twin = self._heads.setdefault(tail.keys[0], tail)
         return tail if twin is tail else self._unite(twin, tail)
 
-    def _unite(self, run: Run, twin: Run) -> Run:
+    def _unite(self, run: BlockRun, twin: BlockRun) -> BlockRun:
         """Make one run of two with the same first block, and return it; the rest is split off.
 
         Such twins come to be when blocks are reported apart from those that they follow.
@@ -240,7 +248,7 @@ class PrefixIndex:
         run.is_loose |= twin.is_loose
         return run
 
-    def _find_loose(self, key: Hashable, holders: int) -> Run:
+    def _find_loose(self, key: Hashable, holders: int) -> BlockRun:
         """Make the block with which loose runs go on the first of a run, and return that."""
         for held in self._holding(holders):
             run = held.where[key]
@@ -249,13 +257,13 @@ class PrefixIndex:
                 self._split(run, at)
         return self._heads[key]
 
-    def _mark(self, held: Held, keys: list[Hashable]) -> None:
+    def _mark(self, held: HeldBlocks, keys: list[Hashable]) -> None:
         bit = held.bit
         for key in keys:
             shard = self._loose[hash(key) % _SHARDS]
             shard[key] = shard.get(key, 0) | bit
 
-    def _forget(self, held: Held, run: Run, keys: list[Hashable]) -> None:
+    def _forget(self, held: HeldBlocks, run: BlockRun, keys: list[Hashable]) -> None:
         """Note that a replica does not hold some blocks of a run any more."""
         held.forget(keys)
         if run.is_loose:
@@ -266,7 +274,7 @@ class PrefixIndex:
                 if others:
                     shard[key] = others
 
-    def _join(self, held: Held, use: Use) -> None:
+    def _join(self, held: HeldBlocks, use: Use) -> None:
         """Put runs of a use together that nobody else holds, as far as they stay short enough."""
         runs = use.runs
         kept = runs[:1]
@@ -284,12 +292,12 @@ class PrefixIndex:
 
     # --- what a replica holds ---------------------------------------------------------------
 
-    def _begin(self, held: Held, at: float) -> Use:
+    def _begin(self, held: HeldBlocks, at: float) -> Use:
         self._numbers += 1
         use = held.by_age[self._numbers] = Use(self._numbers, at)
         return use
 
-    def _give(self, held: Held, run: Run) -> None:
+    def _give(self, held: HeldBlocks, run: BlockRun) -> None:
         """Make a replica hold a run; what it held of these blocks in other runs becomes part."""
         where = held.where
         if not where.keys().isdisjoint(run.keys):
@@ -299,7 +307,7 @@ class PrefixIndex:
         held.point(run.keys, run)
         run.holders |= held.bit
 
-    def _shrink(self, held: Held) -> None:
+    def _shrink(self, held: HeldBlocks) -> None:
         """Evict the least recently used blocks beyond what the replica has room for."""
         excess = len(held.where) - held.room
         while excess > 0:
@@ -308,7 +316,7 @@ class PrefixIndex:
             self._trim(held, run, max(0, len(run.keys) - excess))
             excess = len(held.where) - held.room
 
-    def _trim(self, held: Held, run: Run, at: int) -> None:
+    def _trim(self, held: HeldBlocks, run: BlockRun, at: int) -> None:
         """Note that a replica does not hold `run.keys[at:]` any more."""
         if not at:
             self._lose(held, run)
@@ -318,7 +326,7 @@ class PrefixIndex:
             self._forget(held, run, run.keys[at:])
             del run.keys[at:]
 
-    def _lose(self, held: Held, run: Run) -> None:
+    def _lose(self, held: HeldBlocks, run: BlockRun) -> None:
         """Note that a replica does not hold a run any more."""
         held.unuse(run)
         self._forget(held, run, run.keys)
@@ -326,7 +334,7 @@ class PrefixIndex:
         if not run.holders:
             del self._heads[run.keys[0]]
 
-    def _lose_some(self, held: Held, run: Run, gone: set[Hashable]) -> None:
+    def _lose_some(self, held: HeldBlocks, run: BlockRun, gone: set[Hashable]) -> None:
         """Note that a replica does not hold some blocks of a run any more."""
         keys = run.keys
         stop = len(keys)
@@ -341,11 +349,11 @@ class PrefixIndex:
                 self._split(run, start)
             stop = start
 
-    def _clear(self, held: Held) -> None:
+    def _clear(self, held: HeldBlocks) -> None:
         for run in list(held.uses):
             self._lose(held, run)
 
-    def _holding(self, holders: int) -> Iterable[Held]:
+    def _holding(self, holders: int) -> Iterable[HeldBlocks]:
         numbered = self._numbered
         while holders:
             bit = holders & -holders

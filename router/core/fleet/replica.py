@@ -5,7 +5,7 @@ What the engine is doing now follows from that: see `router.core.fleet.engine_mo
 
 from router.core.fleet.engine_model import IDLE, EngineModel, Prompt
 from router.core.fleet.speed import Speed
-from router.core.types.plan import EngineLimits, Role
+from router.core.types.plan import EngineLimits, ReplicaRole
 from router.core.types.request import Dispatch
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -43,7 +43,7 @@ class ReplicaBook:
         self.cell_id = cell_id
         self.is_draining = False
         self.is_leaving = False
-        self.role = Role.BOTH
+        self.role = ReplicaRole.BOTH
         self.epoch = 0
         self.limits: EngineLimits | None = None
         self.speed = Speed(1)

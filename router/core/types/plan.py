@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 
-class Role(IntEnum):
+class ReplicaRole(IntEnum):
     """The work of a replica; BOTH unless its pool disaggregates."""
 
     BOTH = 0
@@ -19,7 +19,7 @@ class ReplicaPlan:
     replica_id: str
     cell_id: str
     is_draining: bool = False
-    role: Role = Role.BOTH
+    role: ReplicaRole = ReplicaRole.BOTH
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class FirstTokenPrediction(Protocol):
         ...
 
 
-class Gateway:
+class ConnectedGateway:
     """One connected gateway worker.
 
     Attributes:
@@ -140,7 +140,7 @@ class Request:
         self.adapter = adapter
         self.payload = payload
         self.is_traced = is_traced
-        self.gateway: Gateway = _NO_GATEWAY
+        self.gateway: ConnectedGateway = _NO_GATEWAY
         self.order = 0
         self.arrived_at = 0.0
         self.deadline_at = 0.0
@@ -176,7 +176,7 @@ class Request:
         return submit is not None and (submit.resumed_tokens > 0 or submit.is_begun)
 
 
-_NO_GATEWAY = Gateway(0)  # until a request is submitted
+_NO_GATEWAY = ConnectedGateway(0)  # until a request is submitted
 
 
 class Dispatch:

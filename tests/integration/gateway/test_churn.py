@@ -11,7 +11,7 @@ from gateway.bodies.messages import Message
 from gateway.bodies.parsing import Body
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.pursuit import Pursuit
-from gateway.endpoints.exchange import Exchange
+from gateway.endpoints.exchange import HttpExchange
 from gateway.endpoints.keep_alive import KeepAlive
 from sluice.wire.router.v1 import router_pb2 as wire
 from tests.support.scripted_router import Plan
@@ -19,7 +19,7 @@ from tests.support.scripted_router import Plan
 pytestmark = pytest.mark.real
 
 ROUND = 300
-KINDS = (Generation, Pursuit, Exchange, KeepAlive)
+KINDS = (Generation, Pursuit, HttpExchange, KeepAlive)
 BODIES = (Body, Message)
 # Of a stream that is open, without what others than the gateway and aiohttp allocate: it is 9.3 kB.
 # One that keeps the body that it was asked with takes 2.5 kB more, one that keeps the head 1.5 kB.

@@ -13,7 +13,7 @@ from cli.certificates import BUNDLE, create, settings_of
 from gateway.server.operations import serving_operations
 from gateway.server.probes import Probes
 from sluice import certificates
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 from tests.ports import free_port
 
 
@@ -22,9 +22,9 @@ def ours(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "ours"
     create(folder, days=2, hosts=["127.0.0.1"])
     monkeypatch.setattr(certificates._Ours, "certificates", None)
-    for name, value in settings_of(folder, Role.GATEWAY).items():
+    for name, value in settings_of(folder, CertificateRole.GATEWAY).items():
         monkeypatch.setenv(name, value)
-    certificates.use(Role.GATEWAY)
+    certificates.use(CertificateRole.GATEWAY)
     return folder
 
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from gateway.endpoints.scores import Scores
+from gateway.endpoints.scores import ScoreSampler
 from gateway.limits.limiter import Limiter
 from sluice.events import EventProducer
-from sluice.split import SHARE_MAX, Split
+from sluice.split import SHARE_MAX, ReleaseSplit
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -41,7 +41,7 @@ def events(monkeypatch) -> list[telemetry.RequestEvent]:
     told: list[telemetry.RequestEvent] = []
     parse = telemetry.RequestEvent.FromString
     monkeypatch.setattr(EventProducer, "emit", lambda _, payload: told.append(parse(payload)))
-    monkeypatch.setattr(Scores, "offer", lambda *_: None)
+    monkeypatch.setattr(ScoreSampler, "offer", lambda *_: None)
     return told
 
 
@@ -105,13 +105,14 @@ async def test_sessions_are_split_and_stay_while_the_share_grows(world, events, 
         for share in (2500, 6000):
             await rollout.split(share, pins={"tiny": "2"})
             told = await asyncio.gather(*(release_of(http, name) for name in names))
-            split = Split("tiny", "1", "2", share, "s")
+            split = ReleaseSplit("tiny", "1", "2", share, "s")
             assert told == [split.choose("one", name, "").release for name in names]
             in_canary = {name for name, release in zip(names, told, strict=True) if release == "2"}
             assert before < in_canary < set(names)
             before = in_canary
         assert len(rollout.submits(of_canary=True)) == told.count("2") + sum(
-            Split("tiny", "1", "2", 2500, "s").choose("one", it, "").is_canary for it in names
+            ReleaseSplit("tiny", "1", "2", 2500, "s").choose("one", it, "").is_canary
+            for it in names
         )
         assert await release_of(pinned, "any") == "2"
         assert events[-1].is_pinned

@@ -6,7 +6,7 @@ from base64 import b64decode
 import pytest
 
 from cli.stack.broker_login import Login, LoginError, apis_of
-from cli.stack.scram import Credential, Exchange, ScramError
+from cli.stack.scram import Credential, ScramError, ScramExchange
 
 SALT = b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
 CREDENTIAL = Credential.of("user", "pencil", SALT)
@@ -19,14 +19,14 @@ SERVER_FINAL = b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
 APIS = struct.pack(">hhhhhh", 3, 0, 12, 18, 0, 2)
 
 
-def begun(credential: Credential = CREDENTIAL) -> Exchange:
-    exchange = Exchange(credential, NONCE)
+def begun(credential: Credential = CREDENTIAL) -> ScramExchange:
+    exchange = ScramExchange(credential, NONCE)
     exchange.first(FIRST)
     return exchange
 
 
 def test_the_example_of_the_rfc():
-    exchange = Exchange(CREDENTIAL, NONCE)
+    exchange = ScramExchange(CREDENTIAL, NONCE)
     assert exchange.first(FIRST) == SERVER_FIRST
     assert exchange.final(FINAL) == SERVER_FINAL
 
@@ -37,7 +37,7 @@ def test_the_example_of_the_rfc():
 )
 def test_first_messages_that_are_none(message: bytes):
     with pytest.raises(ScramError):
-        Exchange(CREDENTIAL, NONCE).first(message)
+        ScramExchange(CREDENTIAL, NONCE).first(message)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_another_password_is_refused():
 
 
 def test_nonces_are_drawn_anew():
-    assert Exchange(CREDENTIAL).first(FIRST) != Exchange(CREDENTIAL).first(FIRST)
+    assert ScramExchange(CREDENTIAL).first(FIRST) != ScramExchange(CREDENTIAL).first(FIRST)
 
 
 def test_a_credential_shows_no_key():

@@ -16,16 +16,16 @@ from cli.certificates import create, settings_of
 from cli.compose_commands import _wait_token
 from cli.stack.home import Home, write_atomic
 from sluice import certificates
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 
 
 @pytest.fixture
 def mutual_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create(tmp_path, days=2, hosts=["localhost"])
     monkeypatch.setattr(certificates._Ours, "certificates", None)
-    for name, value in settings_of(tmp_path, Role.OPERATOR).items():
+    for name, value in settings_of(tmp_path, CertificateRole.OPERATOR).items():
         monkeypatch.setenv(name, value)
-    certificates.use(Role.OPERATOR)
+    certificates.use(CertificateRole.OPERATOR)
 
 
 @pytest.fixture

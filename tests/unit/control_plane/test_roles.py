@@ -9,7 +9,7 @@ from control_plane.access.roles import Action, Actor, Reach, Role, may, reach, r
 from control_plane.app import admin_routes
 from control_plane.database import Database
 from control_plane.http.openapi import document
-from control_plane.http.routes import Route
+from control_plane.http.routes import AdminRoute
 from control_plane.http.server import make_application
 from control_plane.http.writes import forbidden
 from control_plane.texts.routes import POLICIES
@@ -79,8 +79,8 @@ async def test_a_route_that_says_nothing_cannot_be_served() -> None:
 
     database = Database("postgresql+asyncpg://nobody@/nothing")
     for route in (
-        Route("GET", "/v1/things", handler, None),
-        Route("GET", "/healthz", handler, Action.READ_PLATFORM),
+        AdminRoute("GET", "/v1/things", handler, None),
+        AdminRoute("GET", "/healthz", handler, Action.READ_PLATFORM),
     ):
         with pytest.raises(AssertionError, match="what does it take"):
             make_application([route], database, "00", lambda path, status: None)

@@ -10,7 +10,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from control_plane.access.roles import Action, Actor, Role
 from control_plane.database import Database
-from control_plane.http.routes import ACTOR, ROUTE, Route
+from control_plane.http.routes import ACTOR, ROUTE, AdminRoute
 from control_plane.http.writes import WriteReply
 from control_plane.telemetry_client import FeedDownError
 from control_plane.texts.routes import TextRoutes
@@ -48,7 +48,7 @@ class World:
     async def delete(self) -> web.Response:
         request = make_mocked_request("DELETE", "/", match_info={"tenant_id": "acme"})
         request[ACTOR] = Actor("k", Role.ADMIN)
-        request[ROUTE] = Route("DELETE", "/", self.routes.delete, Action.WRITE_TENANTS)
+        request[ROUTE] = AdminRoute("DELETE", "/", self.routes.delete, Action.WRITE_TENANTS)
         return await self.routes.delete(request)
 
 

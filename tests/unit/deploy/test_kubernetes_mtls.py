@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from sluice.certificates import MtlsSettings
-from sluice.identity import CALLERS, Role, Service, server_name
+from sluice.identity import CALLERS, CertificateRole, Service, server_name
 from tests.unit.deploy.manifests import (
     HOME,
     NEEDS_KUSTOMIZE,
@@ -68,7 +68,7 @@ def test_every_process_has_its_certificate_and_both_cas(objects: tuple[Object, .
         volumes = {it["name"]: it for it in pod(workload)["volumes"]}
         mounts = {it["mountPath"]: it["name"] for it in container(workload)["volumeMounts"]}
         secret = volumes[mounts[str(settings.certificate.parent)]]["secret"]["secretName"]
-        assert server_name(Role(role), settings.domain) in made[secret]["dnsNames"]
+        assert server_name(CertificateRole(role), settings.domain) in made[secret]["dnsNames"]
         assert (settings.certificate.name, settings.key.name) == ("tls.crt", "tls.key")
         sources = volumes[mounts[str(settings.ca)]]["projected"]["sources"]
         files = {item["path"] for it in sources for item in it["secret"]["items"]}
@@ -97,8 +97,8 @@ def test_those_who_may_call_engines_are_signed_by_a_ca_of_their_own(
     objects: tuple[Object, ...],
 ) -> None:
     made = certificates(objects)
-    for role in Role:
-        if role is Role.ENGINE:
+    for role in CertificateRole:
+        if role is CertificateRole.ENGINE:
             continue
         issuer = made[f"sluice-{role}-tls"]["issuerRef"]["name"]
         is_caller = role in CALLERS[Service.ENGINE]

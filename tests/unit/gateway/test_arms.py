@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.directory import Directory, Principal, ResolvedModel
 from gateway.rollouts.decision import ReleaseDecision
-from sluice.split import SHARE_MAX, Split
+from sluice.split import SHARE_MAX, ReleaseSplit
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
@@ -97,7 +97,7 @@ def test_others_are_not_split() -> None:
 def test_every_gateway_decides_as_the_split_does(share: int, session: str) -> None:
     (one, caller), (other, same_caller) = directory(split(share)), directory(split(share))
     found = one.resolve(caller, "m", session, "request")
-    choice = Split("m", "old", "new", share, "s").choose("t", session, "other request")
+    choice = ReleaseSplit("m", "old", "new", share, "s").choose("t", session, "other request")
     assert (found.model.release, found.decision == CANARY) == (choice.release, choice.is_canary)
     assert told(other.resolve(same_caller, "m", session, "third")) == told(found)
 
@@ -189,7 +189,7 @@ def test_who_stands_in_is_split_as_well() -> None:
 def test_copies_are_made_of_control_only(share: int, mirrored: int, session: str) -> None:
     made, caller = directory(split(share, mirrored=mirrored))
     found = made.resolve(caller, "m", session)
-    is_copied = Split("m", "old", "new", mirrored, "s").choose("t", session, "").is_canary
+    is_copied = ReleaseSplit("m", "old", "new", mirrored, "s").choose("t", session, "").is_canary
     assert (found.shadow is not None) == (is_copied and found.decision == CONTROL)
     if found.shadow is not None:
         assert told(found.shadow) == ("new", "n", CANARY)

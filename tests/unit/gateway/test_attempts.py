@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from gateway.dispatch import attempts
 from gateway.dispatch.attempts import KEPT_MAX, TOLD_MAX, Attempt
-from gateway.dispatch.generation import Ending, EndKind, WholeGeneration
+from gateway.dispatch.generation import EndKind, GenerationEnd, WholeGeneration
 from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
 from tests.unit.gateway.test_streamed import SPEC
 
-LOST = Ending(EndKind.LOST, ErrorCode.REPLICA_LOST, "replica r1 was lost")
-STOP = Ending(EndKind.STOP)
+LOST = GenerationEnd(EndKind.LOST, ErrorCode.REPLICA_LOST, "replica r1 was lost")
+STOP = GenerationEnd(EndKind.STOP)
 
 
-def attempt(number: int, ending: Ending | None = STOP, **more: Any) -> Attempt:
+def attempt(number: int, ending: GenerationEnd | None = STOP, **more: Any) -> Attempt:
     it = Attempt(number, "c", "router-1", 10.0 + number, 0)
     it.ended_at_s = 10.5 + number
     if ending is not None:
@@ -72,7 +72,7 @@ def test_a_request_that_an_older_router_placed_again_ran_at_two_places() -> None
     generation.place(wire.Placed(replica_id="r1", queue_us=7))
     generation.push([1, 2, 3], 10.1)
     generation.place(wire.Placed(replica_id="r2", queue_us=400_000))
-    generation.end(Ending(EndKind.LENGTH))
+    generation.end(GenerationEnd(EndKind.LENGTH))
     generation.end_submission(12.0)
     one, two = told(generation.attempts)
     assert (one.outcome, one.ended_us, one.output_tokens) == ("requeued", 1_400_000, 3)

@@ -11,8 +11,8 @@ import pytest
 from gateway.directory import Directory
 from gateway.dispatch import patience, pursuit, retry_budget
 from gateway.dispatch.answers import Answers
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.generation import Ending, EndKind, Generation, WholeGeneration
+from gateway.dispatch.dispatcher import GatewayDispatcher
+from gateway.dispatch.generation import EndKind, Generation, GenerationEnd, WholeGeneration
 from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.patience import Patience
 from gateway.dispatch.pursuit import Pursuit
@@ -22,9 +22,9 @@ from sluice.errors import ErrorCode
 from sluice.watch import ControlState
 from tests.unit.gateway.test_streamed import SPEC
 
-REFUSED = Ending(EndKind.REFUSED, ErrorCode.ENGINE_FAILED, "no")
-LOST = Ending(EndKind.LOST, ErrorCode.REPLICA_LOST, "gone")
-STOP = Ending(EndKind.STOP)
+REFUSED = GenerationEnd(EndKind.REFUSED, ErrorCode.ENGINE_FAILED, "no")
+LOST = GenerationEnd(EndKind.LOST, ErrorCode.REPLICA_LOST, "gone")
+STOP = GenerationEnd(EndKind.STOP)
 
 
 class Links:
@@ -97,14 +97,16 @@ class Request:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: GatewayDispatcher,
         generations: Sequence[Generation],
         on_first: Callable[[], object] = nothing,
         answers_per_prompt: int = 0,
     ) -> None:
         self.generations = generations
         self.endings: list[tuple[int, EndKind]] = []
-        self.result: asyncio.Future[Ending | None] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[GenerationEnd | None] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._on_first = on_first
         self._answers = dispatcher.ask(generations, answers_per_prompt or len(generations))
 
@@ -114,7 +116,7 @@ class Request:
         except Exception as error:  # noqa: BLE001 - the test looks at it
             self.result.set_exception(error)
 
-    async def _ended(self) -> Ending | None:
+    async def _ended(self) -> GenerationEnd | None:
         with self._answers as answers:
             if (refusal := await answers.begun()) is not None:
                 return refusal
@@ -141,7 +143,7 @@ async def test_a_client_that_does_not_read_is_no_failure_of_ours(number: int) ->
         raise ConnectionResetError("the client does not read")
 
     links = Links()
-    request = Request(Dispatcher(links), made(number), fails)
+    request = Request(GatewayDispatcher(links), made(number), fails)
     async with running(request):
         links.submitted[0].push([40], 1.0)
         with pytest.raises(ConnectionResetError):
@@ -155,7 +157,7 @@ async def test_the_others_wait_for_a_token_not_for_a_sign_of_life() -> None:
     def begin() -> None:
         signs.append(len(links.submitted))
 
-    request = Request(Dispatcher(links), made(3), begin)
+    request = Request(GatewayDispatcher(links), made(3), begin)
     async with running(request):
         for generation in request.generations:
             generation.nudge()
@@ -174,7 +176,7 @@ async def test_a_sign_of_life_is_given_while_no_router_is_there() -> None:
         signs.append(len(links.submitted))
 
     links.is_open = False
-    request = Request(Dispatcher(links), made(1), begin)
+    request = Request(GatewayDispatcher(links), made(1), begin)
     async with running(request):
         request.generations[0].nudge()
         await turns()
@@ -186,7 +188,7 @@ async def test_a_sign_of_life_is_given_while_no_router_is_there() -> None:
 
 async def test_the_others_are_not_asked_for_when_the_first_is_refused() -> None:
     links = Links()
-    request = Request(Dispatcher(links), made(3))
+    request = Request(GatewayDispatcher(links), made(3))
     async with running(request):
         links.submitted[0].end(REFUSED)
         assert await request.result == REFUSED
@@ -196,7 +198,7 @@ async def test_the_others_are_not_asked_for_when_the_first_is_refused() -> None:
 
 async def test_a_first_answer_without_tokens_is_an_answer() -> None:
     links = Links()
-    request = Request(Dispatcher(links), made(2))
+    request = Request(GatewayDispatcher(links), made(2))
     async with running(request):
         links.submitted[0].end(STOP)
         await turns()
@@ -210,7 +212,7 @@ async def test_a_router_that_says_nothing_is_waited_for_until_the_deadline(
 ) -> None:
     monkeypatch.setattr(pursuit, "_GRACE_S", 0.0)
     links = Links()
-    request = Request(Dispatcher(links), [made_by(deadline_ms=1)])
+    request = Request(GatewayDispatcher(links), [made_by(deadline_ms=1)])
     async with running(request):
         ending = await request.result
     assert ending is not None
@@ -226,7 +228,7 @@ async def test_an_answer_that_has_begun_has_no_deadline(
     monkeypatch.setattr(pursuit, "_GRACE_S", 0.0)
     links = Links()
     generations = [made_by(deadline_ms=200, choice=index) for index in range(number)]
-    request = Request(Dispatcher(links), generations)
+    request = Request(GatewayDispatcher(links), generations)
     async with running(request):
         for generation in generations:
             generation.push([40], 1.0)
@@ -239,7 +241,7 @@ async def test_an_answer_that_has_begun_has_no_deadline(
 
 async def test_one_refused_answer_cancels_those_of_all_prompts() -> None:
     links = Links()
-    request = Request(Dispatcher(links), made(4), answers_per_prompt=2)
+    request = Request(GatewayDispatcher(links), made(4), answers_per_prompt=2)
     async with running(request):
         assert [it.spec.choice for it in links.submitted] == [0, 2], "each prompt's first answer"
         links.submitted[0].push([40], 1.0)
@@ -251,7 +253,7 @@ async def test_one_refused_answer_cancels_those_of_all_prompts() -> None:
 
 async def test_what_waits_to_be_tried_again_ends_with_the_process() -> None:
     links = Links()
-    dispatcher = Dispatcher(links)
+    dispatcher = GatewayDispatcher(links)
     request = Request(dispatcher, made(1))
     async with running(request):
         links.submitted[0].push([40], 1.0)
@@ -267,7 +269,7 @@ async def test_what_waits_to_be_tried_again_ends_with_the_process() -> None:
 
 async def test_what_waits_for_a_router_ends_with_the_process_at_once() -> None:
     pace = AttemptPace(LoopLag(lambda _: None))
-    dispatcher = Dispatcher(RouterLinks(Directory(ControlState()), "g", pace))
+    dispatcher = GatewayDispatcher(RouterLinks(Directory(ControlState()), "g", pace))
     requests = [Request(dispatcher, made(1)) for _ in range(2)]
     async with running(requests[0]), running(requests[1]):
         assert not any(request.result.done() for request in requests)
@@ -282,7 +284,7 @@ async def test_what_waits_for_a_router_ends_with_the_process_at_once() -> None:
 
 async def test_what_is_lost_as_the_process_ends_is_no_success() -> None:
     links = Links()
-    dispatcher = Dispatcher(links)
+    dispatcher = GatewayDispatcher(links)
     request = Request(dispatcher, made(1))
     async with running(request):
         links.submitted[0].end(LOST)
@@ -294,7 +296,7 @@ async def test_what_is_lost_as_the_process_ends_is_no_success() -> None:
 
 async def test_a_drain_waits_for_answers_that_have_not_been_asked_for_yet() -> None:
     links = Links()
-    dispatcher = Dispatcher(links)
+    dispatcher = GatewayDispatcher(links)
     request = Request(dispatcher, made(2))
     async with running(request), asyncio.TaskGroup() as tasks:
         drain = tasks.create_task(dispatcher.drain(5))
@@ -318,12 +320,12 @@ def kept() -> list[str]:
 
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("ending", [STOP, REFUSED])
-async def test_what_has_ended_is_not_kept(number: int, ending: Ending) -> None:
+async def test_what_has_ended_is_not_kept(number: int, ending: GenerationEnd) -> None:
     links = Links()
     gc.collect()
     gc.disable()  # what needs it keeps prompts until it comes
     try:
-        request = Request(Dispatcher(links), made(number))
+        request = Request(GatewayDispatcher(links), made(number))
         assert "Answers" in kept()
         async with running(request):
             for place in range(number):
@@ -341,7 +343,7 @@ async def test_what_has_ended_is_not_kept(number: int, ending: Ending) -> None:
 
 async def test_who_comes_while_it_drains_is_sent_elsewhere() -> None:
     links = Links()
-    dispatcher = Dispatcher(links)
+    dispatcher = GatewayDispatcher(links)
     assert await dispatcher.drain(5) == 0
     request = Request(dispatcher, made(2))
     async with running(request):
@@ -354,11 +356,11 @@ async def test_who_comes_while_it_drains_is_sent_elsewhere() -> None:
 async def test_only_the_loss_of_its_router_sends_an_answer_back_to_its_cell() -> None:
     links, [generation] = Links(), made(1)
     endings = [
-        Ending(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone"),
-        Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, "nobody is there"),
+        GenerationEnd(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone"),
+        GenerationEnd(EndKind.REFUSED, ErrorCode.NO_CAPACITY, "nobody is there"),
         STOP,
     ]
-    async with running(Request(Dispatcher(links), [generation])):
+    async with running(Request(GatewayDispatcher(links), [generation])):
         for number, ending in enumerate(endings, 1):
             while len(links.submitted) < number:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
@@ -372,8 +374,8 @@ async def test_a_full_queue_is_no_loss_that_a_begun_answer_has_to_pay_for(monkey
     monkeypatch.setattr(patience, "_RETRY_PAUSE_S", 0.001)
     monkeypatch.setattr(patience, "_RETRY_PAUSE_MAX_S", 0.001)
     links, [generation] = Links(), made(1)
-    full = Ending(EndKind.REFUSED, ErrorCode.QUEUE_FULL, "4096 requests wait")
-    request = Request(Dispatcher(links), [generation])
+    full = GenerationEnd(EndKind.REFUSED, ErrorCode.QUEUE_FULL, "4096 requests wait")
+    request = Request(GatewayDispatcher(links), [generation])
     async with running(request):
         generation.push([65], 1.0)
         for number, ending in enumerate([LOST, *[full] * 100], 2):
@@ -391,10 +393,10 @@ async def test_further_answers_wait_as_begun_ones_do(monkeypatch, code: ErrorCod
     monkeypatch.setattr(patience, "_RETRY_PAUSE_MAX_S", 0.001)
     monkeypatch.setattr(patience, "_CONNECT_WAIT_S", 0.01)
     links, [generation] = Links(), [made_by(is_begun=True)]
-    request = Request(Dispatcher(links), [generation])
+    request = Request(GatewayDispatcher(links), [generation])
     async with running(request):
         for number in range(2, 102):
-            generation.end(Ending(EndKind.REFUSED, code, "not here, not now"))
+            generation.end(GenerationEnd(EndKind.REFUSED, code, "not here, not now"))
             while len(links.submitted) < number and not request.result.done():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         generation.push([66], 2.0)
@@ -406,11 +408,13 @@ async def test_what_has_cost_replicas_is_not_asked_for_without_end(monkeypatch) 
     monkeypatch.setattr(patience, "_RETRY_PAUSE_S", 0.0001)
     monkeypatch.setattr(patience, "_RETRY_PAUSE_MAX_S", 0.0001)
     links, [generation] = Links(), made(1)
-    request = Request(Dispatcher(links), [generation])
+    request = Request(GatewayDispatcher(links), [generation])
     async with running(request):
         generation.push([65], 1.0)
         while not request.result.done():
-            generation.end(Ending(EndKind.REFUSED, ErrorCode.REPLICA_LOST, "three were lost"))
+            generation.end(
+                GenerationEnd(EndKind.REFUSED, ErrorCode.REPLICA_LOST, "three were lost")
+            )
             await asyncio.sleep(0.0005)
         refused = await request.result
     assert refused is not None
@@ -425,12 +429,12 @@ async def lose(links: Links, generation: Generation, times: int) -> None:
             await asyncio.sleep(0.005)
         await turns()
         generation.push([65], 1.0)
-        generation.end(Ending(EndKind.LOST, ErrorCode.REPLICA_LOST, "replica r1 was lost"))
+        generation.end(GenerationEnd(EndKind.LOST, ErrorCode.REPLICA_LOST, "replica r1 was lost"))
 
 
 async def test_a_caller_is_not_told_which_replica_was_lost() -> None:
     links, [generation] = Links(), made(1)
-    request = Request(Dispatcher(links), [generation])
+    request = Request(GatewayDispatcher(links), [generation])
     async with running(request):
         await lose(links, generation, patience.RESUMES_MAX + 1)
         ending = await request.result
@@ -444,7 +448,7 @@ async def test_a_tenants_storm_leaves_the_retries_of_the_others(
     monkeypatch.setattr(retry_budget, "ALWAYS", 0)
     monkeypatch.setattr(retry_budget, "AGAIN", 1)
     links = Links()
-    dispatcher = Dispatcher(links)
+    dispatcher = GatewayDispatcher(links)
     stormy, calm = (made_by(tenant_id=name) for name in ("stormy", "calm"))
     request = Request(dispatcher, [stormy])
     async with running(request):

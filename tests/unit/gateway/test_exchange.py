@@ -12,7 +12,7 @@ from gateway import directory
 from gateway.directory import Directory, Principal
 from gateway.dispatch.tally import Tally
 from gateway.endpoints import event_head
-from gateway.endpoints.exchange import AnswerScore, Exchange, Lost
+from gateway.endpoints.exchange import AnswerScore, HttpExchange, Lost
 from gateway.limits.limiter import Reservation
 from gateway.rollouts.decision import ReleaseDecision
 from gateway.rollouts.flaws import Flaws
@@ -25,10 +25,10 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, ARM_CONTROL, Requ
 TALLY = Tally(prompt_tokens=12, cached_tokens=0, output_tokens=9, session_hash=5)
 
 
-def exchange() -> Exchange:
+def exchange() -> HttpExchange:
     one = SimpleNamespace(id="one")
     principal: Any = SimpleNamespace(tenant=one, key=one, tier=one, event_heads={})
-    return Exchange(
+    return HttpExchange(
         uid="u",
         request_id="r",
         trace_id="t",
@@ -49,7 +49,7 @@ def model(name: str) -> Any:
     return SimpleNamespace(id=name, release="1", **digests)
 
 
-def parsed(it: Exchange, tally: Tally = TALLY) -> RequestEvent:
+def parsed(it: HttpExchange, tally: Tally = TALLY) -> RequestEvent:
     return RequestEvent.FromString(it.event(tally, "g", 2.0))
 
 
@@ -90,8 +90,10 @@ def test_the_event_says_how_long_an_adapter_was_waited_for() -> None:
 
 def test_what_begins_is_described_once(monkeypatch: Any) -> None:
     made: list[int] = []
-    begin = Exchange._begin
-    monkeypatch.setattr(Exchange, "_begin", lambda self, name: made.append(1) or begin(self, name))
+    begin = HttpExchange._begin
+    monkeypatch.setattr(
+        HttpExchange, "_begin", lambda self, name: made.append(1) or begin(self, name)
+    )
     it = exchange()
     it.prepare_closings(generations(), 2, "g")
     it.event(TALLY, "g", 2.0)

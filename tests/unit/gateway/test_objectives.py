@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gateway.metrics import GatewayMetrics
-from gateway.objectives import Objectives, Result, mean_tpot_s
+from gateway.objectives import ObjectiveResult, Objectives, mean_tpot_s
 
 OBJECTIVES = Objectives(ttft_s=0.5, tpot_s=0.05)
 
@@ -13,13 +13,13 @@ OBJECTIVES = Objectives(ttft_s=0.5, tpot_s=0.05)
 @pytest.mark.parametrize(
     ("ttft_s", "prompt_tokens", "prefill_s", "tpot_s", "result"),
     [
-        (0.5, 100, 9.0, 0.05, Result.GOOD),
-        (0.51, 100, 9.0, 0.0, Result.TTFT_MISSED),
-        (0.51, 2048, 9.0, 0.0, Result.TTFT_MISSED),
-        (2.4, 2049, 1.0, 0.0, Result.GOOD),
-        (2.6, 2049, 1.0, 0.0, Result.TTFT_MISSED),
-        (0.1, 100, 0.0, 0.051, Result.TPOT_MISSED),
-        (0.6, 100, 0.0, 0.051, Result.TTFT_MISSED),
+        (0.5, 100, 9.0, 0.05, ObjectiveResult.GOOD),
+        (0.51, 100, 9.0, 0.0, ObjectiveResult.TTFT_MISSED),
+        (0.51, 2048, 9.0, 0.0, ObjectiveResult.TTFT_MISSED),
+        (2.4, 2049, 1.0, 0.0, ObjectiveResult.GOOD),
+        (2.6, 2049, 1.0, 0.0, ObjectiveResult.TTFT_MISSED),
+        (0.1, 100, 0.0, 0.051, ObjectiveResult.TPOT_MISSED),
+        (0.6, 100, 0.0, 0.051, ObjectiveResult.TTFT_MISSED),
     ],
 )
 def test_a_request_is_good_when_it_met_both(ttft_s, prompt_tokens, prefill_s, tpot_s, result):

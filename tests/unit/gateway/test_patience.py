@@ -2,13 +2,13 @@
 
 import pytest
 
-from gateway.dispatch.generation import Ending, EndKind, Generation
+from gateway.dispatch.generation import EndKind, Generation, GenerationEnd
 from gateway.dispatch.patience import Patience
 from sluice.errors import ErrorCode
 from tests.unit.gateway.test_dispatcher import LOST, made_by
 
-FULL = Ending(EndKind.REFUSED, ErrorCode.QUEUE_FULL, "4096 requests wait")
-MOVED = Ending(EndKind.REFUSED, ErrorCode.DRAINING, "this router is shutting down")
+FULL = GenerationEnd(EndKind.REFUSED, ErrorCode.QUEUE_FULL, "4096 requests wait")
+MOVED = GenerationEnd(EndKind.REFUSED, ErrorCode.DRAINING, "this router is shutting down")
 
 
 def begun(generation: Generation) -> Generation:
@@ -17,7 +17,7 @@ def begun(generation: Generation) -> Generation:
     return generation
 
 
-def asked_at(patience: Patience, ending: Ending) -> list[float]:
+def asked_at(patience: Patience, ending: GenerationEnd) -> list[float]:
     """Return when it asks again, if it is refused at once each time."""
     times = [0.0]
     while patience.refusal(ending, times[-1]) is None:
@@ -38,7 +38,7 @@ def test_a_begun_answer_waits_for_the_only_replica_as_long_as_a_new_one(
     patience = Patience(generation, 0.0)
     generation.begin_attempt()
     generation.push([40], 1.0)
-    restarting = Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, "no replica was ready")
+    restarting = GenerationEnd(EndKind.REFUSED, ErrorCode.NO_CAPACITY, "no replica was ready")
 
     assert patience.refusal(LOST, 100.0) is None
     assert patience.acquire_by_s == patience.give_up_at_s == 100.0 + wait_s
@@ -62,7 +62,7 @@ def test_a_tier_that_lets_in_less_does_not_give_up_earlier(
 
 def test_who_has_no_token_at_its_deadline_is_told_so_whatever_was_lost_meanwhile() -> None:
     patience = Patience(made_by(deadline_ms=500), 0.0)
-    frozen = Ending(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone")
+    frozen = GenerationEnd(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone")
     assert patience.refusal(frozen, 0.1) is None
     refused = patience.refusal(frozen, 0.9)
     assert refused is not None
@@ -100,7 +100,7 @@ def test_a_new_request_that_nobody_takes_asks_a_few_times() -> None:
 )
 @pytest.mark.parametrize("ending", [FULL, MOVED], ids=["full", "moved"])
 def test_a_further_answer_waits_as_one_that_has_begun(
-    deadline_ms: int, wait_s: float, ending: Ending
+    deadline_ms: int, wait_s: float, ending: GenerationEnd
 ) -> None:
     patience = Patience(made_by(is_begun=True, deadline_ms=deadline_ms), 0.0)
     assert patience.give_up_at_s == wait_s
@@ -128,7 +128,7 @@ def test_a_request_that_was_shown_signs_of_life_waits_for_replicas_until_its_dea
     generation = made_by(deadline_ms=5_000, absence_ms=3_000)
     patience = Patience(generation, 0.0)
     patience.begin_attempt(0.0)
-    away = Ending(EndKind.REFUSED, ErrorCode.NO_CAPACITY, "no replica was ready")
+    away = GenerationEnd(EndKind.REFUSED, ErrorCode.NO_CAPACITY, "no replica was ready")
     assert patience.refusal(away, 3.0) is away, "another model may stand in"
     generation.nudge()
     assert patience.refusal(away, 3.0) is None

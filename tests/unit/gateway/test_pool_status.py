@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dispatch.cell_choice import CellView
-from gateway.pool_status import COUNT_MIN, WAIT_STEP_MS, PoolStatus, Readiness, status_of_cells
+from gateway.pool_status import COUNT_MIN, WAIT_STEP_MS, PoolReadiness, PoolStatus, status_of_cells
 
 
 def test_only_cells_that_serve_count() -> None:
@@ -22,9 +22,9 @@ def test_only_cells_that_serve_count() -> None:
 
 
 def test_readiness() -> None:
-    assert status_of_cells([CellView("a", replicas_ready=1)], 3).readiness is Readiness.READY
-    assert status_of_cells([CellView("a")], 1).readiness is Readiness.LOADING
-    assert status_of_cells([], 0).readiness is Readiness.UNAVAILABLE
+    assert status_of_cells([CellView("a", replicas_ready=1)], 3).readiness is PoolReadiness.READY
+    assert status_of_cells([CellView("a")], 1).readiness is PoolReadiness.LOADING
+    assert status_of_cells([], 0).readiness is PoolReadiness.UNAVAILABLE
     assert status_of_cells([], 0).told["wait_ms"] is None
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.objectives import Result
+from gateway.objectives import ObjectiveResult
 from gateway.tenant_series import OTHER, TenantSeries
 
 
@@ -18,7 +18,7 @@ class Site:
         self.series = TenantSeries(named_max=2, clock=lambda: self.now_s)
 
     def use(self, tenant: str, tokens: int) -> None:
-        self.series.count(tenant, Result.GOOD, tokens, 0)
+        self.series.count(tenant, ObjectiveResult.GOOD, tokens, 0)
 
     def values(self) -> dict[tuple[str, str], float]:
         samples = [sample for family in self.series.collect() for sample in family.samples]

@@ -9,7 +9,7 @@ import pytest
 from replica.engine.adapter_table import AdapterTable
 from replica.engine.core import ScheduledEngine
 from replica.engine.plan import NO_SLOT, ScheduledSequence, StepFailedError, StepOutput, StepPlan
-from replica.engine.scheduler import Scheduler
+from replica.engine.scheduler import EngineScheduler
 from replica.engine.types import (
     Capabilities,
     Limits,
@@ -236,7 +236,7 @@ def make_engine() -> Callable[..., ScheduledEngine]:
         clock: Callable[[], float] | None = None,
     ) -> ScheduledEngine:
         limits = Limits(context, sequences, step_tokens, blocks, VOCABULARY)
-        scheduler = Scheduler(
+        scheduler = EngineScheduler(
             limits,
             root=ROOT,
             eos_ids=frozenset({EOS}),

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.engine import sampler as sampler_module
-from replica.engine.penalties import TokenCounts
+from replica.engine.penalties import PenaltyCounts
 from replica.engine.plan import ScheduledSequence, StepPlan
 from replica.engine.sampler import Sampler
 from replica.engine.sampling import sample
@@ -216,7 +216,7 @@ def test_repetition_makes_seen_tokens_less_likely_whatever_their_sign(
 def test_siblings_count_a_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
 
-    class Counting(TokenCounts):
+    class Counting(PenaltyCounts):
         def __init__(self, prompt) -> None:
             counted.append(len(prompt))
             super().__init__(prompt)

@@ -13,7 +13,7 @@ from router.closing import (
     closed,
 )
 from router.core.types.batch import GatewayBatch
-from router.core.types.request import Dispatch, Gateway, Request
+from router.core.types.request import ConnectedGateway, Dispatch, Request
 from router.counting import HOUR_MS, OTHER, TokenCounts
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
@@ -21,9 +21,9 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 FINISH = wire.OUTCOME_KIND_LENGTH
 
 
-def world() -> tuple[Accounts, Closings, Gateway]:
+def world() -> tuple[Accounts, Closings, ConnectedGateway]:
     counts = TokenCounts("router", 1)
-    return Accounts(counts), Closings("router", counts), Gateway(1)
+    return Accounts(counts), Closings("router", counts), ConnectedGateway(1)
 
 
 def submit(handle: int, *, resumed: int = 0, of: str = "", part: int = 0) -> wire.Submit:
@@ -98,10 +98,10 @@ def test_what_ended_a_moment_ago_is_told_and_what_ended_long_ago_is_not():
 def test_closings_that_a_gateway_took_with_it_are_given_to_the_next():
     second, closings, _ = world()
     second.carried([submit(1).closing], now=5.0)
-    closings.cut(second, Gateway(2), now=6.0)
+    closings.cut(second, ConnectedGateway(2), now=6.0)
     closings.settle(lambda _: True, now=6.0)
     assert set(told(closings)) == {"e1"}
-    closings.cut(second, Gateway(2), now=5.1 + KEPT_S)
+    closings.cut(second, ConnectedGateway(2), now=5.1 + KEPT_S)
     closings.settle(lambda _: True, now=5.1 + KEPT_S)
     assert not closings.has_work
 
@@ -265,7 +265,7 @@ def asked(handle: int, tokens: int, *, part: int = 0, was_placed: bool = False) 
 
 def test_prompts_count_once_and_where_their_gateways_know_of_them():
     counts = TokenCounts("router", 1)
-    accounts, closings, gateway = Accounts(counts), Closings("router", counts), Gateway(1)
+    accounts, closings, gateway = Accounts(counts), Closings("router", counts), ConnectedGateway(1)
     heard = wire.ConnectRequest(cancels=[4, 5], cancel_took=[0, 0], cancel_placed=[True, False])
     accounts.submitted(
         [

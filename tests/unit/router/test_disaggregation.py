@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.decide.disaggregation import (
-    Split,
+    PrefillSplit,
     TransferTimes,
     Whole,
     is_split_better,
@@ -15,7 +15,7 @@ from router.core.decide.disaggregation import (
     whole_cost_s,
 )
 from router.core.handovers import FEATURE
-from router.core.types.plan import EngineLimits, ReplicaPlan, Role
+from router.core.types.plan import EngineLimits, ReplicaPlan, ReplicaRole
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -33,7 +33,7 @@ WHOLES = st.builds(
     waiting=st.integers(0, 50),
 )
 SPLITS = st.builds(
-    Split,
+    PrefillSplit,
     backlog_s=SECONDS,
     prefill_s=SECONDS,
     transfer_s=SECONDS,
@@ -65,7 +65,7 @@ def test_worse_conditions_never_make_it_better(whole, split, more_s):
 
 
 def test_busy_decodes_speak_for_a_split_and_short_answers_against_it():
-    split = Split(0.0, 0.4, 0.1, output_tokens=200, decode_step_s=0.03)
+    split = PrefillSplit(0.0, 0.4, 0.1, output_tokens=200, decode_step_s=0.03)
     assert not is_split_better(Whole(0.0, 0.4, decodes=0), split, 0.1)
     assert is_split_better(Whole(0.0, 0.4, decodes=60), split, 0.1)
     short = dataclasses.replace(split, output_tokens=2)
@@ -75,7 +75,7 @@ def test_busy_decodes_speak_for_a_split_and_short_answers_against_it():
 
 
 def test_no_prefill_replica_idles_beside_a_queue():
-    split = Split(0.0, 0.05, 0.2, output_tokens=200, decode_step_s=0.03)
+    split = PrefillSplit(0.0, 0.05, 0.2, output_tokens=200, decode_step_s=0.03)
     assert not is_split_better(Whole(0.05, 0.05, decodes=1), split, 0.1)
     assert is_split_better(Whole(0.05, 0.05, decodes=1, waiting=5), split, 0.1)
 
@@ -115,7 +115,13 @@ def world(bench):
         world = bench(replicas=0, output_tokens_expected=300)
         world.limits = EngineLimits(4000, 64, 512, 4096, BLOCK, features=features)
         world.names = [P, D, D2]
-        roles = dict(zip(world.names, (Role.PREFILL, Role.DECODE, Role.DECODE), strict=True))
+        roles = dict(
+            zip(
+                world.names,
+                (ReplicaRole.PREFILL, ReplicaRole.DECODE, ReplicaRole.DECODE),
+                strict=True,
+            )
+        )
         world.core.on_cells(["cell"], [ReplicaPlan(n, "cell", role=roles[n]) for n in world.names])
         for name in world.names:
             world.attach(name)

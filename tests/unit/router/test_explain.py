@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.core.explain.explain import explain
 from router.core.handovers import FEATURE
-from router.core.types.plan import EngineLimits, ReplicaPlan, Role
+from router.core.types.plan import EngineLimits, ReplicaPlan, ReplicaRole
 from router.core.types.request import Request
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -232,7 +232,7 @@ def split_world(bench):
     world = bench(replicas=0, output_tokens_expected=300, decision_sample=1)
     world.limits = EngineLimits(4000, 64, 512, 4096, 16, features=frozenset({FEATURE}))
     world.names = ["prefill", "decode-1", "decode-2"]
-    roles = (Role.PREFILL, Role.DECODE, Role.DECODE)
+    roles = (ReplicaRole.PREFILL, ReplicaRole.DECODE, ReplicaRole.DECODE)
     plans = [
         ReplicaPlan(name, CELL, role=role) for name, role in zip(world.names, roles, strict=True)
     ]

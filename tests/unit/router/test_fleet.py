@@ -4,8 +4,8 @@ import asyncio
 from types import SimpleNamespace
 
 from router.attach import Stream
-from router.core.types.plan import ReplicaPlan, Role
-from router.fleet import Fleet, Target
+from router.core.types.plan import ReplicaPlan, ReplicaRole
+from router.fleet import ReplicaAttachments, Target
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 
@@ -52,10 +52,10 @@ async def test_only_replicas_that_speak_frames_are_attached_to() -> None:
     snapshot = wire.Objects(cells=cells, replicas=replicas)
     assert state.apply(wire.WatchResponse(version=1, is_snapshot=True, upserts=snapshot))
     async with asyncio.TaskGroup() as group:
-        fleet = Fleet(hub, group, open_stream, probe, router_id="me", silence_s=1.0)
+        fleet = ReplicaAttachments(hub, group, open_stream, probe, router_id="me", silence_s=1.0)
         fleet.follow(state)
         assert hub.planned.keys() == fleet._attachments.keys() == {"chat", "older"}
-        assert hub.planned["chat"].role is Role.PREFILL
-        assert hub.planned["older"].role is Role.BOTH
+        assert hub.planned["chat"].role is ReplicaRole.PREFILL
+        assert hub.planned["older"].role is ReplicaRole.BOTH
         for _, _, task in fleet._attachments.values():
             task.cancel()

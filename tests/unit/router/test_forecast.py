@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.decide import forecast
-from router.core.decide.forecast import Accuracy, Arrivals, Forecast, Prediction, Promises, Supply
+from router.core.decide.forecast import (
+    Accuracy,
+    Arrivals,
+    FirstTokenForecast,
+    Promises,
+    Supply,
+    TimedPrediction,
+)
 
 SECONDS = st.floats(0.0, 1e4, allow_nan=False)
 SUPPLIES = st.builds(
@@ -49,7 +56,7 @@ def test_the_correction_stays_within_its_bounds(samples, queue_s, own_s):
         accuracy.observe(predicted_s, actual_s)
     correction = accuracy.correction()
     assert forecast.CORRECTION_MIN <= correction <= forecast.CORRECTION_MAX
-    ttft_s = Prediction(accuracy, queue_s, own_s).ttft_s()
+    ttft_s = TimedPrediction(accuracy, queue_s, own_s).ttft_s()
     assert ttft_s >= own_s + forecast.CORRECTION_MIN * queue_s
     assert ttft_s <= own_s + forecast.CORRECTION_MAX * queue_s
 
@@ -72,29 +79,29 @@ def test_long_waits_count_for_more_than_short_ones():
 
 def test_what_expired_teaches_only_that_it_took_longer():
     accuracy = Accuracy()
-    Prediction(accuracy, 40.0, 1.0).expired(30.0)
+    TimedPrediction(accuracy, 40.0, 1.0).expired(30.0)
     assert accuracy.correction() == 1.0
-    Prediction(accuracy, 10.0, 1.0).expired(30.0)
+    TimedPrediction(accuracy, 10.0, 1.0).expired(30.0)
     assert accuracy.correction() > 1.0
 
 
 def test_only_the_wait_is_corrected_and_by_size():
-    forecast = Forecast()
+    forecast = FirstTokenForecast()
     short, long = forecast.accuracy(100, 1000.0), forecast.accuracy(9000, 1000.0)
     for _ in range(200):
-        Prediction(short, 1.0, 0.5).first_token(1.5)
-        Prediction(long, 1.0, 5.0).first_token(8.0)
-    assert Prediction(short, 2.0, 0.1).ttft_s() == pytest.approx(2.1, rel=0.01)
-    assert Prediction(long, 2.0, 7.0).ttft_s() == pytest.approx(6.0 + 7.0, rel=0.01)
+        TimedPrediction(short, 1.0, 0.5).first_token(1.5)
+        TimedPrediction(long, 1.0, 5.0).first_token(8.0)
+    assert TimedPrediction(short, 2.0, 0.1).ttft_s() == pytest.approx(2.1, rel=0.01)
+    assert TimedPrediction(long, 2.0, 7.0).ttft_s() == pytest.approx(6.0 + 7.0, rel=0.01)
 
 
 def test_overtaking_ends_when_it_is_overdue():
     accuracy = Accuracy()
     for _ in range(200):
         accuracy.observe(1.0, 4.0)
-    assert Prediction(accuracy, 2.0, 0.0).ttft_s() == pytest.approx(8.0, rel=0.01)
-    assert Prediction(accuracy, 2.0, 1.0, overdue_s=5.0).ttft_s() == pytest.approx(6.0)
-    assert Prediction(accuracy, 7.0, 1.0, overdue_s=5.0).ttft_s() == pytest.approx(8.0)
+    assert TimedPrediction(accuracy, 2.0, 0.0).ttft_s() == pytest.approx(8.0, rel=0.01)
+    assert TimedPrediction(accuracy, 2.0, 1.0, overdue_s=5.0).ttft_s() == pytest.approx(6.0)
+    assert TimedPrediction(accuracy, 7.0, 1.0, overdue_s=5.0).ttft_s() == pytest.approx(8.0)
 
 
 def test_what_comes_in_higher_tiers_is_known_as_a_rate():
@@ -153,7 +160,7 @@ def test_refused_requests_are_told_to_come_one_after_the_other():
 
 
 def test_the_highest_tier_of_late_is_the_top():
-    forecast = Forecast()
+    forecast = FirstTokenForecast()
     forecast.seen(5, 0.0)
     forecast.seen(1, 1.0)
     assert forecast.is_top(5)

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from router.core.fleet import health
-from router.core.fleet.health import CellHealth, HealthState, Verdict
+from router.core.fleet.health import CellHealth, HealthState, HealthVerdict
 
 RIGHT, WRONG = (5, 6, 7), (5, 6, 8)
 EJECTED, HALF_OPEN, HEALTHY = HealthState.EJECTED, HealthState.HALF_OPEN, HealthState.HEALTHY
@@ -21,7 +21,7 @@ class Pool:
         self.answers: dict[str, tuple[int, ...] | None] = dict.fromkeys(self.names, RIGHT)
         self.slips: dict[str, int] = {}  # wrong answers to come
         self.probes: list[tuple[float, str]] = []
-        self.verdicts: list[tuple[float, Verdict]] = []
+        self.verdicts: list[tuple[float, HealthVerdict]] = []
         self.now = 0.0
         for name in self.names:
             self.health.attached(name, 0.0)

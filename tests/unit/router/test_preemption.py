@@ -5,7 +5,13 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.decide.preemption import PREEMPTIONS_MAX, Room, RunningSequence, cheapest, fits
+from router.core.decide.preemption import (
+    PREEMPTIONS_MAX,
+    PreemptionRoom,
+    RunningSequence,
+    cheapest,
+    fits,
+)
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 BATCH = {"is_preemptible": True, "priority": 0, "tenant_id": "batch"}
@@ -25,7 +31,7 @@ RUNNING = st.builds(
 def situations(draw):
     running = draw(st.lists(RUNNING, max_size=7))
     owed_s = sum(entry.owed_s for entry in running)
-    room = Room(
+    room = PreemptionRoom(
         sequences_free=draw(st.integers(-2, 2)),
         blocks_free=draw(st.integers(-10, 30)),
         blocks_needed=draw(st.integers(1, 40)),
@@ -35,10 +41,12 @@ def situations(draw):
     return room, running
 
 
-def after(room: Room, running: list[RunningSequence], stopped: tuple[int, ...]) -> Room:
+def after(
+    room: PreemptionRoom, running: list[RunningSequence], stopped: tuple[int, ...]
+) -> PreemptionRoom:
     """The room when those that end anyway and `stopped` are gone."""
     gone = [e for index, e in enumerate(running) if e.is_ending or index in stopped]
-    return Room(
+    return PreemptionRoom(
         room.sequences_free + len(gone),
         room.blocks_free + sum(entry.blocks for entry in gone),
         room.blocks_needed,
@@ -66,8 +74,8 @@ def test_the_least_progress_is_lost():
         RunningSequence(blocks=4, progress_tokens=progress, owed_s=0.0, is_ending=False)
         for progress in (900, 20, 500)
     ]
-    assert cheapest(Room(0, 0, 4, 0.0, 0.1), running, 1.0) == [1]
-    assert sorted(cheapest(Room(0, 0, 8, 0.0, 0.1), running, 1.0) or []) == [1, 2]
+    assert cheapest(PreemptionRoom(0, 0, 4, 0.0, 0.1), running, 1.0) == [1]
+    assert sorted(cheapest(PreemptionRoom(0, 0, 8, 0.0, 0.1), running, 1.0) or []) == [1, 2]
 
 
 def test_one_large_one_instead_of_several_small_ones():
@@ -75,7 +83,7 @@ def test_one_large_one_instead_of_several_small_ones():
     running = [
         RunningSequence(blocks, progress, 0.0, is_ending=False) for blocks, progress in sizes
     ]
-    assert cheapest(Room(0, 0, 8, 0.0, 0.1), running, 1.0) == [2]
+    assert cheapest(PreemptionRoom(0, 0, 8, 0.0, 0.1), running, 1.0) == [2]
 
 
 def test_a_prompt_that_is_still_computed_gives_its_time_back():
@@ -83,7 +91,7 @@ def test_a_prompt_that_is_still_computed_gives_its_time_back():
         RunningSequence(1, progress_tokens=0, owed_s=3.0, is_ending=False),
         RunningSequence(1, progress_tokens=0, owed_s=0.0, is_ending=False),
     ]
-    assert cheapest(Room(5, 100, 1, 3.0, 0.2), running, 1.0) == [0]
+    assert cheapest(PreemptionRoom(5, 100, 1, 3.0, 0.2), running, 1.0) == [0]
 
 
 def finish(world, handle: int, **columns) -> None:

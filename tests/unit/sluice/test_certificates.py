@@ -12,7 +12,7 @@ import telemetry.__main__ as telemetry_main
 from cli.certificates import _key_pem, create, issue, new_authority, settings_of
 from sluice import certificates as module
 from sluice.certificates import CertificateError, Certificates, MtlsSettings, install, ours, use
-from sluice.identity import DOMAIN, Role, Service, server_name
+from sluice.identity import DOMAIN, CertificateRole, Service, server_name
 
 SERVICE_SETTINGS = {
     "CONTROL_PLANE__DATABASE_URL": "postgresql+asyncpg://u@h/d",
@@ -38,7 +38,9 @@ def folder(made, tmp_path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "own"))
 
 
-def loaded(folder: Path, role: Role = Role.ROUTER, **changes: str) -> Certificates:
+def loaded(
+    folder: Path, role: CertificateRole = CertificateRole.ROUTER, **changes: str
+) -> Certificates:
     values = settings_of(folder, role) | changes
     names = {name.removeprefix("MTLS__").lower(): value for name, value in values.items()}
     return Certificates(MtlsSettings.model_validate(names))
@@ -65,33 +67,33 @@ def serial(link: ssl.SSLObject) -> str:
 
 
 def test_processes_see_each_others_roles(folder):
-    router, gateway = loaded(folder), loaded(folder, Role.GATEWAY)
+    router, gateway = loaded(folder), loaded(folder, CertificateRole.GATEWAY)
 
     link = shake(
         gateway.client_context(),
         router.server_context(is_required=True),
-        server_name(Role.ROUTER, DOMAIN),
+        server_name(CertificateRole.ROUTER, DOMAIN),
     )
 
-    assert router.identity(link.getpeercert()).roles == {Role.GATEWAY}
+    assert router.identity(link.getpeercert()).roles == {CertificateRole.GATEWAY}
     assert router.fresh().expires_unix_s == pytest.approx(
         (datetime.now(UTC) + timedelta(days=2)).timestamp(), abs=600
     )
 
 
 def test_another_role_than_the_expected_one_is_no_server(folder):
-    router, gateway = loaded(folder), loaded(folder, Role.GATEWAY)
+    router, gateway = loaded(folder), loaded(folder, CertificateRole.GATEWAY)
 
     with pytest.raises(ssl.SSLCertVerificationError, match="engine"):
         shake(
             gateway.client_context(),
             router.server_context(is_required=True),
-            server_name(Role.ENGINE, DOMAIN),
+            server_name(CertificateRole.ENGINE, DOMAIN),
         )
 
 
 def test_clients_need_no_certificate_where_people_call_and_a_good_one_if_any(folder, tmp_path):
-    control = loaded(folder, Role.CONTROL_PLANE)
+    control = loaded(folder, CertificateRole.CONTROL_PLANE)
     people = ssl.create_default_context(cafile=str(folder / "ca.pem"))
 
     link = shake(people, control.server_context(is_required=False), "localhost")
@@ -100,7 +102,7 @@ def test_clients_need_no_certificate_where_people_call_and_a_good_one_if_any(fol
         shake(people, control.server_context(is_required=True), "localhost")
 
     create(tmp_path / "foreign", days=2)
-    own = settings_of(tmp_path / "foreign", Role.GATEWAY)
+    own = settings_of(tmp_path / "foreign", CertificateRole.GATEWAY)
     people.load_cert_chain(own["MTLS__CERTIFICATE"], own["MTLS__KEY"])
     for is_required in (False, True):
         with pytest.raises(ssl.SSLCertVerificationError):
@@ -108,8 +110,11 @@ def test_clients_need_no_certificate_where_people_call_and_a_good_one_if_any(fol
 
 
 def test_replaced_files_are_used_by_new_connections_on_both_sides(folder):
-    router, gateway = loaded(folder), loaded(folder, Role.GATEWAY)
-    context, name = router.server_context(is_required=True), server_name(Role.ROUTER, DOMAIN)
+    router, gateway = loaded(folder), loaded(folder, CertificateRole.GATEWAY)
+    context, name = (
+        router.server_context(is_required=True),
+        server_name(CertificateRole.ROUTER, DOMAIN),
+    )
     before, old = router.fresh(), serial(shake(gateway.client_context(), context, name))
 
     create(folder, days=2)
@@ -120,7 +125,7 @@ def test_replaced_files_are_used_by_new_connections_on_both_sides(folder):
 
 
 def test_clients_that_name_nobody_get_the_newest_certificate_too(folder):
-    control = loaded(folder, Role.CONTROL_PLANE)
+    control = loaded(folder, CertificateRole.CONTROL_PLANE)
     context = control.server_context(is_required=False)
     create(tmp := folder.parent / "new", days=2)
     shutil.copytree(tmp, folder, dirs_exist_ok=True)
@@ -138,8 +143,8 @@ def test_a_new_ca_is_taken_by_a_context_that_serves_already(folder, tmp_path):
 
     shutil.copytree(tmp_path / "new", folder, dirs_exist_ok=True)
 
-    gateway = loaded(tmp_path / "new", Role.GATEWAY)
-    shake(gateway.client_context(), context, server_name(Role.ROUTER, DOMAIN))
+    gateway = loaded(tmp_path / "new", CertificateRole.GATEWAY)
+    shake(gateway.client_context(), context, server_name(CertificateRole.ROUTER, DOMAIN))
 
 
 def test_half_replaced_files_leave_the_old_ones_in_use_and_are_tried_again(folder, monkeypatch):
@@ -206,7 +211,7 @@ def test_a_key_of_another_certificate_is_refused(folder):
 
 @pytest.mark.parametrize("when", ["at the start", "later"])
 def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(folder, when):
-    key = Path(settings_of(folder, Role.ROUTER)["MTLS__KEY"])
+    key = Path(settings_of(folder, CertificateRole.ROUTER)["MTLS__KEY"])
     router = loaded(folder)
     before = router.fresh()
     private = serialization.load_pem_private_key(key.read_bytes(), None)
@@ -230,7 +235,7 @@ def test_an_expired_certificate_is_refused(folder):
     long_ago = datetime.now(UTC) - timedelta(days=9)
     authority = new_authority("old", long_ago, timedelta(days=100))
     certificate, key = issue(
-        authority, [server_name(Role.ROUTER, DOMAIN)], long_ago, timedelta(days=2)
+        authority, [server_name(CertificateRole.ROUTER, DOMAIN)], long_ago, timedelta(days=2)
     )
     (folder / "router.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
     (folder / "router-key.pem").write_bytes(_key_pem(key))
@@ -249,7 +254,9 @@ def test_a_directory_without_cas_and_a_file_that_is_none_are_named(folder, tmp_p
         loaded(folder, MTLS__ENGINE_CA=str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("role", [role for role in Role if role is not Role.ENGINE])
+@pytest.mark.parametrize(
+    "role", [role for role in CertificateRole if role is not CertificateRole.ENGINE]
+)
 def test_every_role_can_use_what_is_made_for_it(folder, monkeypatch, role):
     monkeypatch.setattr(module._Ours, "certificates", None)
     for name, value in settings_of(folder, role).items():
@@ -262,11 +269,11 @@ def test_every_role_can_use_what_is_made_for_it(folder, monkeypatch, role):
 
 
 def test_a_process_does_not_start_with_the_certificate_of_another(folder, monkeypatch, capsys):
-    for name, value in settings_of(folder, Role.GATEWAY).items():
+    for name, value in settings_of(folder, CertificateRole.GATEWAY).items():
         monkeypatch.setenv(name, value)
 
     with pytest.raises(SystemExit) as ended:
-        use(Role.AGENT)
+        use(CertificateRole.AGENT)
 
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
@@ -279,13 +286,13 @@ def test_a_process_does_not_start_with_the_certificate_of_another(folder, monkey
 
 def test_with_certificates_our_own_processes_are_called_by_https_alone(folder, monkeypatch, capsys):
     monkeypatch.setattr(module._Ours, "certificates", None)
-    use(Role.TELEMETRY, {"A": "http://control-plane:8001"})  # without: as it always was
-    for name, value in settings_of(folder, Role.TELEMETRY).items():
+    use(CertificateRole.TELEMETRY, {"A": "http://control-plane:8001"})  # without: as it always was
+    for name, value in settings_of(folder, CertificateRole.TELEMETRY).items():
         monkeypatch.setenv(name, value)
 
-    use(Role.TELEMETRY, {"A": "", "B": "https://control-plane:8001"})
+    use(CertificateRole.TELEMETRY, {"A": "", "B": "https://control-plane:8001"})
     with pytest.raises(SystemExit) as ended:
-        use(Role.TELEMETRY, {"A": "http://control-plane:8001"})
+        use(CertificateRole.TELEMETRY, {"A": "http://control-plane:8001"})
 
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
@@ -322,10 +329,10 @@ def test_services_tell_whom_they_call(monkeypatch, service, setting):
 
 def test_without_settings_nothing_changes(monkeypatch):
     monkeypatch.setenv("MTLS__DOMAIN", "x.internal")
-    use(Role.ROUTER)
+    use(CertificateRole.ROUTER)
     assert ours() is None
     assert module.server_tls(is_required=True) is None
-    assert module.http_options(Role.TELEMETRY) == {}
+    assert module.http_options(CertificateRole.TELEMETRY) == {}
     assert module.refusal_of(None, Service.METRICS) == ""
 
 
@@ -348,7 +355,13 @@ def test_with_certificates_nobody_reads_metrics_without_one(folder, monkeypatch)
 def test_only_callers_of_engines_are_signed_by_their_ca(folder):
     callers = ssl.create_default_context(cafile=str(folder / "ca" / "engine-callers.pem"))
     may = set()
-    for role in (Role.ROUTER, Role.GATEWAY, Role.AGENT, Role.TELEMETRY, Role.OPERATOR):
+    for role in (
+        CertificateRole.ROUTER,
+        CertificateRole.GATEWAY,
+        CertificateRole.AGENT,
+        CertificateRole.TELEMETRY,
+        CertificateRole.OPERATOR,
+    ):
         try:
             shake(callers, loaded(folder, role).server_context(is_required=False), "localhost")
         except ssl.SSLCertVerificationError:
@@ -357,7 +370,7 @@ def test_only_callers_of_engines_are_signed_by_their_ca(folder):
             pass
         may.add(role)
 
-    assert may == {Role.ROUTER, Role.GATEWAY, Role.AGENT}
+    assert may == {CertificateRole.ROUTER, CertificateRole.GATEWAY, CertificateRole.AGENT}
     assert loaded(folder).engine_callers() == (folder / "ca" / "engine-callers.pem").read_bytes()
 
 

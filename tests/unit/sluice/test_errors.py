@@ -1,4 +1,4 @@
-from sluice.errors import POLICIES, ErrorCode, Evidence, PlatformError, policy_of
+from sluice.errors import POLICIES, ErrorCode, ErrorEvidence, PlatformError, policy_of
 
 
 def test_every_code_has_a_policy() -> None:
@@ -13,7 +13,7 @@ def test_what_is_asked_again_is_no_fault_of_the_caller() -> None:
         assert not policy.moves or policy.is_asked_again
         assert not policy.is_asked_again or policy.status == 503
         assert not (policy.lets_stand_in and policy.is_passed_over), "one says both"
-        assert not policy.goes_to_control or policy.release is Evidence.FAULT
+        assert not policy.goes_to_control or policy.release is ErrorEvidence.FAULT
         assert not policy.is_of_engine or 400 <= policy.status < 500
 
 

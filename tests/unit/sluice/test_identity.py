@@ -1,6 +1,14 @@
 import pytest
 
-from sluice.identity import CALLERS, Identity, Role, Service, allowed, identity_of, refusal
+from sluice.identity import (
+    CALLERS,
+    CertificateRole,
+    Identity,
+    Service,
+    allowed,
+    identity_of,
+    refusal,
+)
 from sluice.triton import messages
 from sluice.wire.agent.v1 import agent_pb2
 from sluice.wire.control.v1 import control_pb2
@@ -8,31 +16,31 @@ from sluice.wire.distribution.v1 import distribution_pb2
 from sluice.wire.router.v1 import router_pb2
 
 MAY = {
-    (Role.GATEWAY, Service.ROUTER),
-    (Role.ROUTER, Service.ROUTER),
-    (Role.CONTROL_PLANE, Service.ROUTER),
-    (Role.OPERATOR, Service.ROUTER),
-    (Role.GATEWAY, Service.CONTROL),
-    (Role.ROUTER, Service.CONTROL),
-    (Role.AGENT, Service.CONTROL),
-    (Role.TELEMETRY, Service.CONTROL),
-    (Role.AGENT, Service.AGENTS),
-    (Role.AGENT, Service.DISTRIBUTION),
-    (Role.GATEWAY, Service.DISTRIBUTION),
-    (Role.GATEWAY, Service.STATE),
-    (Role.GATEWAY, Service.ENGINE),
-    (Role.ROUTER, Service.ENGINE),
-    (Role.AGENT, Service.ENGINE),
-    (Role.AGENT, Service.CHUNKS),
-    (Role.MONITORING, Service.METRICS),
-    (Role.OPERATOR, Service.METRICS),
+    (CertificateRole.GATEWAY, Service.ROUTER),
+    (CertificateRole.ROUTER, Service.ROUTER),
+    (CertificateRole.CONTROL_PLANE, Service.ROUTER),
+    (CertificateRole.OPERATOR, Service.ROUTER),
+    (CertificateRole.GATEWAY, Service.CONTROL),
+    (CertificateRole.ROUTER, Service.CONTROL),
+    (CertificateRole.AGENT, Service.CONTROL),
+    (CertificateRole.TELEMETRY, Service.CONTROL),
+    (CertificateRole.AGENT, Service.AGENTS),
+    (CertificateRole.AGENT, Service.DISTRIBUTION),
+    (CertificateRole.GATEWAY, Service.DISTRIBUTION),
+    (CertificateRole.GATEWAY, Service.STATE),
+    (CertificateRole.GATEWAY, Service.ENGINE),
+    (CertificateRole.ROUTER, Service.ENGINE),
+    (CertificateRole.AGENT, Service.ENGINE),
+    (CertificateRole.AGENT, Service.CHUNKS),
+    (CertificateRole.MONITORING, Service.METRICS),
+    (CertificateRole.OPERATOR, Service.METRICS),
 }
 
 
 def test_each_service_answers_exactly_these_roles():
     found = {
         (role, service)
-        for role in Role
+        for role in CertificateRole
         for service in Service
         if allowed(Identity(frozenset({role})), service)
     }
@@ -69,12 +77,14 @@ def test_only_whole_names_are_roles(names):
 def test_other_names_are_let_be_and_told():
     who = identity_of(("node-7.example", "agent.d", "engine.d"), "d")
 
-    assert who.roles == {Role.AGENT, Role.ENGINE}
+    assert who.roles == {CertificateRole.AGENT, CertificateRole.ENGINE}
     assert str(who) == "node-7.example, agent.d, engine.d"
 
 
 def test_nobody_may_call_what_nobody_knows():
-    assert not any(allowed(Identity(frozenset({role})), "grpc.health.v1.Health") for role in Role)
+    assert not any(
+        allowed(Identity(frozenset({role})), "grpc.health.v1.Health") for role in CertificateRole
+    )
 
 
 def test_a_refusal_names_who_it_was_and_what_would_help():

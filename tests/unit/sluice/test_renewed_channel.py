@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sluice import channels
-from sluice.identity import Role
+from sluice.identity import CertificateRole
 
 
 class Channel:
@@ -45,7 +45,7 @@ async def test_calls_go_on_though_a_certificate_and_its_ca_are_replaced_in_turn(
     monkeypatch.setattr(channels, "ours", lambda: files)
     monkeypatch.setattr(channels, "channel_to", channel_to)
     monkeypatch.setattr(channels, "_LOOK_S", 0.0, raising=False)
-    link = channels.RenewedChannel("127.0.0.1:1", Role.ENGINE, options=())
+    link = channels.RenewedChannel("127.0.0.1:1", CertificateRole.ENGINE, options=())
     for _ in range(3):
         files.loaded = object()
         await link.current()
@@ -66,7 +66,7 @@ async def test_files_are_looked_at_once_a_second_however_many_calls_there_are(
     monkeypatch.setattr(channels, "channel_to", lambda *_args, **_options: Channel())
     clock = SimpleNamespace(monotonic=lambda: now_s[0])
     monkeypatch.setattr(channels, "time", clock, raising=False)
-    link = channels.RenewedChannel("127.0.0.1:1", Role.ENGINE, options=())
+    link = channels.RenewedChannel("127.0.0.1:1", CertificateRole.ENGINE, options=())
     first = await link.current()
 
     files.loaded = object()

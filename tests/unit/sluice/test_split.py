@@ -8,7 +8,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.split import SHARE_MAX, Choice, Split, bucket
+from sluice.split import SHARE_MAX, ReleaseChoice, ReleaseSplit, bucket
 
 texts = st.text(max_size=20)
 shares = st.integers(0, SHARE_MAX)
@@ -16,8 +16,8 @@ shares = st.integers(0, SHARE_MAX)
 CHI_SQUARE_99 = 161.3
 
 
-def split(share: int, salt: str = "salt", **changes: object) -> Split:
-    return Split("model", "old", "new", share, salt, **changes)  # type: ignore[arg-type]
+def split(share: int, salt: str = "salt", **changes: object) -> ReleaseSplit:
+    return ReleaseSplit("model", "old", "new", share, salt, **changes)  # type: ignore[arg-type]
 
 
 def chi_square(counts: list[int]) -> float:
@@ -41,8 +41,8 @@ def test_who_is_in_canary_stays_while_the_share_grows(
 
 @given(texts, texts, texts)
 def test_nobody_at_nothing_and_everybody_at_everything(tenant: str, session: str, request: str):
-    assert split(0).choose(tenant, session, request) == Choice("old", is_canary=False)
-    assert split(SHARE_MAX).choose(tenant, session, request) == Choice("new", is_canary=True)
+    assert split(0).choose(tenant, session, request) == ReleaseChoice("old", is_canary=False)
+    assert split(SHARE_MAX).choose(tenant, session, request) == ReleaseChoice("new", is_canary=True)
 
 
 @given(shares, texts, st.text(min_size=1, max_size=20), texts, texts)
@@ -54,9 +54,9 @@ def test_a_session_stays_together(share: int, tenant: str, session: str, one: st
 @given(shares, texts, texts)
 def test_pins_come_first(share: int, session: str, request: str):
     pinned = split(share, pins={"careful": "old", "eager": "new", "odd": "older"})
-    assert pinned.choose("careful", session, request) == Choice("old", False, True)
-    assert pinned.choose("eager", session, request) == Choice("new", True, True)
-    assert pinned.choose("odd", session, request) == Choice("older", False, True)
+    assert pinned.choose("careful", session, request) == ReleaseChoice("old", False, True)
+    assert pinned.choose("eager", session, request) == ReleaseChoice("new", True, True)
+    assert pinned.choose("odd", session, request) == ReleaseChoice("older", False, True)
     assert pinned.choose("x", session, request) == split(share).choose("x", session, request)
 
 

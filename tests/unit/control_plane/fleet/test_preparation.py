@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.fleet.model import REPLICAS_MAX
-from control_plane.fleet.preparation import Demand, is_settled, kept_after, serving, together
+from control_plane.fleet.preparation import PoolDemand, is_settled, kept_after, serving, together
 
 _WANTED = st.integers(0, 10_000)
 _SHARE = st.integers(0, 10_000)
@@ -36,22 +36,22 @@ def test_no_rollout_asks_for_nothing() -> None:
 
 
 def test_who_goes_on_wants_what_was_wanted() -> None:
-    assert kept_after(Demand(0, 5), Demand(4)) == 4
-    assert kept_after(Demand(6, 5), Demand(4)) == 6, "operators wanted more"
-    assert kept_after(Demand(0, 2), Demand(0)) == 1, "its last stage needed one"
+    assert kept_after(PoolDemand(0, 5), PoolDemand(4)) == 4
+    assert kept_after(PoolDemand(6, 5), PoolDemand(4)) == 6, "operators wanted more"
+    assert kept_after(PoolDemand(0, 2), PoolDemand(0)) == 1, "its last stage needed one"
 
 
 @given(_WANTED, _WANTED, st.integers(1, 20))
 def test_going_to_and_fro_lets_no_pool_grow(one: int, other: int, moves: int) -> None:
     largest = max(1, one, other)
     for _ in range(moves):
-        one, other = kept_after(Demand(other, 1), Demand(one)), one
+        one, other = kept_after(PoolDemand(other, 1), PoolDemand(one)), one
     assert max(one, other) <= largest
 
 
 def test_a_rollout_is_settled_once() -> None:
-    assert not is_settled(Demand(0, 5), Demand(4)), "it is done"
-    assert is_settled(Demand(4), Demand(4)), "and has been put away"
-    assert not is_settled(Demand(4), Demand(0, 2)), "it was rolled back"
-    assert is_settled(Demand(4), Demand(0, 2, is_ending=True))
-    assert is_settled(Demand(4), Demand(0)), "nothing was ever asked for, or all is over"
+    assert not is_settled(PoolDemand(0, 5), PoolDemand(4)), "it is done"
+    assert is_settled(PoolDemand(4), PoolDemand(4)), "and has been put away"
+    assert not is_settled(PoolDemand(4), PoolDemand(0, 2)), "it was rolled back"
+    assert is_settled(PoolDemand(4), PoolDemand(0, 2, is_ending=True))
+    assert is_settled(PoolDemand(4), PoolDemand(0)), "nothing was ever asked for, or all is over"

@@ -8,7 +8,7 @@ from control_plane.quality.askings import Asking
 from control_plane.quality.clearance import are_all_right, right_answers
 from control_plane.quality.ejections import Ejection
 from control_plane.quality.judgement import Answer
-from control_plane.quality.verdicts import Kept, Serving, examine
+from control_plane.quality.verdicts import RecordedAnswer, Serving, examine
 from sluice.detector.consensus import Text
 from sluice.detector.evidence import EvidenceKind
 
@@ -26,7 +26,11 @@ ACCUSED = {"r0": Ejection("r0", "router-1", "c", 1, EvidenceKind.CANARY, 3, 3, 5
 def judged(asking: Asking, text: Text | None, *, asked_at_ms: int = 6, accused=ACCUSED):
     group = ("p", asking.id)
     texts = {"r0": text, "r1": RIGHT, "r2": RIGHT}
-    kept = {group: [Kept(n, Answer(i, t), asked_at_ms) for i, (n, t) in enumerate(texts.items())]}
+    kept = {
+        group: [
+            RecordedAnswer(n, Answer(i, t), asked_at_ms) for i, (n, t) in enumerate(texts.items())
+        ]
+    }
     cases, failures = examine(ASKINGS, kept, SERVING, {}, accused=accused)
     assert not failures
     return cases, kept

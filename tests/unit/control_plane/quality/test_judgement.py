@@ -10,7 +10,7 @@ from control_plane.quality.judgement import (
     ASKINGS,
     Answer,
     Judgement,
-    Source,
+    RightAnswerSource,
     Truth,
     decide,
     judge,
@@ -109,7 +109,7 @@ def test_a_small_pool_is_compared_with_its_past() -> None:
     assert judge(asked({"r0": [right] * 2})).learned is None
     assert judge(asked({"r0": [right, lie, right]})).learned is None
     learned = judge(asked({"r0": [right] * 3, "r1": [right] * 3})).learned
-    assert learned == Truth(right, Source.HISTORY)
+    assert learned == Truth(right, RightAnswerSource.HISTORY)
     assert judge(asked({"r0": [right] * 3}), learned).findings == ()
     (finding,) = judge(asked({"r0": [right, lie, lie]}), learned).findings
     assert (finding.replica_id, finding.deviations) == ("r0", 2)
@@ -119,7 +119,7 @@ def test_a_small_pool_is_compared_with_its_past() -> None:
 def test_a_pool_that_changes_as_a_whole_is_told_and_not_learned() -> None:
     right, other = Text(TOKENS, SURE), corrupt(random.Random(3))
     known = judge(asked({f"r{n}": [right] * 3 for n in range(3)})).learned
-    assert known == Truth(right, Source.CONSENSUS)
+    assert known == Truth(right, RightAnswerSource.CONSENSUS)
     changed = judge(asked({f"r{n}": [other] * 3 for n in range(3)}), known)
     assert (changed.is_changed, changed.learned, changed.findings) == (True, None, ())
 

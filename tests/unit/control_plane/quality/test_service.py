@@ -12,7 +12,7 @@ from control_plane.quality.askings import Prompt
 from control_plane.quality.metrics import QualityMetrics
 from control_plane.quality.service import Quality
 from control_plane.quality.shares import NODE_BYTES_MAX, NODE_PROMPTS_MAX, ROUND_S
-from control_plane.quality.verdicts import Budget
+from control_plane.quality.verdicts import ReplacementBudget
 from sluice.watch import ControlState
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.control.v1 import control_pb2 as wire
@@ -37,7 +37,7 @@ class Site:
         meter = QualityMetrics(self.registry)
         feed: Any = self.feed
         database: Any = None
-        self.quality: Any = Quality(database, feed, meter, Budget(), lambda: self.unix_s)
+        self.quality: Any = Quality(database, feed, meter, ReplacementBudget(), lambda: self.unix_s)
 
     def add_tenants(self) -> None:
         for tenant in range(TENANTS):

@@ -16,13 +16,13 @@ from control_plane.quality.askings import (
     asking_id,
     current,
 )
-from control_plane.quality.judgement import Answer, Source, Truth
+from control_plane.quality.judgement import Answer, RightAnswerSource, Truth
 from control_plane.quality.results import RESULT_FIELDS, results
 from control_plane.quality.verdicts import (
     Alert,
-    Budget,
-    Held,
-    Kept,
+    HeldReplica,
+    RecordedAnswer,
+    ReplacementBudget,
     Ruling,
     Serving,
     Spent,
@@ -110,7 +110,7 @@ def ruled(
 ) -> Ruling:
     number = count(1)
     kept = [
-        Kept(name, Answer(next(number), text), 1000 + index)
+        RecordedAnswer(name, Answer(next(number), text), 1000 + index)
         for name, texts in pool.items()
         for index, text in enumerate(texts)
     ]
@@ -120,7 +120,7 @@ def ruled(
     cases, failures = examine({asking.id: asking}, all_, serving, truths)
     assert not failures
     new_id = (f"q{number}" for number in count(1)).__next__
-    return rule(cases, all_, serving, {"p": quarantined}, spent, Budget(2, 3), new_id)
+    return rule(cases, all_, serving, {"p": quarantined}, spent, ReplacementBudget(2, 3), new_id)
 
 
 def test_a_quarantine_says_what_it_rests_on() -> None:
@@ -146,12 +146,12 @@ def test_who_may_not_be_taken_out_is_an_alert() -> None:
     ruling = ruled(pool, quarantined=1)
     assert ruling.quarantines == ()
     assert ruling.alerts[GROUP] == {Alert.SPARED: ("r0",)}
-    lonely = ruled({"r0": [LIE] * 3}, Truth(RIGHT, Source.HISTORY))
+    lonely = ruled({"r0": [LIE] * 3}, Truth(RIGHT, RightAnswerSource.HISTORY))
     assert (lonely.quarantines, lonely.alerts[GROUP]) == ((), {Alert.SPARED: ("r0",)})
     split = ruled({"r0": [LIE] * 3, "r1": [LIE] * 3, "r2": [RIGHT] * 3, "r3": [RIGHT] * 3})
     assert (split.quarantines, set(split.alerts[GROUP])) == ((), {Alert.SPLIT})
     changed = ruled(
-        {name: [LIE] * 3 for name in ("r0", "r1", "r2")}, Truth(RIGHT, Source.CONSENSUS)
+        {name: [LIE] * 3 for name in ("r0", "r1", "r2")}, Truth(RIGHT, RightAnswerSource.CONSENSUS)
     )
     assert changed.alerts[GROUP] == {Alert.CHANGED: ("p",)}
     assert changed.learned == {}
@@ -180,7 +180,7 @@ def test_wrong_replicas_leave_beyond_the_budget_of_a_pool_and_are_not_replaced()
     assert ruled(pool_of(2, 10)).held == ()
     ruling = ruled(pool_of(3, 10))
     assert [case.replica_id for case in ruling.quarantines] == ["liar-0", "liar-1", "liar-2"]
-    assert ruling.held == (Held("liar-2", "p", "node-of-liar-2", "pool"),)
+    assert ruling.held == (HeldReplica("liar-2", "p", "node-of-liar-2", "pool"),)
     assert ruling.alerts[GROUP] == {Alert.HELD: ("liar-2",)}
     assert len(ruled(pool_of(1, 5), spent=Spent({"p": 5}, {})).held) == 1
     assert ruled(pool_of(1, 5), spent=Spent({"another": 5}, {})).held == ()
@@ -189,11 +189,11 @@ def test_wrong_replicas_leave_beyond_the_budget_of_a_pool_and_are_not_replaced()
 def test_wrong_replicas_leave_beyond_the_budget_of_a_node() -> None:
     ruling = ruled(pool_of(2, 10), node="n", spent=Spent({}, {"n": 2}))
     assert len(ruling.quarantines) == 2
-    assert ruling.held == (Held("liar-1", "p", "n", "node"),)
+    assert ruling.held == (HeldReplica("liar-1", "p", "n", "node"),)
 
 
 def test_a_release_gives_back_what_a_budget_held() -> None:
-    budget = Budget(pool_hour=3, node_day=3)
+    budget = ReplacementBudget(pool_hour=3, node_day=3)
     of_pool, of_node = {"p": 5, "q": 3}, {"n": 4, "m": 3}
     held = Spent(of_pool, of_node, of_pool, of_node).holdback(budget)
     assert (held.pools, held.nodes) == ({"p": 2}, {"n"})
@@ -211,13 +211,17 @@ def test_a_release_gives_back_what_a_budget_held() -> None:
     nodes=st.integers(1, 4),
 )
 def test_every_limit_holds_at_once(liars, honest, quarantined, of_pool, nodes) -> None:
-    pool, truth = pool_of(liars, honest), Truth(RIGHT, Source.HISTORY)
+    pool, truth = pool_of(liars, honest), Truth(RIGHT, RightAnswerSource.HISTORY)
     serving = [Serving(name, "p", f"n{index % nodes}") for index, name in enumerate(pool)]
     number = count(1)
-    kept = [Kept(name, Answer(next(number), t), 0) for name, ts in pool.items() for t in ts]
+    kept = [
+        RecordedAnswer(name, Answer(next(number), t), 0) for name, ts in pool.items() for t in ts
+    ]
     cases, _ = examine({ASKING.id: ASKING}, {GROUP: kept}, serving, {GROUP: truth})
     spent = Spent({"p": of_pool}, {"n0": 1})
-    ruling = rule(cases, {GROUP: kept}, serving, {"p": quarantined}, spent, Budget(2, 2), str)
+    ruling = rule(
+        cases, {GROUP: kept}, serving, {"p": quarantined}, spent, ReplacementBudget(2, 2), str
+    )
     taken = [case.replica_id for case in ruling.quarantines]
     assert not taken or quarantined + len(taken) <= (len(pool) + quarantined) // 3
     assert len(taken) < max(1, len(pool)), "never the last one"
@@ -238,7 +242,7 @@ def test_one_group_that_cannot_be_judged_leaves_the_others_alone(monkeypatch) ->
 
     monkeypatch.setattr(verdicts, "judge", judge)
     bad = replace(ASKING, id="bad", expected=(666,))
-    kept = [Kept("r0", Answer(1, RIGHT), 0)]
+    kept = [RecordedAnswer("r0", Answer(1, RIGHT), 0)]
     askings = {ASKING.id: ASKING, "bad": bad}
     groups = {("p", "bad"): kept, GROUP: kept}
     cases, failures = examine(askings, groups, [Serving("r0", "p", "n")], {})
@@ -249,21 +253,23 @@ def test_one_group_that_cannot_be_judged_leaves_the_others_alone(monkeypatch) ->
 
 
 def test_answers_of_replicas_that_do_not_serve_count_for_nothing() -> None:
-    kept = [Kept(name, Answer(n, LIE), 0) for n, name in enumerate(("x", "y", "z", "r0"))]
+    kept = [RecordedAnswer(name, Answer(n, LIE), 0) for n, name in enumerate(("x", "y", "z", "r0"))]
     all_, serving = {GROUP: kept}, [Serving("r0", "p", "n")]
     cases, _ = examine({ASKING.id: ASKING}, all_, serving, {})
-    ruling = rule(cases, all_, serving, {}, NOTHING, Budget(), str)
+    ruling = rule(cases, all_, serving, {}, NOTHING, ReplacementBudget(), str)
     assert (ruling.quarantines, ruling.deviations, ruling.learned) == ((), {}, {})
 
 
 def test_people_see_the_newest_answers_beside_what_is_right() -> None:
     kept = [
-        Kept("r0", Answer(9, LIE), 90),
-        Kept("r0", Answer(5, None), 50),
-        Kept("r1", Answer(8, RIGHT), 80),
-        Kept("r2", Answer(7, None), 70),
+        RecordedAnswer("r0", Answer(9, LIE), 90),
+        RecordedAnswer("r0", Answer(5, None), 50),
+        RecordedAnswer("r1", Answer(8, RIGHT), 80),
+        RecordedAnswer("r2", Answer(7, None), 70),
     ]
-    rows = results({GROUP: kept}, {GROUP: Truth(RIGHT, Source.HISTORY)}, {7: "no such adapter"})
+    rows = results(
+        {GROUP: kept}, {GROUP: Truth(RIGHT, RightAnswerSource.HISTORY)}, {7: "no such adapter"}
+    )
     assert [tuple(row) for row in rows] == [RESULT_FIELDS] * 3
     assert [(row["replica_id"], row["differs_in"]) for row in rows] == [
         ("r0", "tokens"),

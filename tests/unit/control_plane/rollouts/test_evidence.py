@@ -11,7 +11,7 @@ from control_plane.rollouts.evidence import (
     Baseline,
     Histogram,
     Metric,
-    Scores,
+    ScoreEvidence,
     Thresholds,
     Window,
     comparisons,
@@ -21,7 +21,7 @@ from control_plane.rollouts.evidence import (
 )
 from control_plane.rollouts.sequential import Count
 from sluice.buckets import BUCKETS, bucket_of
-from sluice.errors import ErrorCode, Evidence
+from sluice.errors import ErrorCode, ErrorEvidence
 
 
 def of(values: Sequence[float]) -> Histogram:
@@ -33,8 +33,8 @@ def of(values: Sequence[float]) -> Histogram:
 
 def test_only_the_clients_errors_and_refusals_by_policy_are_left_out():
     """Whoever adds a code of another status decides where it belongs."""
-    left_out = {code for code in ErrorCode if code.policy.release is Evidence.NONE}
-    faults = {code for code in ErrorCode if code.policy.release is Evidence.FAULT}
+    left_out = {code for code in ErrorCode if code.policy.release is ErrorEvidence.NONE}
+    faults = {code for code in ErrorCode if code.policy.release is ErrorEvidence.FAULT}
     assert {code for code in left_out if not 400 <= code.policy.status < 500} == {
         code for code in left_out if code.policy.status == 503
     }
@@ -125,7 +125,7 @@ def test_a_window_is_compared_metric_by_metric():
         ttft_ms=of([100] * 4 + [900] * 4),
         tpot_us=of([10] * 7 + [90]),
         output_tokens=of([1, 50, 50, 50, 900, 900, 900, 900]),
-        scores=Scores(6, 5, of([100] * 5 + [900]), of([10] * 4 + [90] * 2)),
+        scores=ScoreEvidence(6, 5, of([100] * 5 + [900]), of([10] * 4 + [90] * 2)),
         golden_runs=5,
         golden_mismatches=4,
     )

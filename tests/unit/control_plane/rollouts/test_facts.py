@@ -7,7 +7,7 @@ import pytest
 from control_plane.rollouts.evidence import Arm, Window
 from control_plane.rollouts.facts import (
     Facts,
-    Gateway,
+    GatewayFacts,
     events,
     evidence_span,
     evidence_until,
@@ -70,8 +70,8 @@ def test_a_fleet_that_lost_something_is_told_once_and_so_is_its_return() -> None
 
 def test_what_a_gateway_cannot_serve_yet_holds_what_comes_next_and_the_end() -> None:
     base, last = "b" * 64, len(PLANNED.plan.stages) - 1
-    lacks = Gateway(7, 0, NOW, frozenset({base}))
-    has, gone = Gateway(7, 0, NOW), replace(lacks, seen_ms=NOW - 15_001)
+    lacks = GatewayFacts(7, 0, NOW, frozenset({base}))
+    has, gone = GatewayFacts(7, 0, NOW), replace(lacks, seen_ms=NOW - 15_001)
     assert held_stages(WAITING, [has, lacks], base, NOW) == {2, last}
     assert held_stages(RUNNING, [lacks], base, NOW) == {last}, "what goes on does no harm"
     at_the_end = replace(RUNNING, stage=last, wanted=last)
@@ -106,8 +106,8 @@ def test_the_fleet_is_asked_about_what_matters(rollout: Rollout, stages: set[int
 
 
 def test_gateways_confirm_all_of_them_or_none_is_there_for_long() -> None:
-    new, old = Gateway(7, 0, NOW - 1_000), Gateway(6, 0, NOW - 2_000)
-    silent = Gateway(6, 0, NOW - 15_001)
+    new, old = GatewayFacts(7, 0, NOW - 1_000), GatewayFacts(6, 0, NOW - 2_000)
+    silent = GatewayFacts(6, 0, NOW - 15_001)
     assert is_confirmed([new, silent], 7, NOW, NOW)
     assert not is_confirmed([new, old], 7, NOW, NOW)
     assert not is_confirmed([silent], 7, NOW - 15_000, NOW)
@@ -116,10 +116,10 @@ def test_gateways_confirm_all_of_them_or_none_is_there_for_long() -> None:
 
 
 def test_evidence_waits_for_open_requests_but_not_for_ever() -> None:
-    idle, busy = Gateway(7, 0, NOW - 500), Gateway(7, NOW - 20_000, NOW)
+    idle, busy = GatewayFacts(7, 0, NOW - 500), GatewayFacts(7, NOW - 20_000, NOW)
     assert evidence_until([idle], NOW) == NOW - 1_500, "it says nothing about what came since"
     assert evidence_until([idle, busy], NOW) == NOW - 21_000
-    assert evidence_until([Gateway(7, NOW - 90_000, NOW)], NOW) == NOW - 60_000
+    assert evidence_until([GatewayFacts(7, NOW - 90_000, NOW)], NOW) == NOW - 60_000
     assert evidence_until([], NOW) == NOW - 60_000
 
 

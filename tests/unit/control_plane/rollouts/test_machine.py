@@ -14,7 +14,7 @@ from control_plane.rollouts.state import (
     Abort,
     Event,
     Evidence,
-    Finish,
+    FinishRollout,
     Gone,
     NotReady,
     Pause,
@@ -138,7 +138,7 @@ def test_the_actions_of_a_good_life():
     life.tell(Ready(1)).windows(6).tell(Ready(2))
     assert life.actions == (SetShare(10_000, 0),)
     life.windows(3)
-    assert life.actions == (SetShare(10_000, 0), Finish())
+    assert life.actions == (SetShare(10_000, 0), FinishRollout())
 
 
 def test_errors_send_everybody_back_in_the_step_that_sees_them():

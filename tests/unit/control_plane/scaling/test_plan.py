@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from control_plane.scaling.demand import BUCKET_S
 from control_plane.scaling.model import (
-    Budget,
     Cause,
+    FleetBudget,
     PoolFacts,
     PoolPlan,
     PoolState,
@@ -19,7 +19,7 @@ from control_plane.scaling.plan import plan, remember
 
 HOLD_S = ScalingSettings().hold_s
 
-_OPEN = Budget()
+_OPEN = FleetBudget()
 
 
 def _state(settings: ScalingSettings, demand: float, minutes: float = 60.0) -> PoolState:
@@ -29,7 +29,7 @@ def _state(settings: ScalingSettings, demand: float, minutes: float = 60.0) -> P
     return state
 
 
-def _plan(state: PoolState, now: float, budget: Budget = _OPEN) -> PoolPlan:
+def _plan(state: PoolState, now: float, budget: FleetBudget = _OPEN) -> PoolPlan:
     decided = plan({"pool": state}, budget, now)["pool"]
     remember(state, decided, now)
     return decided
@@ -84,7 +84,7 @@ def test_replicas_that_find_no_place_are_told_and_neither_block_others_nor_going
     stuck, other = _state(settings, 20.0), _state(settings, 5.0)
     stuck.facts = PoolFacts(2, 20, 0.0, unplaced=20, unplaced_s=3600.0)
     other.facts = PoolFacts(4, 0, 0.0)
-    plans = plan({"stuck": stuck, "other": other}, Budget(accelerators=10), 1000.0)
+    plans = plan({"stuck": stuck, "other": other}, FleetBudget(accelerators=10), 1000.0)
     assert plans["other"].wanted == plan({"other": other}, _OPEN, 1000.0)["other"].wanted
     assert "no place" in plans["stuck"].warnings[0]
     for at in range(int(HOLD_S / BUCKET_S) + 50):
@@ -160,7 +160,7 @@ def test_a_surge_asks_for_more_than_it_has_reached() -> None:
 
 def test_a_minimum_over_the_budget_is_cut_and_told() -> None:
     state = _state(_settings(10, 20, accelerators=8), 1.0)
-    decided = _plan(state, 1000.0, Budget(accelerators=32))
+    decided = _plan(state, 1000.0, FleetBudget(accelerators=32))
     assert decided.wanted == 4
     assert decided.reasons[-1].cause is Cause.BUDGET
     assert "raise it" in decided.warnings[-1]
@@ -195,7 +195,7 @@ def test_no_plan_buys_over_the_budget_nor_stops_what_serves_for_it(
         pools[str(number)] = _state(settings, row[4], minutes=2)
         pools[str(number)].facts = PoolFacts(row[5], row[6], row[7])
     free = plan(pools, _OPEN, 1e6)
-    bound = plan(pools, Budget(accelerators, price), 1e6)
+    bound = plan(pools, FleetBudget(accelerators, price), 1e6)
     held = {key: min(state.facts.ready, free[key].wanted) for key, state in pools.items()}
 
     def of(counts: dict[str, int]) -> tuple[float, float]:
@@ -214,6 +214,6 @@ def test_no_plan_buys_over_the_budget_nor_stops_what_serves_for_it(
 @pytest.mark.parametrize("pools", [200])
 def test_plan_is_one_pass_over_many_pools(pools: int) -> None:
     states = {str(number): _state(_settings(accelerators=1), 20.0) for number in range(pools)}
-    plans = plan(states, Budget(accelerators=1000), 1000.0)
+    plans = plan(states, FleetBudget(accelerators=1000), 1000.0)
     assert sum(decided.wanted for decided in plans.values()) == 1000
     assert max(d.wanted for d in plans.values()) - min(d.wanted for d in plans.values()) <= 1
