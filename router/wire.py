@@ -73,13 +73,20 @@ def add_sequence(message: engine.Submit, dispatch: Dispatch) -> None:
         sequence.prediction.extend(submit.prediction)
     if submit.resumed_tokens or output:
         sequence.resumed_tokens = submit.resumed_tokens + len(output)
-    if submit.scored_tokens:
-        sequence.scored_tokens = submit.scored_tokens
+    _ask_for_logprobs(sequence, submit)
     prompt = wire.PackedSubmit.FromString(submit.SerializeToString()).prompt
     sequence.MergeFromString(wire.PackedSequence(prompt=prompt).SerializeToString())
     if output:
         sequence.prompt.extend(output)
     sequence.sampling.CopyFrom(submit.sampling)
+
+
+def _ask_for_logprobs(sequence: engine.Sequence, submit: wire.Submit) -> None:
+    """Ask for log probabilities of tokens that the prompt already holds."""
+    if submit.HasField("prompt_logprobs"):
+        sequence.prompt_logprobs = submit.prompt_logprobs
+    if submit.scored_tokens:
+        sequence.scored_tokens = submit.scored_tokens
 
 
 def _of_dispatch(submit: wire.Submit, interrupted: int) -> str:
@@ -103,6 +110,8 @@ def connect_response(batch: GatewayBatch) -> wire.ConnectResponse:
     # Most have none of these, and an empty list costs as much as a full one.
     if batch.logprobs is not None:
         message.logprobs.CopyFrom(batch.logprobs)
+    if batch.prompt_logprobs:
+        message.prompt_logprobs.extend(batch.prompt_logprobs)
     if batch.placed:
         message.placed.extend(batch.placed)
     if batch.outcomes:

@@ -20,6 +20,7 @@ class CompletionRequest(GenerationFields):
     """Prompts to be continued; null is the same as leaving a field out."""
 
     prompt: TextOrIds
+    max_tokens: Annotated[Integer, Field(ge=0, le=1 << 30)] | None = None
     logprobs: Annotated[Integer, Field(ge=0, le=LOGPROBS_MAX)] | None = None
     echo: Flag | None = None
     best_of: Annotated[Integer, Field(ge=1, le=20)] | None = None
@@ -34,7 +35,17 @@ class CompletionRequest(GenerationFields):
     @property
     def output_tokens_max(self) -> int:
         """See the base."""
-        return self.max_tokens or _OUTPUT_TOKENS
+        return _OUTPUT_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
+
+    @property
+    def is_echo_alone(self) -> bool:
+        """Whether the prompt is all that is wanted: the one token that is computed is not shown."""
+        return self.max_tokens == 0
+
+    @property
+    def echoed_alternatives(self) -> int | None:
+        """See the base."""
+        return self.logprobs if self.echo else None
 
     @property
     def alternatives(self) -> int | None:
@@ -57,10 +68,12 @@ class CompletionRequest(GenerationFields):
             )
         if self.best_of not in (None, self.choices):
             raise unsupported("best_of", f"this server only takes the value of 'n', {self.choices}")
-        if self.echo and self.logprobs is not None:
-            raise unsupported("echo", "it cannot be combined with 'logprobs'")
-        if self.echo and not isinstance(prompts[0], str):
-            raise unsupported("echo", "only a prompt that is text is given back")
+        if self.is_echo_alone and not self.echo:
+            raise bad_value("max_tokens", "0 is for prompts that are given back: it needs 'echo'")
+        if self.stream and (self.is_echo_alone or self.echoed_alternatives is not None):
+            raise unsupported("stream", "an echo alone, or with 'logprobs', comes in one piece")
+        if self.stream and self.echo and not isinstance(prompts[0], str):
+            raise unsupported("echo", "only a prompt that is text is given back in a stream")
 
     def check_vocabulary(self, size: int) -> None:
         """See the base; of prompts that are ids, too."""

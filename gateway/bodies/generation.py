@@ -89,6 +89,7 @@ def _param_names(grammar: str, logprobs: str) -> Mapping[str, str]:
     """Return one for all requests with the same: it is kept for as long as they are answered."""
     same = GenerationFields.model_fields.keys() & engine.Sampling.DESCRIPTOR.fields_by_name.keys()
     others = {"adapter_digest": "model", "tokens_min": "min_tokens", "prediction": "prediction"}
+    others["prompt_logprobs"] = "echo"
     return {name: name for name in same} | others | {"grammar": grammar, "logprobs": logprobs}
 
 
@@ -192,6 +193,16 @@ class GenerationFields(Body):
     def alternatives(self) -> int | None:
         """Alternatives to report per token; 0: the token's own probability alone; None: nothing."""
         return None
+
+    @property
+    def echoed_alternatives(self) -> int | None:
+        """The same of the prompt, which is given back; None: nothing."""
+        return None
+
+    @property
+    def is_echo_alone(self) -> bool:
+        """Whether the prompt is all that is wanted: the one token that is computed is not shown."""
+        return False
 
     @property
     def alternatives_param(self) -> str:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
+from math import nan
 from typing import NamedTuple
 
 from gateway.dialects.delta import NOTHING, AnswerDelta, joined
@@ -43,6 +44,8 @@ class GenerationSpec(NamedTuple):
         absence_ms: It waits so long for a pool without replicas; 0: until its deadline.
         traceparent: W3C trace context of the request; empty: none is passed on.
         tracestate: Belongs to it.
+        prompt_logprobs: Alternatives wanted per token of the prompt; None: nothing is.
+        is_echo_alone: The prompt is all that is wanted: the token that comes is not shown.
         prediction: Token ids that the answer is expected to have; empty: nothing is expected.
     """
 
@@ -74,6 +77,8 @@ class GenerationSpec(NamedTuple):
     tracestate: str = ""
     prediction: Sequence[int] = ()
     scored_tokens: int = 0
+    prompt_logprobs: int | None = None
+    is_echo_alone: bool = False
 
     @property
     def wish(self) -> Wish:
@@ -148,6 +153,8 @@ class Generation(ABC):
         placed: The last placement, if any.
         cached_tokens: Of the prompt, as found by the first placement.
         drafts: Tokens tried ahead of the model, of all attempts whose end was told; None: none.
+        prompt_logprobs: Of the prompt's tokens, as far as they have come; nothing stands before the
+            first: its own is not a number.
         prefill_us: As the engine says.
         resumes: Attempts that continued an answer already begun.
         ending: The end of the current attempt.
@@ -178,6 +185,7 @@ class Generation(ABC):
         "pipe",
         "placed",
         "prefill_us",
+        "prompt_logprobs",
         "resumes",
         "score",
         "spec",
@@ -201,6 +209,9 @@ class Generation(ABC):
         self.attempts: list[Attempt] = []
         self.prefill_us = 0
         self.drafts: engine.Drafts | None = None
+        self.prompt_logprobs: list[TokenLogprob] | None = None
+        if spec.prompt_logprobs is not None:
+            self.prompt_logprobs = [TokenLogprob(spec.prompt[0], nan, (), is_first=True)]
         self.resumes = 0
         self.score: engine.Score | None = None
         self.is_fresh = True
@@ -220,6 +231,18 @@ class Generation(ABC):
         """Take what belongs to the next token that comes without any."""
         if self._line is not None:
             self._line.learn(logprob, top)
+
+    def learn_prompt_logprobs(self, part: engine.PromptLogprobs) -> None:
+        """Take those of a part of the prompt, each position once, in its order."""
+        known, prompt, start = self.prompt_logprobs, self.spec.prompt, 0
+        if known is None:
+            return
+        top = list(zip(part.top_token, part.top_logprob, strict=True))
+        rows = zip(part.logprob, part.top_count, strict=True)
+        for position, (logprob, count) in enumerate(rows, part.first):
+            if position == len(known) and position < len(prompt):
+                known.append(TokenLogprob(prompt[position], logprob, top[start : start + count]))
+            start += count
 
     def taken(self, tokens: Sequence[int]) -> tuple[AnswerDelta, list[TokenLogprob]]:
         """Run the tokens emitted last through the pipe.
@@ -407,6 +430,10 @@ class Generation(ABC):
             message.scored_tokens = spec.scored_tokens
         if packed:
             message.MergeFromString(packed)
+        known = self.prompt_logprobs
+        if spec.prompt_logprobs is not None and known and len(known) < len(spec.prompt):
+            message.prompt_logprobs = spec.prompt_logprobs
+            message.block_hashes = b""  # all of the prompt is computed, whatever is cached
         if spec.prediction:
             message.prediction.extend(spec.prediction)
         return message
@@ -457,8 +484,11 @@ class WholeGeneration(Generation):
     @property
     def logprobs(self) -> dict[str, object] | None:
         """The log probabilities of what is to be shown so far, as clients get them; None: none."""
-        form = self._format_logprobs
-        return None if form is None else form(self.answer.logprobs)
+        form, prompt = self._format_logprobs, self.prompt_logprobs
+        if form is None:
+            return None
+        answer = [] if self.spec.is_echo_alone else self.answer.logprobs
+        return form(answer if prompt is None else [*prompt, *answer])
 
     def push(self, tokens: Sequence[int], now_s: float) -> None:
         """See `Generation`."""

@@ -21,7 +21,6 @@ from sluice.channels import channel_to
 from sluice.errors import ErrorCode
 from sluice.identity import CertificateRole
 from sluice.lifecycle import backoff_s
-from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 
@@ -252,8 +251,8 @@ class RouterLink:
         for placed in message.placed:
             if (generation := generations.get(placed.handle)) is not None:
                 generation.place(placed)
-        if message.HasField("logprobs"):
-            self._hand_out_logprobs(message.logprobs)
+        if message.prompt_logprobs or message.HasField("logprobs"):
+            self._hand_out_logprobs(message)
         outcomes = message.outcomes
         for outcome in outcomes:
             if outcome.kind in _SUCCESSES and (ends := generations.get(outcome.handle)) is not None:
@@ -295,8 +294,11 @@ class RouterLink:
             start += count
         self._pace.end_step(before)
 
-    def _hand_out_logprobs(self, columns: engine.Logprobs) -> None:
-        generations = self._generations
+    def _hand_out_logprobs(self, message: wire.ConnectResponse) -> None:
+        generations, columns = self._generations, message.logprobs
+        for part in message.prompt_logprobs:
+            if (generation := generations.get(part.sequence)) is not None:
+                generation.learn_prompt_logprobs(part)
         top = list(zip(columns.top_token, columns.top_logprob, strict=True))
         start = 0
         entries = zip(columns.sequence, columns.logprob, columns.top_count, strict=True)
@@ -358,6 +360,11 @@ def _columns(message: wire.ConnectResponse) -> tuple[list[int], list[int]]:
         agree = len(columns.sequence) == len(columns.logprob) == len(columns.top_count)
         if not agree or len(columns.top_logprob) != tops or sum(columns.top_count) != tops:
             raise EOFError("the columns of log probabilities do not agree")
+    for part in message.prompt_logprobs:
+        rows, tops = len(part.logprob), len(part.top_token)
+        agree = len(part.top_count) == rows and len(part.top_logprob) == tops
+        if not agree or sum(part.top_count) != tops:
+            raise EOFError("the columns of a prompt's log probabilities do not agree")
     return tokens, counts
 
 

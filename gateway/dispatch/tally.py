@@ -23,6 +23,7 @@ class Tally:
         first_at_s: Monotonic time of the first token of any answer; 0 without one.
         placed: Where the first answer runs that runs anywhere.
         attempts: Where each answer ran.
+        unshown_tokens: Of `output_tokens`, those of answers that are their prompts alone.
         drafts: Tokens tried ahead of the model; None: none were.
         is_predicted: The caller said what the answers are expected to be.
     """
@@ -41,6 +42,7 @@ class Tally:
     resumes: int = 0
     placed: AttemptPlacement | None = None
     attempts: Sequence[Sequence[Attempt]] = ()
+    unshown_tokens: int = 0
     drafts: engine.Drafts | None = None
     is_predicted: bool = False
 
@@ -72,6 +74,7 @@ def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> 
                 tally.placed_prompt_tokens += len(it.spec.prompt)
         tally.placed = tally.placed or it.placed
         tally.output_tokens += len(it.emitted)
+        tally.unshown_tokens += len(it.emitted) * it.spec.is_echo_alone
         tally.drafts = summed(tally.drafts, it.drafts)
         tally.resumes += it.resumes
         tally.itl_max_s = max(tally.itl_max_s, it.itl_max_s)

@@ -135,8 +135,8 @@ class TextLogprobs(Shape):
     """Columns: one entry per token."""
 
     tokens: list[str]
-    token_logprobs: list[Logprob]
-    top_logprobs: list[dict[str, Logprob]]
+    token_logprobs: list[Logprob | None]
+    top_logprobs: list[dict[str, Logprob] | None]
     text_offset: list[Count]
 
 

@@ -306,7 +306,7 @@ class Completer:
         self._limiter.settle(
             reservation,
             prompt_tokens=prompt_tokens,
-            output_tokens=tally.output_tokens,
+            output_tokens=tally.output_tokens - tally.unshown_tokens,
             was_served=was_served or exchange.is_charged,
         )
         self._metrics.prompt_tokens.inc(prompt_tokens)

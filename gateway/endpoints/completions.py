@@ -19,6 +19,7 @@ from gateway.text.logprobs import (
 from gateway.text.pipe import TextPipe
 from gateway.text.sse import StreamHead, TextChunks
 from gateway.texts.documents import TextTokens
+from sluice.errors import ErrorCode, PlatformError
 from sluice.scopes import Scope
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -66,7 +67,11 @@ class CompletionTask(CompletionRequest, TextTask):
 
     def new_logprobs(self, assets: BaseAssets) -> NewLogprobs | None:
         """See `TextTask`."""
-        return None if self.logprobs is None else partial(_logprobs, assets.table)
+        if self.logprobs is None:
+            return None
+        # Behind a prompt's every token has a place, the end as well: harnesses count them.
+        hidden = frozenset[int]() if self.echo else assets.table.hidden
+        return partial(_logprobs, assets.table, hidden)
 
     def chunks(self, head: StreamHead, index: int) -> TextChunks:
         """See `TextTask`."""
@@ -74,20 +79,27 @@ class CompletionTask(CompletionRequest, TextTask):
 
     def choice_of(self, generation: WholeGeneration, reason: str) -> dict[str, object]:
         """See `TextTask`."""
-        index = generation.spec.choice
+        spec, known = generation.spec, generation.prompt_logprobs
+        if known is not None and len(known) != len(spec.prompt):
+            text = "The engine did not tell the log probabilities of all of the prompt."
+            raise PlatformError(ErrorCode.ENGINE_FAILED, text)
+        text = self._echo(spec.choice)
+        if self.echo and not isinstance(self.prompts[0], str):
+            pipe = TextPipe(generation.pipe.table)
+            text = pipe.push(spec.prompt).content + pipe.flush().content
         return {
-            "index": index,
-            "text": self._echo(index) + generation.answer.content,
+            "index": spec.choice,
+            "text": text if self.is_echo_alone else text + generation.answer.content,
             "logprobs": generation.logprobs,
-            "finish_reason": reason,
+            "finish_reason": "length" if self.is_echo_alone else reason,
         }
 
     def _echo(self, index: int) -> str:
-        """Return the prompt of a choice if it is wanted back."""
+        """Return the prompt of a choice if it is text and wanted back."""
         prompt = self.prompts[index // self.choices]
         return prompt if self.echo and isinstance(prompt, str) else ""
 
 
-def _logprobs(table: TokenTable) -> tuple[LogprobLine, LogprobFormat]:
-    line = LogprobLine(table.hidden)
+def _logprobs(table: TokenTable, hidden: frozenset[int]) -> tuple[LogprobLine, LogprobFormat]:
+    line = LogprobLine(hidden)
     return line, partial(completion_logprobs, table, offsets=TextOffsets())

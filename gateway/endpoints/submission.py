@@ -100,6 +100,8 @@ def generation_specs(
         block_hashes=prompt.block_hashes,
         packed_prompt=prompt.packed,
         prediction=predicted,
+        prompt_logprobs=task.echoed_alternatives,
+        is_echo_alone=task.is_echo_alone,
         tier_reserved_permille=0 if task.is_lowered else tier.reserved_permille,
         is_preemptible=tier.is_preemptible or task.is_lowered,
     )

@@ -176,6 +176,7 @@ class TextTask(GenerationFields):
     @staticmethod
     def usage_of(tally: Tally, reasoning_tokens: int) -> dict[str, object]:
         """Return what was used, as clients are told."""
+        output_tokens = tally.output_tokens - tally.unshown_tokens
         details = {"reasoning_tokens": reasoning_tokens}
         if tally.is_predicted:
             drafts = tally.drafts or engine.Drafts()
@@ -184,8 +185,8 @@ class TextTask(GenerationFields):
             details["rejected_prediction_tokens"] = drafts.prediction_tried - right
         return {
             "prompt_tokens": tally.prompt_tokens,
-            "completion_tokens": tally.output_tokens,
-            "total_tokens": tally.prompt_tokens + tally.output_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": tally.prompt_tokens + output_tokens,
             "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
             "completion_tokens_details": details,
         }

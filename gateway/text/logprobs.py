@@ -4,6 +4,7 @@ from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import NamedTuple
 
 from gateway.text.detokenizer import TokenTable
@@ -137,7 +138,8 @@ def completion_logprobs(
 ) -> dict[str, object]:
     """Return `logprobs` of a text completion's choice.
 
-    `top_logprobs` has the token that came even where others were more probable.
+    `top_logprobs` has the token that came even where others were more probable. Where nothing
+    stands before a token, its log probability is not a number, and null in both columns.
 
     Args:
         table: Of the base.
@@ -145,17 +147,24 @@ def completion_logprobs(
         offsets: Of the text so far; counts on.
     """
     data = [table.bytes_of(entry.token, is_first=entry.is_first) for entry in entries]
+    shown = [
+        b"" if entry.token in table.hidden else it for entry, it in zip(entries, data, strict=True)
+    ]
     return {
         "tokens": [_name(it) for it in data],
-        "token_logprobs": [_finite(entry.logprob) for entry in entries],
+        "token_logprobs": [
+            None if isnan(entry.logprob) else _finite(entry.logprob) for entry in entries
+        ],
         "top_logprobs": [
-            {
+            None
+            if isnan(entry.logprob)
+            else {
                 _name(table.bytes_of(token, is_first=entry.is_first)): _finite(value)
                 for token, value in (*entry.top, (entry.token, entry.logprob))
             }
             for entry in entries
         ],
-        "text_offset": [offsets.add(it) for it in data],
+        "text_offset": [offsets.add(it) for it in shown],
     }
 
 

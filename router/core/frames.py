@@ -18,6 +18,8 @@ def file_frame(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: fl
     Raises:
         ValueError: The columns of the frame do not agree; nothing of it was filed.
     """
+    if frame.prompt_logprobs:
+        logprobs.file_prompts(book, frame.prompt_logprobs)
     has_logprobs = frame.HasField("logprobs")
     if has_logprobs:
         logprobs.check(frame)
@@ -151,6 +153,7 @@ def file_missed(
     missed = entry.output[known:]
     if len(entry.output) < known:
         raise ValueError("a resumed sequence is shorter than what was told of it")
+    logprobs.file_prompts(book, entry.prompt_logprobs)  # perhaps again: their place is told
     if missed:
         frame = engine.StepFrame(sequence=[dispatch.sequence], count=[len(missed)], token=missed)
         if entry.HasField("logprobs"):

@@ -1,6 +1,7 @@
 """Log probabilities, from an engine's columns to the gateways': only for who asked for them."""
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import repeat
 
 from router.core.fleet.replica import ReplicaBook
@@ -44,6 +45,25 @@ def file(book: ReplicaBook, columns: engine.Logprobs) -> None:
                 told.top_token.extend(top_tokens[start:end])
                 told.top_logprob.extend(top_logprobs[start:end])
         start = end
+
+
+def file_prompts(book: ReplicaBook, parts: Iterable[engine.PromptLogprobs]) -> None:
+    """Append log probabilities of prompts to the batches of the gateways that asked for them.
+
+    Raises:
+        ValueError: The columns do not agree.
+    """
+    for part in parts:
+        rows, tops = len(part.logprob), len(part.top_token)
+        agree = len(part.top_count) == rows and len(part.top_logprob) == tops
+        if not agree or sum(part.top_count) != tops or not part.first:
+            raise ValueError("the columns of a prompt's log probabilities do not agree")
+        dispatch = book.dispatches.get(part.sequence)
+        if dispatch is not None and dispatch.is_open:
+            told = engine.PromptLogprobs()
+            told.CopyFrom(part)
+            told.sequence = dispatch.handle
+            dispatch.gateway.batch.prompt_logprobs.append(told)
 
 
 def missed(entry: engine.Resumed, known: int) -> engine.Logprobs:

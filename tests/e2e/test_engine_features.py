@@ -1,5 +1,6 @@
 """What the CPU engine can do beyond text, as the official SDK asks for it."""
 
+import httpx
 import openai
 import pytest
 
@@ -106,3 +107,84 @@ def test_a_prediction_longer_than_the_context_is_a_400(client) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         repeated(client, prediction={"type": "content", "content": "river and gate " * 5000})
     assert caught.value.param == "prediction"
+
+
+PROMPT = "Once upon a time there was a river, and at the river stood a gate. The gate was old."
+
+
+def ids_of(client: openai.OpenAI, text: str) -> list[int]:
+    answer = client.post("/tokenize", body={"model": BASE, "prompt": text}, cast_to=httpx.Response)
+    return answer.json()["tokens"]
+
+
+def columns_of(choice: openai.types.CompletionChoice) -> list[list[object]]:
+    told = choice.logprobs
+    return [told.tokens, told.token_logprobs, told.top_logprobs, told.text_offset]
+
+
+def test_an_echoed_prompt_has_its_log_probabilities(client) -> None:
+    plain = {"model": BASE, "temperature": 0, "logprobs": 3}
+    free = client.completions.create(prompt=PROMPT, max_tokens=12, **plain).choices[0]
+    both = client.completions.create(prompt=PROMPT, max_tokens=12, echo=True, **plain).choices[0]
+    assert both.text == PROMPT + free.text
+    tokens, logprobs, tops, offsets = columns_of(both)
+    assert len(tokens) == len(logprobs) == len(tops) == len(offsets)
+    assert logprobs[0] is None
+    assert tops[0] is None
+    assert all(value <= 0 for value in logprobs[1:])
+    assert all(3 <= len(top) <= 4 for top in tops[1:])
+    assert offsets[0] == 0
+    for token, begin, end in zip(tokens, offsets, [*offsets[1:], len(both.text)], strict=True):
+        assert both.text[begin:end] in (token, "")
+    # What was generated, given as a prompt, has the same probabilities.
+    alone = client.completions.create(prompt=both.text, max_tokens=0, echo=True, **plain).choices[0]
+    assert alone.text == both.text
+    assert alone.finish_reason == "length"
+    assert len(alone.logprobs.tokens) == len(ids_of(client, both.text))
+    assert alone.logprobs.tokens == tokens[: len(alone.logprobs.tokens)]
+    for again, before in zip(alone.logprobs.token_logprobs[1:], logprobs[1:], strict=False):
+        assert again == pytest.approx(before, abs=0.2)  # bf16 and u8, another batch
+
+
+def test_evaluation_harnesses_send_ids_and_count_columns(client) -> None:
+    prompts = [ids_of(client, PROMPT), ids_of(client, "Hello there")]
+    answer = client.completions.create(
+        model=BASE, prompt=prompts, max_tokens=1, logprobs=1, echo=True, temperature=0, seed=1234
+    )
+    for prompt, choice in zip(prompts, answer.choices, strict=True):
+        tokens, logprobs, tops, offsets = columns_of(choice)
+        assert len(tokens) == len(logprobs) == len(tops) == len(offsets) == len(prompt) + 1
+        assert logprobs[0] is None
+        assert None not in logprobs[1:]
+    assert answer.choices[0].text.startswith(PROMPT)
+    # A second time most of it is cached, and all of it is told.
+    again = client.completions.create(
+        model=BASE, prompt=prompts, max_tokens=0, logprobs=1, echo=True, temperature=0
+    )
+    assert again.usage.completion_tokens == 0
+    assert again.usage.total_tokens == again.usage.prompt_tokens == sum(map(len, prompts))
+    for prompt, choice in zip(prompts, again.choices, strict=True):
+        assert len(choice.logprobs.tokens) == len(prompt)
+    several = client.completions.create(
+        model=BASE, prompt=PROMPT, max_tokens=3, n=2, echo=True, logprobs=1, temperature=1, seed=3
+    )
+    first, second = [columns_of(choice)[1] for choice in several.choices]
+    assert first[: len(prompts[0])] == second[: len(prompts[0])]
+    one = client.completions.create(
+        model=BASE, prompt=prompts[0][:1], max_tokens=0, logprobs=0, echo=True
+    )
+    assert one.choices[0].logprobs.token_logprobs == [None]
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"echo": True, "logprobs": 1, "stream": True}, "stream"),
+        ({"echo": True, "max_tokens": 0, "stream": True}, "stream"),
+    ],
+)
+def test_what_an_echo_cannot_be_is_refused_by_name(client, extra: dict, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=BASE, prompt=PROMPT, **extra)
+    assert caught.value.param == param

@@ -18,15 +18,20 @@ class GatewayBatch:
         tokens: Token ids of all rows, one row behind the other.
         logprobs: Log probabilities of the tokens of requests that asked for them, by handle; None:
             no request did.
+        prompt_logprobs: Of parts of prompts, likewise.
     """
 
-    __slots__ = ("cells", "counts", "handles", "logprobs", "outcomes", "placed", "tokens")
+    __slots__ = (
+        *("cells", "counts", "handles", "logprobs", "outcomes", "placed", "prompt_logprobs"),
+        "tokens",
+    )
 
     def __init__(self) -> None:
         self.handles: list[int] = []
         self.counts: list[int] = []
         self.tokens: list[int] = []
         self.logprobs: engine.Logprobs | None = None
+        self.prompt_logprobs: list[engine.PromptLogprobs] = []
         self.placed: list[wire.Placed] = []
         self.outcomes: list[wire.Outcome] = []
         self.cells: list[wire.CellState] = []
@@ -40,6 +45,7 @@ class GatewayBatch:
             self.logprobs = later.logprobs
         elif later.logprobs is not None:
             self.logprobs.MergeFrom(later.logprobs)  # columns are appended
+        self.prompt_logprobs += later.prompt_logprobs
         self.placed += later.placed
         self.outcomes += later.outcomes
         self.cells += later.cells
@@ -47,11 +53,15 @@ class GatewayBatch:
     @property
     def entries(self) -> int:
         """Tokens and their alternatives: the parts that make the message large."""
-        return len(self.tokens) + (0 if self.logprobs is None else len(self.logprobs.top_token))
+        tops = 0 if self.logprobs is None else len(self.logprobs.top_token)
+        of_prompts = sum(len(it.logprob) + len(it.top_token) for it in self.prompt_logprobs)
+        return len(self.tokens) + tops + of_prompts
 
     def __bool__(self) -> bool:
         """Whether the batch holds any news."""
-        return bool(self.handles or self.outcomes or self.placed or self.cells)
+        return bool(
+            self.handles or self.outcomes or self.placed or self.cells or self.prompt_logprobs
+        )
 
 
 def wire_us(seconds: float) -> int:

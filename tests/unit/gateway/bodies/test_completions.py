@@ -57,8 +57,10 @@ def test_what_is_invalid(extra: dict[str, object], param: str) -> None:
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"best_of": 1, "n": 2}, "best_of"),
-        ({"echo": True, "logprobs": 0}, "echo"),
-        ({"echo": True, "prompt": [1]}, "echo"),
+        ({"echo": True, "logprobs": 0, "stream": True}, "stream"),
+        ({"echo": True, "max_tokens": 0, "stream": True}, "stream"),
+        ({"echo": True, "prompt": [1], "stream": True}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
     ],
 )
 def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
