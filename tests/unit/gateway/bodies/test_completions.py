@@ -42,7 +42,6 @@ def test_prompts(prompt: object, prompts: object) -> None:
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"messages": []}, "messages"),
-        ({"max_tokens": 0}, "max_tokens"),
     ],
 )
 def test_what_is_invalid(extra: dict[str, object], param: str) -> None:
@@ -60,7 +59,6 @@ def test_what_is_invalid(extra: dict[str, object], param: str) -> None:
         ({"echo": True, "logprobs": 0, "stream": True}, "stream"),
         ({"echo": True, "max_tokens": 0, "stream": True}, "stream"),
         ({"echo": True, "prompt": [1], "stream": True}, "echo"),
-        ({"max_tokens": 0}, "max_tokens"),
     ],
 )
 def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
@@ -87,3 +85,12 @@ def test_ids_beyond_the_vocabulary() -> None:
     with pytest.raises(BadRequestError) as caught:
         parse([99]).check_vocabulary(99)
     assert caught.value.param == "prompt"
+
+
+def test_no_tokens_are_asked_for_with_an_echo_alone() -> None:
+    with pytest.raises(BadRequestError) as caught:
+        parse(max_tokens=0)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_REQUEST, "max_tokens")
+    request = parse(max_tokens=0, echo=True, logprobs=1, prompt=[1, 2])
+    assert (request.output_tokens_max, request.is_echo_alone) == (1, True)
+    assert request.echoed_alternatives == 1
