@@ -9,14 +9,19 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
-from math import nan
 from typing import NamedTuple
 
 from gateway.dialects.delta import NOTHING, AnswerDelta, joined
 from gateway.dispatch.attempts import Attempt, AttemptPlacement, begun, detached, placement_of
 from gateway.dispatch.cell_choice import Wish, prefix_key
 from gateway.text.answer import ChoiceText
-from gateway.text.logprobs import LogprobFormat, LogprobLine, NewLogprobs, TokenLogprob
+from gateway.text.logprobs import (
+    LogprobFormat,
+    LogprobLine,
+    NewLogprobs,
+    PromptLogprobLine,
+    TokenLogprob,
+)
 from gateway.text.packed_prompt import PackedPrompt
 from gateway.text.pipe import TextPipe
 from sluice.errors import ErrorCode
@@ -153,8 +158,7 @@ class Generation(ABC):
         placed: The last placement, if any.
         cached_tokens: Of the prompt, as found by the first placement.
         drafts: Tokens tried ahead of the model, of all attempts whose end was told; None: none.
-        prompt_logprobs: Of the prompt's tokens, as far as they have come; nothing stands before the
-            first: its own is not a number.
+        prompt_logprobs: Of the prompt's tokens, as far as they have come; None: not wanted.
         prefill_us: As the engine says.
         resumes: Attempts that continued an answer already begun.
         ending: The end of the current attempt.
@@ -209,9 +213,8 @@ class Generation(ABC):
         self.attempts: list[Attempt] = []
         self.prefill_us = 0
         self.drafts: engine.Drafts | None = None
-        self.prompt_logprobs: list[TokenLogprob] | None = None
-        if spec.prompt_logprobs is not None:
-            self.prompt_logprobs = [TokenLogprob(spec.prompt[0], nan, (), is_first=True)]
+        asked = spec.prompt_logprobs is not None
+        self.prompt_logprobs = PromptLogprobLine(spec.prompt) if asked else None
         self.resumes = 0
         self.score: engine.Score | None = None
         self.is_fresh = True
@@ -231,18 +234,6 @@ class Generation(ABC):
         """Take what belongs to the next token that comes without any."""
         if self._line is not None:
             self._line.learn(logprob, top)
-
-    def learn_prompt_logprobs(self, part: engine.PromptLogprobs) -> None:
-        """Take those of a part of the prompt, each position once, in its order."""
-        known, prompt, start = self.prompt_logprobs, self.spec.prompt, 0
-        if known is None:
-            return
-        top = list(zip(part.top_token, part.top_logprob, strict=True))
-        rows = zip(part.logprob, part.top_count, strict=True)
-        for position, (logprob, count) in enumerate(rows, part.first):
-            if position == len(known) and position < len(prompt):
-                known.append(TokenLogprob(prompt[position], logprob, top[start : start + count]))
-            start += count
 
     def taken(self, tokens: Sequence[int]) -> tuple[AnswerDelta, list[TokenLogprob]]:
         """Run the tokens emitted last through the pipe.
@@ -430,8 +421,8 @@ class Generation(ABC):
             message.scored_tokens = spec.scored_tokens
         if packed:
             message.MergeFromString(packed)
-        known = self.prompt_logprobs
-        if spec.prompt_logprobs is not None and known and len(known) < len(spec.prompt):
+        line = self.prompt_logprobs
+        if line is not None and spec.prompt_logprobs is not None and not line.is_whole:
             message.prompt_logprobs = spec.prompt_logprobs
             message.block_hashes = b""  # all of the prompt is computed, whatever is cached
         if spec.prediction:
@@ -488,7 +479,7 @@ class WholeGeneration(Generation):
         if form is None:
             return None
         answer = [] if self.spec.is_echo_alone else self.answer.logprobs
-        return form(answer if prompt is None else [*prompt, *answer])
+        return form(answer if prompt is None else [*prompt.entries, *answer])
 
     def push(self, tokens: Sequence[int], now_s: float) -> None:
         """See `Generation`."""

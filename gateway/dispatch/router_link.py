@@ -297,8 +297,10 @@ class RouterLink:
     def _hand_out_logprobs(self, message: wire.ConnectResponse) -> None:
         generations, columns = self._generations, message.logprobs
         for part in message.prompt_logprobs:
-            if (generation := generations.get(part.sequence)) is not None:
-                generation.learn_prompt_logprobs(part)
+            generation = generations.get(part.sequence)
+            if generation is not None and (line := generation.prompt_logprobs) is not None:
+                told = zip(part.top_token, part.top_logprob, strict=True)
+                line.learn(part.first, part.logprob, part.top_count, list(told))
         top = list(zip(columns.top_token, columns.top_logprob, strict=True))
         start = 0
         entries = zip(columns.sequence, columns.logprob, columns.top_count, strict=True)

@@ -79,8 +79,8 @@ class CompletionTask(CompletionRequest, TextTask):
 
     def choice_of(self, generation: WholeGeneration, reason: str) -> dict[str, object]:
         """See `TextTask`."""
-        spec, known = generation.spec, generation.prompt_logprobs
-        if known is not None and len(known) != len(spec.prompt):
+        spec, line = generation.spec, generation.prompt_logprobs
+        if line is not None and not line.is_whole:
             text = "The engine did not tell the log probabilities of all of the prompt."
             raise PlatformError(ErrorCode.ENGINE_FAILED, text)
         text = self._echo(spec.choice)

@@ -4,7 +4,7 @@ from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 from typing import NamedTuple
 
 from gateway.text.detokenizer import TokenTable
@@ -93,6 +93,44 @@ class LogprobLine:
 LogprobFormat = Callable[[list[TokenLogprob]], dict[str, object]]
 # Makes both for one answer.
 NewLogprobs = Callable[[], tuple[LogprobLine, LogprobFormat]]
+
+
+class PromptLogprobLine:
+    """The log probabilities of a prompt's tokens, as far as they have come.
+
+    Attributes:
+        entries: In the prompt's order; nothing stands before the first, so its own is not a number.
+    """
+
+    __slots__ = ("_prompt", "entries")
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        """Prepare; `prompt` has at least one token."""
+        self._prompt = prompt
+        self.entries = [TokenLogprob(prompt[0], nan, (), is_first=True)]
+
+    @property
+    def is_whole(self) -> bool:
+        """Every token of the prompt has its entry."""
+        return len(self.entries) == len(self._prompt)
+
+    def learn(
+        self,
+        first: int,
+        logprobs: Sequence[float],
+        counts: Sequence[int],
+        top: Sequence[tuple[int, float]],
+    ) -> None:
+        """Take those of the places from `first` on; parts that are told again change nothing.
+
+        Each place has so many alternatives in `top` as `counts` says.
+        """
+        start = 0
+        for place, (logprob, count) in enumerate(zip(logprobs, counts, strict=True), first):
+            if place == len(self.entries) and not self.is_whole:
+                alternatives = top[start : start + count]
+                self.entries.append(TokenLogprob(self._prompt[place], logprob, alternatives))
+            start += count
 
 
 def chat_logprobs(table: TokenTable, entries: Sequence[TokenLogprob]) -> dict[str, object]:
