@@ -11,6 +11,7 @@ MODULES = {
     "gateway": "benchmarks.micro.gateway_paths",
     "limiter": "benchmarks.micro.limiter",
     "bodies": "benchmarks.micro.bodies",
+    "cli_start": "benchmarks.micro.cli_start",
     "directory": "benchmarks.micro.directory",
     "agent_streams": "benchmarks.micro.agent_streams",
     "router": "benchmarks.micro.router_core",

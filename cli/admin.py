@@ -1,7 +1,7 @@
 """What all commands on the admin REST share: where it is, whom to ask as, and how it went."""
 
-import asyncio
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -12,11 +12,12 @@ from cli.api import ApiClient, ApiError, Json
 from cli.render import show_fields, show_json
 from cli.stack.home import Home, read_env, stored_secret
 from cli.stack_commands import fail
-from sluice import certificates, shared_secret
 
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Tenant = Annotated[str, typer.Argument(help="Id of a tenant.")]
 Digest = Annotated[str, typer.Argument(help="SHA-256 that names the artifact, 64 hex digits.")]
+
+_TLS = "MTLS__"  # begins the settings of mutual TLS
 
 WHERE = (
     "Where: SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and SLUICE_TELEMETRY_URL of the environment, else "
@@ -40,13 +41,24 @@ def take_certificates() -> None:
     """Use the certificate that belongs to where we ask: of the environment, else the stack's."""
     if "SLUICE_ADMIN_URL" not in os.environ:
         for name, value in read_env(Home.find()).items():
-            if name.startswith("MTLS__"):
+            if name.startswith(_TLS):
                 os.environ.setdefault(name, value)
-    certificates.use()
+    if any(name.upper().startswith(_TLS) for name in os.environ):
+        from sluice import certificates
+
+        certificates.use()
+
+
+def has_certificate() -> bool:
+    """Return whether this process shows a certificate; loads nothing where none was taken."""
+    module = sys.modules.get("sluice.certificates")
+    return module is not None and module.ours() is not None
 
 
 def take_secret() -> None:
     """Use the installation's secret: of the environment, else the stack's; without one, none."""
+    from sluice import shared_secret
+
     if "SLUICE_ADMIN_URL" not in os.environ:
         known = stored_secret(Home.find())
         if known:
@@ -57,7 +69,7 @@ def take_secret() -> None:
 
 def refuse_clear(name: str, url: str) -> None:
     """End with a line on stderr if the admin key would go to `url`, of setting `name`, in clear."""
-    if certificates.ours() is not None and urlsplit(url).scheme != "https":
+    if urlsplit(url).scheme != "https" and has_certificate():
         raise fail(
             f"{name} is {url}: with mutual TLS (MTLS__CERTIFICATE) our services answer HTTPS"
             " only, and the key would be sent where everybody on the way can read it"
@@ -74,6 +86,8 @@ def ask(
     url, key = setting(url_name), setting("SLUICE_ADMIN_KEY")
     take_certificates()
     refuse_clear(url_name, url)
+
+    import asyncio
 
     async def run() -> Any:
         async with ApiClient(url, key) as api:

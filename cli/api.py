@@ -1,16 +1,16 @@
 """A client of the admin REST and the telemetry queries; knows no service's inside."""
 
 import secrets
-import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlsplit
 
-import httpx
+if TYPE_CHECKING:  # imported where something is asked
+    import ssl
 
-from sluice.certificates import no_passphrase, ours
+    import httpx
 
 _TIMEOUT_S = 10.0
 _EDITS_MAX = 5  # how often somebody else may be faster
@@ -42,9 +42,6 @@ _LISTS = {
         ]
     },
 }
-# Whoever took the request ended or hung before it answered; another one may be there by now.
-_ANSWER_LOST = (httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout)
-
 Json = dict[str, Any]
 
 
@@ -64,6 +61,8 @@ class ApiClient:
     """One service's HTTP API, with the admin key."""
 
     def __init__(self, base_url: str, key: str) -> None:
+        import httpx
+
         self.base_url = base_url
         # Loopback or an operator's own proxy-free network; no certificate store to load for http.
         self._http = httpx.AsyncClient(
@@ -140,7 +139,11 @@ class ApiClient:
         content: bytes | None = None,
         query: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> httpx.Response:
+    ) -> "httpx.Response":
+        import httpx
+
+        # Whoever took it ended or hung before it answered; another one may be there by now.
+        answer_lost = (httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout)
         sent, path = dict(headers or {}), _checked(path)
         if method != "GET":  # so that asking again cannot do it twice
             sent["idempotency-key"] = secrets.token_hex(16)
@@ -155,7 +158,7 @@ class ApiClient:
         try:
             try:
                 answer = await request()
-            except _ANSWER_LOST:
+            except answer_lost:
                 answer = await request()
         except httpx.HTTPError as error:
             raise ApiError(
@@ -215,11 +218,15 @@ def _hint(path: str, status: int) -> str:
     return "" if kind is None else f"; see: sluice {_LISTS[kind]}"
 
 
-def trust() -> ssl.SSLContext | bool:
+def trust() -> "ssl.SSLContext | bool":
     """Return what servers' certificates are checked with: everybody's CAs, and ours where set.
 
     Ours show their own certificate, and what stands before them may have a public one.
     """
+    import httpx
+
+    from sluice.certificates import no_passphrase, ours
+
     certificates = ours()
     if certificates is None:
         return True
@@ -231,7 +238,7 @@ def trust() -> ssl.SSLContext | bool:
     return context
 
 
-def _problem(answer: httpx.Response) -> str:
+def _problem(answer: "httpx.Response") -> str:
     try:
         problem = answer.json()
         return str(problem.get("detail") or problem["error"]["message"])

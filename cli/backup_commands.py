@@ -1,14 +1,11 @@
 """`sluice backup` and `sluice restore`: the control plane's database, and bytes of artifacts."""
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cli.admin import setting
-from cli.backups import BackupError, back_up, read_backup
-from cli.backups import restore as bring_back
 from cli.bars import byte_bar
 from cli.render import size_text
 from cli.stack_commands import fail
@@ -38,6 +35,10 @@ def backup(
     Again into the same directory: only what is new is copied. Usage and traces are the trace
     store's, and not in it. Keep it like a secret: it holds the fleet's.
     """
+    import asyncio
+
+    from cli.backups import BackupError, back_up
+
     urls = _urls(database, store)
     try:
         with byte_bar("artifacts") as on_done:
@@ -65,6 +66,11 @@ def restore(
 
     The database before stays on the server under another name.
     """
+    import asyncio
+
+    from cli.backups import BackupError, read_backup
+    from cli.backups import restore as bring_back
+
     urls = _urls(database, store)
     try:
         known = read_backup(directory)

@@ -3,17 +3,18 @@
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
 from cli.render import console
 
 
 @contextmanager
 def byte_bar(doing: str) -> Generator[Callable[[int, int], None]]:
     """Yield what is told how many bytes are done, and of how many; nothing is shown in a pipe."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
     columns = (TextColumn(doing), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     err = console(stderr=True)
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+    with Bars(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         bar = progress.add_task("")
 
         def on_done(done_bytes: int, all_bytes: int) -> None:

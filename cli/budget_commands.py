@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress_bar import ProgressBar
-from rich.text import Text
 
 from cli.admin import AsJson, Tenant, ask, given
 from cli.api import Json
 from cli.render import console, duration, show_json, show_objects, table
+
+if TYPE_CHECKING:  # imported where it is drawn
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
 
 budget = typer.Typer(help="What a tenant may use in a day or month.", no_args_is_help=True)
 
@@ -134,7 +136,10 @@ def remove_budget(tenant: Tenant, name: Name) -> None:
     typer.echo(f"removed budget {name} of tenant {tenant}")
 
 
-def _cells(row: Mapping[str, Any]) -> list[Text | ProgressBar]:
+def _cells(row: Mapping[str, Any]) -> list["Text | ProgressBar"]:
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
     used, state = row["used"], row["state"]
     style = _STYLES.get(state, "")
     bar = ProgressBar(

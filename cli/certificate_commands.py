@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from cli.stack_commands import fail
-from sluice.certificates import CertificateError
 from sluice.identity import DOMAIN
 
 certificates = typer.Typer(no_args_is_help=True, help="Certificates for mutual TLS.")
@@ -34,7 +33,7 @@ def create(
 
     try:
         made = create_files(out, days=days, domain=domain, hosts=host or [])
-    except (CertificateError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise fail(str(error)) from None
     for file in made:
         typer.echo(file)

@@ -12,7 +12,6 @@ import typer
 from cli import compose_env
 from cli.admin import refuse_clear, take_certificates
 from cli.api import ApiClient, ApiError, trust
-from cli.stack.base import import_base, push_base
 from cli.stack.errors import StackError
 from cli.stack.home import Home, Secrets, load_secrets, render_env, save_secrets, write_atomic
 from cli.stack.seed import ShippedBase, first_token, seed, wait_answering
@@ -58,6 +57,8 @@ def bootstrap(
     Runs inside, with SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and OPENAI_BASE_URL. What it made is told
     in $SLUICE_HOME/env, with the key of the tenant `demo`.
     """
+    from cli.stack.base import import_base
+
     home = Home.find()
     try:
         url, key, public = (
@@ -87,6 +88,8 @@ async def _give(
     url: str, home: Home, base: ShippedBase, secrets: Secrets, engine: str, replicas: int
 ) -> Secrets:
     """Upload first: nodes fetch a base from the store as soon as a pool wants it."""
+    from cli.stack.base import push_base
+
     async with ApiClient(url, secrets.admin_key) as api:
         await wait_answering(api, _CONTROL_PLANE_S)
         problem = await push_base(api, home.artifacts / base.digest, _PUSH_S)

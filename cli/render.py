@@ -7,12 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:  # rich takes 50 ms; health brings psutil, which only the local stack has
+    from rich.console import Console
+    from rich.table import Table
 
-if TYPE_CHECKING:  # it brings psutil, which only the local stack has
     from cli.stack.health import HealthRow
 
 _PLAIN_WIDTH = 240  # pipes and files have no width; rich would take 80 and fold
@@ -21,18 +19,24 @@ _GAP = 3  # columns between two
 _IDS = ("id", "name", "tenant", "model", "key", "pool", "cell", "replica", "node")
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False) -> "Console":
     """Return a console as wide as the terminal, or COLUMNS; wide where there is neither."""
+    from rich.console import Console
+
     file = sys.stderr if stderr else sys.stdout
     is_sized = file.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return Console(file=file, width=None if is_sized else _PLAIN_WIDTH, highlight=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> "Table":
     """Return a table without frames; the columns named in `right` are right-aligned.
 
     Text is folded where the table is too wide; a column of ids keeps them whole.
     """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     numbers, cells = right.split(), list(rows)
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
@@ -51,6 +55,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str =
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> None:
     """Print a table; where its ids do not fit, it is wider than the console."""
+    from rich.console import Console
+
     made, out = table(columns, rows, right=right), console()
     least = sum((column.min_width or 0) + _GAP for column in made.columns)
     console_of = Console(file=out.file, width=max(out.width, least), highlight=False)
@@ -123,7 +129,7 @@ def status_json(rows: "Sequence[HealthRow]", phase: str, engine: str) -> dict[st
     }
 
 
-def status_table(rows: "Sequence[HealthRow]") -> Table:
+def status_table(rows: "Sequence[HealthRow]") -> "Table":
     """Return what runs where, with health."""
     columns = ("name", "pid", "port", "memory", "health", "restarts", "uptime")
     cells = [
@@ -143,7 +149,7 @@ def status_table(rows: "Sequence[HealthRow]") -> Table:
     return table(columns, cells, right="pid port memory restarts uptime")
 
 
-def started_table(rows: "Sequence[HealthRow]") -> Table:
+def started_table(rows: "Sequence[HealthRow]") -> "Table":
     """Return what runs where, right after the start."""
     cells = [
         (row.name, str(row.pid), str(row.port or "-"), f"{row.memory_mib:.0f} MiB") for row in rows

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 
 from cli.admin import AsJson, ask, given
 from cli.api import ApiClient, ApiError, Json
@@ -297,6 +296,8 @@ def _seen(found: Json) -> str:
 
 async def _follow(api: ApiClient, rollout: str, *, as_json: bool) -> Json:
     """Print a line whenever a rollout stands elsewhere, until it is over; return it then."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[seen]}"))
     err = console(stderr=True)
     told: tuple[object, ...] = ()

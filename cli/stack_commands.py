@@ -1,6 +1,5 @@
 """`sluice up, down, status, logs`: the local stack."""
 
-import asyncio
 import os
 import re
 import signal
@@ -17,19 +16,10 @@ import typer
 from cli.render import console, curl_line, show_json, started_table, status_json, status_table
 from cli.stack.errors import StackError
 from cli.stack.home import Home, load_secrets, read_env, try_lock
-from cli.stack.ports import read_ports
-from cli.stack.preflight import check_home
-from cli.stack.progress import (
-    PipeRenderer,
-    PlainRenderer,
-    Renderer,
-    StartProgress,
-    replay,
-    terminal_renderer,
-)
 from cli.stack.state import READY, StackState, is_supervised, read_state, start_ticks
 
 if TYPE_CHECKING:
+    from cli.stack.progress import Renderer
     from cli.stack.services import StackOptions
 
 _INTERRUPTED = 130
@@ -45,7 +35,7 @@ class EngineOption(StrEnum):
 
 def fail(message: str, code: int = 1) -> typer.Exit:
     """Print one line on stderr and return the exit to raise."""
-    console(stderr=True).print(f"sluice: {message}", markup=False, soft_wrap=True)
+    typer.echo(f"sluice: {message}", err=True)
     return typer.Exit(code)
 
 
@@ -126,6 +116,9 @@ def up(
 
 def _run_here(home: Home, options: "StackOptions", ready_fd: int) -> None:
     """Be the supervisor; `ready_fd` is the pipe to a waiting foreground process, or -1."""
+    import asyncio
+
+    from cli.stack.progress import PipeRenderer, PlainRenderer, StartProgress, terminal_renderer
     from cli.stack.up import log_to_file, run_stack
 
     pipe = PipeRenderer(ready_fd) if ready_fd >= 0 else None
@@ -161,6 +154,8 @@ def _lock(home: Home) -> IO[str]:
     Raises:
         StackError: Another supervisor holds it, or the folder cannot be used.
     """
+    from cli.stack.preflight import check_home
+
     check_home(home)
     lock = try_lock(home)
     if lock is None:
@@ -174,6 +169,9 @@ def _lock(home: Home) -> IO[str]:
 
 def _start_in_background(home: Home, arguments: list[str]) -> None:
     """Run `sluice up` again in a session of its own, show its progress, return when it serves."""
+    from cli.stack.preflight import check_home
+    from cli.stack.progress import replay, terminal_renderer
+
     began_unix_s = time.time() - _age_s()
     try:
         check_home(home)
@@ -277,16 +275,14 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show every process: pid, port, memory, health. Exit status 1 unless all are healthy."""
-    from cli.stack.health import collect
-    from cli.stack.services import ServicePlan, StackOptions, use_certificates
-    from cli.stack.teardown import leftovers
-
     home = Home.find()
     state = read_state(home)
     if state is None or not is_supervised(state):
         if as_json:
             show_json({"phase": "down", "is_healthy": False, "processes": []})
             raise typer.Exit(1)
+        from cli.stack.teardown import leftovers
+
         orphans = len(leftovers(home))
         if orphans:
             raise fail(
@@ -294,6 +290,13 @@ def status(
                 "`sluice down` ends them, `sluice up` does so and starts anew"
             )
         raise fail(f"nothing runs in {home.root}; start it with: sluice up")
+    import asyncio
+
+    from cli.stack.health import collect
+    from cli.stack.ports import read_ports
+    from cli.stack.services import ServicePlan, StackOptions, use_certificates
+    from cli.stack.teardown import leftovers
+
     secrets = load_secrets(home)
     options = StackOptions(
         state.engine, state.port, state.admin_port, state.replicas, has_tls=state.has_tls

@@ -13,13 +13,11 @@ from contextlib import contextmanager, suppress
 from typing import Annotated
 from urllib.parse import urlsplit
 
-import httpx
 import typer
 
-from cli.admin import AsJson, refuse_clear, setting, take_certificates
+from cli.admin import AsJson, has_certificate, refuse_clear, setting, take_certificates
 from cli.api import ApiClient, ApiError, trust
 from cli.stack.home import Home
-from cli.stack.ports import read_ports
 from cli.stack_commands import fail
 from cli.top_scrape import Scrape, ScrapeChange
 from cli.top_sources import (
@@ -32,7 +30,6 @@ from cli.top_sources import (
     given_targets,
 )
 from cli.top_view import View, build, lines
-from sluice.certificates import ours
 
 _HOST = "127.0.0.1"
 _ADAPTER_DIGITS = 12  # of a digest, as metrics of engines show it
@@ -73,6 +70,8 @@ def top(
     async def run() -> None:
         # A Prometheus is nobody of ours.
         verify = True if prometheus else trust()
+        import httpx
+
         async with httpx.AsyncClient(trust_env=False, verify=verify) as http:
             models: Mapping[str, str] = {}
             if prometheus:
@@ -115,12 +114,14 @@ class _Stack:
         self._admin = setting("SLUICE_ADMIN_URL")
         self._key = setting("SLUICE_ADMIN_KEY")
         refuse_clear("SLUICE_ADMIN_URL", self._admin)
+        from cli.stack.ports import read_ports
+
         ports = read_ports(home.ports_file)
         if not ports.keys() >= {"gateway_ops", "router_http"}:
             raise fail(f"no stack in {home.root}: name pages with --metrics-url, or --prometheus")
         gateway, router = (f"{_HOST}:{ports[name]}" for name in ("gateway_ops", "router_http"))
         addresses = [gateway, urlsplit(self._admin).netloc, router]
-        scheme = "http" if ours() is None else "https"
+        scheme = "https" if has_certificate() else "http"
         self._services = [ScrapeTarget(f"{scheme}://{address}/metrics") for address in addresses]
 
     async def __call__(self) -> Sequence[ScrapeTarget]:

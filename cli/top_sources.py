@@ -5,14 +5,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-import httpx
-
+from cli.admin import has_certificate
 from cli.api import ApiClient, ApiError
 from cli.top_scrape import Labels, Scrape, ScrapeChange, gathered, parse
-from sluice.certificates import ours
+
+if TYPE_CHECKING:  # imported where something is asked
+    import httpx
 
 _TIMEOUT_S = 2.0
 _AT_ONCE = 32
@@ -66,7 +67,7 @@ class Targets(Protocol):
 class Pages:
     """Scrapes the pages of processes; the first change is from the first scrape on."""
 
-    def __init__(self, http: httpx.AsyncClient, targets: Targets) -> None:
+    def __init__(self, http: "httpx.AsyncClient", targets: Targets) -> None:
         self._http = http
         self._targets = targets
         self._known: Sequence[ScrapeTarget] = ()
@@ -106,6 +107,8 @@ class Pages:
     async def _page(
         self, target: ScrapeTarget, limit: asyncio.Semaphore
     ) -> list[tuple[str, Labels, float]] | str:
+        import httpx
+
         labels = {"instance": target.instance, **dict(target.labels)}
         try:
             async with limit, asyncio.timeout(_TIMEOUT_S):
@@ -148,7 +151,7 @@ def given_targets(words: Iterable[str]) -> list[ScrapeTarget]:
 
 async def engine_targets(api: ApiClient) -> list[ScrapeTarget]:
     """Return the metrics pages of all replicas that have started; ApiError: not to be had."""
-    scheme = "http" if ours() is None else "https"
+    scheme = "https" if has_certificate() else "http"
     return [
         ScrapeTarget(f"{scheme}://{it['metrics_address']}/metrics", (("pool", it["pool_id"]),))
         for it in await api.list("/v1/replicas")
@@ -159,13 +162,15 @@ async def engine_targets(api: ApiClient) -> list[ScrapeTarget]:
 class Prometheus:
     """Asks a Prometheus for its values of now and of a while ago."""
 
-    def __init__(self, http: httpx.AsyncClient, url: str, window_s: float) -> None:
+    def __init__(self, http: "httpx.AsyncClient", url: str, window_s: float) -> None:
         self._http = http
         self._url = url.rstrip("/") + "/api/v1/query"
         self._window_s = window_s
 
     async def change(self) -> ScrapeChange:
         """Return how the window of until now began, and ended; SourceError: it says nothing."""
+        import httpx
+
         now_s = time.time()
         try:
             async with asyncio.timeout(_TIMEOUT_S * 2):

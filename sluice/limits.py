@@ -8,15 +8,18 @@ not limited. A new kind is one more line of `KINDS`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING, TypeAlias
 
 from sluice.errors import ErrorCode
-from sluice.wire.control.v1 import control_pb2 as wire
+
+if TYPE_CHECKING:  # the command line starts without protobuf
+    from sluice.wire.control.v1 import control_pb2 as wire
 
 VALUE_MAX = 2**31 - 1  # what PostgreSQL's integer and the wire's uint32 have in common
 SLOT_WAIT_MS = 1000  # of requests at once: when one of those that are open ends is not known
 
 Limits = dict[str, int]
-Holder = wire.Tier | wire.Tenant | wire.ApiKey
+Holder: TypeAlias = "wire.Tier | wire.Tenant | wire.ApiKey"
 
 
 class Counted(IntEnum):
@@ -152,11 +155,9 @@ def limits_of(holder: Holder, model_id: str = "") -> Limits:
 
 def _columns_of(holder: Holder, model_id: str) -> Limits:
     """Return what the fields say that had a kind each."""
-    found: wire.Limits | wire.Tier | wire.ApiKey | None
-    if isinstance(holder, wire.Tenant):
-        found = None if model_id else holder.limits
-    elif model_id:
-        found = holder.model_limits.get(model_id) if isinstance(holder, wire.Tier) else None
+    # Tiers alone have limits for one model; a tenant's own stand in a message inside it.
+    if model_id:
+        found = getattr(holder, "model_limits", {}).get(model_id)
     else:
-        found = holder
+        found = getattr(holder, "limits", holder)
     return {name: value for name in NAMES if (value := getattr(found, name, 0))}

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import httpx
+from typing import TYPE_CHECKING
 
 from cli.api import ApiClient, ApiError
 from cli.stack.home import Secrets, with_demo_key
+
+if TYPE_CHECKING:  # imported where something is asked
+    import httpx
 
 MODEL, ALIAS, TENANT = "sluice-tiny", "default", "demo"
 _POOL_PREFIX = "tiny-"
@@ -155,6 +157,8 @@ async def first_token(
     any refusal means not yet. `say` is told each new reason; `verify` is httpx's: whose
     certificates are taken.
     """
+    import httpx
+
     said = ""
     async with httpx.AsyncClient(timeout=10.0, verify=verify, trust_env=False) as http:
         while True:
@@ -167,8 +171,10 @@ async def first_token(
             await asyncio.sleep(_CANARY_PAUSE_S)
 
 
-async def _ask(http: httpx.AsyncClient, base_url: str, key: str) -> str:
+async def _ask(http: "httpx.AsyncClient", base_url: str, key: str) -> str:
     """Return why there was no token; empty when there was one."""
+    import httpx
+
     headers = {"authorization": f"Bearer {key}"}
     try:
         async with http.stream(

@@ -14,8 +14,7 @@ from pathlib import Path
 from cli.stack.home import Home
 from cli.stack.segments import mapped_files, remove_files, remove_orphans
 from cli.stack.state import StackState, living, read_state
-from replica.agent.triton import TritonLauncher
-from sluice.process import marked_processes
+from sluice.procfs import marked_processes
 
 _GRACE_S = 6.0  # Triton takes 2.3 to 4.5 s to end
 _POLL_S = 0.05
@@ -28,6 +27,8 @@ def end_leftovers(home: Home, *, grace_s: float = _GRACE_S) -> list[str]:
     it. Services first, then the servers, so that nobody loses what it has just written; who does
     not listen within `grace_s` is killed. 0 kills at once.
     """
+    from replica.agent.triton import TritonLauncher
+
     state = read_state(home)
     pids = leftovers(home)
     names = [name_of(pid, state) for pid in pids]

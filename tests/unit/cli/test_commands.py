@@ -9,6 +9,12 @@ from typer.testing import CliRunner
 from cli.app import app
 from cli.commands import COMMANDS, load
 
+# What a command may import only when it runs; each takes 20 ms of processor or more.
+HEAVY = {
+    *("httpx", "aiohttp", "rich", "structlog", "cryptography", "pydantic_settings"),
+    *("sqlalchemy", "asyncpg", "grpc", "psutil", "numpy", "cli.stack.services", "cli.stack.up"),
+}
+
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_says_what_the_command_says(name: str) -> None:
@@ -30,6 +36,21 @@ def test_help_imports_no_command() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert all(f"  {name} " in done.stdout for name in COMMANDS)
+
+
+def test_a_command_that_is_loaded_has_imported_nothing_heavy() -> None:
+    """What draws, asks or encrypts is imported where it does: `--help` needs none of it."""
+    code = (
+        "import sys\n"
+        "from cli.commands import COMMANDS, load\n"
+        "for name in COMMANDS: load(name)\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert {"cli.tenant_commands", "cli.top_commands", "cli.backup_commands"} <= loaded
+    assert sorted(loaded & HEAVY) == []
 
 
 def test_a_misspelled_command_is_told_its_neighbour() -> None:

@@ -16,7 +16,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import cli.api
 from cli.app import app
 from control_plane.app import admin_routes
 from control_plane.artifacts.routes import ArtifactRoutes
@@ -307,7 +306,7 @@ def test_every_operation_has_a_command(server: Server, monkeypatch: pytest.Monke
             options |= {"transport": httpx.MockTransport(server)}
             super().__init__(**options)
 
-    monkeypatch.setattr(cli.api.httpx, "AsyncClient", Client)
+    monkeypatch.setattr(httpx, "AsyncClient", Client)
     for name in ("SLUICE_ADMIN_URL", "OPENAI_BASE_URL"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("SLUICE_ADMIN_KEY", "OPENAI_API_KEY"):
