@@ -1,0 +1,307 @@
+"""Finds all matches of many rules at once in a text that arrives in pieces: pure, linear time.
+
+The automaton knows at any place of a text which earlier places may still begin a match. Its states
+are made as texts need them: a state is the candidates that are open, the earliest first, each with
+the places (see `places`) that it may be at. Two candidates at one place would match alike from
+there on; the earlier one covers more, so it stands for both. Where a check decides about a match
+(the digits of a card), both stay.
+
+A step takes one character, a leap a piece of text such as a token; both are remembered, so that
+most pieces cost one look-up. What is remembered has a bound, and begins anew beyond it.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from sluice.guard.characters import UNSEEN, Before, before
+from sluice.guard.dictionaries import Dictionary, Spelt
+from sluice.guard.places import Eats, Ends, Holds, Places, Spells
+
+REMEMBERED_MAX = 100_000  # steps and leaps of one automaton; about 30 MB
+LEAP_CHARACTERS_MAX = 24  # nearly all tokens are shorter; longer pieces come once
+
+Node = int | Spelt
+
+
+class Find(NamedTuple):
+    """A rule has matched.
+
+    Attributes:
+        origin: Where: an open candidate by its index, `~n`: n characters behind the piece's begin.
+        end: Behind the match: so many characters behind the piece's begin.
+        rule: That has matched.
+    """
+
+    origin: int
+    end: int
+    rule: int
+
+
+class Step(NamedTuple):
+    """What a piece of text leads to.
+
+    Attributes:
+        state: Behind it.
+        origins: Of the candidates that are then open, in the numbers that `Find` uses.
+        finds: By their end.
+        is_same: Every candidate goes on, and none is new.
+    """
+
+    state: "OpenCandidates"
+    origins: tuple[int, ...]
+    finds: tuple[Find, ...]
+    is_same: bool
+
+
+class OpenCandidates:
+    """A state.
+
+    Attributes:
+        left: What stands before the next character.
+        groups: The places of each open candidate, the earliest first.
+        steps: By the next character.
+        leaps: By the next piece.
+    """
+
+    __slots__ = ("groups", "leaps", "left", "steps")
+
+    def __init__(self, left: Before, groups: tuple[frozenset[Node], ...]) -> None:
+        """Prepare."""
+        self.left = left
+        self.groups = groups
+        self.steps: dict[str, Step] = {}
+        self.leaps: dict[str, Step] = {}
+
+
+class Automaton:
+    """The rules of one kind of text.
+
+    Attributes:
+        start: The state before a text.
+        made: How many steps and leaps were made since it began; for tests and benchmarks.
+        remembered: How many of them are remembered.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        starts: Sequence[int],
+        dictionaries: Sequence[Dictionary],
+        checked: frozenset[int],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            places: Of all rules.
+            starts: The first places of the rules.
+            dictionaries: That `Spells` names.
+            checked: Rules whose matches somebody checks.
+        """
+        self._places = places.all
+        self._closures = {
+            it.behind: places.closure(it.behind)
+            for it in places.all
+            if isinstance(it, Eats | Holds | Spells)
+        }
+        self._fresh = frozenset[Node](it for start in starts for it in places.closure(start))
+        self._conditions = frozenset(
+            [number for number, it in enumerate(places.all) if isinstance(it, Holds)]
+        )
+        self._beginnings: dict[tuple[Before, str], frozenset[Node]] = {}
+        self._dictionaries = dictionaries
+        self._checked = checked
+        self._kept = _places_of(checked, places, starts)
+        self.remembered = 0
+        self.made = 0
+        self._states: dict[tuple[Before, tuple[frozenset[Node], ...]], OpenCandidates] = {}
+        self.start = self._state(Before.NOTHING, ())
+
+    def step(self, state: OpenCandidates, character: str) -> Step:
+        """Return what the next character leads to."""
+        known = state.steps.get(character)
+        if known is None:
+            known = state.steps[character] = self._made_step(state, character)
+            self._note(state)
+        return known
+
+    def leap(self, state: OpenCandidates, piece: str) -> Step:
+        """Return what a piece leads to; remembered if it is short."""
+        origins, finds, at = [*range(len(state.groups))], list[Find](), state
+        for number, character in enumerate(piece):
+            step = at.steps.get(character) or self.step(at, character)
+            for it in step.finds:
+                origin = origins[it.origin] if it.origin >= 0 else ~number
+                finds.append(Find(origin, number + it.end, it.rule))
+            if not step.is_same:
+                origins = [origins[it] if it >= 0 else ~number for it in step.origins]
+            at = step.state
+        is_same = origins == [*range(len(state.groups))]
+        result = Step(at, tuple(origins), tuple(finds), is_same)
+        if len(piece) <= LEAP_CHARACTERS_MAX:
+            state.leaps[piece] = result
+            self._note(state)
+        return result
+
+    def end(self, state: OpenCandidates) -> tuple[Find, ...]:
+        """Return what matches because the text ends."""
+        finds = list[Find]()
+        for origin, group in enumerate(state.groups):
+            finds += self._ended(self._resolved(group, state.left, None) - group, origin, 0)
+        return self._told(finds)
+
+    # --- making -----------------------------------------------------------------------------
+
+    def _made_step(self, state: OpenCandidates, character: str) -> Step:
+        if character in UNSEEN:
+            return Step(state, tuple(range(len(state.groups))), (), is_same=True)
+        finds, groups, origins = list[Find](), list[frozenset[Node]](), list[int]()
+        taken = set[Node]()
+        for origin, group in enumerate(state.groups):
+            resolved = self._resolved(group, state.left, character)
+            if resolved is not group:
+                finds += self._ended(resolved - group, origin, 0)
+            moved = self._moved(resolved, character)
+            finds += self._ended(moved, origin, 1)
+            self._add(origin, moved, taken, groups, origins)
+        moved = self._begun(state.left, character)
+        finds += self._ended(moved, -1, 1)  # ~0: begins at the character
+        self._add(-1, moved, taken, groups, origins)
+        is_same = origins == [*range(len(state.groups))]
+        following = self._state(before(character), tuple(groups))
+        return Step(following, tuple(origins), self._told(finds), is_same)
+
+    def _add(
+        self,
+        origin: int,
+        moved: Collection[Node],
+        taken: set[Node],
+        groups: list[frozenset[Node]],
+        origins: list[int],
+    ) -> None:
+        """Add a candidate that goes on, without the places where an earlier one is."""
+        alive = frozenset([it for it in moved if it not in taken and not self._is_end(it)])
+        if alive:
+            groups.append(alive)
+            origins.append(origin)
+            taken |= alive - self._kept
+
+    def _begun(self, left: Before, character: str) -> Collection[Node]:
+        """Return the places of a candidate that begins with a character; remembered."""
+        known = self._beginnings.get((left, character))
+        if known is None:
+            moved = self._moved(self._resolved(self._fresh, left, character), character)
+            known = self._beginnings[left, character] = frozenset(moved)
+        return known
+
+    def _resolved(self, group: frozenset[Node], left: Before, right: str | None) -> frozenset[Node]:
+        """Return a group with what is behind conditions that hold."""
+        waiting = [it for it in group if it in self._conditions]
+        if not waiting:
+            return group
+        found = set(group)
+        while waiting:
+            node = waiting.pop()
+            place = self._places[node] if isinstance(node, int) else None
+            if isinstance(place, Holds) and place.condition.holds(left, right):
+                new = [it for it in self._closures[place.behind] if it not in found]
+                found.update(new)
+                waiting += new
+        return frozenset(found)
+
+    def _moved(self, group: frozenset[Node], character: str) -> set[Node]:
+        found = set[Node]()
+        for node in group:
+            if isinstance(node, Spelt):
+                self._spell(node, character, found)
+                continue
+            place = self._places[node]
+            if isinstance(place, Eats) and place.has(character):
+                found.update(self._closures[place.behind])
+            elif isinstance(place, Spells):
+                words = self._dictionaries[place.dictionary].words
+                self._spell(Spelt(node, 0, len(words), 0), character, found)
+        return found
+
+    def _spell(self, at: Spelt, character: str, found: set[Node]) -> None:
+        place = self._places[at.spells]
+        assert isinstance(place, Spells), "only words are spelt"
+        dictionary = self._dictionaries[place.dictionary]
+        following = dictionary.next(at, character)
+        if following is None:
+            return
+        if dictionary.is_whole(following):
+            found.update(self._closures[place.behind])
+        if dictionary.is_open(following):
+            found.add(following)
+
+    def _ended(self, nodes: Iterable[Node], origin: int, end: int) -> list[Find]:
+        places = [self._places[it] for it in nodes if isinstance(it, int)]
+        return [Find(origin, end, it.rule) for it in places if isinstance(it, Ends)]
+
+    def _is_end(self, node: Node) -> bool:
+        return isinstance(node, int) and isinstance(self._places[node], Ends)
+
+    def _told(self, finds: list[Find]) -> tuple[Find, ...]:
+        """Return finds by their end; of a rule without check the earliest origin is enough."""
+        if not finds:
+            return ()
+        told, seen = list[Find](), set[tuple[int, int]]()
+        for it in sorted(finds, key=lambda it: it.end):
+            if it.rule in self._checked:
+                told.append(it)
+            elif (it.end, it.rule) not in seen:
+                seen.add((it.end, it.rule))
+                told.append(it)
+        return tuple(told)
+
+    # --- remembering ------------------------------------------------------------------------
+
+    def _state(self, left: Before, groups: tuple[frozenset[Node], ...]) -> OpenCandidates:
+        known = self._states.get((left, groups))
+        if known is None:
+            known = self._states[left, groups] = OpenCandidates(left, groups)
+        return known
+
+    def _note(self, state: OpenCandidates) -> None:
+        """Count what is remembered; beyond the bound forget all but the place of each stream.
+
+        A stream that runs holds its state, which then no longer is the one of others; it joins
+        them again where it comes to a state that they know.
+        """
+        self.made += 1
+        self.remembered += 1
+        if self.remembered > REMEMBERED_MAX:
+            for it in self._states.values():
+                it.steps.clear()
+                it.leaps.clear()
+            self._states.clear()
+            self._beginnings.clear()
+            self._states[self.start.left, self.start.groups] = self.start
+            self._states[state.left, state.groups] = state
+            self.remembered = 0
+
+
+def _places_of(checked: frozenset[int], places: Places, starts: Sequence[int]) -> frozenset[Node]:
+    """Return the places of checked rules: of two candidates there, both are kept."""
+    kept = set[Node]()
+    for start in starts if checked else ():
+        reached = _reached(places, start)
+        if any(it.rule in checked for it in _ends(places, reached)):
+            kept |= reached
+    return frozenset(kept)
+
+
+def _reached(places: Places, start: int) -> set[int]:
+    found, waiting = set[int](), [start]
+    while waiting:
+        number = waiting.pop()
+        if number in found:
+            continue
+        found.add(number)
+        behind = getattr(places.all[number], "behind", ())
+        waiting += behind if isinstance(behind, tuple) else (behind,)
+    return found
+
+
+def _ends(places: Places, numbers: Iterable[int]) -> list[Ends]:
+    return [it for it in map(places.all.__getitem__, numbers) if isinstance(it, Ends)]

@@ -1,0 +1,56 @@
+"""How characters are compared when texts are guarded: pure.
+
+Forms that look alike are one (full width, mathematical alphabets), and characters that nobody sees
+are none, so that neither hides a text.
+"""
+
+import unicodedata
+from collections.abc import Callable
+from enum import IntEnum
+from functools import lru_cache
+
+# Zero-width space, joiners, marks of direction, word joiner and its neighbours, soft hyphen,
+# variation selectors, tags: a text reads the same without them.
+UNSEEN = frozenset(
+    "\u00ad\u034f\u061c\u180e\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\u2064\ufeff"
+) | frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0000, 0xE0080))))
+
+
+class Before(IntEnum):
+    """What stands before a place of a text."""
+
+    NOTHING = 0
+    LINE_BREAK = 1
+    OTHER = 2
+    WORD = 3
+
+
+def is_word(character: str) -> bool:
+    r"""Return whether a character belongs to words, as `\w` does."""
+    return character.isalnum() or character == "_"
+
+
+def before(character: str) -> Before:
+    """Return what stands before the place behind a character."""
+    if is_word(character):
+        return Before.WORD
+    return Before.LINE_BREAK if character == "\n" else Before.OTHER
+
+
+@lru_cache(maxsize=8192)
+def seen_as(character: str) -> str:
+    """Return the character that another one looks like; itself where it looks like none."""
+    form = unicodedata.normalize("NFKC", character)
+    return form if len(form) == 1 else character
+
+
+@lru_cache(maxsize=8192)
+def folded(character: str) -> str:
+    """Return the form in which characters are compared where case does not matter."""
+    form = seen_as(character).lower()
+    return form if len(form) == 1 else character
+
+
+def folded_text(text: str, form: Callable[[str], str] = folded) -> str:
+    """Return a text with each character in its form, without those that nobody sees."""
+    return "".join([form(it) for it in text if it not in UNSEEN])

@@ -1,0 +1,226 @@
+"""Rules, compiled for one kind of text; and one text under them. Pure.
+
+The meaning of a set, whatever pieces a text comes in:
+
+- Every match of every rule counts, wherever it begins. Matches that overlap are one.
+- `rewrite`: each such run of matches is replaced once, as the first of its rules in the set says.
+- `block`: the text ends as soon as a match is complete, before the earliest place where any match
+  was still possible then.
+
+So the text that leaves is at any time all but the longest suffix that can still become a part of a
+match; no character of a match ever leaves.
+"""
+
+from collections.abc import Callable, Sequence
+
+from sluice.guard.automaton import Automaton, Find
+from sluice.guard.checks import CHECKS
+from sluice.guard.dictionaries import Dictionary
+from sluice.guard.expressions import compiled
+from sluice.guard.named_sets import CHECKED_SETS, NAMED_SETS
+from sluice.guard.places import Condition, Ends, Forks, Holds, Places, Spells
+from sluice.guard.rules import PLACES_MAX, GuardAction, GuardRule
+
+# Of compiled places: those of the expressions, and some for each rule's words.
+_PLACES_MAX = PLACES_MAX + 10_000
+
+
+class Matcher:
+    """Rules, compiled.
+
+    Attributes:
+        rules: In the order of their set.
+        automaton: Finds them.
+        checks: By the index of a rule: what a match must pass as well.
+        blocks: By the index of a rule: whether it ends the text.
+    """
+
+    def __init__(self, rules: Sequence[GuardRule]) -> None:
+        """Compile; the rules have passed `rules.check`."""
+        self.rules = tuple(rules)
+        self.checks: list[Callable[[str], bool] | None] = [
+            CHECKS[CHECKED_SETS[it.named]] if it.named in CHECKED_SETS else None for it in rules
+        ]
+        self.blocks = [it.action is GuardAction.BLOCK for it in rules]
+        places, starts, dictionaries = Places(_PLACES_MAX), list[int](), list[Dictionary]()
+        for number, rule in enumerate(rules):
+            end = places.add(Ends(number))
+            if rule.words:
+                start = _words(rule, places, end, len(dictionaries))
+                dictionary = Dictionary(rule.words, ignores_case=not rule.is_case_sensitive)
+                dictionaries.append(dictionary)
+                starts.append(start)
+                continue
+            for expression in NAMED_SETS.get(rule.named, (rule.expression,)):
+                ignores_case = not rule.is_case_sensitive and not rule.named
+                starts.append(compiled(expression, places, end, ignores_case=ignores_case))
+        checked = frozenset([number for number, it in enumerate(self.checks) if it is not None])
+        self.automaton = Automaton(places, starts, dictionaries, checked)
+
+
+def _words(rule: GuardRule, places: Places, end: int, dictionary: int) -> int:
+    """Add a dictionary; return its first place."""
+    if rule.is_within_words:
+        return places.add(Spells(dictionary, places.add(Forks((end,)))))
+    edge = places.add(Holds(Condition.EDGE, end))
+    return places.add(Holds(Condition.EDGE, places.add(Spells(dictionary, edge))))
+
+
+class Run:
+    """Matches that overlap.
+
+    Attributes:
+        start: In characters of the text.
+        end: Behind the last of them.
+        rules: That match, a bit for each.
+    """
+
+    __slots__ = ("end", "rules", "start")
+
+    def __init__(self, start: int, end: int, rules: int) -> None:
+        """Begin with one match."""
+        self.start = start
+        self.end = end
+        self.rules = rules
+
+
+class GuardedText:
+    """One text under rules: `push` and `flush` return what may leave.
+
+    Attributes:
+        counts: By the index of a rule: in how many runs it took part.
+        blocked_by: The index of the rule that has ended the text; None: none has.
+        rewritten: How many runs were replaced.
+        length: Characters taken so far.
+    """
+
+    __slots__ = (
+        *("_held", "_matcher", "_origins", "_runs", "_start", "_state"),
+        *("blocked_by", "counts", "length", "rewritten"),
+    )
+
+    def __init__(self, matcher: Matcher) -> None:
+        """Begin a text."""
+        self._matcher = matcher
+        self._state = matcher.automaton.start
+        self._origins: Sequence[int] = ()  # where the open candidates begin
+        self._runs: list[Run] = []  # that an open candidate may still make longer
+        self._held = ""
+        self._start = 0  # of what is held
+        self.length = self.rewritten = 0
+        self.counts: dict[int, int] = {}
+        self.blocked_by: int | None = None
+
+    @property
+    def held(self) -> str:
+        """What has not left: it may become a part of a match."""
+        return self._held
+
+    def push(self, text: str) -> str:
+        """Take the next piece; return what may leave."""
+        state = self._state
+        leap = state.leaps.get(text)
+        if leap is None:
+            leap = self._matcher.automaton.leap(state, text)
+        if leap.finds:
+            return self._push_finds(text)
+        self._state = leap.state
+        if not leap.is_same:
+            origins, length = self._origins, self.length
+            self._origins = [origins[it] if it >= 0 else length - 1 - it for it in leap.origins]
+        self.length += len(text)
+        if self._held:
+            text = self._held + text
+        elif not self._origins:
+            self._start = self.length
+            return text
+        if self._runs:
+            self._held = text
+            return self._released()
+        keep = self.length - self._origins[0] if self._origins else 0
+        self._start = self.length - keep
+        cut = len(text) - keep
+        self._held = text[cut:]
+        return text[:cut]
+
+    def flush(self) -> str:
+        """The text has ended; return the rest of it."""
+        if self.blocked_by is not None:
+            return ""
+        self._take(self._matcher.automaton.end(self._state), self.length)
+        self._origins = ()
+        return "" if self.blocked_by is not None else self._released()
+
+    def _push_finds(self, text: str) -> str:
+        """Take a piece with matches: character by character, so that cuts make no difference."""
+        automaton, released = self._matcher.automaton, list[str]()
+        for character in text:
+            step = automaton.step(self._state, character)
+            self._held += character
+            if step.finds:
+                self._take(step.finds, self.length)
+                if self.blocked_by is not None:
+                    break
+            origins, length = self._origins, self.length
+            self._origins = [origins[it] if it >= 0 else length for it in step.origins]
+            self._state = step.state
+            self.length += 1
+            released.append(self._released())
+        return "".join(released)
+
+    def _take(self, finds: Sequence[Find], at: int) -> None:
+        """Note matches; those that end the text drop what is held."""
+        matcher, runs = self._matcher, self._runs
+        for it in finds:
+            start = self._origins[it.origin] if it.origin >= 0 else at - 1 - it.origin
+            end = at + it.end
+            check = matcher.checks[it.rule]
+            if check is not None and not check(self._held[start - self._start : end - self._start]):
+                continue
+            if matcher.blocks[it.rule]:
+                self.blocked_by = it.rule
+                self._count(1 << it.rule)
+                self._held, self._origins, runs[:] = "", (), []
+                return
+            run = Run(start, end, 1 << it.rule)
+            while runs and runs[-1].end > run.start:
+                last = runs.pop()
+                run.start, run.end = min(last.start, run.start), max(last.end, run.end)
+                run.rules |= last.rules
+            runs.append(run)
+
+    def _released(self) -> str:
+        """Return what may leave now, with each closed run replaced."""
+        border = self._origins[0] if self._origins else self.length
+        if not self._runs:
+            return self._left(border)
+        parts, runs = list[str](), self._runs
+        while runs:
+            run = runs[0]
+            if run.end > border:
+                border = min(border, run.start)
+                break
+            parts += (self._left(run.start), self._replaced(run))
+            del runs[0]
+        parts.append(self._left(border))
+        return "".join(parts)
+
+    def _replaced(self, run: Run) -> str:
+        self._left(run.end)
+        self._count(run.rules)
+        self.rewritten += 1
+        first = (run.rules & -run.rules).bit_length() - 1
+        return self._matcher.rules[first].replacement
+
+    def _left(self, border: int) -> str:
+        """Return what is held before a place, and let go of it."""
+        count = border - self._start
+        left, self._held, self._start = self._held[:count], self._held[count:], border
+        return left
+
+    def _count(self, rules: int) -> None:
+        while rules:
+            lowest = rules & -rules
+            number = lowest.bit_length() - 1
+            self.counts[number] = self.counts.get(number, 0) + 1
+            rules -= lowest

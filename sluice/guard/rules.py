@@ -1,0 +1,150 @@
+"""Rules on texts: what tenants write, read and bounded. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, cast
+
+from sluice.guard.characters import folded_text, seen_as
+from sluice.guard.expressions import ExpressionError, compiled
+from sluice.guard.named_sets import NAMED_SETS
+from sluice.guard.places import Ends, Places, TooLargeError
+
+RULES_MAX = 500
+WORDS_MAX = 50_000
+WORD_CHARACTERS_MAX = 128
+REPLACEMENT_CHARACTERS_MAX = 128
+PLACES_MAX = 50_000  # of the expressions of a set
+CHARACTERS_MAX = 2_000_000  # of a set: its words and expressions
+
+
+class GuardAction(StrEnum):
+    """What follows from a match, the strictest first."""
+
+    BLOCK = "block"  # the text ends before it
+    REWRITE = "rewrite"  # something else stands in its place
+    MARK = "mark"  # it is counted, and the client is told where it stands
+    COUNT = "count"
+
+
+class GuardTarget(StrEnum):
+    """Kinds of text."""
+
+    PROMPT = "prompt"
+    TOOL_RESULTS = "tool_results"
+    ANSWER = "answer"
+    TOOL_ARGUMENTS = "tool_arguments"
+
+
+OF_REQUESTS = frozenset({GuardTarget.PROMPT, GuardTarget.TOOL_RESULTS})
+
+
+class GuardRuleError(ValueError):
+    """Rules that cannot be used.
+
+    Attributes:
+        field: Where, as `rules[3].expression`.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRule:
+    """One rule: exactly one of `words`, `expression` and `named` says what it finds.
+
+    Attributes:
+        id: Unique in its set; told to clients, events and metrics.
+        action: What follows.
+        targets: The texts that it is for.
+        words: A dictionary.
+        expression: See `expressions`.
+        named: One of `NAMED_SETS`.
+        is_case_sensitive: Else letters stand for their other case as well.
+        is_within_words: Words are found within others; else only whole ones.
+        replacement: Stands in the place of a match, if the action is `rewrite`.
+    """
+
+    id: str
+    action: GuardAction
+    targets: frozenset[GuardTarget]
+    words: tuple[str, ...] = ()
+    expression: str = ""
+    named: str = ""
+    is_case_sensitive: bool = False
+    is_within_words: bool = False
+    replacement: str = ""
+
+    @property
+    def characters(self) -> int:
+        """How large it is."""
+        return len(self.expression) + sum(map(len, self.words))
+
+
+def rules_from(document: Sequence[Mapping[str, Any]]) -> tuple[GuardRule, ...]:
+    """Return the rules that a document of JSON holds, which was checked before; see `check`."""
+    return tuple([_rule(it) for it in document])
+
+
+def _rule(it: Mapping[str, Any]) -> GuardRule:
+    targets = cast("Sequence[str]", it.get("targets") or ("answer", "tool_arguments"))
+    return GuardRule(
+        id=it["id"],
+        action=GuardAction(it["action"]),
+        targets=frozenset(map(GuardTarget, targets)),
+        words=tuple(it.get("words") or ()),
+        expression=it.get("expression") or "",
+        named=it.get("named") or "",
+        is_case_sensitive=bool(it.get("is_case_sensitive")),
+        is_within_words=bool(it.get("is_within_words")),
+        replacement=it.get("replacement") or f"[{it['id']}]",
+    )
+
+
+def check(rules: Sequence[GuardRule]) -> None:
+    """Refuse rules that cannot be used. GuardRuleError says which, and how to mend them."""
+    if len(rules) > RULES_MAX:
+        raise GuardRuleError("rules", f"there are {len(rules)}; {RULES_MAX} may be")
+    characters = sum([it.characters for it in rules])
+    if characters > CHARACTERS_MAX:
+        text = f"words and expressions have {characters} characters; {CHARACTERS_MAX} may be"
+        raise GuardRuleError("rules", text + "; split the set, or shorten its dictionaries")
+    words = sum([len(it.words) for it in rules])
+    if words > WORDS_MAX:
+        raise GuardRuleError("rules", f"dictionaries have {words} words; {WORDS_MAX} may be")
+    names = set[str]()
+    places = Places(PLACES_MAX)
+    for number, rule in enumerate(rules):
+        if rule.id in names:
+            raise GuardRuleError(f"rules[{number}].id", f"'{rule.id}' is there twice")
+        names.add(rule.id)
+        _check_rule(rule, f"rules[{number}]", places)
+
+
+def _check_rule(rule: GuardRule, field: str, places: Places) -> None:
+    if (bool(rule.words) + bool(rule.expression) + bool(rule.named)) != 1:
+        raise GuardRuleError(field, "exactly one of 'words', 'expression' and 'named' is needed")
+    if rule.action is GuardAction.REWRITE and rule.targets & OF_REQUESTS:
+        text = "'rewrite' is for 'answer' and 'tool_arguments'; block, mark or count what is asked"
+        raise GuardRuleError(f"{field}.targets", text)
+    if len(rule.replacement) > REPLACEMENT_CHARACTERS_MAX:
+        text = f"it is longer than {REPLACEMENT_CHARACTERS_MAX} characters"
+        raise GuardRuleError(f"{field}.replacement", text)
+    if rule.named and rule.named not in NAMED_SETS:
+        known = ", ".join(NAMED_SETS)
+        raise GuardRuleError(f"{field}.named", f"'{rule.named}' is not one of {known}")
+    for number, word in enumerate(rule.words):
+        if not 0 < len(word) <= WORD_CHARACTERS_MAX or not folded_text(word, seen_as).strip():
+            text = f"a word has 1 to {WORD_CHARACTERS_MAX} characters that are seen"
+            raise GuardRuleError(f"{field}.words[{number}]", text)
+    try:
+        end = places.add(Ends(0))
+        for expression in NAMED_SETS.get(rule.named, (rule.expression,) * bool(rule.expression)):
+            compiled(expression, places, end)
+    except ExpressionError as error:
+        raise GuardRuleError(f"{field}.expression", str(error)) from None
+    except TooLargeError:
+        text = f"the expressions come to more than {PLACES_MAX} places; make repeats smaller"
+        raise GuardRuleError("rules", text) from None
