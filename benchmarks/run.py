@@ -28,6 +28,7 @@ MODULES = {
     "engine": "benchmarks.engine_alone",
     "memory": "benchmarks.micro.engine_memory",
     "predictions": "benchmarks.micro.predictions",
+    "guarding": "benchmarks.micro.guarding",
     "host": "benchmarks.micro.engine_host",
     "replica": "benchmarks.load.replica",
     "embed": "benchmarks.load.embed",

@@ -1,10 +1,10 @@
 """CPU of rules on answers as they stream: 200 expressions and 20,000 words, 500 streams.
 
-The repository's documents, as tokens of the default model, go to 500 texts in turn, as the steps of
-engines bring them. "us_per_token" is all that the rules cost a token;
-"first" is the automaton's first 20,000 tokens, "last" the ninth or so, of other documents; "known"
-is the first 20,000 once more, best of two.
-"named" is the sets that come with the platform alone, "words" the dictionary alone.
+One operation is one token on its way through the rules of its answer. The repository's documents,
+as tokens of the default model, go to 500 texts in turn, as the steps of engines bring them. "first"
+is the automaton's first 20,000 tokens, "last" the ninth 20,000 or so, of other documents; "known"
+is the first 20,000 once more, best of two. "named" is the sets that come with the platform alone,
+"words" the dictionary alone.
 Not measured: the gateway around it, which sends what is released.
 Read it as process CPU time of one core.
 Run: `python -m benchmarks.micro.guarding`.
@@ -17,7 +17,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from benchmarks.results import write_result
-from sluice.guard.matcher import GuardedText, Matcher
+from sluice.guard.matcher import GuardedText, RuleMatcher
 from sluice.guard.named_sets import NAMED_SETS
 from sluice.guard.rules import GuardRule, check, rules_from
 
@@ -86,7 +86,7 @@ def _texts() -> list[list[str]]:
     return [tokens[at : at + TOKENS] for at in range(0, len(tokens) - TOKENS, TOKENS)]
 
 
-def _us_per_token(matcher: Matcher, columns: list[list[str]]) -> float:
+def _us_per_token(matcher: RuleMatcher, columns: list[list[str]]) -> float:
     texts = [GuardedText(matcher) for _ in range(STREAMS)]
     began_s = time.process_time()
     for row in zip(*columns, strict=True):
@@ -103,7 +103,7 @@ def measure(documents: list[dict[str, object]], texts: list[list[str]]) -> dict[
     began_s = time.process_time()
     check(rules)
     checked_s = time.process_time() - began_s
-    matcher = Matcher(rules)
+    matcher = RuleMatcher(rules)
     compiled_s = time.process_time() - began_s - checked_s
     ends = range(STREAMS, len(texts) + 1, STREAMS)
     rounds = [_us_per_token(matcher, texts[end - STREAMS : end]) for end in ends]
@@ -125,7 +125,7 @@ def main() -> None:
     cases = {"named": named, "words": words, "expressions": expressions}
     result = {name: measure(it, texts) for name, it in cases.items()}
     result["all"] = measure([*named, *words, *expressions], texts)
-    operation = "a token's way through the rules; 500 streams of 200 tokens, in turn"
+    operation = "a token's way through the rules; 500 streams of 40 tokens, in turn"
     write_result("guarding", operation, result)
     for name, figures in result.items():
         print(name, figures)

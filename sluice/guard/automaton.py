@@ -37,7 +37,7 @@ class Find(NamedTuple):
     rule: int
 
 
-class Step(NamedTuple):
+class AutomatonStep(NamedTuple):
     """What a piece of text leads to.
 
     Attributes:
@@ -69,8 +69,8 @@ class OpenCandidates:
         """Prepare."""
         self.left = left
         self.groups = groups
-        self.steps: dict[str, Step] = {}
-        self.leaps: dict[str, Step] = {}
+        self.steps: dict[str, AutomatonStep] = {}
+        self.leaps: dict[str, AutomatonStep] = {}
 
 
 class Automaton:
@@ -116,7 +116,7 @@ class Automaton:
         self._states: dict[tuple[Before, tuple[frozenset[Node], ...]], OpenCandidates] = {}
         self.start = self._state(Before.NOTHING, ())
 
-    def step(self, state: OpenCandidates, character: str) -> Step:
+    def step(self, state: OpenCandidates, character: str) -> AutomatonStep:
         """Return what the next character leads to."""
         known = state.steps.get(character)
         if known is None:
@@ -124,7 +124,7 @@ class Automaton:
             self._note(state)
         return known
 
-    def leap(self, state: OpenCandidates, piece: str) -> Step:
+    def leap(self, state: OpenCandidates, piece: str) -> AutomatonStep:
         """Return what a piece leads to; remembered if it is short."""
         origins, finds, at = [*range(len(state.groups))], list[Find](), state
         for number, character in enumerate(piece):
@@ -136,7 +136,7 @@ class Automaton:
                 origins = [origins[it] if it >= 0 else ~number for it in step.origins]
             at = step.state
         is_same = origins == [*range(len(state.groups))]
-        result = Step(at, tuple(origins), tuple(finds), is_same)
+        result = AutomatonStep(at, tuple(origins), tuple(finds), is_same)
         if len(piece) <= LEAP_CHARACTERS_MAX:
             state.leaps[piece] = result
             self._note(state)
@@ -151,9 +151,9 @@ class Automaton:
 
     # --- making -----------------------------------------------------------------------------
 
-    def _made_step(self, state: OpenCandidates, character: str) -> Step:
+    def _made_step(self, state: OpenCandidates, character: str) -> AutomatonStep:
         if character in UNSEEN:
-            return Step(state, tuple(range(len(state.groups))), (), is_same=True)
+            return AutomatonStep(state, tuple(range(len(state.groups))), (), is_same=True)
         finds, groups, origins = list[Find](), list[frozenset[Node]](), list[int]()
         taken = set[Node]()
         for origin, group in enumerate(state.groups):
@@ -168,7 +168,7 @@ class Automaton:
         self._add(-1, moved, taken, groups, origins)
         is_same = origins == [*range(len(state.groups))]
         following = self._state(before(character), tuple(groups))
-        return Step(following, tuple(origins), self._told(finds), is_same)
+        return AutomatonStep(following, tuple(origins), self._told(finds), is_same)
 
     def _add(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from sluice.guard.characters import folded, is_word, seen_as
-from sluice.guard.places import Condition, Eats, Forks, Holds, Places, TooLargeError
+from sluice.guard.places import Eats, Forks, Holds, PlaceCondition, Places, TooLargeError
 
 EXPRESSION_CHARACTERS_MAX = 1000
 EXPRESSION_PLACES_MAX = 2000
@@ -21,10 +21,10 @@ _reader: Any = importlib.import_module("re._parser")
 _Has = Callable[[str], bool]
 
 _CONDITIONS = {
-    "AT_BEGINNING_STRING": Condition.BEGIN,
-    "AT_BOUNDARY": Condition.BOUNDARY,
-    "AT_NON_BOUNDARY": Condition.NO_BOUNDARY,
-    "AT_END_STRING": Condition.END,
+    "AT_BEGINNING_STRING": PlaceCondition.BEGIN,
+    "AT_BOUNDARY": PlaceCondition.BOUNDARY,
+    "AT_NON_BOUNDARY": PlaceCondition.NO_BOUNDARY,
+    "AT_END_STRING": PlaceCondition.END,
 }
 _CATEGORIES: dict[str, _Has] = {
     "DIGIT": str.isdecimal,
@@ -175,10 +175,10 @@ def _part(name: str, value: Any) -> _Has:
     return _without(has) if category.startswith("NOT_") else has
 
 
-def _condition(name: str, flags: int) -> Condition:
+def _condition(name: str, flags: int) -> PlaceCondition:
     is_by_line = bool(flags & re.MULTILINE)
     if name == "AT_BEGINNING":
-        return Condition.LINE_BEGIN if is_by_line else Condition.BEGIN
+        return PlaceCondition.LINE_BEGIN if is_by_line else PlaceCondition.BEGIN
     if name == "AT_END":
-        return Condition.LINE_END if is_by_line else Condition.END
+        return PlaceCondition.LINE_END if is_by_line else PlaceCondition.END
     return _CONDITIONS[name]

@@ -18,14 +18,14 @@ from sluice.guard.checks import CHECKS
 from sluice.guard.dictionaries import Dictionary
 from sluice.guard.expressions import compiled
 from sluice.guard.named_sets import CHECKED_SETS, NAMED_SETS
-from sluice.guard.places import Condition, Ends, Forks, Holds, Places, Spells
+from sluice.guard.places import Ends, Forks, Holds, PlaceCondition, Places, Spells
 from sluice.guard.rules import PLACES_MAX, GuardAction, GuardRule
 
 # Of compiled places: those of the expressions, and some for each rule's words.
 _PLACES_MAX = PLACES_MAX + 10_000
 
 
-class Matcher:
+class RuleMatcher:
     """Rules, compiled.
 
     Attributes:
@@ -62,11 +62,11 @@ def _words(rule: GuardRule, places: Places, end: int, dictionary: int) -> int:
     """Add a dictionary; return its first place."""
     if rule.is_within_words:
         return places.add(Spells(dictionary, places.add(Forks((end,)))))
-    edge = places.add(Holds(Condition.EDGE, end))
-    return places.add(Holds(Condition.EDGE, places.add(Spells(dictionary, edge))))
+    edge = places.add(Holds(PlaceCondition.EDGE, end))
+    return places.add(Holds(PlaceCondition.EDGE, places.add(Spells(dictionary, edge))))
 
 
-class Run:
+class MatchRun:
     """Matches that overlap.
 
     Attributes:
@@ -99,12 +99,12 @@ class GuardedText:
         *("blocked_by", "counts", "length", "rewritten"),
     )
 
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, matcher: RuleMatcher) -> None:
         """Begin a text."""
         self._matcher = matcher
         self._state = matcher.automaton.start
         self._origins: Sequence[int] = ()  # where the open candidates begin
-        self._runs: list[Run] = []  # that an open candidate may still make longer
+        self._runs: list[MatchRun] = []  # that an open candidate may still make longer
         self._held = ""
         self._start = 0  # of what is held
         self.length = self.rewritten = 0
@@ -182,7 +182,7 @@ class GuardedText:
                 self._count(1 << it.rule)
                 self._held, self._origins, runs[:] = "", (), []
                 return
-            run = Run(start, end, 1 << it.rule)
+            run = MatchRun(start, end, 1 << it.rule)
             while runs and runs[-1].end > run.start:
                 last = runs.pop()
                 run.start, run.end = min(last.start, run.start), max(last.end, run.end)
@@ -205,7 +205,7 @@ class GuardedText:
         parts.append(self._left(border))
         return "".join(parts)
 
-    def _replaced(self, run: Run) -> str:
+    def _replaced(self, run: MatchRun) -> str:
         self._left(run.end)
         self._count(run.rules)
         self.rewritten += 1

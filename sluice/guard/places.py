@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sluice.guard.characters import Before, is_word
 
 
-class Condition(Enum):
+class PlaceCondition(Enum):
     """On a place between two characters."""
 
     BOUNDARY = auto()  # of a word
@@ -32,14 +32,14 @@ def _joins(left: Before, right: str | None) -> tuple[bool, bool]:
     return left is Before.WORD, right is not None and is_word(right)
 
 
-_HOLDS: dict[Condition, Callable[[Before, str | None], bool]] = {
-    Condition.BOUNDARY: lambda left, right: len(set(_joins(left, right))) == 2,
-    Condition.NO_BOUNDARY: lambda left, right: len(set(_joins(left, right))) == 1,
-    Condition.EDGE: lambda left, right: not all(_joins(left, right)),
-    Condition.BEGIN: lambda left, _: left is Before.NOTHING,
-    Condition.END: lambda _, right: right is None,
-    Condition.LINE_BEGIN: lambda left, _: left in {Before.NOTHING, Before.LINE_BREAK},
-    Condition.LINE_END: lambda _, right: right is None or right == "\n",
+_HOLDS: dict[PlaceCondition, Callable[[Before, str | None], bool]] = {
+    PlaceCondition.BOUNDARY: lambda left, right: len(set(_joins(left, right))) == 2,
+    PlaceCondition.NO_BOUNDARY: lambda left, right: len(set(_joins(left, right))) == 1,
+    PlaceCondition.EDGE: lambda left, right: not all(_joins(left, right)),
+    PlaceCondition.BEGIN: lambda left, _: left is Before.NOTHING,
+    PlaceCondition.END: lambda _, right: right is None,
+    PlaceCondition.LINE_BEGIN: lambda left, _: left in {Before.NOTHING, Before.LINE_BREAK},
+    PlaceCondition.LINE_END: lambda _, right: right is None or right == "\n",
 }
 
 
@@ -53,7 +53,7 @@ class Eats(NamedTuple):
 class Holds(NamedTuple):
     """Goes on where a condition holds."""
 
-    condition: Condition
+    condition: PlaceCondition
     behind: int
 
 

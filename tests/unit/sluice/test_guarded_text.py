@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.guard import automaton
-from sluice.guard.matcher import GuardedText, Matcher
+from sluice.guard.matcher import GuardedText, RuleMatcher
 from sluice.guard.rules import (
     CHARACTERS_MAX,
     GuardAction,
@@ -35,7 +35,7 @@ def _rules(*documents: Mapping[str, object]) -> tuple[GuardRule, ...]:
 
 
 def _shown(rules: tuple[GuardRule, ...], pieces: list[str]) -> tuple[str, GuardedText]:
-    text = GuardedText(Matcher(rules))
+    text = GuardedText(RuleMatcher(rules))
     shown = ""
     for piece in pieces:
         shown += text.push(piece)
@@ -166,7 +166,7 @@ _FEW = st.lists(_SHORT.map(lambda it: {"expression": "".join(it)}), min_size=1, 
 def test_the_held_text_is_the_longest_that_may_still_be_covered(
     rules: tuple[GuardRule, ...], text: str
 ) -> None:
-    guarded = GuardedText(Matcher(rules))
+    guarded = GuardedText(RuleMatcher(rules))
     guarded.push(text)
     begin = len(text) - len(guarded.held)
     if begin == len(text):
@@ -216,7 +216,7 @@ def test_what_nobody_sees_hides_nothing() -> None:
 
 
 def test_a_word_leaves_as_soon_as_it_can_be_none_of_the_dictionary() -> None:
-    text = GuardedText(Matcher(_rules({"words": ["forbidden"]})))
+    text = GuardedText(RuleMatcher(_rules({"words": ["forbidden"]})))
     assert text.push("it is forb") == "it is "
     assert text.held == "forb"
     assert text.push("earing") == "forbearing"
@@ -265,7 +265,7 @@ def test_a_set_has_bounds() -> None:
     "expression", ["(a+)+b", "(a|a)*b", "(a|aa)+$", "(.*)*x", "(?:a?){60}a{60}b"]
 )
 def test_catastrophic_expressions_take_few_steps(expression: str) -> None:
-    matcher = Matcher(_rules({"expression": expression}))
+    matcher = RuleMatcher(_rules({"expression": expression}))
     text = GuardedText(matcher)
     for _ in range(2_000):
         text.push("aaaaa")
@@ -277,7 +277,7 @@ def test_catastrophic_expressions_take_few_steps(expression: str) -> None:
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(automaton, "REMEMBERED_MAX", 50)
     rules = _rules({"words": ["secret", "plan"]}, {"expression": "[a-z]{3,9}[0-9]"})
-    matcher = Matcher(rules)
+    matcher = RuleMatcher(rules)
     texts = [GuardedText(matcher) for _ in range(3)]
     pieces = [f"word{number} secre" for number in range(300)]
     shown = ["".join([text.push(it) for it in pieces]) + text.flush() for text in texts]
