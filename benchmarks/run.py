@@ -9,6 +9,7 @@ from pathlib import Path
 
 MODULES = {
     "gateway": "benchmarks.micro.gateway_paths",
+    "request": "benchmarks.micro.request_calls",
     "limiter": "benchmarks.micro.limiter",
     "bodies": "benchmarks.micro.bodies",
     "cli_start": "benchmarks.micro.cli_start",

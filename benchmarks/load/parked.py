@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from tests.support.scripted_router import Plan, ScriptedRouter, serve
 _KEY, _MODEL, _PASSWORD = "sk-parked", "parked", "parked"
 _NOBODY = "127.0.0.1:1"
 _STEP_S = 0.1
+_PARKED_PLAN, _PROGRAM = Plan([[1000]], None), ("-m", "gateway")
 _UNBEGUN_MAX = 500
 _BEGIN_S = 120.0
 _LEAVE_S = 60.0
@@ -52,16 +53,25 @@ class ParkedSite:
 
 
 @asynccontextmanager
-async def running_site(step_s: float = _STEP_S) -> AsyncGenerator[ParkedSite]:
-    """Run a gateway with one worker, Valkey and a scripted router in a folder of their own."""
-    router = ScriptedRouter(lambda _: Plan([[1000]], None), step_s=step_s)
+async def running_site(
+    step_s: float = _STEP_S, plan: Plan = _PARKED_PLAN, program: Sequence[str] = _PROGRAM
+) -> AsyncGenerator[ParkedSite]:
+    """Run a gateway with one worker, Valkey and a scripted router in a folder of their own.
+
+    Args:
+        step_s: Of the router, between two messages.
+        plan: How each request is answered.
+        program: What Python is told to run as the gateway.
+    """
+    router = ScriptedRouter(lambda _: plan, step_s=step_s)
     with tempfile.TemporaryDirectory(prefix="sluice-parked-") as folder:
         home = Path(folder)
         digest = import_directory(SHIPPED_BASE, home / "artifacts")
         async with serve(router) as address:
             port = free_port()
             valkey = valkey_spec(port, home / "valkey", home / "valkey.log", {}, password=_PASSWORD)
-            gateway = _gateway(home, _objects(digest, address), valkey_url(port, _PASSWORD))
+            url = valkey_url(port, _PASSWORD)
+            gateway = _gateway(home, _objects(digest, address), url, program)
             started: list[ChildProcess] = []
             try:
                 for spec in (valkey, gateway[0]):
@@ -93,7 +103,9 @@ def _objects(digest: str, router_address: str) -> control.Objects:
     )
 
 
-def _gateway(home: Path, objects: control.Objects, valkey: str) -> tuple[ProcessSpec, int]:
+def _gateway(
+    home: Path, objects: control.Objects, valkey: str, program: Sequence[str]
+) -> tuple[ProcessSpec, int]:
     """Return the process, which starts from a snapshot, and its port."""
     state, port = home / "state", free_port()
     snapshot = control.WatchResponse(version=1, is_snapshot=True, upserts=objects)
@@ -111,7 +123,7 @@ def _gateway(home: Path, objects: control.Objects, valkey: str) -> tuple[Process
     }
     spec = ProcessSpec(
         name="gateway",
-        command=[sys.executable, "-m", "gateway"],
+        command=[sys.executable, *program],
         env={"PATH": "/usr/bin:/bin", **shared_secret.environment()}
         | {f"GATEWAY__{key}": it for key, it in settings.items()},
         log_file=home / "gateway.log",

@@ -260,8 +260,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ARG002 - the library's signature
         """Calculate for the template."""
         budget = _budget.get()
-        _check_operation(budget, operator, left, right)
-        found = self.binop_table[operator](left, right)
+        if operator == "+" and type(left) is str and type(right) is str:  # as nearly always
+            budget.check_size(len(left) + len(right))
+            found = left + right
+        else:
+            _check_operation(budget, operator, left, right)
+            found = self.binop_table[operator](left, right)
         budget.spend(found)
         return found
 
@@ -318,7 +322,7 @@ def _charged(value: Any) -> Any:
 
 
 def _shown(value: Any) -> Any:
-    if isinstance(value, Namespace):
+    if type(value) is not str and isinstance(value, Namespace):
         check_printable((value,))
     _budget.get().spend(value)
     return value

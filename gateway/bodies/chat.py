@@ -156,6 +156,8 @@ class ChatRequest(GenerationFields):
     @property
     def free_schemas(self) -> Sequence[Any]:
         """See the base; of tools, if calls are enforced."""
+        if not self.tools:
+            return () if self.must_call else super().free_schemas
         tools = self.callable_tools
         schemas = () if self.must_call else super().free_schemas
         is_held = self.must_call or self.guide is not None
@@ -184,11 +186,12 @@ class ChatRequest(GenerationFields):
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise bad_value("top_logprobs", "it needs 'logprobs': true")
-        bounds = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(bounds) > 1:
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
             raise bad_value("max_tokens", "it is the old name of 'max_completion_tokens': send one")
-        for name in _OWN_NAMES.intersection(self.chat_template_kwargs or ()):
-            raise bad_value(f"chat_template_kwargs.{name}", "the server sets it")
+        if self.chat_template_kwargs:
+            for name in _OWN_NAMES.intersection(self.chat_template_kwargs):
+                raise bad_value(f"chat_template_kwargs.{name}", "the server sets it")
         check_messages(self.messages)
         self.check_tools()
 

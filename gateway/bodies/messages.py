@@ -172,10 +172,13 @@ def check_messages(messages: Sequence[Message]) -> None:
     """Raise BadRequestError when a message lacks what its role needs, or has another role's."""
     calls: set[str | None] = set()  # whose results may come next
     for index, message in enumerate(messages):
+        if message.role == "user" and type(message.content) is str and not message.tool_calls:
+            calls = set()  # as most are: nothing else is to be looked at
+            continue
         at = f"messages[{index}]"
         _check_message(at, message)
         if message.role != "tool":
-            calls = {call.id for call in message.tool_calls or ()}
+            calls = {call.id for call in message.tool_calls} if message.tool_calls else set()
         elif not calls:
             raise bad_value(
                 f"{at}.role", "a result comes behind the assistant's message that has the call"
@@ -189,6 +192,8 @@ def in_order_of_calls(messages: Sequence[Message]) -> Sequence[Message]:
 
     Most templates write no ids: the model takes the first result for that of the first call.
     """
+    if "tool" not in [message.role for message in messages]:
+        return messages
     ordered: list[Message] = []
     for is_result, group in groupby(messages, lambda message: message.role == "tool"):
         turns = list(group)

@@ -118,10 +118,11 @@ class GenerationEnd(NamedTuple):
     @property
     def outcome(self) -> str:
         """Name it as events do."""
-        return _SUCCESSES.get(self.kind) or self.code
+        if self.kind is EndKind.STOP:
+            return "stop"
+        return "length" if self.kind is EndKind.LENGTH else self.code
 
 
-_SUCCESSES = {EndKind.STOP: "stop", EndKind.LENGTH: "length"}
 _KINDS = {
     wire.OUTCOME_KIND_STOP: EndKind.STOP,
     wire.OUTCOME_KIND_LENGTH: EndKind.LENGTH,

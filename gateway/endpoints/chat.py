@@ -67,7 +67,8 @@ class ChatTask(ChatRequest, TextTask):
 
     def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
         """See `TextTask`: of calls, and of what is beside them."""
-        dialect, guide, tools = assets.dialect, self.guide, self._tool_specs()
+        dialect, guide = assets.dialect, self.guide
+        tools = self._tool_specs() if self.tools else ()
         if not tools:
             if guide is None:
                 return None
@@ -147,7 +148,7 @@ class ChatTask(ChatRequest, TextTask):
         }
 
     def _tool_specs(self) -> tuple[ToolSpec, ...]:
-        functions = [tool.function for tool in self.callable_tools] if self.tools else ()
+        functions = [tool.function for tool in self.callable_tools]
         return tuple([ToolSpec(f.name, f.parameters, bool(f.strict)) for f in functions])
 
 

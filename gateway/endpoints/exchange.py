@@ -112,6 +112,7 @@ class HttpExchange:
     outcome: str = ""
     status: int = 0
     _begun: bytes = field(default=b"", repr=False)
+    _final: Tally | None = field(default=None, repr=False)
 
     @property
     def body(self) -> TextTask:
@@ -127,13 +128,18 @@ class HttpExchange:
     @property
     def tally(self) -> Tally:
         """What it has come to so far, by the model that answers."""
-        return tally_of(self.generations, self.answers_per_prompt)
+        return self._final or tally_of(self.generations, self.answers_per_prompt)
+
+    def finish(self) -> Tally:
+        """All answers have ended: return what they have come to, which stays so."""
+        self._final = tally_of(self.generations, self.answers_per_prompt)
+        return self._final
 
     def begin(self, generations: Sequence[Generation], gateway_id: str) -> None:
         """Its answers are about to be asked for; those of another model are forgotten."""
         if self.generations:
             generations[0].attempts = self.generations[0].attempts
-        self.generations = generations
+        self.generations, self._final = generations, None
         self.prepare_closings(generations, self.answers_per_prompt, gateway_id)
 
     def forget_body(self) -> None:

@@ -198,7 +198,7 @@ def _headers(request: web.Request, exchange: HttpExchange) -> dict[str, str]:
 
 def _usage(exchange: HttpExchange, api: type[TextTask]) -> dict[str, object]:
     reasoning_tokens = sum([it.pipe.reasoning_tokens for it in exchange.generations])
-    return api.usage_of(exchange.tally, reasoning_tokens)
+    return api.usage_of(exchange.finish(), reasoning_tokens)
 
 
 def _error_of(refusal: GenerationEnd, exchange: HttpExchange) -> PlatformError:

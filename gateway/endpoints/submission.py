@@ -107,8 +107,10 @@ def generation_specs(
     )
     if prompt.packed is not None:
         prompt.packed.expect(choices)
-    siblings = [_sibling(leader, first_index + number) for number in range(1, choices)]
-    return [leader if not first_index else _sibling(leader, first_index, is_begun=False), *siblings]
+    first = leader if not first_index else _sibling(leader, first_index, is_begun=False)
+    if choices == 1:
+        return [first]
+    return [first, *[_sibling(leader, first_index + number) for number in range(1, choices)]]
 
 
 def _shared(sampling: engine.Sampling) -> engine.Sampling:

@@ -1,0 +1,86 @@
+"""What a request makes the gateway do, by layer: calls, and objects that the collector follows.
+
+One operation: one streamed chat completion of two tokens, of a caller without limits, from a router
+with a script; one worker, real sockets and Valkey. `python`: calls of functions in Python; `c`: of
+functions in C by them; `objects`: containers made (tuples, lists, instances), a lower bound, since
+what is made and dropped between two calls is not seen. Libraries count for the layer that called
+them; `libraries` is what no layer called (the loop's own). `cpu_us`: CPU time of the process per
+request, 100 streams at once, steps of 20 ms, nothing counted meanwhile; read the median.
+Run: `python -m benchmarks.micro.request_calls`.
+"""
+
+import asyncio
+import json
+import signal
+import statistics
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load.parked import ParkedSite, running_site
+from benchmarks.load.sse_client import StreamLoad, run_load
+from benchmarks.micro.counted_gateway import KINDS
+from benchmarks.results import write_result
+from tests.support.scripted_router import Plan
+
+_COUNTED = 200
+_ROUNDS = 7
+_STREAMS, _REQUESTS = 100, 2000
+_STEP_S = 0.02
+_PLAN = Plan([[1000], [1001]])
+_WRITTEN_S = 10.0
+
+
+async def _counted() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "counts.json"
+        program = ("-m", "benchmarks.micro.counted_gateway", str(target))
+        async with running_site(_STEP_S / 4, _PLAN, program) as site:
+            load = replace(site.load, streams=1, max_tokens=2)
+            await _answered(site, replace(load, requests=50))
+            site.process.send_signal(signal.SIGUSR2)
+            await _answered(site, replace(load, requests=_COUNTED))
+            site.process.send_signal(signal.SIGUSR2)
+            async with asyncio.timeout(_WRITTEN_S):
+                while not target.exists():  # noqa: ASYNC110 - another process writes it
+                    await asyncio.sleep(0.05)
+            return _per_request(json.loads(target.read_text()))
+
+
+def _per_request(counted: dict[str, dict[str, int]]) -> dict[str, dict[str, float]]:
+    """Return the counts by layer, and in all."""
+    counted["all"] = {kind: sum(it[kind] for it in counted.values()) for kind in KINDS}
+    return {
+        layer: {kind: round(count / _COUNTED, 1) for kind, count in found.items()}
+        for layer, found in counted.items()
+    }
+
+
+async def _answered(site: ParkedSite, load: StreamLoad) -> float:
+    figures = await run_load(load, {"gateway": [site.process.pid]})
+    if figures["errors"] or figures["problems"]:
+        raise RuntimeError(f"not all was answered: {figures}")
+    site.router.submits.clear()
+    site.router.cancelled.clear()
+    return round(figures["cpu_s"]["gateway"] / load.requests * 1e6, 1)
+
+
+async def cpu_us(rounds: int = _ROUNDS) -> list[float]:
+    """Return what a request costs the process, of so many rounds."""
+    async with running_site(_STEP_S, _PLAN) as site:
+        load = replace(site.load, streams=_STREAMS, requests=_REQUESTS, max_tokens=2)
+        await _answered(site, replace(load, requests=_REQUESTS // 4))
+        return [await _answered(site, load) for _ in range(rounds)]
+
+
+def main() -> None:
+    """Count, measure, and write `benchmarks/results/request_calls.json`."""
+    counts, rounds = asyncio.run(_counted()), asyncio.run(cpu_us())
+    figures = {"per_request": counts, "cpu_us": statistics.median(rounds), "rounds": rounds}
+    assert __doc__ is not None
+    print(write_result("request_calls", __doc__, figures).read_text())
+
+
+if __name__ == "__main__":
+    main()
