@@ -125,6 +125,9 @@ class RouterLinks:
         reachable = self._reachable(pool_id)
         if not reachable:
             return None
+        if len(reachable) == 1:  # as of most pools
+            only, link = reachable[0]
+            return link, only.cell_id
         chosen = choose([view for view, _ in reachable], wish)
         links = [link for view, link in reachable if view is chosen]
         return links[0], chosen.cell_id
