@@ -59,8 +59,8 @@ def _layer_in(file: str) -> str:
     path = Path(file)
     if not path.is_relative_to(_ROOT) or ".venv" in path.parts:
         return ""
-    parts = path.relative_to(_ROOT).parts
-    if parts[0] == "benchmarks" or parts == ("gateway", "__main__.py"):
+    parts = path.relative_to(_ROOT).as_posix().split("/")
+    if parts[0] == "benchmarks" or parts == ["gateway", "__main__.py"]:
         return ""
     return "/".join(parts[:2]) if parts[0] == "gateway" and len(parts) > 2 else parts[0]
 
