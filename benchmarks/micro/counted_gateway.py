@@ -81,7 +81,3 @@ def main() -> None:
 
     signal.signal(signal.SIGUSR2, turn)
     runpy.run_module("gateway", run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,8 @@ with a script; one worker, real sockets and Valkey. `python`: calls of functions
 functions in C by them; `objects`: containers made (tuples, lists, instances), a lower bound, since
 what is made and dropped between two calls is not seen. Libraries count for the layer that called
 them; `libraries` is what no layer called (the loop's own). `cpu_us`: CPU time of the process per
-request, 100 streams at once, steps of 20 ms, nothing counted meanwhile; read the median.
+request, 100 streams at once, steps of 20 ms, nothing counted meanwhile; read the median. Not
+measured: the router.
 Run: `python -m benchmarks.micro.request_calls`.
 """
 
@@ -28,6 +29,7 @@ _COUNTED = 200
 _ROUNDS = 7
 _STREAMS, _REQUESTS = 100, 2000
 _STEP_S = 0.02
+_PROGRAM = "from benchmarks.micro.counted_gateway import main; main()"
 _PLAN = Plan([[1000], [1001]])
 _WRITTEN_S = 10.0
 
@@ -35,7 +37,7 @@ _WRITTEN_S = 10.0
 async def _counted() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "counts.json"
-        program = ("-m", "benchmarks.micro.counted_gateway", str(target))
+        program = ("-c", _PROGRAM, str(target))
         async with running_site(_STEP_S / 4, _PLAN, program) as site:
             load = replace(site.load, streams=1, max_tokens=2)
             await _answered(site, replace(load, requests=50))
