@@ -14,14 +14,13 @@ from control_plane.budgets import repository
 from control_plane.budgets.feed import Ledger
 from control_plane.budgets.model import BudgetSpan, Period, Usage, span_at
 from control_plane.budgets.repository import Due, Reading
-from control_plane.budgets.service import Budgets
+from control_plane.budgets.service import BudgetService
 from control_plane.budgets.tables import budget_states, budgets
 from control_plane.database import Database
 from control_plane.rollouts.repository import clock_ms
 from control_plane.tables import budget_stops, tenants, tiers
 from control_plane.telemetry_client import FeedDownError
-from gateway.limits.budgets import BudgetChecks as GatewayBudgets
-from gateway.limits.budgets import BudgetExhaustedError
+from gateway.limits.budgets import BudgetChecks, BudgetExhaustedError
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as wire
 
@@ -120,7 +119,7 @@ async def test_a_publisher_sees_its_own_budgets_alone_and_writes_none(plane) -> 
 async def test_gateways_stop_who_used_it_up_until_there_is_more(plane, eventually) -> None:
     made = await plane.put(f"{TENANT}/budgets/stop", **DAILY)
     watcher = ControlWatcher(plane.grpc_address, wire.ROLE_GATEWAY, "budgets")
-    gateway = GatewayBudgets(watcher.state)
+    gateway = BudgetChecks(watcher.state)
 
     def is_let_in() -> bool:
         try:
@@ -229,7 +228,9 @@ async def test_one_control_plane_follows_the_ledger_and_keeps_states_without_it(
 
     await database.run(seed)
     ledger, shown = Spoken(), []
-    first, second = (Budgets(database, ledger, shown.append, 3600, ledger.clock) for _ in range(2))
+    first, second = (
+        BudgetService(database, ledger, shown.append, 3600, ledger.clock) for _ in range(2)
+    )
     ledger.usage_of = {("a", "m"): Usage(1, 9), ("a", "n"): Usage(1, 1), ("b", "x"): Usage(1, 8)}
     await first.step()
     assert sorted(asked for _, asked in ledger.asked) == [["a"], ["a", "b"]]
@@ -345,7 +346,7 @@ async def test_sums_that_fail_keep_none_from_those_that_do_not(database: Databas
 
     await database.run(seed)
     ledger, shown = Spoken(), []
-    loop = Budgets(database, ledger, shown.append, 3600, ledger.clock)
+    loop = BudgetService(database, ledger, shown.append, 3600, ledger.clock)
     ledger.sums_days_only, ledger.usage_of = True, {("a", "m"): Usage(1, 10)}
     await loop.step()
     assert await database.run(_stops) == [("a", ["d"])]
@@ -374,7 +375,7 @@ async def test_what_failed_comes_last_and_in_smaller_questions(database: Databas
     assert await asked({}, 3) == ["1", "2", "3"]
     assert await asked({"1": 9, "2": 8, "gone": 7}, 3) == ["3", "4", "2"]
     ledger = Spoken()
-    loop = Budgets(database, ledger, lambda _: None, 3600, ledger.clock)
+    loop = BudgetService(database, ledger, lambda _: None, 3600, ledger.clock)
     ledger.tells_tenants_max, ledger.usage_of = 1, {(it, "m"): Usage(1, 10) for it in "abcd"}
     for _ in range(40):
         await loop.step()
@@ -388,7 +389,9 @@ async def test_who_rests_goes_on_to_lead(database: Database, answers: bool) -> N
     await database.run(_one_budget)
     ledger, shown = Spoken(), []
     ledger.takes_s, ledger.usage_of = 10.0, {} if answers else None
-    first, second = (Budgets(database, ledger, shown.append, 0, ledger.clock) for _ in range(2))
+    first, second = (
+        BudgetService(database, ledger, shown.append, 0, ledger.clock) for _ in range(2)
+    )
     await first.step()
     for passed_s in range(39):
         assert await first.step() <= 1.0, passed_s

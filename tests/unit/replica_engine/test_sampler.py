@@ -221,7 +221,7 @@ def test_siblings_count_a_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
             counted.append(len(prompt))
             super().__init__(prompt)
 
-    monkeypatch.setattr(sampler_module, "TokenCounts", Counting)
+    monkeypatch.setattr(sampler_module, "PenaltyCounts", Counting)
     family = [sequence([5] * 30, Sampling(repetition_penalty=1.5)) for _ in range(4)]
     plan = StepPlan([], [(family[0], 30)], family)
     plan.fork_of = dict.fromkeys(range(1, 4), 0)
