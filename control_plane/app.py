@@ -46,6 +46,8 @@ from control_plane.quality.repository import golden_counts, holdback
 from control_plane.quality.routes import QualityRoutes
 from control_plane.quality.service import Quality
 from control_plane.quality.verdicts import ReplacementBudget
+from control_plane.records.repository import prune_records
+from control_plane.records.service import RecordService
 from control_plane.responses import repository as responses
 from control_plane.responses.service import StateService
 from control_plane.rollouts import trials
@@ -73,7 +75,10 @@ from sluice.wire.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_serv
 from sluice.wire.distribution.v1.distribution_pb2_grpc import (
     add_DistributionServiceServicer_to_server,
 )
-from sluice.wire.state.v1.state_pb2_grpc import add_StateServiceServicer_to_server
+from sluice.wire.state.v1.state_pb2_grpc import (
+    add_RecordServiceServicer_to_server,
+    add_StateServiceServicer_to_server,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -129,8 +134,8 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
             stack.callback(background.create_task(work.run()).cancel)
         watch = _watch(feed, fleet, metrics, Confirmations(database), scaling, quality)
         agents = AgentService(database, feed, fleet, quality, trials)
-        state = StateService(database)
-        await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution, state)
+        state = StateService(database), RecordService(database)
+        await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution, *state)
         routes = [
             *ArtifactRoutes(database, artifacts).routes(),
             *admin_routes(
@@ -172,6 +177,7 @@ def _prunes(settings: Settings) -> tuple[Callable[[AsyncConnection], Awaitable[N
         partial(prune_audit, kept_days=settings.audit_days),
         partial(prune_intervals, kept_days=settings.replica_hours_days),
         partial(responses.prune, kept_days=settings.response_days),
+        partial(prune_records, kept_days=settings.response_days),
     )
 
 
@@ -262,12 +268,14 @@ async def _serve_grpc(
     agents: AgentService,
     distribution: DistributionService,
     state: StateService,
+    records: RecordService,
 ) -> None:
     server = channels.server(_GRPC_OPTIONS)
     server.add_generic_rpc_handlers((watch.handler(),))
     add_AgentServiceServicer_to_server(agents, server)
     add_DistributionServiceServicer_to_server(distribution, server)
     add_StateServiceServicer_to_server(state, server)
+    add_RecordServiceServicer_to_server(records, server)
     try:
         channels.add_port(server, address)
     except RuntimeError as error:

@@ -10,6 +10,7 @@ from control_plane.budgets import tables as budgets
 from control_plane.distribution import tables as distribution
 from control_plane.fleet import hours_tables as hours
 from control_plane.quality import tables as quality
+from control_plane.records import tables as records
 from control_plane.responses import tables as responses
 from control_plane.rollouts import tables as rollouts
 from control_plane.scaling import tables as scaling
@@ -24,6 +25,7 @@ __all__ = [
     "hours",
     "metadata",
     "quality",
+    "records",
     "responses",
     "rollouts",
     "scaling",

@@ -39,8 +39,6 @@ from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
 from gateway.objectives import Objectives
 from gateway.pool_board import PoolBoard
-from gateway.responses.routes import add_responses
-from gateway.responses.store import ResponseStore
 from gateway.rollouts.confirm import ConfirmationSender
 from gateway.rollouts.decided import Decided
 from gateway.rollouts.open_requests import OpenRequests
@@ -53,11 +51,11 @@ from gateway.server.routes import Routes
 from gateway.server.runner import HttpRunner, bound_socket
 from gateway.server.tls import TlsFiles
 from gateway.settings import GatewaySettings
+from gateway.stateful import StatefulApis
 from gateway.texts.shipping import TextShipping, is_over
 from sluice.errors import RejectedError
 from sluice.events import REQUESTS_TOPIC, TEXTS_TOPIC, EventProducer
 from sluice.lifecycle import run_every
-from sluice.shared_secret import ours as shared_secret
 from sluice.watch import ControlWatcher
 from sluice.wire.control.v1 import control_pb2 as control
 
@@ -124,7 +122,7 @@ class Gateway:
             emit=events.emit,
             gateway_id=settings.instance_id,
         )
-        self.text_shipping, self.responses = _text_shipping(settings, events), _store(settings)
+        self.text_shipping, self.stateful = _text_shipping(settings, events), StatefulApis(settings)
         self.texts = Texts(self.text_shipping.ship, self.metrics)
         self.is_draining = self._is_stopped = False
         self.http = self._make_http()
@@ -188,7 +186,7 @@ class Gateway:
         for api in (ChatTask, CompletionTask):
             routes.add("POST", api.endpoint, partial(completer.handle, api))
         AnthropicMessages(self.directory, completer, tokenizing).add_to(routes)
-        add_responses(routes, self.directory, completer, self.assets, self.limiter, self.responses)
+        self.stateful.add_to(routes, self.directory, completer, self.assets, self.limiter)
         routes.add("POST", "/v1/embeddings", embeddings.handle)
         routes.add("POST", "/v1/tokenize", tokenizing.tokenize)
         routes.add("POST", "/v1/detokenize", tokenizing.detokenize)
@@ -307,8 +305,9 @@ class Gateway:
         self.dispatcher.stop_all()
         self.embedders.stop_all()
         self.prompt_threads.stop_all()
+        await self.stateful.background.stop()
         await self.http.close()
-        await self.responses.flush(_RESPONSES_S)
+        await self.stateful.flush(_RESPONSES_S)
         await self.texts.flush(_TEXTS_S)
         await self.limiter.flush()
         await asyncio.to_thread(self.prompt_threads.close)
@@ -390,8 +389,8 @@ class Gateway:
                 "gateway_text_events_dropped": lambda: (
                     self.text_shipping.dropped + self.events.stats.evicted
                 ),
-                "gateway_responses_kept": lambda: self.responses.can_keep,
-                "gateway_responses_waiting": lambda: self.responses.waiting,
+                "gateway_responses_kept": lambda: self.stateful.responses.can_keep,
+                "gateway_responses_waiting": lambda: self.stateful.responses.waiting,
                 "gateway_text_spool_bytes": lambda: self.text_shipping.spool_bytes,
                 "gateway_certificate_stale": lambda: self._tls is not None and self._tls.is_stale,
                 "gateway_certificate_expiry_seconds": lambda: (
@@ -415,15 +414,6 @@ def _text_shipping(settings: GatewaySettings, events: EventProducer) -> TextShip
         is_over=is_over,
     )
     return TextShipping(make, directory)
-
-
-def _store(settings: GatewaySettings) -> ResponseStore:
-    return ResponseStore(
-        settings.valkey_url.get_secret_value(),
-        settings.control_address,
-        idle_s=settings.response_idle_s,
-        secret=shared_secret(),
-    )
 
 
 def _tls_files(settings: GatewaySettings) -> TlsFiles | None:
@@ -470,7 +460,7 @@ async def running_gateway(
                 tasks.create_task(gateway.text_shipping.run()),
                 tasks.create_task(gateway.embedders.run()),
                 tasks.create_task(gateway.valkey.run()),
-                tasks.create_task(gateway.responses.run()),
+                tasks.create_task(gateway.stateful.run()),
                 tasks.create_task(gateway.bases.run()),
                 tasks.create_task(gateway.preload()),
                 tasks.create_task(gateway.lag.run()),

@@ -33,6 +33,7 @@ class Service(StrEnum):
     AGENTS = "sluice.wire.agent.v1.AgentService"
     DISTRIBUTION = "sluice.wire.distribution.v1.DistributionService"
     STATE = "sluice.wire.state.v1.StateService"
+    RECORDS = "sluice.wire.state.v1.RecordService"
     ENGINE = "inference.GRPCInferenceService"
     CHUNKS = "chunks"
     METRICS = "metrics"
@@ -59,6 +60,7 @@ CALLERS: dict[Service, frozenset[CertificateRole]] = {
     Service.AGENTS: frozenset({CertificateRole.AGENT}),
     Service.DISTRIBUTION: frozenset({CertificateRole.AGENT, CertificateRole.GATEWAY}),
     Service.STATE: frozenset({CertificateRole.GATEWAY}),
+    Service.RECORDS: frozenset({CertificateRole.GATEWAY}),
     # Gateways have embeddings made; agents probe. Triton itself asks for no role: those who may
     # call have a CA of their own.
     Service.ENGINE: frozenset(

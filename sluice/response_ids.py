@@ -1,7 +1,8 @@
-"""Ids of responses: when one was made, and a proof of whose it is.
+"""Ids of responses and records: when one was made, and a proof of whose it is.
 
-`resp_` and 42 characters: what `new_id` makes (milliseconds, 80 random bits), and the first 80 bits
-of a keyed digest of that and of the tenant. So whose id a caller shows is known without a look.
+A prefix such as `resp_` and 42 characters: what `new_id` makes (milliseconds, 80 random bits), and
+the first 80 bits of a keyed digest of that and of the tenant. So whose id a caller shows is known
+without a look.
 """
 
 import hmac
@@ -14,6 +15,7 @@ _PREFIX = "resp"
 _STEM = len(_PREFIX) + 1 + 26
 _TIME = slice(len(_PREFIX) + 1, len(_PREFIX) + 11)
 _FORM = re.compile(r"resp_[0-9a-hjkmnp-tv-z]{42}")
+_ITEM = re.compile(r"[a-z]{2,4}_([0-9a-hjkmnp-tv-z]{26})i?[0-9a-f]{2,}")
 _MAC_BYTES, _MAC_CHARACTERS = 10, 16
 _PURPOSE = "ids of responses"
 _UNIX_MS_MAX = 4_102_444_800_000  # the year 2100
@@ -23,6 +25,30 @@ def new_response_id(tenant_id: str, secret: SharedSecret) -> str:
     """Return the id of a new response of a tenant."""
     stem = new_id(_PREFIX)
     return stem + _proofs(stem, tenant_id, secret)[0]
+
+
+def new_owned_id(prefix: str, tenant_id: str, secret: SharedSecret) -> str:
+    """Return the id of something new of a tenant."""
+    stem = new_id(prefix)
+    return stem + _proofs(stem, tenant_id, secret)[0]
+
+
+def is_owned(owned_id: str, prefix: str, tenant_id: str, secret: SharedSecret) -> bool:
+    """Return whether an id with a prefix was made here, for this tenant; in constant time."""
+    if re.fullmatch(rf"{prefix}_[0-9a-hjkmnp-tv-z]{{42}}", owned_id) is None:
+        return False
+    stem, given = owned_id[:-_MAC_CHARACTERS], owned_id[-_MAC_CHARACTERS:]
+    matches = [hmac.compare_digest(it, given) for it in _proofs(stem, tenant_id, secret)]
+    return any(matches)
+
+
+def response_of_item(item_id: str, tenant_id: str, secret: SharedSecret) -> list[str]:
+    """Return the ids of the response that an item may have come with; none: with no response."""
+    found = _ITEM.fullmatch(item_id)
+    if found is None:
+        return []
+    stem = f"{_PREFIX}_{found[1]}"
+    return [stem + proof for proof in _proofs(stem, tenant_id, secret)]
 
 
 def is_response_id(text: str) -> bool:

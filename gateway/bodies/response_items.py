@@ -126,6 +126,13 @@ class ReasoningItem(_NamedItem):
         return "".join([part.text for part in self.content or ()])
 
 
+class ItemReference(_Item):
+    """An item that is stored already: of the chain, of the conversation, or of a response."""
+
+    type: Literal["item_reference"]
+    id: ShortText
+
+
 def _kind(value: Any) -> str | None:
     """Return which item a value is."""
     if isinstance(value, dict):
@@ -140,7 +147,8 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[ResultItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_kind),
 ]
 InputItems = Annotated[list[InputItem], Field(fail_fast=True, max_length=MESSAGES_MAX)]
@@ -192,6 +200,8 @@ class _Turns:
 
     def add(self, index: int, item: InputItem) -> None:
         at = f"{self._param}[{index}]"
+        if isinstance(item, ItemReference):
+            raise bad_value(f"{at}.type", "send the item itself: no reference is followed here")
         if isinstance(item, ResultItem):
             self._add_result(at, item)
             return
@@ -275,6 +285,7 @@ def stored_items(items: Sequence[InputItem], stem: str) -> list[dict[str, Any]]:
     """Return items as they are kept and told: each with an id and a status."""
     told: list[dict[str, Any]] = []
     for index, item in enumerate(items):
+        assert not isinstance(item, ItemReference), "it was followed"
         prefix = _PREFIXES[item.type]
         fields = item.model_dump(exclude_none=True)
         own = {"id": item.id or f"{prefix}_{stem}i{index:02x}", "status": "completed"}

@@ -37,14 +37,13 @@ from gateway.bodies.messages import (
     AllowedTools,
     FunctionReference,
     FunctionTool,
-    Message,
     NamedChoice,
     Tool,
     ToolChoice,
 )
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Body, Strict
-from gateway.bodies.response_items import InputItem, InputItems, MessageItem, messages_of
+from gateway.bodies.response_items import InputItem, InputItems, MessageItem
 from sluice.errors import BadRequestError, ErrorCode
 
 LOGPROBS = "message.output_text.logprobs"
@@ -126,6 +125,12 @@ class AllowedFunctions(Strict):
     ]
 
 
+class ConversationName(Strict):
+    """The conversation that a response belongs to."""
+
+    id: ShortText
+
+
 def _choice_form(value: Any) -> str:
     """Return which form of a choice this is; the tags are no names of fields."""
     if not isinstance(value, dict):
@@ -182,9 +187,9 @@ class ResponseRequest(Body):
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     store: Flag | None = None
     truncation: Annotated[Any, Only("disabled")] = None
-    background: Annotated[Any, Only(False)] = None
+    background: Flag | None = None
     previous_response_id: ShortText | None = None
-    conversation: Annotated[Any, Only(instead="continue by 'previous_response_id'")] = None
+    conversation: ShortText | ConversationName | None = None
     context_management: Annotated[Any, Only([])] = None
     prompt: Annotated[Any, Only(instead="send its text as 'instructions' and 'input'")] = None
     moderation: Annotated[Any, Only()] = None
@@ -207,18 +212,17 @@ class ResponseRequest(Body):
     chat_template_kwargs: TemplateOptions | None = None
 
     @property
+    def conversation_id(self) -> str | None:
+        """The conversation that the response belongs to."""
+        name = self.conversation
+        return name.id if isinstance(name, ConversationName) else name
+
+    @property
     def items(self) -> Sequence[InputItem]:
         """The input as items."""
         if isinstance(self.input, str):
             return (MessageItem(role="user", content=self.input),)
         return self.input or ()
-
-    def messages(self, before: Sequence[InputItem] = ()) -> list[Message]:
-        """Return the turns of the input, behind those of earlier items.
-
-        BadRequestError: its items are in no order.
-        """
-        return messages_of(self.items, before)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -234,6 +238,14 @@ class ResponseRequest(Body):
             raise bad_value("input", "it has no items; send at least one")
         if self.stream_options is not None and not self.stream:
             raise bad_value("stream_options", "it needs 'stream': true")
+        if self.background and self.store is False:
+            raise bad_value("store", "a response in the background is stored: leave 'store' out")
+        if self.conversation is not None:
+            if self.previous_response_id is not None:
+                text = "a response continues a conversation or a response: leave one of them out"
+                raise bad_value("conversation", text)
+            if self.store is False:
+                raise bad_value("store", "what belongs to a conversation is stored")
         form = None if self.text is None else self.text.format
         if isinstance(form, SchemaFormat) and form.content is not None:
             schema_text(form.content, "text.format.schema")
@@ -309,7 +321,9 @@ def echo_of(request: ResponseRequest) -> Mapping[str, object]:
     if text.verbosity is not None:
         told_text["verbosity"] = text.verbosity
     choice = request.tool_choice
-    return {
+    conversation = request.conversation_id
+    told = {} if conversation is None else {"conversation": {"id": conversation}}
+    return told | {
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,
@@ -327,7 +341,7 @@ def echo_of(request: ResponseRequest) -> Mapping[str, object]:
         "truncation": "disabled",
         "user": request.user,
         "previous_response_id": request.previous_response_id,
-        "background": False,
+        "background": bool(request.background),
     }
 
 

@@ -188,8 +188,10 @@ def _stored_responses() -> Json:
     deleted = _get("Delete a response", DeletedResponse, statuses)
     shown = _get("Show a response", ResponseObject, statuses)
     items = _get("List what a turn has brought", InputItemList, statuses)
+    cancelled = _get("Cancel a response in the background", ResponseObject, statuses)
     return {
         "/v1/responses/{id}": {"parameters": [one], "get": shown, "delete": deleted},
+        "/v1/responses/{id}/cancel": {"parameters": [one], "post": cancelled},
         "/v1/responses/{id}/input_items": {"parameters": [one], "get": items},
     }
 

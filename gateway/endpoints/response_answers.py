@@ -122,6 +122,12 @@ class FunctionTold(Shape):
     strict: bool | None
 
 
+class ConversationTold(Shape):
+    """The conversation that a response belongs to."""
+
+    id: str
+
+
 class ResponseObject(Shape):
     """A response; a stream has events with pieces of it, and the whole as it begins and ends."""
 
@@ -134,6 +140,7 @@ class ResponseObject(Shape):
     error: ResponseFailure | None
     model: str
     previous_response_id: str | None
+    conversation: ConversationTold | None = None
     instructions: str | None
     output: list[OutputItem]
     tools: list[FunctionTold]
@@ -182,3 +189,20 @@ class InputTokens(Shape):
 
     object: Literal["response.input_tokens"]
     input_tokens: Count
+
+
+class ConversationObject(Shape):
+    """A conversation; its items are listed apart."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: Count
+    metadata: dict[str, str]
+
+
+class DeletedConversation(Shape):
+    """A conversation that is gone."""
+
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: Literal[True]

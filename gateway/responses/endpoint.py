@@ -3,29 +3,30 @@
 from functools import partial
 
 import orjson
+import structlog
 from aiohttp import web
-from pydantic import TypeAdapter
 
 from gateway.bases.assets import AssetCache
-from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import parse
-from gateway.bodies.response_items import InputItem, InputItems
 from gateway.bodies.responses import InputTokensRequest, ResponseRequest
+from gateway.conversations.store import ConversationStore
 from gateway.directory import Directory, Principal
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter
-from gateway.responses.keeping import Keeping
-from gateway.responses.store import ResponseStore
-from gateway.responses.task import response_task
+from gateway.responses.background import Background, BackgroundKeeping
+from gateway.responses.context import ContextReader
+from gateway.responses.following import Following
+from gateway.responses.keeping import Keeping, Publish
+from gateway.responses.store import ResponseStore, cannot_store
+from gateway.responses.task import ResponseTask, response_task
 from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate
+from sluice.errors import PlatformError
 from sluice.scopes import Scope
 from sluice.wire.state.v1 import state_pb2 as wire
 
-TURNS_MAX = 1000  # of a chain
-_PREVIOUS = "previous_response_id"
-_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
+log = structlog.get_logger(__name__)
 
 
 class Responses:
@@ -39,6 +40,8 @@ class Responses:
         assets: AssetCache,
         limiter: Limiter,
         store: ResponseStore,
+        background: Background,
+        conversations: ConversationStore,
     ) -> None:
         """Compose.
 
@@ -48,51 +51,76 @@ class Responses:
             assets: Of the bases.
             limiter: Of all callers.
             store: Keeps responses.
+            background: Makes those that nobody waits for.
+            conversations: Get what belongs to them.
         """
         self._directory = directory
         self._completer = completer
         self._assets = assets
         self._limiter = limiter
         self._store = store
+        self._background = background
+        self._following = Following(store)
+        self._conversations = conversations
+        self._contexts = ContextReader(store, conversations)
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/responses."""
         principal = self._admitted(request)
         wanted = await read_parsed(request, partial(parse, ResponseRequest))
-        chain = await self._chain(principal, wanted)
         tenant_id = principal.tenant.id
+        context = await self._contexts.read(tenant_id, wanted)
         response_id = self._store.new_id(tenant_id)
         keeping: Keeping | None = None
+        if (wanted.background or context.conversation_id) and not self._store.can_keep:
+            raise cannot_store()
         if wanted.store is not False and self._store.can_keep:
-            keeping = Keeping(
+            kind = BackgroundKeeping if wanted.background else Keeping
+            keeping = kind(
                 self._store,
                 response_id,
                 tenant_id,
-                items=[*wanted.items],
-                ancestors=[turn.id for turn in chain],
+                items=context.items,
+                ancestors=context.ancestors,
+                publish=self._publisher(tenant_id, context.conversation_id),
             )
         task = response_task(
             wanted,
             response_id,
-            before=[item for turn in chain for item in _items_of(turn)],
-            session=chain[0].id if chain else response_id,
+            context=context,
+            session=context.session or response_id,
             keeping=keeping,
         )
+        if wanted.background:
+            return await self._begin(request, principal, task)
         answering = self._completer.answer(request, principal, task)
-        del wanted, chain, task  # a stream keeps nothing of its body
+        del wanted, context, task  # a stream keeps nothing of its body
         try:
             return await answering
         finally:
             if keeping is not None:
                 keeping.end()
 
+    async def _begin(
+        self, request: web.Request, principal: Principal, task: ResponseTask
+    ) -> web.StreamResponse:
+        """Begin a response that nobody waits for; answer what it is by now, or with its events."""
+        identity, is_stream = identity_of(request), bool(task.stream)
+        resolved = self._directory.resolve(principal, task.model, task.session, identity.request_id)
+        queued, response_id = task.queued(resolved.model.id), task.response_id
+        streamed = task.model_copy(update={"stream": True})
+        del task  # a stream keeps nothing of its body
+        await self._background.begin(identity, principal, streamed, queued)
+        if is_stream:
+            return await self._following.answer(request, principal.tenant.id, response_id, None)
+        return web.Response(body=queued, content_type="application/json")
+
     async def count_input(self, request: web.Request) -> web.Response:
         """POST /v1/responses/input_tokens: what a response would be charged for its input."""
         principal = self._admitted(request)
         wanted = await read_parsed(request, partial(parse, InputTokensRequest))
-        chain = await self._chain(principal, wanted)
-        before = [item for turn in chain for item in _items_of(turn)]
-        task = response_task(wanted, "", before=before)
+        context = await self._contexts.read(principal.tenant.id, wanted)
+        task = response_task(wanted, "", context=context)
         session, request_id = task.session, identity_of(request).request_id
         resolved = self._directory.resolve(principal, task.model, session, request_id)
         reservation = await self._limiter.reserve(
@@ -112,28 +140,23 @@ class Responses:
             body=orjson.dumps(told), content_type="application/json", headers=reservation.headers
         )
 
+    def _publisher(self, tenant_id: str, conversation_id: str) -> Publish | None:
+        """Return what adds a turn to a conversation; None: it belongs to none."""
+        if not conversation_id:
+            return None
+
+        async def publish(turn: wire.StoredResponse) -> bool:
+            items = [*orjson.loads(turn.input_items), *orjson.loads(turn.response)["output"]]
+            try:
+                await self._conversations.append(tenant_id, conversation_id, items, "input")
+            except PlatformError as error:
+                log.warning("turn_not_added", conversation_id=conversation_id, reason=str(error))
+                return False
+            return True
+
+        return publish
+
     def _admitted(self, request: web.Request) -> Principal:
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
         return principal
-
-    async def _chain(
-        self, principal: Principal, wanted: ResponseRequest | InputTokensRequest
-    ) -> list[wire.StoredResponse]:
-        """Return the turns that a request continues, oldest first."""
-        if wanted.previous_response_id is None:
-            return []
-        tenant_id, previous = principal.tenant.id, wanted.previous_response_id
-        chain = await self._store.chain(tenant_id, previous, _PREVIOUS)
-        if len(chain) >= TURNS_MAX:
-            raise bad_value(_PREVIOUS, f"a chain has at most {TURNS_MAX} turns; begin another one")
-        return chain
-
-
-def _items_of(turn: wire.StoredResponse) -> list[InputItem]:
-    """Return what a turn has brought, and what was answered."""
-    output = orjson.loads(turn.response)["output"]
-    return [
-        *_ITEMS.validate_json(turn.input_items),
-        *_ITEMS.validate_python(output),
-    ]

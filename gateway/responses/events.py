@@ -4,6 +4,7 @@ Items come one after the other: what the model thinks, says and calls, each open
 the next one. A delta of text is the same two pieces of bytes around its number and its text.
 """
 
+import re
 from collections.abc import Mapping
 
 import orjson
@@ -24,6 +25,7 @@ from sluice.errors import PlatformError
 
 _FIRST_EVENTS = 2  # created, in_progress
 _TAIL = b'"}\n\n'
+EVENT_NUMBER = re.compile(rb'^data: [^\n]*?"sequence_number":(\d+)', re.MULTILINE)
 
 
 class _OpenMessage:
@@ -182,7 +184,7 @@ class ResponseEvents:
     def first(self) -> bytes:
         """Return the events that precede all that comes."""
         response = b'"response":' + self.under_way()
-        return _written("response.created", 0, response) + _written(
+        return written_event("response.created", 0, response) + written_event(
             "response.in_progress", 1, response
         )
 
@@ -233,14 +235,24 @@ class ResponseEvents:
         status, _ = ended_as(self._reason)
         return self._event(f"response.{status}", b'"response":' + response) + DONE
 
-    def failure(self, error: PlatformError) -> bytes:
-        """Return the event that ends a response which has failed."""
+    def failed(self, error: PlatformError, *, is_stored: bool = False) -> bytes:
+        """Return the response that has failed."""
+        told = {"code": str(error.code), "message": error.message}
+        return self._frame.written("failed", self._so_far(), is_stored=is_stored, error=told)
+
+    def cancelled(self) -> bytes:
+        """Return the response that is not wanted any more; it is stored."""
+        return self._frame.written("cancelled", self._so_far(), is_stored=True)
+
+    def cut(self, status: str, response: bytes) -> bytes:
+        """Return the event that ends a response before it has all its output."""
+        return cut_at(self._number, status, response)
+
+    def _so_far(self) -> list[bytes]:
         items = [*self._items]
         if self._open is not None:
             items.append(self._open.item("incomplete"))
-        told = {"code": str(error.code), "message": error.message}
-        response = self._frame.written("failed", items, error=told)
-        return self._event("response.failed", b'"response":' + response) + DONE
+        return items
 
     # --- items ------------------------------------------------------------------------------
 
@@ -290,12 +302,18 @@ class ResponseEvents:
 
     def _event(self, name: str, fields: bytes) -> bytes:
         number, self._number = self._number, self._number + 1
-        return _written(name, number, fields)
+        return written_event(name, number, fields)
 
 
 def _event_head(name: str) -> bytes:
     return b'event: %b\ndata: {"type":"%b"' % (name.encode(), name.encode())
 
 
-def _written(name: str, number: int, fields: bytes) -> bytes:
+def cut_at(number: int, status: str, response: bytes) -> bytes:
+    """Return the event that ends a response before it has all its output."""
+    return written_event(f"response.{status}", number, b'"response":' + response) + DONE
+
+
+def written_event(name: str, number: int, fields: bytes) -> bytes:
+    """Return an event; `fields` is what it has besides name and number, as JSON."""
     return b'%b,"sequence_number":%d,%b}\n\n' % (_event_head(name), number, fields)

@@ -18,7 +18,7 @@ COMMANDS_MAX = 256  # under way; more are not sent
 _KEY, _WAITING = b"sluice:response:", b"sluice:responses:waiting"
 _STORED, _UNDER_WAY, _DELETED = b"=", b"+", b"-"
 _DELETED_MS = 3_600_000
-_UNDER_WAY_MS = 60_000  # of a gateway that says no more
+UNDER_WAY_MS = 60_000  # of a gateway that says no more
 _WAITING_MS = 48 * 3_600_000  # a response that PostgreSQL does not have yet
 _DEADLINE_S = 0.5
 
@@ -104,41 +104,41 @@ class HotStore:
         """Write a response, for as long as PostgreSQL may need; HotStoreDownError."""
         value = _STORED + stored.SerializeToString()
         at, member = str(stored.created_at_unix_ms).encode(), stored.id.encode()
-        keys = (_key(stored.id), _WAITING)
-        await self._run(_KEEP, keys, (value, _WAITING_MS, at, member))
+        keys = (key_of(stored.id), _WAITING)
+        await self.run(_KEEP, keys, (value, _WAITING_MS, at, member))
 
     async def settle(self, response_id: str) -> None:
         """PostgreSQL has it: from now on it goes when it is not asked for; HotStoreDownError."""
         await self._call((b"ZREM", _WAITING, response_id.encode()))
-        await self._call((b"PEXPIRE", _key(response_id), self._idle_ms))
+        await self._call((b"PEXPIRE", key_of(response_id), self._idle_ms))
 
     async def warm(self, stored: wire.StoredResponse) -> None:
         """Write one that PostgreSQL has, if there is nothing of it here; HotStoreDownError."""
         value = _STORED + stored.SerializeToString()
-        await self._run(_WARM, (_key(stored.id),), (value, self._idle_ms))
+        await self.run(_WARM, (key_of(stored.id),), (value, self._idle_ms))
 
     async def find(self, ids: Sequence[str]) -> list[Found]:
         """Return what is known of responses, which count as asked for; HotStoreDownError."""
-        reply = await self._run(_LOAD, [_key(it) for it in ids], (self._idle_ms,))
+        reply = await self.run(_LOAD, [key_of(it) for it in ids], (self._idle_ms,))
         return [_found(value) for value in cast("list[bytes | None]", reply)]
 
     async def delete(self, response_id: str) -> None:
         """Mark one as deleted; HotStoreDownError."""
-        await self._call((b"SET", _key(response_id), _DELETED, b"PX", _DELETED_MS))
+        await self._call((b"SET", key_of(response_id), _DELETED, b"PX", _DELETED_MS))
         await self._call((b"ZREM", _WAITING, response_id.encode()))
 
     def mark(self, response_id: str, under_way: bytes) -> None:
         """Tell that one is under way, if Valkey can be reached; nobody waits for it."""
         value = _UNDER_WAY + under_way
-        self._tell((b"SET", _key(response_id), value, b"PX", _UNDER_WAY_MS, b"NX"))
+        self._tell((b"SET", key_of(response_id), value, b"PX", UNDER_WAY_MS, b"NX"))
 
     def unmark(self, response_id: str) -> None:
         """Nothing has come of it; nobody waits for that."""
-        self._tell((b"EVAL", _UNMARK, 1, _key(response_id)))
+        self._tell((b"EVAL", _UNMARK, 1, key_of(response_id)))
 
     def extend(self, response_id: str) -> None:
         """It is still under way."""
-        self._tell((b"PEXPIRE", _key(response_id), _UNDER_WAY_MS))
+        self._tell((b"PEXPIRE", key_of(response_id), UNDER_WAY_MS))
 
     async def left_behind(self, before_unix_ms: int, most: int) -> list[wire.StoredResponse]:
         """Return responses that PostgreSQL should have had by now, oldest first."""
@@ -152,7 +152,8 @@ class HotStore:
                 await self._call((b"ZREM", _WAITING, response_id.encode()))
         return [it.stored for it in found if it.stored is not None]
 
-    async def _run(self, script: bytes, keys: Sequence[bytes], values: Sequence[Word]) -> object:
+    async def run(self, script: bytes, keys: Sequence[bytes], values: Sequence[Word]) -> object:
+        """Return what a script says; HotStoreDownError."""
         return await self._call((b"EVAL", script, len(keys), *keys, *values))
 
     async def _call(self, words: Sequence[Word]) -> object:
@@ -180,7 +181,8 @@ class HotStore:
         return future
 
 
-def _key(response_id: str) -> bytes:
+def key_of(response_id: str) -> bytes:
+    """Return the key that has all that is known of a response."""
     return _KEY + response_id.encode()
 
 

@@ -1,5 +1,7 @@
 """A response that is to be kept: what it is kept with, and whether it is by now."""
 
+from collections.abc import Awaitable, Callable, Sequence
+
 import orjson
 
 from gateway.bodies.response_items import InputItem, stored_items
@@ -9,15 +11,20 @@ from sluice.errors import PlatformError
 from sluice.response_ids import created_unix_ms, item_stem
 from sluice.wire.state.v1 import state_pb2 as wire
 
+Publish = Callable[[wire.StoredResponse], Awaitable[bool]]
+
 
 class Keeping:
     """Of one response that is under way.
 
     Attributes:
         is_kept: Whether it is to be found from now on.
+        keeps_failures: Whether that holds for a response that has failed.
     """
 
-    __slots__ = ("_is_marked", "_store", "_turn", "is_kept")
+    __slots__ = ("_is_marked", "_publish", "_store", "_turn", "is_kept")
+
+    keeps_failures = False
 
     def __init__(
         self,
@@ -25,8 +32,9 @@ class Keeping:
         response_id: str,
         tenant_id: str,
         *,
-        items: list[InputItem],
-        ancestors: list[str],
+        items: Sequence[InputItem],
+        ancestors: Sequence[str],
+        publish: Publish | None = None,
     ) -> None:
         """Prepare.
 
@@ -36,8 +44,9 @@ class Keeping:
             tenant_id: Whose it is.
             items: What this turn has brought.
             ancestors: Ids of the responses that it continues, oldest first.
+            publish: Adds what was said to a conversation; returns whether that was possible.
         """
-        self._store = store
+        self._store, self._publish = store, publish
         self._turn = wire.StoredResponse(
             id=response_id,
             tenant_id=tenant_id,
@@ -47,15 +56,19 @@ class Keeping:
         )
         self._is_marked = self.is_kept = False
 
-    def begin(self, under_way: bytes) -> None:
-        """The client is told of it from now on; `under_way` is JSON."""
+    def begin(self, events: ResponseEvents) -> None:
+        """The client is told of it from now on."""
         self._is_marked = True
-        self._store.mark(self._turn.id, under_way)
+        self._store.mark(self._turn.id, events.under_way())
+
+    def note_failure(self, response: bytes) -> None:
+        """The response has failed, which is told as JSON; it is not kept."""
 
     async def keep(self, response: bytes) -> bool:
         """Keep it as the client will be told it, as JSON; return whether that was possible."""
         self._turn.response = response
-        self.is_kept = await self._store.keep(self._turn)
+        if self._publish is None or await self._publish(self._turn):
+            self.is_kept = await self._store.keep(self._turn)
         return self.is_kept
 
     def end(self) -> None:
@@ -84,4 +97,8 @@ class ResponseEnd:
 
     def failure(self, error: PlatformError) -> bytes:
         """See `StreamEnd`."""
-        return self._events.failure(error)
+        events, keeping = self._events, self._keeping
+        response = events.failed(error, is_stored=keeping is not None and keeping.keeps_failures)
+        if keeping is not None:
+            keeping.note_failure(response)
+        return events.cut("failed", response)

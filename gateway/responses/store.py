@@ -12,11 +12,12 @@ from contextlib import suppress
 import structlog
 
 from gateway.limits.valkey import ValkeyClient
+from gateway.responses.background_log import BackgroundLog
 from gateway.responses.durable import RECORD_BYTES_MAX, Durable, DurableDownError
 from gateway.responses.hot_store import COMMANDS_MAX, Found, HotStore, HotStoreDownError
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 from sluice.lifecycle import run_every
-from sluice.response_ids import belongs_to, new_response_id
+from sluice.response_ids import belongs_to, new_response_id, response_of_item
 from sluice.shared_secret import SharedSecret
 from sluice.wire.state.v1 import state_pb2 as wire
 
@@ -30,7 +31,11 @@ _SHOWN_CHARACTERS_MAX = 100
 
 
 class ResponseStore:
-    """Of one worker; `run` belongs into a TaskGroup."""
+    """Of one worker; `run` belongs into a TaskGroup.
+
+    Attributes:
+        background: Tells of responses that nobody waits for.
+    """
 
     def __init__(
         self, valkey_url: str, control_address: str, *, idle_s: float, secret: SharedSecret
@@ -45,6 +50,7 @@ class ResponseStore:
         """
         self._valkey = ValkeyClient(valkey_url, commands_max=COMMANDS_MAX)
         self._hot = HotStore(self._valkey, idle_s=idle_s)
+        self.background = BackgroundLog(self._hot, idle_s=idle_s)
         self._durable = Durable(control_address, self._settled)
         self._secret = secret
         self._under_way: set[str] = set()
@@ -55,6 +61,11 @@ class ResponseStore:
         return self._durable.is_up and self._durable.has_room
 
     @property
+    def is_hot(self) -> bool:
+        """Whether Valkey can be reached."""
+        return self._valkey.is_connected
+
+    @property
     def waiting(self) -> int:
         """How many responses of this worker PostgreSQL does not have yet."""
         return self._durable.waiting
@@ -63,10 +74,14 @@ class ResponseStore:
         """Return the id of a new response."""
         return new_response_id(tenant_id, self._secret)
 
-    async def keep(self, stored: wire.StoredResponse) -> bool:
-        """Keep a response; return whether it is to be found from now on."""
+    async def keep(self, stored: wire.StoredResponse, *, is_promised: bool = False) -> bool:
+        """Keep a response; return whether it is to be found from now on.
+
+        One that is promised waits in Valkey and here for as long as PostgreSQL is away.
+        """
         self._under_way.discard(stored.id)
-        if not self.can_keep or stored.ByteSize() > RECORD_BYTES_MAX:
+        can_keep = self._durable.has_room if is_promised else self.can_keep
+        if not can_keep or stored.ByteSize() > RECORD_BYTES_MAX:
             return False
         try:
             await self._hot.keep(stored)
@@ -74,6 +89,16 @@ class ResponseStore:
             return await self._durable.offer_and_wait(stored, _WITHOUT_VALKEY_S)
         self._durable.offer(stored)
         return True
+
+    async def keep_if_missing(self, stored: wire.StoredResponse) -> bool:
+        """Keep a response unless it is there, or was deleted; return whether it is kept now.
+
+        RejectedError: UNAVAILABLE: nobody knows.
+        """
+        (found,) = await self._find_all(stored.tenant_id, [stored.id])
+        if found.stored is not None or found.is_deleted:
+            return False
+        return await self.keep(stored, is_promised=True)
 
     def mark(self, response_id: str, under_way: bytes) -> None:
         """Tell that a response is under way, as far as that is possible."""
@@ -121,6 +146,26 @@ class ResponseStore:
                 )
                 raise PlatformError(ErrorCode.NOT_FOUND, text, param=param)
         return [*(it for it in turns if it is not None), found.stored]
+
+    async def turn_of_item(self, tenant_id: str, item_id: str, param: str) -> wire.StoredResponse:
+        """Return the response that an item came with.
+
+        Raises:
+            PlatformError: NOT_FOUND.
+            RejectedError: UNAVAILABLE: nobody knows.
+        """
+        for response_id in response_of_item(item_id, tenant_id, self._secret):
+            (found,) = await self._find_all(tenant_id, [response_id])
+            if found.stored is not None:
+                return found.stored
+        raise self.no_item(item_id, param)
+
+    @staticmethod
+    def no_item(item_id: str, param: str) -> PlatformError:
+        """Return what is said of an item that is not stored."""
+        shown = item_id[:_SHOWN_CHARACTERS_MAX]
+        text = f"Item with id '{shown}' not found: send the item itself."
+        return PlatformError(ErrorCode.NOT_FOUND, text, param=param)
 
     async def delete(self, tenant_id: str, response_id: str) -> None:
         """Delete a response for good.
@@ -207,6 +252,12 @@ class ResponseStore:
         before_ms = time.time_ns() // 1_000_000 - _LEFT_BEHIND_MS
         for stored in await self._hot.left_behind(before_ms, _SWEPT_MAX):
             self._durable.offer(stored)
+
+
+def cannot_store() -> RejectedError:
+    """Return what is said where a response has to be stored, and cannot be."""
+    text = "Responses cannot be stored now; try again shortly."
+    return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=2.0)
 
 
 def _not_found(response_id: str, param: str | None) -> PlatformError:

@@ -1,22 +1,31 @@
-"""Responses that are kept: shown, listed and deleted."""
+"""Responses that are kept: shown, followed, listed, cancelled and deleted."""
+
+import asyncio
 
 import orjson
 from aiohttp import web
 
-from gateway.bodies.mistakes import bad_value, unsupported
+from gateway.bodies.mistakes import bad_value
 from gateway.directory import Directory, Principal
+from gateway.records.pages import listed, page_of
+from gateway.responses.following import Following
+from gateway.responses.hot_store import Found, HotStoreDownError
 from gateway.responses.store import ResponseStore
 from gateway.server.middleware import authenticate
 from gateway.server.routes import path_rest
 from gateway.server.unknown_urls import unknown_url
-from sluice.errors import ErrorCode, PlatformError
+from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 from sluice.scopes import Scope
 
 PREFIX = "/v1/responses/"
-_INPUT_ITEMS = "/input_items"
-_LIMIT, _LIMIT_MAX = 20, 100
+_INPUT_ITEMS, _CANCEL = "/input_items", "/cancel"
 _JSON = "application/json"
-_KNOWN = ("/v1/responses", "/v1/responses/{id}", "/v1/responses/{id}/input_items")
+_KNOWN = (
+    *("/v1/responses", "/v1/responses/{id}", "/v1/responses/{id}/input_items"),
+    "/v1/responses/{id}/cancel",
+)
+_CANCEL_S, _CANCEL_POLL_S = 10.0, 0.05
+_SHOWN = {"stream", "starting_after", "include", "include_obfuscation"}
 
 
 class StoredResponses:
@@ -31,8 +40,9 @@ class StoredResponses:
         """
         self._directory = directory
         self._store = store
+        self._following = Following(store)
 
-    async def get(self, request: web.Request) -> web.Response:
+    async def get(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/responses/{id}, and /v1/responses/{id}/input_items."""
         principal = self._admitted(request)
         rest = path_rest(request, PREFIX)
@@ -40,11 +50,42 @@ class StoredResponses:
             response_id = rest.removesuffix(_INPUT_ITEMS)
             return await self._input_items(request, principal, _one(request, response_id))
         response_id = _one(request, rest)
-        if request.query.get("stream", "false") != "false":
-            raise unsupported("stream", "a response that has ended is told whole")
+        is_stream, behind = _wanted(request)
+        if is_stream:
+            return await self._following.answer(request, principal.tenant.id, response_id, behind)
         found = await self._store.find(principal.tenant.id, response_id)
         body = found.under_way if found.stored is None else found.stored.response
         return web.Response(body=body, content_type=_JSON)
+
+    async def post(self, request: web.Request) -> web.Response:
+        """POST /v1/responses/{id}/cancel."""
+        principal = self._admitted(request)
+        rest = path_rest(request, PREFIX)
+        if not rest.endswith(_CANCEL):
+            raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
+        response_id = _one(request, rest.removesuffix(_CANCEL))
+        tenant_id = principal.tenant.id
+        found = await self._store.find(tenant_id, response_id)
+        if found.stored is None:
+            _require_background(response_id, found.under_way)
+            found = await self._cancelled(tenant_id, response_id)
+        body = b"" if found.stored is None else found.stored.response
+        _require_background(response_id, body)
+        return web.Response(body=body, content_type=_JSON)
+
+    async def _cancelled(self, tenant_id: str, response_id: str) -> Found:
+        """Return a response that is cancelled, or has ended before; RejectedError: not in time."""
+        try:
+            await self._store.background.cancel(response_id)
+            async with asyncio.timeout(_CANCEL_S):
+                while True:
+                    found = await self._store.find(tenant_id, response_id)
+                    if found.stored is not None:
+                        return found
+                    await asyncio.sleep(_CANCEL_POLL_S)
+        except (HotStoreDownError, TimeoutError):
+            text = f"Response '{response_id}' is about to be cancelled; look again shortly."
+            raise RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=2.0) from None
 
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /v1/responses/{id}."""
@@ -57,7 +98,7 @@ class StoredResponses:
     async def _input_items(
         self, request: web.Request, principal: Principal, response_id: str
     ) -> web.Response:
-        limit, is_ascending, after = _page(request)
+        limit, is_ascending, after = page_of(request, "include")
         found = await self._store.find(principal.tenant.id, response_id)
         if found.stored is None:
             text = f"Response '{response_id}' is still under way: ask again when it has ended."
@@ -71,14 +112,7 @@ class StoredResponses:
                 raise bad_value("after", "no item of this response has this id")
             items = items[ids.index(after) + 1 :]
         page = items[:limit]
-        told = {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(items) > len(page),
-        }
-        return web.Response(body=orjson.dumps(told), content_type=_JSON)
+        return web.Response(body=listed(page, has_more=len(items) > len(page)), content_type=_JSON)
 
     def _admitted(self, request: web.Request) -> Principal:
         principal = authenticate(self._directory, request)
@@ -93,15 +127,27 @@ def _one(request: web.Request, response_id: str) -> str:
     return response_id
 
 
-def _page(request: web.Request) -> tuple[int, bool, str]:
-    """Return how many items are wanted, whether the oldest come first, and behind which one."""
+def _require_background(response_id: str, response: bytes) -> None:
+    if not orjson.loads(response)["background"]:
+        text = (
+            f"Response '{response_id}' is no background one: only those can be cancelled. Close"
+            " the connection to end one that is streamed."
+        )
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, text)
+
+
+def _wanted(request: web.Request) -> tuple[bool, int | None]:
+    """Return whether a stream is wanted, and of which event the client knows already."""
     query = request.query
-    if unknown := query.keys() - {"limit", "order", "after", "include"}:
+    if unknown := query.keys() - _SHOWN:
         raise bad_value(min(unknown), "it is not known here")
-    text = query.get("limit", str(_LIMIT))
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:4]) <= _LIMIT_MAX:
-        raise bad_value("limit", f"it is a number from 1 to {_LIMIT_MAX}")
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise bad_value("order", "it is 'asc' or 'desc'")
-    return int(text), order == "asc", query.get("after", "")
+    stream, after = query.get("stream", "false"), query.get("starting_after")
+    if stream not in ("true", "false"):
+        raise bad_value("stream", "it is 'true' or 'false'")
+    if after is None:
+        return stream == "true", None
+    if stream != "true":
+        raise bad_value("starting_after", "it needs 'stream=true'")
+    if not (after.isascii() and after.isdigit() and len(after) < 10):
+        raise bad_value("starting_after", "it is the 'sequence_number' of an event")
+    return True, int(after)

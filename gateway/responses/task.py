@@ -8,12 +8,13 @@ import orjson
 from pydantic import ConfigDict, Field
 
 from gateway.bodies.messages import Message
-from gateway.bodies.response_items import InputItem
+from gateway.bodies.response_items import messages_of
 from gateway.bodies.responses import ResponseRequest, echo_of
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.dispatch.tally import Tally
 from gateway.endpoints.chat import ChatTask
 from gateway.endpoints.task import StreamWriters
+from gateway.responses.context import ResponseContext
 from gateway.responses.document import (
     ResponseFrame,
     call_item,
@@ -88,8 +89,13 @@ class ResponseTask(ChatTask):
         frame, keeping = self._frame(model, specs[0].sampling), self.keeping
         events = ResponseEvents(frame, will_be_stored=keeping is not None)
         if keeping is not None:
-            keeping.begin(events.under_way())
+            keeping.begin(events)
         return StreamWriters([events], ResponseEnd(events, keeping))
+
+    def queued(self, model: str) -> bytes:
+        """Return what the response says of itself before anything is asked of an engine."""
+        frame = self._frame(model, engine.Sampling(temperature=1.0, top_p=1.0))
+        return frame.written("queued", is_stored=self.keeping is not None)
 
     async def whole(
         self,
@@ -151,7 +157,7 @@ def response_task(
     request: ResponseRequest,
     response_id: str,
     *,
-    before: Sequence[InputItem] = (),
+    context: ResponseContext,
     session: str = "",
     keeping: Keeping | None = None,
 ) -> ResponseTask:
@@ -160,14 +166,14 @@ def response_task(
     Args:
         request: The body.
         response_id: Of the answer.
-        before: Items of earlier turns, which it continues.
+        context: What it continues, and the items of its own turn.
         session: Groups the turns of a chain; what the request says goes before it.
         keeping: Keeps the answer; None: it is not stored.
 
     Raises:
         BadRequestError: Its items are in no order, or its tools do not go together.
     """
-    messages = request.messages(before)
+    messages = messages_of(context.items, context.before)
     if request.instructions is not None:
         messages.insert(0, Message.model_construct(role="system", content=request.instructions))
     task = ResponseTask.model_construct(

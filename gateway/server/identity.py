@@ -99,6 +99,11 @@ def tell_request_id_as(request: web.Request, name: str) -> None:
     request[_IDENTITY] = identity._replace(cross_origin=headers)
 
 
+def give_identity(request: web.Request, identity: CallerIdentity) -> None:
+    """Name a request that no client has sent."""
+    request[_IDENTITY] = identity
+
+
 def identity_of(request: web.Request) -> CallerIdentity:
     """Return the names that the server has given to a request."""
     return request[_IDENTITY]

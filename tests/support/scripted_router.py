@@ -22,7 +22,9 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1 import router_pb2_grpc
 from sluice.wire.state.v1.state_pb2_grpc import (
+    RecordServiceServicer,
     StateServiceServicer,
+    add_RecordServiceServicer_to_server,
     add_StateServiceServicer_to_server,
 )
 
@@ -291,7 +293,11 @@ class BaseFiles(distribution_pb2_grpc.DistributionServiceServicer):
 
 @asynccontextmanager
 async def serve(
-    *servicers: ScriptedRouter | ControlFeed | BaseFiles | StateServiceServicer,
+    *servicers: ScriptedRouter
+    | ControlFeed
+    | BaseFiles
+    | StateServiceServicer
+    | RecordServiceServicer,
     address: str = "127.0.0.1:0",
 ) -> AsyncGenerator[str]:
     """Serve on a port of loopback; yield its address."""
@@ -303,6 +309,8 @@ async def serve(
             distribution_pb2_grpc.add_DistributionServiceServicer_to_server(servicer, server)
         elif isinstance(servicer, StateServiceServicer):
             add_StateServiceServicer_to_server(servicer, server)
+        elif isinstance(servicer, RecordServiceServicer):
+            add_RecordServiceServicer_to_server(servicer, server)
         else:
             control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(address)

@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import grpc.aio
 import httpx
 import openai
 import psutil
@@ -17,6 +19,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from cli.stack.valkey import valkey_spec, valkey_url
+from control_plane.database import Database
+from control_plane.records.service import RecordService
+from control_plane.responses.service import StateService
 from gateway.app import Gateway, running_gateway
 from gateway.settings import GatewaySettings
 from sluice import shared_secret
@@ -24,7 +29,8 @@ from sluice.artifacts import import_directory
 from sluice.process import ChildProcess, ProcessSpec, free_port
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
-from sluice.wire.state.v1.state_pb2_grpc import StateServiceServicer
+from sluice.wire.state.v1 import state_pb2 as state
+from sluice.wire.state.v1.state_pb2_grpc import RecordServiceServicer, StateServiceServicer
 from tests.support.random_models import write_random_model
 from tests.support.scripted_router import BaseFiles, ControlFeed, Plan, ScriptedRouter, serve
 from tests.waiting import until as eventually
@@ -157,7 +163,9 @@ def world(tmp_path: Path, artifacts, valkey) -> MakeWorld:
     root, digest, tokenizer = artifacts
 
     @asynccontextmanager
-    async def start(*servicers: StateServiceServicer, **settings: object) -> AsyncIterator[World]:
+    async def start(
+        *servicers: StateServiceServicer | RecordServiceServicer, **settings: object
+    ) -> AsyncIterator[World]:
         made = World(digest, tokenizer)
         made.valkey = valkey[0]
         async with (
@@ -294,3 +302,52 @@ async def running_fleet(settings: object, home: Path, **changes: object) -> Asyn
 def fleets(tmp_path: Path) -> Callable[..., object]:
     """Starts a gateway of processes beside the world's own: `fleets(w.settings, workers=2)`."""
     return partial(running_fleet, home=tmp_path)
+
+
+class Records(RecordService):
+    """The control plane's own, which a test may cut off."""
+
+    is_away = False
+
+    async def _run(self, work: Any, context: Any) -> Any:
+        if self.is_away:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "cut off by the test")
+        return await super()._run(work, context)
+
+
+class Service(StateService):
+    """The control plane's own, which a test may cut off."""
+
+    is_away = False
+    kept: int = 0
+    records: Records
+
+    async def _run(self, work: Any, context: Any) -> Any:
+        if self.is_away:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "cut off by the test")
+        return await super()._run(work, context)
+
+    async def Keep(self, request: state.KeepRequest, context: Any) -> state.KeepResponse:  # noqa: N802
+        answer = await super().Keep(request, context)
+        self.kept += len(request.responses)
+        return answer
+
+
+@pytest.fixture
+async def service(database_url: str) -> AsyncIterator[Service]:
+    database = Database(database_url)
+    made = Service(database)
+    made.records = Records(database)
+    yield made
+    await database.close()
+
+
+@pytest.fixture
+def stateful(world: Any, service: Service, eventually: Any) -> Any:
+    @asynccontextmanager
+    async def start(**settings: Any) -> AsyncIterator[Any]:
+        async with world(service, service.records, **settings) as w:
+            await eventually(lambda: w.gateway.stateful.responses.can_keep)
+            yield w
+
+    return start

@@ -6,18 +6,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import httpx
 import openai
 import pytest
 
-from control_plane.database import Database
-from control_plane.responses.service import StateService
 from gateway.app import running_gateway
 from gateway.endpoints.response_answers import ResponseObject
 from sluice.process import free_port
-from sluice.wire.state.v1 import state_pb2 as wire
-from tests.integration.gateway.conftest import KEY, OTHER_KEY
+from tests.integration.gateway.conftest import KEY, OTHER_KEY, Service
 from tests.integration.gateway.test_responses import CALLING, FUNCTION, STOP
 from tests.support.response_shapes import events_of
 from tests.support.scripted_router import Plan
@@ -32,41 +28,6 @@ ROUTES = [
     ("POST", "", {"previous_response_id": "{id}"}),
     ("POST", "input_tokens", {"previous_response_id": "{id}"}),
 ]
-
-
-class Service(StateService):
-    """The control plane's own, which a test may cut off."""
-
-    is_away = False
-    kept: int = 0
-
-    async def _run(self, work: Any, context: Any) -> Any:
-        if self.is_away:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "cut off by the test")
-        return await super()._run(work, context)
-
-    async def Keep(self, request: wire.KeepRequest, context: Any) -> wire.KeepResponse:  # noqa: N802
-        answer = await super().Keep(request, context)
-        self.kept += len(request.responses)
-        return answer
-
-
-@pytest.fixture
-async def service(database_url: str) -> AsyncIterator[Service]:
-    database = Database(database_url)
-    yield Service(database)
-    await database.close()
-
-
-@pytest.fixture
-def stateful(world: Any, service: Service, eventually: Any) -> Any:
-    @asynccontextmanager
-    async def start(**settings: Any) -> AsyncIterator[Any]:
-        async with world(service, **settings) as w:
-            await eventually(lambda: w.gateway.responses.can_keep)
-            yield w
-
-    return start
 
 
 def prompt_of(w: Any, index: int = -1) -> str:
@@ -92,7 +53,9 @@ async def second_gateway(w: Any, home: Path, eventually: Any) -> AsyncIterator[s
     port = free_port()
     changes = {"instance_id": "two", "http_address": f"127.0.0.1:{port}", "state_dir": home}
     async with running_gateway(w.settings.model_copy(update=changes)) as gateway:
-        await eventually(lambda: not gateway.not_ready_because() and gateway.responses.can_keep)
+        await eventually(
+            lambda: not gateway.not_ready_because() and gateway.stateful.responses.can_keep
+        )
         yield f"http://127.0.0.1:{port}/v1"
 
 
@@ -173,7 +136,7 @@ async def test_what_was_told_can_be_continued_at_once_at_any_gateway(
                 assert last.store
             assert prompt_of(w).count("Well.") == 5
             await eventually(lambda: service.kept >= 6)
-            await eventually(lambda: not w.gateway.responses.waiting)
+            await eventually(lambda: not w.gateway.stateful.responses.waiting)
         await w.valkey.stop()  # what it had is gone: PostgreSQL has all
         again = await created(sdk, input="more", previous_response_id=last.id)
         assert prompt_of(w).count("Well.") == 6
@@ -205,7 +168,7 @@ async def test_deleted_is_gone(stateful: Any, eventually: Any) -> None:
     async with stateful() as w, w.sdk() as sdk, w.http() as http:
         first = await created(sdk)
         second = await created(sdk, previous_response_id=first.id)
-        await eventually(lambda: not w.gateway.responses.waiting)
+        await eventually(lambda: not w.gateway.stateful.responses.waiting)
         deleted = await http.delete(f"{PATH}/{first.id}")
         assert deleted.json() == {"id": first.id, "object": "response", "deleted": True}
         for _ in "ab":
@@ -225,9 +188,9 @@ async def test_what_is_not_stored_says_so(stateful: Any, service: Service, event
         assert not unkept.store
         with pytest.raises(openai.NotFoundError):
             await sdk.responses.retrieve(unkept.id)
-        await eventually(lambda: not w.gateway.responses.waiting)
+        await eventually(lambda: not w.gateway.stateful.responses.waiting)
         service.is_away = True
-        await eventually(lambda: not w.gateway.responses.can_keep)
+        await eventually(lambda: not w.gateway.stateful.responses.can_keep)
         answer = await created(sdk, previous_response_id=kept.id)
         assert not answer.store, "PostgreSQL is away: told, and continued from Valkey"
         await w.valkey.stop()
@@ -237,7 +200,7 @@ async def test_what_is_not_stored_says_so(stateful: Any, service: Service, event
         assert (caught.value.status_code, caught.value.code) == (503, "unavailable")
         assert (await created(sdk)).status == "completed"
         service.is_away = False
-        await eventually(lambda: w.gateway.responses.can_keep)
+        await eventually(lambda: w.gateway.stateful.responses.can_keep)
         assert (await sdk.responses.retrieve(kept.id)).id == kept.id
 
 
@@ -264,7 +227,7 @@ async def test_what_a_killed_gateway_had_not_brought_to_postgresql_another_one_b
 ) -> None:
     monkeypatch.setattr("gateway.responses.store._LEFT_BEHIND_MS", 0)
     async with stateful() as w, w.sdk() as sdk:
-        store = w.gateway.responses
+        store = w.gateway.stateful.responses
         monkeypatch.setattr(store._durable, "offer", lambda stored: None)  # it dies before
         answer = await created(sdk)
         assert answer.store

@@ -24,13 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n sluice/wire/state/v1/state.proto\x12\x14sluice.wire.state.v1\"\x85\x01\n\x0eStoredResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x1a\n\x12\x63reated_at_unix_ms\x18\x03 \x01(\x03\x12\x11\n\tancestors\x18\x04 \x03(\t\x12\x13\n\x0binput_items\x18\x05 \x01(\x0c\x12\x10\n\x08response\x18\x06 \x01(\x0c\"F\n\x0bKeepRequest\x12\x37\n\tresponses\x18\x01 \x03(\x0b\x32$.sluice.wire.state.v1.StoredResponse\"\x0e\n\x0cKeepResponse\"-\n\x0bReadRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\t\".\n\rDeleteRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"!\n\x0e\x44\x65leteResponse\x12\x0f\n\x07\x65xisted\x18\x01 \x01(\x08\x32\x85\x02\n\x0cStateService\x12M\n\x04Keep\x12!.sluice.wire.state.v1.KeepRequest\x1a\".sluice.wire.state.v1.KeepResponse\x12Q\n\x04Read\x12!.sluice.wire.state.v1.ReadRequest\x1a$.sluice.wire.state.v1.StoredResponse0\x01\x12S\n\x06\x44\x65lete\x12#.sluice.wire.state.v1.DeleteRequest\x1a$.sluice.wire.state.v1.DeleteResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n sluice/wire/state/v1/state.proto\x12\x14sluice.wire.state.v1\"\x85\x01\n\x0eStoredResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x1a\n\x12\x63reated_at_unix_ms\x18\x03 \x01(\x03\x12\x11\n\tancestors\x18\x04 \x03(\t\x12\x13\n\x0binput_items\x18\x05 \x01(\x0c\x12\x10\n\x08response\x18\x06 \x01(\x0c\"F\n\x0bKeepRequest\x12\x37\n\tresponses\x18\x01 \x03(\x0b\x32$.sluice.wire.state.v1.StoredResponse\"\x0e\n\x0cKeepResponse\"-\n\x0bReadRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\t\".\n\rDeleteRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"!\n\x0e\x44\x65leteResponse\x12\x0f\n\x07\x65xisted\x18\x01 \x01(\x08\"\xe0\x01\n\x06Record\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x1a\n\x12\x63reated_at_unix_ms\x18\x04 \x01(\x03\x12<\n\x08metadata\x18\x05 \x03(\x0b\x32*.sluice.wire.state.v1.Record.MetadataEntry\x12\x0f\n\x07\x63ontent\x18\x06 \x01(\x0c\x12\r\n\x05model\x18\x07 \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\")\n\nRecordItem\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"t\n\x13\x43reateRecordRequest\x12,\n\x06record\x18\x01 \x01(\x0b\x32\x1c.sluice.wire.state.v1.Record\x12/\n\x05items\x18\x02 \x03(\x0b\x32 .sluice.wire.state.v1.RecordItem\".\n\rRecordRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\xf3\x01\n\x12ListRecordsRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\t\x12\r\n\x05limit\x18\x04 \x01(\x05\x12\x14\n\x0cis_ascending\x18\x05 \x01(\x08\x12H\n\x08metadata\x18\x06 \x03(\x0b\x32\x36.sluice.wire.state.v1.ListRecordsRequest.MetadataEntry\x12\r\n\x05model\x18\x07 \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc1\x01\n\x13\x43hangeRecordRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12I\n\x08metadata\x18\x03 \x03(\x0b\x32\x37.sluice.wire.state.v1.ChangeRecordRequest.MetadataEntry\x12\x0f\n\x07\x63ontent\x18\x04 \x01(\x0c\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x16\n\x14RemoveRecordResponse\"w\n\x12\x41ppendItemsRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12/\n\x05items\x18\x03 \x03(\x0b\x32 .sluice.wire.state.v1.RecordItem\x12\x11\n\titems_max\x18\x04 \x01(\x05\"\x15\n\x13\x41ppendItemsResponse\"w\n\x10ListItemsRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\t\x12\r\n\x05limit\x18\x04 \x01(\x05\x12\x14\n\x0cis_ascending\x18\x05 \x01(\x08\x12\x10\n\x08item_ids\x18\x06 \x03(\t\"C\n\x11RemoveItemRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0f\n\x07item_id\x18\x03 \x01(\t2\x85\x02\n\x0cStateService\x12M\n\x04Keep\x12!.sluice.wire.state.v1.KeepRequest\x1a\".sluice.wire.state.v1.KeepResponse\x12Q\n\x04Read\x12!.sluice.wire.state.v1.ReadRequest\x1a$.sluice.wire.state.v1.StoredResponse0\x01\x12S\n\x06\x44\x65lete\x12#.sluice.wire.state.v1.DeleteRequest\x1a$.sluice.wire.state.v1.DeleteResponse2\xc8\x05\n\rRecordService\x12Q\n\x06\x43reate\x12).sluice.wire.state.v1.CreateRecordRequest\x1a\x1c.sluice.wire.state.v1.Record\x12I\n\x04Show\x12#.sluice.wire.state.v1.RecordRequest\x1a\x1c.sluice.wire.state.v1.Record\x12P\n\x04List\x12(.sluice.wire.state.v1.ListRecordsRequest\x1a\x1c.sluice.wire.state.v1.Record0\x01\x12Q\n\x06\x43hange\x12).sluice.wire.state.v1.ChangeRecordRequest\x1a\x1c.sluice.wire.state.v1.Record\x12Y\n\x06Remove\x12#.sluice.wire.state.v1.RecordRequest\x1a*.sluice.wire.state.v1.RemoveRecordResponse\x12]\n\x06\x41ppend\x12(.sluice.wire.state.v1.AppendItemsRequest\x1a).sluice.wire.state.v1.AppendItemsResponse\x12W\n\tListItems\x12&.sluice.wire.state.v1.ListItemsRequest\x1a .sluice.wire.state.v1.RecordItem0\x01\x12\x61\n\nRemoveItem\x12\'.sluice.wire.state.v1.RemoveItemRequest\x1a*.sluice.wire.state.v1.RemoveRecordResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sluice.wire.state.v1.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_RECORD_METADATAENTRY']._loaded_options = None
+  _globals['_RECORD_METADATAENTRY']._serialized_options = b'8\001'
+  _globals['_LISTRECORDSREQUEST_METADATAENTRY']._loaded_options = None
+  _globals['_LISTRECORDSREQUEST_METADATAENTRY']._serialized_options = b'8\001'
+  _globals['_CHANGERECORDREQUEST_METADATAENTRY']._loaded_options = None
+  _globals['_CHANGERECORDREQUEST_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_STOREDRESPONSE']._serialized_start=59
   _globals['_STOREDRESPONSE']._serialized_end=192
   _globals['_KEEPREQUEST']._serialized_start=194
@@ -43,6 +49,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELETEREQUEST']._serialized_end=375
   _globals['_DELETERESPONSE']._serialized_start=377
   _globals['_DELETERESPONSE']._serialized_end=410
-  _globals['_STATESERVICE']._serialized_start=413
-  _globals['_STATESERVICE']._serialized_end=674
+  _globals['_RECORD']._serialized_start=413
+  _globals['_RECORD']._serialized_end=637
+  _globals['_RECORD_METADATAENTRY']._serialized_start=590
+  _globals['_RECORD_METADATAENTRY']._serialized_end=637
+  _globals['_RECORDITEM']._serialized_start=639
+  _globals['_RECORDITEM']._serialized_end=680
+  _globals['_CREATERECORDREQUEST']._serialized_start=682
+  _globals['_CREATERECORDREQUEST']._serialized_end=798
+  _globals['_RECORDREQUEST']._serialized_start=800
+  _globals['_RECORDREQUEST']._serialized_end=846
+  _globals['_LISTRECORDSREQUEST']._serialized_start=849
+  _globals['_LISTRECORDSREQUEST']._serialized_end=1092
+  _globals['_LISTRECORDSREQUEST_METADATAENTRY']._serialized_start=590
+  _globals['_LISTRECORDSREQUEST_METADATAENTRY']._serialized_end=637
+  _globals['_CHANGERECORDREQUEST']._serialized_start=1095
+  _globals['_CHANGERECORDREQUEST']._serialized_end=1288
+  _globals['_CHANGERECORDREQUEST_METADATAENTRY']._serialized_start=590
+  _globals['_CHANGERECORDREQUEST_METADATAENTRY']._serialized_end=637
+  _globals['_REMOVERECORDRESPONSE']._serialized_start=1290
+  _globals['_REMOVERECORDRESPONSE']._serialized_end=1312
+  _globals['_APPENDITEMSREQUEST']._serialized_start=1314
+  _globals['_APPENDITEMSREQUEST']._serialized_end=1433
+  _globals['_APPENDITEMSRESPONSE']._serialized_start=1435
+  _globals['_APPENDITEMSRESPONSE']._serialized_end=1456
+  _globals['_LISTITEMSREQUEST']._serialized_start=1458
+  _globals['_LISTITEMSREQUEST']._serialized_end=1577
+  _globals['_REMOVEITEMREQUEST']._serialized_start=1579
+  _globals['_REMOVEITEMREQUEST']._serialized_end=1646
+  _globals['_STATESERVICE']._serialized_start=1649
+  _globals['_STATESERVICE']._serialized_end=1910
+  _globals['_RECORDSERVICE']._serialized_start=1913
+  _globals['_RECORDSERVICE']._serialized_end=2625
 # @@protoc_insertion_point(module_scope)

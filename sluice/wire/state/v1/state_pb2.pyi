@@ -53,3 +53,142 @@ class DeleteResponse(_message.Message):
     EXISTED_FIELD_NUMBER: _ClassVar[int]
     existed: bool
     def __init__(self, existed: _Optional[bool] = ...) -> None: ...
+
+class Record(_message.Message):
+    __slots__ = ("id", "tenant_id", "kind", "created_at_unix_ms", "metadata", "content", "model")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    tenant_id: str
+    kind: str
+    created_at_unix_ms: int
+    metadata: _containers.ScalarMap[str, str]
+    content: bytes
+    model: str
+    def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., kind: _Optional[str] = ..., created_at_unix_ms: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., content: _Optional[bytes] = ..., model: _Optional[str] = ...) -> None: ...
+
+class RecordItem(_message.Message):
+    __slots__ = ("id", "content")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    content: bytes
+    def __init__(self, id: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class CreateRecordRequest(_message.Message):
+    __slots__ = ("record", "items")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    record: Record
+    items: _containers.RepeatedCompositeFieldContainer[RecordItem]
+    def __init__(self, record: _Optional[_Union[Record, _Mapping]] = ..., items: _Optional[_Iterable[_Union[RecordItem, _Mapping]]] = ...) -> None: ...
+
+class RecordRequest(_message.Message):
+    __slots__ = ("tenant_id", "id")
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: str
+    id: str
+    def __init__(self, tenant_id: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
+
+class ListRecordsRequest(_message.Message):
+    __slots__ = ("tenant_id", "kind", "after", "limit", "is_ascending", "metadata", "model")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    IS_ASCENDING_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: str
+    kind: str
+    after: str
+    limit: int
+    is_ascending: bool
+    metadata: _containers.ScalarMap[str, str]
+    model: str
+    def __init__(self, tenant_id: _Optional[str] = ..., kind: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ..., is_ascending: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class ChangeRecordRequest(_message.Message):
+    __slots__ = ("tenant_id", "id", "metadata", "content")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: str
+    id: str
+    metadata: _containers.ScalarMap[str, str]
+    content: bytes
+    def __init__(self, tenant_id: _Optional[str] = ..., id: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class RemoveRecordResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AppendItemsRequest(_message.Message):
+    __slots__ = ("tenant_id", "id", "items", "items_max")
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_MAX_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: str
+    id: str
+    items: _containers.RepeatedCompositeFieldContainer[RecordItem]
+    items_max: int
+    def __init__(self, tenant_id: _Optional[str] = ..., id: _Optional[str] = ..., items: _Optional[_Iterable[_Union[RecordItem, _Mapping]]] = ..., items_max: _Optional[int] = ...) -> None: ...
+
+class AppendItemsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListItemsRequest(_message.Message):
+    __slots__ = ("tenant_id", "id", "after", "limit", "is_ascending", "item_ids")
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    IS_ASCENDING_FIELD_NUMBER: _ClassVar[int]
+    ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: str
+    id: str
+    after: str
+    limit: int
+    is_ascending: bool
+    item_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tenant_id: _Optional[str] = ..., id: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ..., is_ascending: _Optional[bool] = ..., item_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RemoveItemRequest(_message.Message):
+    __slots__ = ("tenant_id", "id", "item_id")
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ITEM_ID_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: str
+    id: str
+    item_id: str
+    def __init__(self, tenant_id: _Optional[str] = ..., id: _Optional[str] = ..., item_id: _Optional[str] = ...) -> None: ...

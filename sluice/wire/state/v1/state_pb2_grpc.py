@@ -184,3 +184,386 @@ class StateService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RecordServiceStub:
+    """What tenants keep besides: conversations, chat completions, files. A record has a list of items.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Create = channel.unary_unary(
+                '/sluice.wire.state.v1.RecordService/Create',
+                request_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.CreateRecordRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Record.FromString,
+                _registered_method=True)
+        self.Show = channel.unary_unary(
+                '/sluice.wire.state.v1.RecordService/Show',
+                request_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Record.FromString,
+                _registered_method=True)
+        self.List = channel.unary_stream(
+                '/sluice.wire.state.v1.RecordService/List',
+                request_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.ListRecordsRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Record.FromString,
+                _registered_method=True)
+        self.Change = channel.unary_unary(
+                '/sluice.wire.state.v1.RecordService/Change',
+                request_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.ChangeRecordRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Record.FromString,
+                _registered_method=True)
+        self.Remove = channel.unary_unary(
+                '/sluice.wire.state.v1.RecordService/Remove',
+                request_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RemoveRecordResponse.FromString,
+                _registered_method=True)
+        self.Append = channel.unary_unary(
+                '/sluice.wire.state.v1.RecordService/Append',
+                request_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.AppendItemsRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.AppendItemsResponse.FromString,
+                _registered_method=True)
+        self.ListItems = channel.unary_stream(
+                '/sluice.wire.state.v1.RecordService/ListItems',
+                request_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.ListItemsRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordItem.FromString,
+                _registered_method=True)
+        self.RemoveItem = channel.unary_unary(
+                '/sluice.wire.state.v1.RecordService/RemoveItem',
+                request_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RemoveItemRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RemoveRecordResponse.FromString,
+                _registered_method=True)
+
+
+class RecordServiceServicer:
+    """What tenants keep besides: conversations, chat completions, files. A record has a list of items.
+    """
+
+    def Create(self, request, context):
+        """Creates a record with its first items; again is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Show(self, request, context):
+        """NOT_FOUND without it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def List(self, request, context):
+        """Records of a kind, in the order in which they were created or against it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Change(self, request, context):
+        """Replaces metadata, and content where there is one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Remove(self, request, context):
+        """Removes a record with its items; NOT_FOUND without it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Append(self, request, context):
+        """Adds items to a record, all or none; those whose ids are there already stay as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListItems(self, request, context):
+        """Items in the order in which they were added, or against it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveItem(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RecordServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Create': grpc.unary_unary_rpc_method_handler(
+                    servicer.Create,
+                    request_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.CreateRecordRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Record.SerializeToString,
+            ),
+            'Show': grpc.unary_unary_rpc_method_handler(
+                    servicer.Show,
+                    request_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Record.SerializeToString,
+            ),
+            'List': grpc.unary_stream_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.ListRecordsRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Record.SerializeToString,
+            ),
+            'Change': grpc.unary_unary_rpc_method_handler(
+                    servicer.Change,
+                    request_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.ChangeRecordRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Record.SerializeToString,
+            ),
+            'Remove': grpc.unary_unary_rpc_method_handler(
+                    servicer.Remove,
+                    request_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RemoveRecordResponse.SerializeToString,
+            ),
+            'Append': grpc.unary_unary_rpc_method_handler(
+                    servicer.Append,
+                    request_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.AppendItemsRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.AppendItemsResponse.SerializeToString,
+            ),
+            'ListItems': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListItems,
+                    request_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.ListItemsRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordItem.SerializeToString,
+            ),
+            'RemoveItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveItem,
+                    request_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RemoveItemRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RemoveRecordResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'sluice.wire.state.v1.RecordService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('sluice.wire.state.v1.RecordService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class RecordService:
+    """What tenants keep besides: conversations, chat completions, files. A record has a list of items.
+    """
+
+    @staticmethod
+    def Create(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.state.v1.RecordService/Create',
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.CreateRecordRequest.SerializeToString,
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Show(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.state.v1.RecordService/Show',
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordRequest.SerializeToString,
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.wire.state.v1.RecordService/List',
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.ListRecordsRequest.SerializeToString,
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Change(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.state.v1.RecordService/Change',
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.ChangeRecordRequest.SerializeToString,
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Remove(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.state.v1.RecordService/Remove',
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordRequest.SerializeToString,
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RemoveRecordResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Append(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.state.v1.RecordService/Append',
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.AppendItemsRequest.SerializeToString,
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.AppendItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.wire.state.v1.RecordService/ListItems',
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.ListItemsRequest.SerializeToString,
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordItem.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.state.v1.RecordService/RemoveItem',
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RemoveItemRequest.SerializeToString,
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RemoveRecordResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

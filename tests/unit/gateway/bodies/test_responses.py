@@ -7,6 +7,7 @@ import pytest
 
 from gateway.bodies.parsing import parse as parsed
 from gateway.bodies.responses import ResponseRequest, echo_of
+from gateway.responses.context import ResponseContext
 from gateway.responses.task import ResponseTask, response_task
 from sluice.errors import BadRequestError, ErrorCode
 
@@ -45,7 +46,8 @@ def parse(**fields: Any) -> ResponseRequest:
 
 
 def task(**fields: Any) -> ResponseTask:
-    return response_task(parse(**fields), "")
+    wanted = parse(**fields)
+    return response_task(wanted, "", context=ResponseContext((), wanted.items))
 
 
 def refused(**fields: Any) -> BadRequestError:
@@ -59,7 +61,7 @@ def refused(**fields: Any) -> BadRequestError:
     [
         {},
         {"input": [USER]},
-        {"store": True, "truncation": "disabled", "background": False, "conversation": None},
+        {"store": True, "truncation": "disabled", "background": True, "conversation": None},
         {
             "previous_response_id": None,
             "context_management": [],
@@ -90,7 +92,6 @@ def test_what_is_taken(extra: dict[str, Any]) -> None:
     ("extra", "param"),
     [
         ({"truncation": "auto"}, "truncation"),
-        ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"prompt": {"id": "p"}}, "prompt"),

@@ -1,0 +1,46 @@
+"""The bodies of conversations. Pure."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gateway.bodies.fields import Metadata
+from gateway.bodies.mistakes import bad_value
+from gateway.bodies.parsing import Body
+from gateway.bodies.response_items import InputItem, ItemReference
+
+_ITEMS_MAX = 20  # of one request, as OpenAI has it
+_FewItems = Annotated[list[InputItem], Field(fail_fast=True, max_length=_ITEMS_MAX)]
+
+
+class ConversationRequest(Body):
+    """A conversation to be begun."""
+
+    items: _FewItems | None = None
+    metadata: Metadata | None = None
+
+    def check(self) -> None:
+        """See `Body`."""
+        _refuse_references(self.items or ())
+
+
+class ConversationChange(Body):
+    """What a conversation is to say of itself from now on."""
+
+    metadata: Metadata
+
+
+class AddedItems(Body):
+    """Items that a conversation gets."""
+
+    items: Annotated[_FewItems, Field(min_length=1)]
+
+    def check(self) -> None:
+        """See `Body`."""
+        _refuse_references(self.items)
+
+
+def _refuse_references(items: list[InputItem] | tuple[()]) -> None:
+    for index, item in enumerate(items):
+        if isinstance(item, ItemReference):
+            raise bad_value(f"items[{index}].type", "send the item itself")

@@ -1,0 +1,131 @@
+"""What tenants keep besides responses; the control plane reads and writes it while callers wait."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import grpc.aio
+
+from sluice.channels import RenewedChannel
+from sluice.errors import ErrorCode, PlatformError, RejectedError
+from sluice.identity import CertificateRole
+from sluice.response_ids import is_owned, new_owned_id
+from sluice.shared_secret import SharedSecret
+from sluice.wire.state.v1 import state_pb2 as wire
+from sluice.wire.state.v1.state_pb2_grpc import RecordServiceStub
+
+_DEADLINE_S, _LIST_S = 4.0, 30.0
+_SHOWN_CHARACTERS_MAX = 100
+_CHANNEL_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class RecordClient:
+    """Of one worker. All methods raise RejectedError UNAVAILABLE when PostgreSQL is away."""
+
+    def __init__(self, control_address: str, secret: SharedSecret) -> None:
+        """Prepare; `secret` proves whose an id is."""
+        self._link = RenewedChannel(
+            control_address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
+        )
+        self._secret = secret
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.aclose()
+
+    def new_id(self, prefix: str, tenant_id: str) -> str:
+        """Return the id of a new record of a tenant."""
+        return new_owned_id(prefix, tenant_id, self._secret)
+
+    def require(self, record_id: str, prefix: str, tenant_id: str, param: str | None) -> None:
+        """Do nothing if an id may be one of the tenant's; PlatformError NOT_FOUND otherwise."""
+        if not is_owned(record_id, prefix, tenant_id, self._secret):
+            raise missing(record_id, param)
+
+    async def create(self, record: wire.Record, items: Sequence[wire.RecordItem] = ()) -> None:
+        """Write a record with its first items."""
+        await self._call("Create", wire.CreateRecordRequest(record=record, items=items), record.id)
+
+    async def show(self, tenant_id: str, record_id: str, param: str | None = None) -> wire.Record:
+        """Return a record; PlatformError NOT_FOUND."""
+        request = wire.RecordRequest(tenant_id=tenant_id, id=record_id)
+        return await self._call("Show", request, record_id, param)
+
+    async def listed(self, wanted: wire.ListRecordsRequest) -> list[wire.Record]:
+        """Return records; PlatformError NOT_FOUND: `after` is none of them."""
+        call = RecordServiceStub(await self._link.current()).List(wanted, timeout=_LIST_S)
+        try:
+            return [record async for record in call]
+        except grpc.aio.AioRpcError as error:
+            raise _told(error, wanted.after, "after") from None
+
+    async def change(
+        self, tenant_id: str, record_id: str, metadata: Mapping[str, str], content: bytes = b""
+    ) -> wire.Record:
+        """Replace metadata, and content where there is some; PlatformError NOT_FOUND."""
+        request = wire.ChangeRecordRequest(
+            tenant_id=tenant_id, id=record_id, metadata=metadata, content=content
+        )
+        return await self._call("Change", request, record_id)
+
+    async def remove(self, tenant_id: str, record_id: str) -> None:
+        """Remove a record with its items; PlatformError NOT_FOUND."""
+        await self._call("Remove", wire.RecordRequest(tenant_id=tenant_id, id=record_id), record_id)
+
+    async def append(
+        self,
+        tenant_id: str,
+        record_id: str,
+        items: Sequence[wire.RecordItem],
+        items_max: int = 0,
+    ) -> None:
+        """Add items, all or none; PlatformError NOT_FOUND, BadRequestError: too many by then."""
+        request = wire.AppendItemsRequest(
+            tenant_id=tenant_id, id=record_id, items=items, items_max=items_max
+        )
+        await self._call("Append", request, record_id)
+
+    async def items(self, wanted: wire.ListItemsRequest) -> AsyncIterator[wire.RecordItem]:
+        """Yield items of a record; PlatformError NOT_FOUND."""
+        call = RecordServiceStub(await self._link.current()).ListItems(wanted, timeout=_LIST_S)
+        try:
+            async for item in call:
+                yield item
+        except grpc.aio.AioRpcError as error:
+            raise _told(error, wanted.after or wanted.id, None) from None
+
+    async def remove_item(self, tenant_id: str, record_id: str, item_id: str) -> None:
+        """Remove an item; PlatformError NOT_FOUND."""
+        request = wire.RemoveItemRequest(tenant_id=tenant_id, id=record_id, item_id=item_id)
+        await self._call("RemoveItem", request, item_id)
+
+    async def _call(
+        self, name: str, request: object, shown_id: str, param: str | None = None
+    ) -> wire.Record:
+        stub = RecordServiceStub(await self._link.current())
+        try:
+            return await getattr(stub, name)(request, timeout=_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            raise _told(error, shown_id, param) from None
+
+
+def missing(record_id: str, param: str | None = None) -> PlatformError:
+    """Return what is said of an id that is unknown, or another tenant's."""
+    shown = record_id[:_SHOWN_CHARACTERS_MAX]
+    text = f"There is nothing with id '{shown}': it never was, it was deleted, or it is over."
+    return PlatformError(ErrorCode.NOT_FOUND, text, param=param)
+
+
+def _told(error: grpc.aio.AioRpcError, shown_id: str, param: str | None) -> PlatformError:
+    code = error.code()
+    if code is grpc.StatusCode.NOT_FOUND:
+        return missing(shown_id, param)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        text = f"'{shown_id[:_SHOWN_CHARACTERS_MAX]}' has as many items as it may; begin another."
+        return PlatformError(ErrorCode.INVALID_REQUEST, text, param=param)
+    text = "What is stored cannot be reached now; try again shortly."
+    return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=2.0)

@@ -1,0 +1,40 @@
+"""Pages of lists: which one is asked for, and how it is told."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from gateway.bodies.mistakes import bad_value
+
+_LIMIT, _LIMIT_MAX = 20, 100
+
+
+def page_of(request: web.Request, *also: str, default_order: str = "desc") -> tuple[int, bool, str]:
+    """Return how many are wanted, whether the oldest come first, and behind which one.
+
+    BadRequestError: a parameter is not known, `also` names further ones, or is wrong.
+    """
+    query = request.query
+    if unknown := query.keys() - {"limit", "order", "after", *also}:
+        raise bad_value(min(unknown), "it is not known here")
+    text = query.get("limit", str(_LIMIT))
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:4]) <= _LIMIT_MAX:
+        raise bad_value("limit", f"it is a number from 1 to {_LIMIT_MAX}")
+    order = query.get("order", default_order)
+    if order not in ("asc", "desc"):
+        raise bad_value("order", "it is 'asc' or 'desc'")
+    return int(text), order == "asc", query.get("after", "")
+
+
+def listed(page: Sequence[dict[str, Any]], *, has_more: bool) -> bytes:
+    """Return a page as JSON."""
+    told = {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": has_more,
+    }
+    return orjson.dumps(told)

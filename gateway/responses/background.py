@@ -1,0 +1,288 @@
+"""Responses that nobody waits for: made as streams, whose events anybody may follow.
+
+The client is told at once that its response is queued. What comes of it lies in Valkey, at any
+gateway; the response itself is kept as every other one, also where it has failed or was cancelled.
+"""
+
+import asyncio
+from contextlib import suppress
+
+import orjson
+import structlog
+
+from gateway.directory import Principal
+from gateway.endpoints.completer import Completer
+from gateway.responses.events import EVENT_NUMBER, ResponseEvents, cut_at, written_event
+from gateway.responses.hot_store import HotStoreDownError
+from gateway.responses.keeping import Keeping
+from gateway.responses.store import ResponseStore, cannot_store
+from gateway.responses.task import ResponseTask
+from gateway.server.identity import CallerIdentity
+from gateway.server.in_process import BodySink, in_process_request
+from sluice.errors import ErrorCode, PlatformError, RejectedError
+from sluice.lifecycle import run_every
+from sluice.wire.state.v1 import state_pb2 as wire
+
+log = structlog.get_logger(__name__)
+
+BACKGROUND_MAX = 512  # under way in one worker
+_BEAT_S, _BATCH_S = 1.0, 0.05
+_SILENT_MS = 15_000  # a gateway that says nothing for so long is dead
+_SWEEP_S, _SWEEP_STEP_S, _TAKEN_MAX = 5.0, 10.0, 32
+_STOP_S = 3.0
+_GONE = "The gateway that made this response has ended; ask for it again."
+_NOT_STORED = "The response could not be stored: it, or its conversation, is too large, or gone."
+
+
+class BackgroundKeeping(Keeping):
+    """Of a response that nobody waits for: it is kept, whatever comes of it.
+
+    Attributes:
+        events: Writes its events, once it has begun.
+        failed: The response, if it has failed.
+    """
+
+    __slots__ = ("_task", "events", "failed")
+
+    keeps_failures = True
+
+    def begin_queued(self, queued: bytes) -> wire.StoredResponse:
+        """Return the turn with what it says of itself until it begins."""
+        self.events: ResponseEvents | None = None
+        self.failed = b""
+        self._turn.response = queued
+        return self._turn
+
+    @property
+    def response_id(self) -> str:
+        """Of the response."""
+        return self._turn.id
+
+    def begin(self, events: ResponseEvents) -> None:
+        """See the base; the next beat tells of it."""
+        self.events = events
+
+    def note_failure(self, response: bytes) -> None:
+        """See the base; it is kept where the response ends."""
+        self.failed = response
+
+    async def keep(self, response: bytes) -> bool:
+        """See the base."""
+        if self._publish is not None:
+            self._turn.response = response
+            if not await self._publish(self._turn):
+                return False
+        return await self.keep_cut(response)
+
+    async def keep_cut(self, response: bytes) -> bool:
+        """Keep it, whether or not it has all its output; return whether that was possible."""
+        self._turn.response = response
+        self.is_kept = await self._store.keep(self._turn, is_promised=True)
+        return self.is_kept
+
+
+class _Job:
+    """A response under way: its events, until Valkey has them."""
+
+    __slots__ = ("_is_begun", "events", "is_done", "keeping", "news", "queued")
+
+    def __init__(self, keeping: BackgroundKeeping, queued: bytes) -> None:
+        self.keeping, self.queued = keeping, queued
+        self.events = bytearray()
+        self.news = asyncio.Event()
+        self._is_begun = self.is_done = False
+
+    def take(self, body: bytes) -> None:
+        """Take whole events."""
+        self.events += body
+        self.news.set()
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self.is_done = True
+        self.news.set()
+
+    def begun(self) -> bytes:
+        """Return what the response says of itself if it has begun since the last look."""
+        events = self.keeping.events
+        if self._is_begun or events is None:
+            return b""
+        self._is_begun = True
+        return events.under_way()
+
+
+class Background:
+    """Background responses of one worker; `run` belongs into a TaskGroup and owns them."""
+
+    def __init__(self, completer: Completer, store: ResponseStore) -> None:
+        """Prepare."""
+        self._completer, self._store = completer, store
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def open(self) -> int:
+        """How many are under way."""
+        return len(self._running)
+
+    async def run(self) -> None:
+        """Let responses be begun, and take over those of dead gateways, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                await run_every(
+                    _SWEEP_S,
+                    self.sweep,
+                    name="background_responses",
+                    expected=(HotStoreDownError, RejectedError),
+                    step_timeout_s=_SWEEP_STEP_S,
+                )
+            finally:
+                self._tasks = None
+
+    async def stop(self) -> None:
+        """Begin no more; wait for what runs, which ends with the generations."""
+        self._tasks = None
+        if self._running:
+            _, late = await asyncio.wait(list(self._running.values()), timeout=_STOP_S)
+            for task in late:
+                task.cancel()
+
+    async def begin(
+        self,
+        identity: CallerIdentity,
+        principal: Principal,
+        task: ResponseTask,
+        queued: bytes,
+    ) -> None:
+        """Begin a response whose task has a `BackgroundKeeping`.
+
+        RejectedError: too many are under way, or it could not be told of.
+        """
+        keeping = task.keeping
+        assert isinstance(keeping, BackgroundKeeping), "it is kept, whatever comes of it"
+        tasks = self._tasks
+        if tasks is None:
+            text = "The server is stopping; try again, and another one answers."
+            raise RejectedError(ErrorCode.DRAINING, text, retry_after_s=1.0)
+        if len(self._running) >= BACKGROUND_MAX:
+            text = "Too many responses are made in the background; try again shortly."
+            raise RejectedError(ErrorCode.OVERLOADED, text, retry_after_s=2.0)
+        try:
+            await self._store.background.begin(keeping.begin_queued(queued))
+        except HotStoreDownError:
+            raise cannot_store() from None
+        job = _Job(keeping, queued)
+        work = tasks.create_task(self._answer(job, identity, principal, task))
+        running = tasks.create_task(self._run(job, work))
+        self._running[keeping.response_id] = running
+        running.add_done_callback(lambda _: self._running.pop(keeping.response_id, None))
+
+    async def _answer(
+        self, job: _Job, identity: CallerIdentity, principal: Principal, task: ResponseTask
+    ) -> PlatformError | None:
+        """Make the response; return why it has no events, if so."""
+        sink = BodySink(job.take)
+        request = in_process_request(task.endpoint, b"", sink, identity)
+        answering = self._completer.answer(request, principal, task)
+        del task  # a stream keeps nothing of its body
+        try:
+            await answering
+        except PlatformError as error:
+            return error
+        except Exception:  # the outermost place: no worker is lost
+            log.exception("background_response_failed", request_id=identity.request_id)
+            return PlatformError(ErrorCode.INTERNAL, "The server had an error.")
+        finally:
+            job.end()
+        return None
+
+    async def _run(self, job: _Job, work: "asyncio.Task[PlatformError | None]") -> None:
+        is_cancelled = await self._follow(job)
+        if is_cancelled:
+            work.cancel()
+        await asyncio.wait([work])
+        error = None if work.cancelled() else work.result()
+        await self._end(job, error, is_cancelled=is_cancelled and work.cancelled())
+
+    async def _follow(self, job: _Job) -> bool:
+        """Bring events to Valkey until all are there; True: the response is not wanted any more."""
+        log_, response_id = self._store.background, job.keeping.response_id
+        while not job.is_done:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_BEAT_S):
+                    await job.news.wait()
+            job.news.clear()
+            if not job.is_done:
+                await asyncio.sleep(_BATCH_S)
+            if job.is_done:
+                return False
+            events = bytes(job.events)
+            with suppress(HotStoreDownError):  # told with the next beat
+                if under_way := job.begun():
+                    await log_.progress(response_id, under_way)
+                is_cancelled = await log_.beat(response_id, events)
+                del job.events[: len(events)]
+                if is_cancelled:
+                    return True
+        return False
+
+    async def _end(self, job: _Job, error: PlatformError | None, *, is_cancelled: bool) -> None:
+        keeping, events = job.keeping, job.keeping.events
+        if is_cancelled and not keeping.is_kept:
+            response = _as(job.queued, "cancelled") if events is None else events.cancelled()
+            await keeping.keep_cut(response)
+            job.events += _cut(job, "cancelled", response)
+        elif error is not None:
+            told = {"code": str(error.code), "message": error.message}
+            response = _as(job.queued, "failed", told)
+            await keeping.keep_cut(response)
+            job.events += _cut(job, "failed", response)
+        elif not keeping.is_kept:
+            not_stored = {"code": "server_error", "message": _NOT_STORED}
+            await keeping.keep_cut(keeping.failed or _as(job.queued, "failed", not_stored))
+        with suppress(HotStoreDownError):  # then it is taken over, and found to be kept
+            await self._store.background.end(keeping.response_id, bytes(job.events))
+
+    async def sweep(self) -> None:
+        """Let the responses of dead gateways fail; each is told as its own."""
+        if not self._store.is_hot:
+            return
+        for _ in range(_TAKEN_MAX):
+            found = await self._store.background.take_over(_SILENT_MS)
+            if found is None:
+                return
+            response_id, turn, blocks = found
+            if response_id in self._running:  # this worker stood still
+                continue
+            events = b"" if turn is None else await self._fail(turn, blocks)
+            await self._store.background.end(response_id, events)
+
+    async def _fail(self, turn: wire.StoredResponse, blocks: int) -> bytes:
+        """Keep a response as failed whose gateway is dead; return the events that tell of it."""
+        gone = {"code": str(ErrorCode.UNAVAILABLE), "message": _GONE}
+        turn.response = _as(turn.response, "failed", gone)
+        if not await self._store.keep_if_missing(turn):
+            return b""
+        last = await self._store.background.events(turn.id, max(0, blocks - 1))
+        return cut_at(_number_behind(b"".join(last)), "failed", turn.response)
+
+
+def _as(response: bytes, status: str, error: dict[str, str] | None = None) -> bytes:
+    """Return a response that says it has ended without output."""
+    document: dict[str, object] = orjson.loads(response)
+    return orjson.dumps(document | {"status": status, "error": error, "output": []})
+
+
+def _cut(job: _Job, status: str, response: bytes) -> bytes:
+    """Return the events that end a response before it has all its output."""
+    events = job.keeping.events
+    if events is not None:
+        return events.cut(status, response)
+    created = written_event("response.created", 0, b'"response":' + job.queued)
+    return created + cut_at(1, status, response)
+
+
+def _number_behind(block: bytes) -> int:
+    """Return the number of the event that comes behind a block."""
+    return max(map(int, EVENT_NUMBER.findall(block)), default=-1) + 1

@@ -1,0 +1,112 @@
+"""Background responses in Valkey: their events, who makes them, and who wants them cancelled.
+
+A gateway that makes one says so every second. One that says no more for a while is dead: another
+gateway takes its responses over, one at a time, by saying so itself.
+"""
+
+import time
+from typing import cast
+
+from gateway.responses.hot_store import UNDER_WAY_MS, HotStore, key_of
+from sluice.wire.state.v1 import state_pb2 as wire
+
+_MAKING = b"sluice:responses:background"
+_EVENTS, _TURN, _CANCEL = b":events", b":turn", b":cancel"
+_TURN_MS = 48 * 3_600_000
+_CANCEL_MS = 600_000
+_BLOCKS_AT_ONCE = 64
+
+_BEGIN = (
+    b"redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
+    b" redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])"
+    b" redis.call('ZADD', KEYS[3], ARGV[5], ARGV[6]) return 1"
+)
+# One that was deleted or has ended stays so.
+_PROGRESS = (
+    b"if redis.call('GETRANGE', KEYS[1], 0, 0) == '+' then"
+    b" redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end return 1"
+)
+_BEAT = (
+    b"if ARGV[1] ~= '' then redis.call('RPUSH', KEYS[2], ARGV[1]) end"
+    b" redis.call('PEXPIRE', KEYS[2], ARGV[2])"
+    b" if redis.call('GETRANGE', KEYS[1], 0, 0) == '+' then"
+    b" redis.call('PEXPIRE', KEYS[1], ARGV[3]) end"
+    b" redis.call('ZADD', KEYS[4], 'XX', ARGV[4], ARGV[5])"
+    b" return redis.call('EXISTS', KEYS[3])"
+)
+_END = (
+    b"if ARGV[1] ~= '' then redis.call('RPUSH', KEYS[1], ARGV[1]) end"
+    b" redis.call('PEXPIRE', KEYS[1], ARGV[2])"
+    b" redis.call('DEL', KEYS[2], KEYS[3]) redis.call('ZREM', KEYS[4], ARGV[3]) return 1"
+)
+_TAKE_OVER = (
+    b"local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, 1)"
+    b" if not ids[1] then return false end"
+    b" redis.call('ZADD', KEYS[1], ARGV[2], ids[1]) return ids[1]"
+)
+_TURN_OF = b"return {redis.call('GET', KEYS[1]), redis.call('LLEN', KEYS[2])}"
+_READ = b"return redis.call('LRANGE', KEYS[1], ARGV[1], ARGV[2])"
+_SET = b"redis.call('SET', KEYS[1], '1', 'PX', ARGV[1]) return 1"
+
+
+class BackgroundLog:
+    """Of one worker; all of it raises HotStoreDownError when Valkey is away."""
+
+    def __init__(self, hot: HotStore, *, idle_s: float) -> None:
+        """Prepare; events are there for `idle_s` after the last one."""
+        self._hot = hot
+        self._idle_ms = round(idle_s * 1000)
+
+    async def begin(self, turn: wire.StoredResponse) -> None:
+        """Tell of a response that is queued; `turn.response` is what it says of itself."""
+        keys = (key_of(turn.id), key_of(turn.id) + _TURN, _MAKING)
+        values = (b"+" + turn.response, UNDER_WAY_MS, turn.SerializeToString(), _TURN_MS)
+        await self._hot.run(_BEGIN, keys, (*values, _now_ms(), turn.id.encode()))
+
+    async def progress(self, response_id: str, under_way: bytes) -> None:
+        """Tell what it says of itself by now."""
+        await self._hot.run(_PROGRESS, (key_of(response_id),), (b"+" + under_way, UNDER_WAY_MS))
+
+    async def beat(self, response_id: str, events: bytes) -> bool:
+        """Add whole events, and tell that it is made here; return whether it is to be cancelled."""
+        key = key_of(response_id)
+        keys = (key, key + _EVENTS, key + _CANCEL, _MAKING)
+        values = (events, self._idle_ms, UNDER_WAY_MS, _now_ms(), response_id.encode())
+        return bool(await self._hot.run(_BEAT, keys, values))
+
+    async def end(self, response_id: str, events: bytes) -> None:
+        """Add the last events of a response that is kept."""
+        key = key_of(response_id)
+        keys = (key + _EVENTS, key + _TURN, key + _CANCEL, _MAKING)
+        await self._hot.run(_END, keys, (events, self._idle_ms, response_id.encode()))
+
+    async def cancel(self, response_id: str) -> None:
+        """Let whoever makes it know that it is not wanted any more."""
+        await self._hot.run(_SET, (key_of(response_id) + _CANCEL,), (_CANCEL_MS,))
+
+    async def events(self, response_id: str, position: int) -> list[bytes]:
+        """Return blocks of whole events, from a position on; some of them, where there are many."""
+        keys, last = (key_of(response_id) + _EVENTS,), position + _BLOCKS_AT_ONCE - 1
+        return cast("list[bytes]", await self._hot.run(_READ, keys, (position, last)))
+
+    async def take_over(self, silent_ms: int) -> tuple[str, wire.StoredResponse | None, int] | None:
+        """Take over a response of a gateway that is dead.
+
+        Returns:
+            Id, turn and number of blocks of events; without a turn it has ended. None: there is no
+            such response.
+        """
+        now_ms = _now_ms()
+        found = await self._hot.run(_TAKE_OVER, (_MAKING,), (now_ms - silent_ms, now_ms))
+        if found is None:
+            return None
+        response_id = cast("bytes", found).decode()
+        key = key_of(response_id)
+        reply = await self._hot.run(_TURN_OF, (key + _TURN, key + _EVENTS), ())
+        turn, blocks = cast("tuple[bytes | None, int]", reply)
+        kept = None if turn is None else wire.StoredResponse.FromString(turn)
+        return response_id, kept, blocks
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,116 @@
+"""What a response continues: a chain of responses or a conversation; items that it refers to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import orjson
+from pydantic import TypeAdapter
+
+from gateway.bodies.mistakes import bad_value
+from gateway.bodies.response_items import InputItem, InputItems, ItemReference
+from gateway.bodies.responses import ResponseRequest
+from gateway.conversations.store import ConversationStore
+from gateway.responses.store import ResponseStore
+from sluice.wire.state.v1 import state_pb2 as wire
+
+TURNS_MAX = 1000  # of a chain
+_PREVIOUS, _CONVERSATION = "previous_response_id", "conversation"
+_REFERENCES_MAX = 64  # to other responses, of one request
+_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseContext:
+    """What a response continues.
+
+    Attributes:
+        before: Items of earlier turns, oldest first.
+        items: Of its own turn; what was referred to stands where the reference was.
+        ancestors: Ids of the responses that it continues, oldest first.
+        session: Groups the turns; empty: it continues nothing.
+        conversation_id: To which its items are added; empty: to none.
+    """
+
+    before: Sequence[InputItem]
+    items: Sequence[InputItem]
+    ancestors: Sequence[str] = ()
+    session: str = ""
+    conversation_id: str = ""
+
+
+class ContextReader:
+    """Reads contexts, for one worker."""
+
+    def __init__(self, store: ResponseStore, conversations: ConversationStore) -> None:
+        """Compose."""
+        self._store, self._conversations = store, conversations
+
+    async def read(self, tenant_id: str, wanted: ResponseRequest) -> ResponseContext:
+        """Return what a request continues.
+
+        Raises:
+            PlatformError: NOT_FOUND, CONFLICT: it is still under way.
+            BadRequestError: It is too long, or belongs to a conversation that is not named.
+            RejectedError: UNAVAILABLE: nobody knows.
+        """
+        conversation_id = wanted.conversation_id or ""
+        if conversation_id:
+            before = await self._conversations.context(tenant_id, conversation_id, _CONVERSATION)
+            items = await self._followed(tenant_id, wanted.items, before)
+            own = [it.model_copy(update={"id": None}) for it in items]
+            return ResponseContext(
+                before, own, session=conversation_id, conversation_id=conversation_id
+            )
+        if wanted.previous_response_id is None:
+            return ResponseContext((), await self._followed(tenant_id, wanted.items, ()))
+        chain = await self._store.chain(tenant_id, wanted.previous_response_id, _PREVIOUS)
+        if conversation := orjson.loads(chain[-1].response).get(_CONVERSATION):
+            text = f"it belongs to conversation '{conversation['id']}': continue that one"
+            raise bad_value(_PREVIOUS, text)
+        if len(chain) >= TURNS_MAX:
+            raise bad_value(_PREVIOUS, f"a chain has at most {TURNS_MAX} turns; begin another one")
+        before = [item for turn in chain for item in _items_of(turn)]
+        items = await self._followed(tenant_id, wanted.items, before)
+        return ResponseContext(before, items, [turn.id for turn in chain], chain[0].id)
+
+    async def _followed(
+        self, tenant_id: str, items: Sequence[InputItem], before: Sequence[InputItem]
+    ) -> Sequence[InputItem]:
+        """Return items with what they refer to in its place; PlatformError NOT_FOUND."""
+        if not any(isinstance(item, ItemReference) for item in items):
+            return items
+        known: dict[str, InputItem] = {
+            it.id: it for it in before if it.id and not isinstance(it, ItemReference)
+        }
+        followed, looked = list[InputItem](), 0
+        for index, item in enumerate(items):
+            if not isinstance(item, ItemReference):
+                followed.append(item)
+                continue
+            param = f"input[{index}].id"
+            if item.id not in known:
+                looked += 1
+                if looked > _REFERENCES_MAX:
+                    text = f"at most {_REFERENCES_MAX} references to other responses; send the item"
+                    raise bad_value(param, text)
+                known |= await self._items_with(tenant_id, item.id, param)
+            followed.append(known[item.id])
+        return followed
+
+    async def _items_with(
+        self, tenant_id: str, item_id: str, param: str
+    ) -> Mapping[str, InputItem]:
+        """Return the items of the response that an item belongs to; PlatformError NOT_FOUND."""
+        turn = await self._store.turn_of_item(tenant_id, item_id, param)
+        found = {it.id: it for it in _items_of(turn) if not isinstance(it, ItemReference) and it.id}
+        if item_id not in found:
+            raise self._store.no_item(item_id, param)
+        return found
+
+
+def _items_of(turn: wire.StoredResponse) -> list[InputItem]:
+    """Return what a turn has brought, and what was answered."""
+    return [
+        *_ITEMS.validate_json(turn.input_items),
+        *_ITEMS.validate_python(orjson.loads(turn.response)["output"]),
+    ]

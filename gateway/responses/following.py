@@ -1,0 +1,121 @@
+"""The stream of a stored response, for whoever asks: from where the reader stopped to its end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import orjson
+from aiohttp import web
+
+from gateway.bodies.mistakes import bad_value
+from gateway.responses.events import EVENT_NUMBER, written_event
+from gateway.responses.hot_store import HotStoreDownError
+from gateway.responses.retold import retold
+from gateway.responses.store import ResponseStore, cannot_store
+from gateway.server.identity import identity_of
+from gateway.text.sse import DONE, KEEP_ALIVE
+from sluice.errors import PlatformError
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+_POLL_S, _POLL_MAX_S = 0.05, 0.4
+_LOOK_S = 5.0  # a stream that is silent for so long is looked after
+_WRITE_S = 30.0
+_EVENT_END = b"\n\n"
+
+
+class Following:
+    """Streams of stored responses, of one worker."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        """Prepare."""
+        self._store = store
+
+    async def answer(
+        self, request: web.Request, tenant_id: str, response_id: str, behind: int | None
+    ) -> web.StreamResponse:
+        """Answer with the events of a response; of those with larger numbers than `behind`.
+
+        Raises:
+            BadRequestError: Its events are not told, or not any more.
+            PlatformError: NOT_FOUND.
+            RejectedError: UNAVAILABLE.
+        """
+        found = await self._store.find(tenant_id, response_id)
+        try:
+            blocks = await self._store.background.events(response_id, 0)
+        except HotStoreDownError:
+            blocks = []
+            if found.stored is None:
+                raise cannot_store() from None
+        if found.stored is not None and not blocks:
+            if behind is not None:
+                text = "the events of this response are not kept any more: ask for all of them"
+                raise bad_value("starting_after", text)
+            return await _sent(request, _one(retold(found.stored.response)))
+        if found.stored is None and not orjson.loads(found.under_way)["background"]:
+            text = "only who has asked for it can follow a response that is no background one"
+            raise bad_value("stream", text)
+        return await _sent(request, self._events(tenant_id, response_id, behind))
+
+    async def _events(
+        self, tenant_id: str, response_id: str, behind: int | None
+    ) -> AsyncIterator[bytes]:
+        """Yield events as they come, comments while there are none, and the end."""
+        position, silent_s, pause_s = 0, 0.0, _POLL_S
+        last = -1 if behind is None else behind
+        try:
+            while True:
+                blocks = await self._store.background.events(response_id, position)
+                position += len(blocks)
+                if events := b"".join([_behind(block, last) for block in blocks]):
+                    yield events
+                if blocks and blocks[-1].endswith(DONE):
+                    return
+                silent_s, pause_s = (0.0, _POLL_S) if blocks else (silent_s + pause_s, pause_s)
+                if silent_s > _LOOK_S:
+                    silent_s = 0.0
+                    found = await self._store.find(tenant_id, response_id)
+                    if found.stored is not None:  # its events were lost
+                        yield _behind(retold(found.stored.response), last)
+                        return
+                    yield KEEP_ALIVE
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _POLL_MAX_S)
+        except HotStoreDownError:
+            yield _error(cannot_store())
+        except PlatformError as error:
+            yield _error(error)
+
+
+async def _sent(request: web.Request, events: AsyncIterator[bytes]) -> web.StreamResponse:
+    response = web.StreamResponse(headers=_HEADERS | identity_of(request).headers)
+    await response.prepare(request)
+    async for some in events:
+        async with asyncio.timeout(_WRITE_S):
+            await response.write(some)
+    await response.write_eof()
+    return response
+
+
+async def _one(events: bytes) -> AsyncIterator[bytes]:
+    yield events
+
+
+def _behind(events: bytes, number: int) -> bytes:
+    """Return those of whole events that have a larger number, and what has none."""
+    if number < 0:
+        return events
+    kept = list[bytes]()
+    for event in events.split(_EVENT_END)[:-1]:
+        found = EVENT_NUMBER.search(event)
+        if found is None or int(found[1]) > number:
+            kept.append(event + _EVENT_END)
+    return b"".join(kept)
+
+
+def _error(error: PlatformError) -> bytes:
+    told = {"code": str(error.code), "message": error.message, "param": None}
+    return written_event("error", 0, orjson.dumps(told)[1:-1]) + DONE

@@ -1,0 +1,117 @@
+"""A request of ours to this worker: the same handlers answer it, and no socket lies between.
+
+What a client has asked for and does not wait for runs as such a request. It speaks HTTP/1.0, so
+that its body comes as it is, without the frames of chunks.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import HttpVersion10, StreamReader, hdrs, web
+from aiohttp.http_parser import RawRequestMessage
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from gateway.server.body import BodyBudget
+from gateway.server.identity import CallerIdentity, give_identity
+
+_HEAD_END = b"\r\n\r\n"
+
+
+class BodySink(asyncio.WriteTransport):
+    """Takes the body of a response; its head is left out."""
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        """Prepare; `take` gets the body as it is written, and never blocks."""
+        super().__init__()
+        self._take = take
+        self._is_closed = self._is_behind_head = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Take what would leave by a socket."""
+        body = bytes(data)
+        if not self._is_behind_head:
+            self._is_behind_head = True
+            body = body.partition(_HEAD_END)[2]
+        if body:
+            self._take(body)
+
+    def get_write_buffer_size(self) -> int:
+        """Return 0: nothing waits here."""
+        return 0
+
+    def is_closing(self) -> bool:
+        """Return whether nothing is taken any more."""
+        return self._is_closed
+
+    def abort(self) -> None:
+        """Take no more."""
+        self._is_closed = True
+
+
+class _NoWriter:
+    """Stands where aiohttp counts what a response has sent."""
+
+    output_size = 0
+
+    async def drain(self) -> None:
+        """Nothing waits."""
+
+
+class _InProcess:
+    """What a request asks of its connection."""
+
+    ssl_context = peername = sockname = None
+    writing_paused = _reading_paused = False
+    connected = True
+
+    def __init__(self, transport: asyncio.WriteTransport) -> None:
+        self.transport = transport
+        self.body_budget = BodyBudget(0)
+
+    def resume_reading(self, *, resume_parser: bool = True) -> None:
+        """All is there already."""
+
+
+def in_process_request(
+    path: str, body: bytes, sink: BodySink, identity: CallerIdentity
+) -> web.Request:
+    """Return a POST request of this worker to itself.
+
+    Args:
+        path: Of the endpoint.
+        body: JSON.
+        sink: Takes the body of a streamed response.
+        identity: The names that the request goes by.
+    """
+    loop = asyncio.get_running_loop()
+    connection: Any = _InProcess(sink)
+    writer: Any = _NoWriter()
+    task: Any = asyncio.current_task()
+    headers = CIMultiDictProxy(CIMultiDict({hdrs.CONTENT_LENGTH: str(len(body))}))
+    message = RawRequestMessage(
+        method=hdrs.METH_POST,
+        path=path,
+        version=HttpVersion10,
+        headers=headers,
+        raw_headers=(),
+        should_close=True,
+        compression=None,
+        upgrade=False,
+        chunked=False,
+        url=URL(path),
+    )
+    payload = StreamReader(connection, len(body) + 1, loop=loop)  # it never waits for room
+    payload.feed_data(body)
+    payload.feed_eof()
+    request = web.Request(
+        message,
+        payload,
+        connection,
+        writer,
+        task,
+        loop,
+    )
+    give_identity(request, identity)
+    return request

@@ -1,0 +1,83 @@
+"""The APIs that keep something of tenants: what they share, and the paths of all of them."""
+
+import asyncio
+
+from gateway.bases.assets import AssetCache
+from gateway.conversations.routes import Conversations
+from gateway.conversations.store import ConversationStore
+from gateway.directory import Directory
+from gateway.endpoints.completer import Completer
+from gateway.limits.limiter import Limiter
+from gateway.records.client import RecordClient
+from gateway.responses.background import Background
+from gateway.responses.endpoint import Responses
+from gateway.responses.store import ResponseStore
+from gateway.responses.stored import StoredResponses
+from gateway.server.routes import Routes
+from gateway.settings import GatewaySettings
+from sluice.shared_secret import ours as shared_secret
+
+
+class StatefulApis:
+    """Of one worker; `run` belongs into a TaskGroup.
+
+    Attributes:
+        responses: Keeps responses.
+        records: Keeps all else.
+        background: Makes responses that nobody waits for; there once `add_to` was called.
+    """
+
+    background: Background
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        """Compose; nothing is opened yet."""
+        secret = shared_secret()
+        self.responses = ResponseStore(
+            settings.valkey_url.get_secret_value(),
+            settings.control_address,
+            idle_s=settings.response_idle_s,
+            secret=secret,
+        )
+        self.records = RecordClient(settings.control_address, secret)
+
+    def add_to(
+        self,
+        routes: Routes,
+        directory: Directory,
+        completer: Completer,
+        assets: AssetCache,
+        limiter: Limiter,
+    ) -> None:
+        """Add all paths; see `Responses` for the parts."""
+        store = self.responses
+        self.background = Background(completer, store)
+        conversations = ConversationStore(self.records)
+        responses = Responses(
+            directory=directory,
+            completer=completer,
+            assets=assets,
+            limiter=limiter,
+            store=store,
+            background=self.background,
+            conversations=conversations,
+        )
+        stored = StoredResponses(directory=directory, store=store)
+        routes.add("POST", "/v1/responses", responses.create)
+        routes.add("POST", "/v1/responses/input_tokens", responses.count_input)
+        routes.add("GET", "/v1/responses/*", stored.get)
+        routes.add("POST", "/v1/responses/*", stored.post)
+        routes.add("DELETE", "/v1/responses/*", stored.delete)
+        Conversations(directory, conversations).add_to(routes)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.responses.run())
+                tasks.create_task(self.background.run())
+        finally:
+            await self.records.close()
+
+    async def flush(self, timeout_s: float) -> None:
+        """Bring to PostgreSQL what waits for it, at most for so long."""
+        await self.responses.flush(timeout_s)
