@@ -14,6 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 from gateway.bodies.anthropic import AnthropicRequest, CountTokensRequest
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.completions import CompletionRequest
+from gateway.bodies.conversations import AddedItems, ConversationChange, ConversationRequest
 from gateway.bodies.embeddings import EmbeddingRequest
 from gateway.bodies.responses import InputTokensRequest, ResponseRequest
 from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
@@ -24,6 +25,8 @@ from gateway.endpoints.anthropic_answers import (
     AnthropicTokenCount,
 )
 from gateway.endpoints.response_answers import (
+    ConversationObject,
+    DeletedConversation,
     DeletedResponse,
     InputItemList,
     InputTokens,
@@ -121,6 +124,9 @@ _POSTS = (
         error=AnthropicErrorEnvelope,
     ),
     _Endpoint("/v1/responses/input_tokens", "Count the input", InputTokensRequest, InputTokens),
+    _Endpoint(
+        "/v1/conversations", "Begin a conversation", ConversationRequest, ConversationObject
+    ),
     _Endpoint("/v1/embeddings", "Embed texts", EmbeddingRequest, answers.EmbeddingList),
     _Endpoint(
         "/v1/tokenize", "Turn a text or a chat into token ids", TokenizeRequest, answers.Tokens
@@ -153,7 +159,7 @@ def document() -> Json:
     one = _get("Show a model", answers.ModelCard, _READ)
     paths["/v1/models"] = {"get": _get("List the models", answers.ModelList, _READ - {404})}
     paths["/v1/models/{id}"] = {"parameters": [name], "get": one}
-    paths |= _stored_responses()
+    paths |= _stored_responses() | _conversations()
     paths["/healthz"] = {"get": _open(_get("Tell that the process lives", answers.Status))}
     ready = _get("Tell whether requests can be served", answers.Status, frozenset({503}))
     paths["/readyz"] = {"get": _open(ready)}
@@ -196,6 +202,39 @@ def _stored_responses() -> Json:
     }
 
 
+def _conversations() -> Json:
+    """Return what is asked of conversations."""
+    one, item = (
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": f"Of {what}.",
+            "schema": {"type": "string", "minLength": 1},
+        }
+        for name, what in (("id", "a conversation"), ("item_id", "an item of it"))
+    )
+    shown = _get("Show a conversation", ConversationObject, _READ)
+    items = _get("List items of a conversation", InputItemList, _READ)
+    removed = _get("Remove an item", ConversationObject, _READ)
+    deleted = _get("Delete a conversation", DeletedConversation, _READ)
+    path = "/v1/conversations/{id}"
+    return {
+        path: {
+            "parameters": [one],
+            "get": shown,
+            "post": _post(_Endpoint(path, "Change it", ConversationChange, ConversationObject)),
+            "delete": deleted,
+        },
+        f"{path}/items": {
+            "parameters": [one],
+            "get": items,
+            "post": _post(_Endpoint(path, "Add items to it", AddedItems, InputItemList)),
+        },
+        f"{path}/items/{{item_id}}": {"parameters": [one, item], "delete": removed},
+    }
+
+
 class _Untitled(GenerateJsonSchema):
     """Fields have no titles besides their names."""
 
@@ -207,10 +246,12 @@ class _Untitled(GenerateJsonSchema):
 
 def _schemas() -> Json:
     bodies: list[type[BaseModel]] = [post.body for post in _POSTS]
+    bodies += [AddedItems, ConversationChange]
     shapes: list[type[BaseModel]] = [post.answer for post in _POSTS]
     shapes += [
         answers.ErrorEnvelope,
         AnthropicErrorEnvelope,
+        DeletedConversation,
         DeletedResponse,
         InputItemList,
         answers.ModelCard,

@@ -84,16 +84,17 @@ class BackgroundKeeping(Keeping):
 class _Job:
     """A response under way: its events, until Valkey has them."""
 
-    __slots__ = ("_is_begun", "events", "is_done", "keeping", "news", "queued")
+    __slots__ = ("_is_begun", "events", "has_events", "is_done", "keeping", "news", "queued")
 
     def __init__(self, keeping: BackgroundKeeping, queued: bytes) -> None:
         self.keeping, self.queued = keeping, queued
         self.events = bytearray()
         self.news = asyncio.Event()
-        self._is_begun = self.is_done = False
+        self._is_begun = self.has_events = self.is_done = False
 
     def take(self, body: bytes) -> None:
         """Take whole events."""
+        self.has_events = True
         self.events += body
         self.news.set()
 
@@ -277,7 +278,7 @@ def _as(response: bytes, status: str, error: dict[str, str] | None = None) -> by
 def _cut(job: _Job, status: str, response: bytes) -> bytes:
     """Return the events that end a response before it has all its output."""
     events = job.keeping.events
-    if events is not None:
+    if events is not None and job.has_events:
         return events.cut(status, response)
     created = written_event("response.created", 0, b'"response":' + job.queued)
     return created + cut_at(1, status, response)

@@ -8,7 +8,6 @@ _SHOWN_MAX = 120
 _LIKENESS = 0.75
 # What OpenAI's clients may call and this server does not have.
 _ELSEWHERE = {
-    "/v1/conversations": "continue a response by its previous_response_id",
     "/v1/assistants": "keep threads in the application, and use chat completions",
     "/v1/threads": "keep threads in the application, and use chat completions",
     "/v1/files": "prompts and documents go into the body of a request",

@@ -171,7 +171,8 @@ async def test_what_fails_is_stored_as_failed(stateful: Any) -> None:
 
 async def test_limits_hold(stateful: Any) -> None:
     async with stateful() as w, w.http(LIMITED_KEY) as http:
-        ids = [(await http.post(PATH, json=BODY)).json()["id"] for _ in range(7)]
+        small = BODY | {"max_output_tokens": 4}
+        ids = [(await http.post(PATH, json=small)).json()["id"] for _ in range(7)]
         ended = [await until_ended(http, it) for it in ids]
         codes = [it["error"]["code"] for it in ended if it["status"] == "failed"]
         assert set(codes) == {"rate_limit_requests"}
