@@ -9,7 +9,7 @@ from gateway.directory import Directory
 from gateway.endpoints.completer import Completer
 from gateway.limits.limiter import Limiter
 from gateway.records.client import RecordClient
-from gateway.responses.background import Background
+from gateway.responses.background import BackgroundResponses
 from gateway.responses.endpoint import Responses
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import StoredResponses
@@ -27,7 +27,7 @@ class StatefulApis:
         background: Makes responses that nobody waits for; there once `add_to` was called.
     """
 
-    background: Background
+    background: BackgroundResponses
 
     def __init__(self, settings: GatewaySettings) -> None:
         """Compose; nothing is opened yet."""
@@ -50,7 +50,7 @@ class StatefulApis:
     ) -> None:
         """Add all paths; see `Responses` for the parts."""
         store = self.responses
-        self.background = Background(completer, store)
+        self.background = BackgroundResponses(completer, store)
         conversations = ConversationStore(self.records)
         responses = Responses(
             directory=directory,

@@ -112,8 +112,8 @@ class _Job:
         return events.under_way()
 
 
-class Background:
-    """Background responses of one worker; `run` belongs into a TaskGroup and owns them."""
+class BackgroundResponses:
+    """BackgroundResponses responses of one worker; `run` belongs into a TaskGroup and owns them."""
 
     def __init__(self, completer: Completer, store: ResponseStore) -> None:
         """Prepare."""

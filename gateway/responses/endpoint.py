@@ -14,7 +14,7 @@ from gateway.directory import Directory, Principal
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter
-from gateway.responses.background import Background, BackgroundKeeping
+from gateway.responses.background import BackgroundKeeping, BackgroundResponses
 from gateway.responses.context import ContextReader
 from gateway.responses.following import Following
 from gateway.responses.keeping import Keeping, Publish
@@ -40,7 +40,7 @@ class Responses:
         assets: AssetCache,
         limiter: Limiter,
         store: ResponseStore,
-        background: Background,
+        background: BackgroundResponses,
         conversations: ConversationStore,
     ) -> None:
         """Compose.
