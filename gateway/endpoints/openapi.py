@@ -124,9 +124,7 @@ _POSTS = (
         error=AnthropicErrorEnvelope,
     ),
     _Endpoint("/v1/responses/input_tokens", "Count the input", InputTokensRequest, InputTokens),
-    _Endpoint(
-        "/v1/conversations", "Begin a conversation", ConversationRequest, ConversationObject
-    ),
+    _Endpoint("/v1/conversations", "Begin a conversation", ConversationRequest, ConversationObject),
     _Endpoint("/v1/embeddings", "Embed texts", EmbeddingRequest, answers.EmbeddingList),
     _Endpoint(
         "/v1/tokenize", "Turn a text or a chat into token ids", TokenizeRequest, answers.Tokens
