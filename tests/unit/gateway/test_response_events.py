@@ -110,7 +110,8 @@ def test_any_answer_is_one_lifecycle(deltas: list[AnswerDelta], reason: str) -> 
 def test_a_failure_ends_it_once_with_what_had_come(deltas: list[AnswerDelta]) -> None:
     writer = new_events()
     parts = [writer.first(), *[writer.delta(delta) for delta in deltas]]
-    parts.append(writer.failure(PlatformError(ErrorCode.ENGINE_FAILED, "it is gone")))
+    error = PlatformError(ErrorCode.ENGINE_FAILED, "it is gone")
+    parts.append(writer.cut("failed", writer.failed(error)))
     events = events_of(b"".join(parts).decode())
     response = events[-1]["response"]
     assert response["error"] == {"code": "engine_failed", "message": "it is gone"}

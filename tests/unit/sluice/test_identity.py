@@ -28,6 +28,7 @@ MAY = {
     (CertificateRole.AGENT, Service.DISTRIBUTION),
     (CertificateRole.GATEWAY, Service.DISTRIBUTION),
     (CertificateRole.GATEWAY, Service.STATE),
+    (CertificateRole.GATEWAY, Service.RECORDS),
     (CertificateRole.GATEWAY, Service.ENGINE),
     (CertificateRole.ROUTER, Service.ENGINE),
     (CertificateRole.AGENT, Service.ENGINE),

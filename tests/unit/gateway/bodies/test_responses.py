@@ -92,7 +92,6 @@ def test_what_is_taken(extra: dict[str, Any]) -> None:
     ("extra", "param"),
     [
         ({"truncation": "auto"}, "truncation"),
-        ({"conversation": "conv_1"}, "conversation"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"moderation": {"model": "m"}}, "moderation"),
@@ -108,7 +107,6 @@ def test_what_is_taken(extra: dict[str, Any]) -> None:
         ({"tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice.type"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}},
          "stream_options.include_obfuscation"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
         ({"input": [USER | {"content": [{"type": "input_image", "image_url": "x"}]}]},
          "input[0].content[0]"),
         ({"input": [USER | {"content": [{"type": "input_file", "file_id": "x"}]}]},
