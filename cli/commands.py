@@ -37,6 +37,10 @@ COMMANDS: dict[str, CommandEntry] = {
     "up": _local("stack_commands:up", "Start the platform on this machine."),
     "down": _local("stack_commands:down", "Stop the platform, leaving nothing."),
     "status": _local("stack_commands:status", "Show every process: pid, port, memory, health."),
+    "doctor": CommandEntry(
+        "doctor_commands:doctor",
+        "Say what is wrong on this machine and with the installation, and what to do.",
+    ),
     "logs": _local("stack_commands:logs", "Print the end of a process' log."),
     "audit": CommandEntry(
         "audit_commands:audit",

