@@ -18,7 +18,7 @@ WELL = MachineFacts(
     platform="linux x86_64",
     memory_bytes=8 * GIB,
     disk_bytes=100 * GIB,
-    home="/home/ada/.sluice",
+    home="/srv/ada/.sluice",
     open_files=65_536,
 )
 DATABASE = DatabaseFacts(revision="0023", newest="0023", clock_ahead_s=0.1)
@@ -62,7 +62,7 @@ def test_a_good_installation_has_nothing_to_do() -> None:
         ({"disk_bytes": GIB // 2}, "disk", DoctorLevel.WRONG, "another disk"),
         ({"disk_bytes": 2 * GIB}, "disk", DoctorLevel.WARNING, "another disk"),
         ({"home_problem": "/ cannot be written"}, "home", DoctorLevel.WRONG, "SLUICE_HOME"),
-        ({"home": "/home/a b"}, "home", DoctorLevel.WRONG, "SLUICE_HOME"),
+        ({"home": "/srv/a b"}, "home", DoctorLevel.WRONG, "SLUICE_HOME"),
         ({"open_files": 1024}, "open files", DoctorLevel.WARNING, "ulimit"),
         ({"readable_secrets": ("/h/env",)}, "secrets", DoctorLevel.WRONG, "chmod 600 /h/env"),
         ({"holders": {8000: "nginx (pid 7)"}}, "ports", DoctorLevel.WARNING, "--port"),
