@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cli import budget_commands, text_commands
+from cli import budget_commands, guard_commands, text_commands
 from cli.admin import WHERE, AsJson, Tenant, ask, delete_one, given, show_one
 from cli.api import Json
 from cli.limit_options import limit_options
@@ -38,6 +38,7 @@ Disabled = Annotated[
 
 tenants.add_typer(budget_commands.budget, name="budget", epilog=WHERE)
 tenants.add_typer(text_commands.texts, name="texts", epilog=WHERE)
+tenants.add_typer(guard_commands.guard, name="guard", epilog=WHERE)
 
 
 @tenants.command("list")

@@ -35,8 +35,10 @@ from control_plane.fleet.hours_repository import prune_intervals
 from control_plane.fleet.hours_routes import HoursRoutes
 from control_plane.fleet.routes import FleetRoutes
 from control_plane.fleet.service import FleetLoop
+from control_plane.guard.routes import GUARD_SETS
 from control_plane.http.keys import KeyRoutes
 from control_plane.http.openapi import document
+from control_plane.http.resources import ResourceRoutes
 from control_plane.http.routes import AdminRoute
 from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import ControlPlaneMetrics
@@ -199,6 +201,7 @@ def admin_routes(
         *AdapterRoutes(database).routes(),
         *BudgetRoutes(database, budget_interval_s).routes(),
         *TextRoutes(database, texts).routes(),
+        *ResourceRoutes(database, GUARD_SETS).routes(),
         *tenants.routes(database),
         *models.routes(database),
         *FleetRoutes(database).routes(),

@@ -266,6 +266,26 @@ text_policies = Table(
     list_column("words"),
 )
 
+# Rules on what a tenant's requests say and are answered: the newest, and those that act.
+guard_sets = Table(
+    "guard_sets",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column(
+        "owner_tenant_id",
+        Text,
+        ForeignKey("tenants.id", ondelete="CASCADE"),
+        nullable=False,
+        index=True,
+    ),
+    list_column("models"),
+    list_column("keys"),
+    count_column("version"),
+    Column("rules", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
+    count_column("active_version"),
+    Column("active_rules", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
+)
+
 # `target` is what readers are told; the columns behind it keep what it names from going away.
 aliases = Table(
     "aliases",

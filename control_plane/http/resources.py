@@ -24,7 +24,7 @@ from control_plane.http.bodies import path_id, read_body
 from control_plane.http.columns import columns
 from control_plane.http.etags import etag, is_known
 from control_plane.http.routes import ACTOR, ROUTE, AdminRoute
-from control_plane.http.writes import Write, WriteReply, Writes
+from control_plane.http.writes import RECORDED, Write, WriteReply, Writes
 from control_plane.percent import ShareField
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
@@ -49,25 +49,26 @@ class Resource:
     """One kind of resource.
 
     Attributes:
-        path: Below /v1/.
-        table: Its rows.
-        shown: Columns of an answer.
-        read: What reading it takes.
-        write: What writing it takes.
-        owner: Tenant of a row, in SQL (NULL: nobody's); None: no row is anybody's.
-        body: What PUT takes; None for what only we write.
-        on_create: Values of a new row that the body does not hold and a replacement keeps.
-        before_write: Checks in the same transaction; raises what the caller shall see. It may
-            complete the values.
-        after_write: What else belongs to a write.
-        is_removable: Whether there is a DELETE; there is with every body.
-        before_delete: Checks in the same transaction.
-        filters: Columns that a list may be narrowed by, as `?column=value`.
-        id_pattern: Of the path; only public model names may hold slashes.
-        id_check: Returns an id that may be one; ValueError says what is expected.
-        shares: Columns that bodies and answers have in percent.
-        hidden: Columns with lists, of which the audit log has the lengths only: it is open to roles
-            that may not read these.
+            path: Below /v1/.
+            table: Its rows.
+            shown: Columns of an answer.
+            read: What reading it takes.
+            write: What writing it takes.
+            owner: Tenant of a row, in SQL (NULL: nobody's); None: no row is anybody's.
+            body: What PUT takes; None for what only we write.
+            on_create: Values of a new row that the body does not hold and a replacement keeps.
+            before_write: Checks in the same transaction; raises what the caller shall see. It may
+                complete the values.
+            after_write: What else belongs to a write.
+            is_removable: Whether there is a DELETE; there is with every body.
+            before_delete: Checks in the same transaction.
+            filters: Columns that a list may be narrowed by, as `?column=value`.
+            id_pattern: Of the path; only public model names may hold slashes.
+            id_check: Returns an id that may be one; ValueError says what is expected.
+            shares: Columns that bodies and answers have in percent.
+            hidden: Columns with lists, of which the audit log has the lengths only: it is open to
+            roles that may not read these.
+        body_bytes_max: Of a PUT; 0: as much as any other route takes.
     """
 
     path: str
@@ -86,6 +87,7 @@ class Resource:
     id_pattern: str = "[^/]+"
     id_check: Callable[[str], str] = checked_id
     hidden: tuple[str, ...] = ()
+    body_bytes_max: int = 0
     shares: tuple[ShareField, ...] = ()
 
     @property
@@ -154,8 +156,10 @@ class ResourceRoutes:
         """Create (201) or replace (200)."""
         resource = self._resource
         assert resource.body is not None
-        key = self._key(request)
-        given = resource.stored((await read_body(request, resource.body)).model_dump())
+        key, large = self._key(request), request
+        if resource.body_bytes_max:
+            large = request.clone(client_max_size=resource.body_bytes_max)
+        given = resource.stored((await read_body(large, resource.body)).model_dump())
 
         async def work(write: Write) -> WriteReply:
             values, connection = dict(given), write.connection
@@ -182,9 +186,12 @@ class ResourceRoutes:
             return WriteReply(after, key)
 
         try:
-            return await self._writes.run(request, work)
+            answer = await self._writes.run(large, work)
         except IntegrityError as error:
             raise missing_reference(error) from None
+        if large is not request:
+            request[RECORDED] = large[RECORDED]
+        return answer
 
     async def get(self, request: web.Request) -> web.Response:
         """Return one."""

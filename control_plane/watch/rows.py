@@ -59,6 +59,7 @@ KINDS = {
         ObjectKind("splits", tables.splits, wire.Split),
         ObjectKind("budget_stops", tables.budget_stops, wire.BudgetStops),
         ObjectKind("text_policies", tables.text_policies, wire.TextPolicy),
+        ObjectKind("guard_sets", tables.guard_sets, wire.GuardSet),
     )
 }
 

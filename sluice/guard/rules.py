@@ -15,7 +15,7 @@ WORDS_MAX = 50_000
 WORD_CHARACTERS_MAX = 128
 REPLACEMENT_CHARACTERS_MAX = 128
 PLACES_MAX = 50_000  # of the expressions of a set
-CHARACTERS_MAX = 2_000_000  # of a set: its words and expressions
+CHARACTERS_MAX = 1_000_000  # of a set: its words and expressions
 
 
 class GuardAction(StrEnum):
@@ -23,7 +23,6 @@ class GuardAction(StrEnum):
 
     BLOCK = "block"  # the text ends before it
     REWRITE = "rewrite"  # something else stands in its place
-    MARK = "mark"  # it is counted, and the client is told where it stands
     COUNT = "count"
 
 
@@ -127,7 +126,7 @@ def _check_rule(rule: GuardRule, field: str, places: Places) -> None:
     if (bool(rule.words) + bool(rule.expression) + bool(rule.named)) != 1:
         raise GuardRuleError(field, "exactly one of 'words', 'expression' and 'named' is needed")
     if rule.action is GuardAction.REWRITE and rule.targets & OF_REQUESTS:
-        text = "'rewrite' is for 'answer' and 'tool_arguments'; block, mark or count what is asked"
+        text = "'rewrite' is for 'answer' and 'tool_arguments'; block or count what is asked"
         raise GuardRuleError(f"{field}.targets", text)
     if len(rule.replacement) > REPLACEMENT_CHARACTERS_MAX:
         text = f"it is longer than {REPLACEMENT_CHARACTERS_MAX} characters"

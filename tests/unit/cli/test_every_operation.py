@@ -54,6 +54,12 @@ tenants budget set t b --tokens 5
 tenants budget show
 tenants budget show t --state soft
 tenants budget remove t b
+tenants guard set t g --file {plan} --model m --key k
+tenants guard promote g
+tenants guard stop g
+tenants guard show
+tenants guard show --json
+tenants guard remove g
 tenants texts set t --on --percent 5 --days 3 --redact email --word falcon
 tenants texts show
 tenants texts remove t

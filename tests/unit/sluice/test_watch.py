@@ -29,6 +29,7 @@ _CLASSES = {
     "splits": wire.Split,
     "budget_stops": wire.BudgetStops,
     "text_policies": wire.TextPolicy,
+    "guard_sets": wire.GuardSet,
 }
 _FIELDS = {
     "tiers": "rpm",
@@ -44,6 +45,7 @@ _FIELDS = {
     "splits": "share",
     "budget_stops": "stops",
     "text_policies": "share",
+    "guard_sets": "version",
 }
 # A change: (kind, id, new value or None to remove).
 _CHANGE = st.tuples(st.sampled_from(KINDS), _IDS, st.none() | st.integers(0, 5))

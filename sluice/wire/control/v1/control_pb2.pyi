@@ -186,7 +186,7 @@ class WatchResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., upserts: _Optional[_Union[Objects, _Mapping]] = ..., removals: _Optional[_Union[Removals, _Mapping]] = ..., is_heartbeat: _Optional[bool] = ..., is_part: _Optional[bool] = ...) -> None: ...
 
 class Objects(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,7 @@ class Objects(_message.Message):
     SPLITS_FIELD_NUMBER: _ClassVar[int]
     BUDGET_STOPS_FIELD_NUMBER: _ClassVar[int]
     TEXT_POLICIES_FIELD_NUMBER: _ClassVar[int]
+    GUARD_SETS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedCompositeFieldContainer[Tier]
     tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
     keys: _containers.RepeatedCompositeFieldContainer[ApiKey]
@@ -213,10 +214,11 @@ class Objects(_message.Message):
     splits: _containers.RepeatedCompositeFieldContainer[Split]
     budget_stops: _containers.RepeatedCompositeFieldContainer[BudgetStops]
     text_policies: _containers.RepeatedCompositeFieldContainer[TextPolicy]
-    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ..., budget_stops: _Optional[_Iterable[_Union[BudgetStops, _Mapping]]] = ..., text_policies: _Optional[_Iterable[_Union[TextPolicy, _Mapping]]] = ...) -> None: ...
+    guard_sets: _containers.RepeatedCompositeFieldContainer[GuardSet]
+    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ..., budget_stops: _Optional[_Iterable[_Union[BudgetStops, _Mapping]]] = ..., text_policies: _Optional[_Iterable[_Union[TextPolicy, _Mapping]]] = ..., guard_sets: _Optional[_Iterable[_Union[GuardSet, _Mapping]]] = ...) -> None: ...
 
 class Removals(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +232,7 @@ class Removals(_message.Message):
     SPLITS_FIELD_NUMBER: _ClassVar[int]
     BUDGET_STOPS_FIELD_NUMBER: _ClassVar[int]
     TEXT_POLICIES_FIELD_NUMBER: _ClassVar[int]
+    GUARD_SETS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedScalarFieldContainer[str]
     tenants: _containers.RepeatedScalarFieldContainer[str]
     keys: _containers.RepeatedScalarFieldContainer[str]
@@ -243,7 +246,8 @@ class Removals(_message.Message):
     splits: _containers.RepeatedScalarFieldContainer[str]
     budget_stops: _containers.RepeatedScalarFieldContainer[str]
     text_policies: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ..., text_policies: _Optional[_Iterable[str]] = ...) -> None: ...
+    guard_sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ..., text_policies: _Optional[_Iterable[str]] = ..., guard_sets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("rpm", "tpm", "requests_max", "context_tokens_max", "rpd")
@@ -453,6 +457,48 @@ class TextPolicy(_message.Message):
     redacted: _containers.RepeatedScalarFieldContainer[str]
     words: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, id: _Optional[str] = ..., is_on: _Optional[bool] = ..., share: _Optional[int] = ..., retention_days: _Optional[int] = ..., redacted: _Optional[_Iterable[str]] = ..., words: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GuardRule(_message.Message):
+    __slots__ = ("id", "action", "targets", "words", "expression", "named", "is_case_sensitive", "is_within_words", "replacement")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    EXPRESSION_FIELD_NUMBER: _ClassVar[int]
+    NAMED_FIELD_NUMBER: _ClassVar[int]
+    IS_CASE_SENSITIVE_FIELD_NUMBER: _ClassVar[int]
+    IS_WITHIN_WORDS_FIELD_NUMBER: _ClassVar[int]
+    REPLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    action: str
+    targets: _containers.RepeatedScalarFieldContainer[str]
+    words: _containers.RepeatedScalarFieldContainer[str]
+    expression: str
+    named: str
+    is_case_sensitive: bool
+    is_within_words: bool
+    replacement: str
+    def __init__(self, id: _Optional[str] = ..., action: _Optional[str] = ..., targets: _Optional[_Iterable[str]] = ..., words: _Optional[_Iterable[str]] = ..., expression: _Optional[str] = ..., named: _Optional[str] = ..., is_case_sensitive: _Optional[bool] = ..., is_within_words: _Optional[bool] = ..., replacement: _Optional[str] = ...) -> None: ...
+
+class GuardSet(_message.Message):
+    __slots__ = ("id", "owner_tenant_id", "models", "keys", "version", "rules", "active_version", "active_rules")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_RULES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    owner_tenant_id: str
+    models: _containers.RepeatedScalarFieldContainer[str]
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    version: int
+    rules: _containers.RepeatedCompositeFieldContainer[GuardRule]
+    active_version: int
+    active_rules: _containers.RepeatedCompositeFieldContainer[GuardRule]
+    def __init__(self, id: _Optional[str] = ..., owner_tenant_id: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., version: _Optional[int] = ..., rules: _Optional[_Iterable[_Union[GuardRule, _Mapping]]] = ..., active_version: _Optional[int] = ..., active_rules: _Optional[_Iterable[_Union[GuardRule, _Mapping]]] = ...) -> None: ...
 
 class Alias(_message.Message):
     __slots__ = ("id", "owner_tenant_id", "target")

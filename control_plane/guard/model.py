@@ -1,0 +1,89 @@
+"""Rules on texts as a tenant's admin writes them, and when they begin to act; pure."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from control_plane.fields import AdminBody, Count, Id
+from sluice.errors import ErrorCode, PlatformError
+from sluice.guard.rules import (
+    RULES_MAX,
+    WORDS_MAX,
+    GuardAction,
+    GuardTarget,
+    check,
+    rules_from,
+)
+
+# As large as the bounds of rules can come to in JSON, and well below what a set of 10 MB has.
+BODY_BYTES_MAX = 4 << 20
+_NAMES_MAX = 100
+
+
+class GuardRuleBody(AdminBody):
+    """One rule; exactly one of `words`, `expression` and `named` says what it finds."""
+
+    id: Id
+    action: Annotated[GuardAction, Field(strict=False)]
+    targets: Annotated[
+        list[Annotated[GuardTarget, Field(strict=False)]],
+        Field(default_factory=lambda: [GuardTarget.ANSWER, GuardTarget.TOOL_ARGUMENTS]),
+        Field(min_length=1, max_length=len(GuardTarget)),
+    ]
+    words: Annotated[list[str], Field(max_length=WORDS_MAX, default_factory=list[str])]
+    expression: str = ""
+    named: str = ""
+    is_case_sensitive: bool = False
+    is_within_words: bool = False
+    replacement: str = ""
+
+
+def _checked(rules: list[GuardRuleBody]) -> list[GuardRuleBody]:
+    """Return rules that can be used; GuardRuleError (a ValueError) says how to mend them."""
+    check(rules_from([it.model_dump() for it in rules]))
+    return rules
+
+
+class GuardSetBody(AdminBody):
+    """Rules on what a tenant's requests say and are answered.
+
+    New `rules` are counted and do nothing (shadow), under the next `version`. They act once
+    `active_version` is set to that version; those that act meanwhile go on. 0: none act.
+    `models` and `keys` narrow the set; empty: all of the tenant's.
+    """
+
+    owner_tenant_id: Id
+    models: Annotated[list[Id], Field(max_length=_NAMES_MAX, default_factory=list[str])]
+    keys: Annotated[list[Id], Field(max_length=_NAMES_MAX, default_factory=list[str])]
+    rules: Annotated[
+        list[GuardRuleBody],
+        Field(max_length=RULES_MAX, default_factory=list[GuardRuleBody]),
+        AfterValidator(_checked),
+    ]
+    active_version: Count = 0
+
+
+def staged(known: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a write completes: the version of the rules, and the rules that act.
+
+    Args:
+        known: The row; None: there is none yet.
+        wanted: Of the body: `rules` and `active_version`.
+
+    Raises:
+        PlatformError: Rules shall act that were not in shadow before.
+    """
+    version, acting = (known["version"], known["active_version"]) if known else (0, 0)
+    is_new = known is None or known["rules"] != wanted["rules"]
+    version += is_new
+    asked = wanted["active_version"]
+    if asked == 0:
+        return {"version": version, "active_rules": []}
+    if asked == version and not is_new:
+        return {"version": version, "active_rules": wanted["rules"]}
+    if known is not None and asked == acting:
+        return {"version": version, "active_rules": known["active_rules"]}
+    message = f"active_version: {asked} cannot act: only a version that is in shadow can. Send the"
+    message += f" rules with active_version {acting} first, look at what they count, then promote"
+    raise PlatformError(ErrorCode.CONFLICT, message, param="active_version")
