@@ -23,11 +23,15 @@ DEADLINE_S = 60.0
 
 @pytest_asyncio.fixture
 async def own_postgres():
-    """A server that the test may kill: (start, database URL)."""
+    """A server that the test may kill: (start, database URL).
+
+    It writes a change down before it says so: one that does not would forget the last ones when it
+    is killed, and give their versions to others.
+    """
     home = Path(tempfile.mkdtemp(prefix="sluice-test-", dir="/tmp"))
     home.chmod(0o711)
     await postgres.prepare_postgres(home, fsync=False)
-    spec = postgres.postgres_spec(home, 5432, log_file=home / "log", fsync=False)
+    spec = postgres.postgres_spec(home, 5432, log_file=home / "log")
     started: list[ChildProcess] = []
 
     async def start() -> ChildProcess:

@@ -1,5 +1,6 @@
 """Real Tritons without an agent, for tests and benchmarks."""
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator, Mapping
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replica.agent.replica_state import EngineSpec
-from replica.agent.triton import Launch, TritonLauncher
-from sluice.process import ChildProcess
+from replica.agent.triton import LOOPBACK, Launch, TritonLauncher
+from sluice.process import ChildProcess, port_answers
 from sluice.procfs import group_processes
 
 _READY_S = 60.0  # alone it takes two seconds; beside a busy test run, ten
@@ -42,7 +43,19 @@ class Triton:
         """Stop what is left of it, start it again, and wait until it is ready."""
         await self.child.stop()
         self.child = await self.launch.start()
+        await self.wait_ready()
+
+    async def wait_ready(self) -> None:
+        """Wait until it serves: gRPC, and its metrics, whose port it opens after that of gRPC."""
         await self.child.wait_ready(_READY_S)
+        async with asyncio.timeout(_READY_S):
+            while True:
+                try:
+                    await port_answers(LOOPBACK, self.launch.ports.metrics)
+                except OSError:
+                    await asyncio.sleep(0.05)
+                else:
+                    return
 
 
 @asynccontextmanager
@@ -66,7 +79,7 @@ async def running_tritons(
             child = await launch.start()
             started.append(Triton(replica_id, launch, child))
         for triton in started:
-            await triton.child.wait_ready(_READY_S)
+            await triton.wait_ready()
         yield started
     finally:
         for triton in started:
