@@ -44,6 +44,9 @@ test-two: setup ## Ring two: whole stacks, killed, frozen and upgraded (about 12
 
 test-all: test test-two ## Both rings
 
+collect: setup ## Import all tests once, which leaves their bytecode to every worker of the rings
+	@$(PYTEST) --numprocesses=0 --collect-only --quiet --quiet >/dev/null
+
 test-unit: setup ## Unit and simulation tests only (about two minutes)
 	@$(BIN)/python -m pytest tests/unit tests/simulation $(ARGS)
 
@@ -105,4 +108,4 @@ bench: setup ## Run the benchmarks and write benchmarks/results/
 clean: ## Remove .venv and caches (never .sluice, which holds data)
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: compose-env compose-check help setup up down test test-two test-all test-unit test-last-release lint fix proto proto-check lock docs bench train-default clean
+.PHONY: compose-env compose-check help setup up down collect test test-two test-all test-unit test-last-release lint fix proto proto-check lock docs bench train-default clean

@@ -1,5 +1,6 @@
 """Shared by all tests."""
 
+import gc
 import os
 import ssl
 import sys
@@ -27,11 +28,14 @@ from xdist.scheduler import LoadFileScheduling
 
 from sluice import process, shared_secret
 from tests.ports import free_port
-from tests.rings import ALL, EXAMPLES_OF_ONE, ONE, RINGS, is_of
+from tests.rings import ALL, EXAMPLES_OF_ONE, ONE, RINGS, examples_of_one, is_of
 from tests.stacks import FIXTURES, group_of, misplaced
 
 # What a command prints is read from stdout; logs of servers in the same process stay out of it.
 structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+
+# Collecting tests makes millions of objects that stay: see `pytest_collection_finish`.
+gc.disable()
 
 # Before anybody imports it by name.
 process.free_port = free_port
@@ -92,8 +96,35 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if is_of(config.getoption("ring"), file) else True
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Of Hypothesis, which has no public way to change a test's own settings.
+_OWN_SETTINGS = "_hypothesis_internal_use_settings"
+
+
+def _look_at_fewer(items: list[pytest.Item]) -> None:
+    """Let tests with a number of examples of their own look at as many as ring one does."""
+    seen: set[Any] = set()
+    for item in items:
+        owner, name = getattr(item, "cls", None), "settings"  # of a state machine
+        if not isinstance(getattr(owner, name, None), settings):
+            test = getattr(item, "obj", None)
+            owner, name = getattr(test, "__func__", test), _OWN_SETTINGS
+        own = getattr(owner, name, None)
+        if owner in seen or not isinstance(own, settings):
+            continue
+        seen.add(owner)
+        setattr(owner, name, settings(own, max_examples=examples_of_one(own.max_examples)))
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look at what imports have made, again and again."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put tests of a stack where the first of any stack's stands."""
+    if config.getoption("ring") == ONE:
+        _look_at_fewer(items)
     of_stacks = [item for item in items if group_of(item.nodeid) in FIXTURES]
     if not of_stacks:
         return

@@ -11,6 +11,7 @@ ONE, TWO, ALL = "one", "two", "all"
 RINGS = (ONE, TWO, ALL)
 # Hypothesis examples per test in ring one; ring two and a run of all use its default of 100.
 EXAMPLES_OF_ONE = 25
+_SHARE_OF_ONE = 4  # a test with a number of its own looks at a quarter of it
 
 _E2E_OF_ONE = frozenset({"test_openai_sdk.py", "test_promises.py"})
 _TWO = frozenset(
@@ -78,6 +79,11 @@ def ring_of(nodeid: str) -> str:
 def is_of(ring: str, file: str) -> bool:
     """Return whether a run of a ring takes this file's tests."""
     return ring in {ALL, ring_of(file)}
+
+
+def examples_of_one(full: int) -> int:
+    """Return how many examples ring one looks at, of what a test looks at in a run of all."""
+    return max(min(full, EXAMPLES_OF_ONE), full // _SHARE_OF_ONE)
 
 
 def named_files() -> frozenset[str]:

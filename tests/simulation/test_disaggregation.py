@@ -62,7 +62,7 @@ def run(world: SplitWorld, workload: Workload, *faults: Fault) -> SplitWorld:
     return world
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_prompts_and_answers_run_on_different_replicas(seed: int):
     world = run(SplitWorld(seed), WORKLOAD)
     assert all(client.final and client.final.kind in FINISHED for client in world.clients)
@@ -72,7 +72,7 @@ def test_prompts_and_answers_run_on_different_replicas(seed: int):
     assert {target for _, target in ways} <= {"2", "3"}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_transfers_that_fail_cost_no_token(seed: int):
     world = run(SplitWorld(seed, failing=0.3), WORKLOAD)
     assert all(client.final and client.final.kind in FINISHED for client in world.clients)
@@ -87,7 +87,7 @@ def test_a_replica_that_fails_on_either_side_costs_no_token(kind: str, replica: 
     assert all(client.final and client.final.kind in FINISHED for client in world.clients)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_storm_of_faults_and_cancels_leaves_nothing_behind(seed: int):
     world = SplitWorld(seed, failing=0.3)
     faults = [

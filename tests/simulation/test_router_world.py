@@ -27,14 +27,14 @@ def run(world: RouterWorld, workload: Workload, *faults: Fault) -> RouterWorld:
     return world
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_without_faults_every_request_that_stays_finishes(seed: int):
     world = run(RouterWorld(seed), Workload(cancel_share=0.0))
     assert finished(world) == len(world.clients)
 
 
 @pytest.mark.parametrize("kind", ["die", "freeze", "cut", "busy", "fail", "slow"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_fault_of_one_replica_costs_no_token(kind: str, seed: int):
     fault = Fault(at_s=1.0, kind=kind, replica=0, for_s=3.0)
     world = run(RouterWorld(seed), Workload(cancel_share=0.0), fault)
@@ -57,7 +57,7 @@ def test_a_storm_of_faults_leaves_nothing_behind(seed: int):
     run(world, Workload(requests=300, rate_per_s=80, cancel_share=0.15), *faults)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_streams_that_are_cut_again_and_again_cost_no_retry(seed: int):
     """Not even when something was on its way: it is sent elsewhere, and nobody pays for it."""
     world = RouterWorld(seed, replicas=3)
@@ -93,8 +93,8 @@ def test_overload_is_bounded_and_told_at_once():
 
 TRACE = """
 import hashlib
-from sim.router_world import Fault, Workload, World
-world = World(11, replicas=3)
+from sim.router_world import Fault, RouterWorld, Workload
+world = RouterWorld(11, replicas=3)
 world.load(Workload(requests=150))
 world.plan(Fault(0.7, "die", 1))
 world.plan(Fault(1.5, "freeze", 2, 3.0))
@@ -106,7 +106,7 @@ print(hashlib.sha256(repr(world.trace).encode()).hexdigest())
 
 def test_a_seed_gives_one_trace_under_every_hash_seed():
     digests = set()
-    for hash_seed in ("0", "1", "4711"):
+    for hash_seed in ("0", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(
             [sys.executable, "-c", TRACE], env=environment, capture_output=True, check=True

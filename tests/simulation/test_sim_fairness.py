@@ -12,7 +12,7 @@ from sim.engines import Job
 from sim.fairness import BLOCK, Load, Services, behind_lower_s, play, scenario
 from sim.workload import TraceRequest
 
-SHORT_S = 40.0  # instead of 240 s
+SHORT_S = 20.0  # instead of 240 s
 
 
 NUMBERS = count()

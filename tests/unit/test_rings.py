@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.rings import ALL, ONE, TWO, is_of, named_files, ring_of
+from tests.rings import ALL, ONE, TWO, examples_of_one, is_of, named_files, ring_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,3 +32,26 @@ def test_each_test_has_its_ring(nodeid: str, ring: str):
 def test_a_run_takes_the_files_of_its_ring():
     file = "tests/e2e/test_rollouts.py"
     assert [is_of(ring, file) for ring in (ONE, TWO, ALL)] == [False, True, True]
+
+
+@pytest.mark.parametrize(("full", "few"), [(4, 4), (25, 25), (60, 25), (100, 25), (500, 125)])
+def test_ring_one_looks_at_a_quarter_of_the_examples(full: int, few: int):
+    assert examples_of_one(full) == few
+
+
+_SEEN: list[int] = []
+
+
+@settings(max_examples=400)
+@given(st.integers())
+def test_integers_are_whole(number: int):
+    _SEEN.append(number)
+    assert number == int(number)
+
+
+def test_a_test_with_a_number_of_its_own_looks_at_what_its_ring_takes(
+    request: pytest.FixtureRequest,
+):
+    _SEEN.clear()
+    test_integers_are_whole()
+    assert len(_SEEN) == (100 if request.config.getoption("ring") == ONE else 400)

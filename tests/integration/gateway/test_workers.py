@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from gateway.server.checks import problems
 from gateway.server.runner import bound_socket
+from gateway.server.worker_link import HEARTBEAT_S
 from gateway.settings import GatewaySettings
 from sluice import shared_secret
 from sluice.process import free_port
@@ -57,120 +58,147 @@ def endless_when_200(submit: wire.Submit) -> Plan:
     return Plan(plan.steps, None) if submit.output_tokens_max == 200 else plan
 
 
-async def test_two_rolling_restarts_lose_nothing(world, fleets) -> None:
-    async with world() as w, fleets(w.settings) as fleet:
-        w.router.plan, w.router.step_s = long_plan, 0.02
-        is_over = False
-        counts = {"new": 0, "kept": 0, "streams": 0}
-
-        async def hammer() -> None:
-            while not is_over:
-                answer = await exchange(fleet.port, request({"max_tokens": 2}))
-                assert answer.startswith(b"HTTP/1.1 200 "), answer[:200]
-                counts["new"] += 1
-
-        async def hammer_kept() -> None:
-            async with httpx.AsyncClient(timeout=WAIT_S) as http:
-                while not is_over:
-                    answer = await http.get(
-                        f"http://127.0.0.1:{fleet.port}/v1/models",
-                        headers={"authorization": f"Bearer {KEY}"},
-                    )
-                    assert answer.status_code == 200
-                    counts["kept"] += 1
-                    await asyncio.sleep(0.002)
-
-        async def stream() -> None:
-            while not is_over:
-                answer = await exchange(
-                    fleet.port, request({"max_tokens": 150, "stream": True, "ignore_eos": True})
-                )
-                assert answer.count(b'"content":') >= 150, answer[-300:]
-                assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), answer[-300:]
-                counts["streams"] += 1
-
-        async with asyncio.TaskGroup() as tasks:
-            for work in (hammer, hammer, hammer, hammer_kept, hammer_kept, *[stream] * 6):
-                tasks.create_task(work())
-            for generation in (1, 2):
-                os.kill(fleet.parent.pid, signal.SIGHUP)
-                await fleet.until_names({f"fleet-0.{generation}", f"fleet-1.{generation}"})
-                assert (await fleet.ops("/readyz")).status_code == 200
-            is_over = True
-        assert min(counts.values()) > 5, counts
-        page = (await fleet.ops("/metrics")).text
-        assert 'gateway_worker_ends_total{reason="retired"} 4.0' in page
-        assert 'gateway_workers{state="ready"} 2.0' in page
-
-
-async def test_a_retired_worker_serves_open_connections_as_long_as_it_runs(world, fleets) -> None:
-    async with world() as w, fleets(w.settings, idle_grace_s=0.1) as fleet:
-        w.router.plan, w.router.step_s = endless_when_200, 0.01
-        endless = request({"max_tokens": 200, "stream": True, "ignore_eos": True})
-        short = request({"max_tokens": 2}, connection="keep-alive")
-        streams = [await asyncio.open_connection("127.0.0.1", fleet.port) for _ in range(16)]
-        for reader, writer in streams:  # so many that each worker has some
-            writer.write(endless)
-            await reader.readuntil(b'"content":')
-        kept = [await asyncio.open_connection("127.0.0.1", fleet.port) for _ in range(4)]
-        for reader, writer in kept:
-            writer.write(short)
-            answer = await reader.readuntil(b'"completion_tokens":2')
-            assert b"Connection: close" not in answer
-        os.kill(fleet.parent.pid, signal.SIGHUP)
-        await fleet.until_names({"fleet-0", "fleet-1", "fleet-0.1", "fleet-1.1"})
-        await asyncio.sleep(0.5)  # longer than the grace
-        for reader, writer in kept:
-            writer.write(short)
-            async with asyncio.timeout(WAIT_S):
-                answer = await reader.read()
-            assert b"HTTP/1.1 200 " in answer, answer
-            assert b"Connection: close" in answer
-            writer.close()
-        for _, writer in streams:
-            writer.close()
-        await fleet.until_names({"fleet-0.1", "fleet-1.1"})
-
-
-async def test_a_worker_that_dies_or_freezes_is_replaced(world, fleets) -> None:
-    async with world() as w, fleets(w.settings, freeze_s=2.0) as fleet:
-        for number, reason in ((signal.SIGKILL, "ended"), (signal.SIGSTOP, "frozen")):
-            before = set(fleet.workers)
-            victim = min(before)
-            os.kill(victim, number)
-
-            async def is_replaced(victim: int = victim) -> bool:
-                return victim not in fleet.workers and len(fleet.workers) == 2
-
-            await fleet.until(is_replaced)
-            await fleet.until_ready()
-            for _ in range(8):
-                answer = await exchange(fleet.port, request({"max_tokens": 2}))
-                assert answer.startswith(b"HTTP/1.1 200 ")
-            line = f'gateway_worker_ends_total{{reason="{reason}"}} 1.0'
-            assert line in (await fleet.ops("/metrics")).text
-
-
-async def test_a_parent_may_open_files_as_its_workers_may_and_takes_them_along(
+async def test_rolling_restarts_lose_nothing_and_retired_workers_serve_open_connections(
     world, fleets
 ) -> None:
-    """Its own are few, until many ask it for its health and hang; killed, it leaves no worker."""
+    async with world() as w, fleets(w.settings) as fleet:
+        await roll_twice_under_load(w, fleet)
+        await retire_with_open_connections(w, fleet)
+
+
+async def roll_twice_under_load(w, fleet) -> None:
+    w.router.plan, w.router.step_s = long_plan, 0.02
+    is_over = False
+    counts = {"new": 0, "kept": 0, "streams": 0}
+
+    async def hammer() -> None:
+        while not is_over:
+            answer = await exchange(fleet.port, request({"max_tokens": 2}))
+            assert answer.startswith(b"HTTP/1.1 200 "), answer[:200]
+            counts["new"] += 1
+
+    async def hammer_kept() -> None:
+        async with httpx.AsyncClient(timeout=WAIT_S) as http:
+            while not is_over:
+                answer = await http.get(
+                    f"http://127.0.0.1:{fleet.port}/v1/models",
+                    headers={"authorization": f"Bearer {KEY}"},
+                )
+                assert answer.status_code == 200
+                counts["kept"] += 1
+                await asyncio.sleep(0.002)
+
+    async def stream() -> None:
+        while not is_over:
+            answer = await exchange(
+                fleet.port, request({"max_tokens": 150, "stream": True, "ignore_eos": True})
+            )
+            assert answer.count(b'"content":') >= 150, answer[-300:]
+            assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), answer[-300:]
+            counts["streams"] += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for work in (hammer, hammer, hammer, hammer_kept, hammer_kept, *[stream] * 6):
+            tasks.create_task(work())
+        for generation in (1, 2):
+            os.kill(fleet.parent.pid, signal.SIGHUP)
+            await fleet.until_names({f"fleet-0.{generation}", f"fleet-1.{generation}"})
+            assert (await fleet.ops("/readyz")).status_code == 200
+        is_over = True
+    assert min(counts.values()) > 5, counts
+    page = (await fleet.ops("/metrics")).text
+    assert 'gateway_worker_ends_total{reason="retired"} 4.0' in page
+    assert 'gateway_workers{state="ready"} 2.0' in page
+
+
+async def retire_with_open_connections(w, fleet) -> None:
+    """Roll a third time, with streams and idle connections."""
+    w.router.plan, w.router.step_s = endless_when_200, 0.01
+    endless = request({"max_tokens": 200, "stream": True, "ignore_eos": True})
+    short = request({"max_tokens": 2}, connection="keep-alive")
+    streams = [await asyncio.open_connection("127.0.0.1", fleet.port) for _ in range(16)]
+    for reader, writer in streams:  # so many that each worker has some
+        writer.write(endless)
+        await reader.readuntil(b'"content":')
+    kept = [await asyncio.open_connection("127.0.0.1", fleet.port) for _ in range(4)]
+    for reader, writer in kept:
+        writer.write(short)
+        answer = await reader.readuntil(b'"completion_tokens":2')
+        assert b"Connection: close" not in answer
+    os.kill(fleet.parent.pid, signal.SIGHUP)
+    await fleet.until_names({"fleet-0.2", "fleet-1.2", "fleet-0.3", "fleet-1.3"})
+    await asyncio.sleep(1.5)  # longer than the grace
+    for reader, writer in kept:
+        writer.write(short)
+        async with asyncio.timeout(WAIT_S):
+            answer = await reader.read()
+        assert b"HTTP/1.1 200 " in answer, answer
+        assert b"Connection: close" in answer
+        writer.close()
+    for _, writer in streams:
+        writer.close()
+    await fleet.until_names({"fleet-0.3", "fleet-1.3"})
+
+
+async def test_workers_are_replaced_when_they_die_or_freeze_and_end_with_their_parent(
+    world, fleets
+) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 3_000
     async with world() as w:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted // 2, before[1]))
-            async with fleets(w.settings, connections_max=wanted) as fleet:
+            async with fleets(w.settings, connections_max=wanted, freeze_s=2.0) as fleet:
+                may_open_as_many_files(fleet, wanted)
+                await stand_still_and_go_on(fleet)
+                await replace_dead_and_frozen(fleet)
                 family = psutil.Process(fleet.parent.pid).children()
                 assert len(family) == 2
-                for pid in (fleet.parent.pid, *fleet.workers):
-                    assert psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)[0] > wanted
                 os.kill(fleet.parent.pid, signal.SIGKILL)
                 async with asyncio.timeout(WAIT_S):
                     while any(p.is_running() and p.status() != "zombie" for p in family):  # noqa: ASYNC110
                         await asyncio.sleep(0.05)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def may_open_as_many_files(fleet, wanted: int) -> None:
+    """Parent and workers: its own are few, until many ask it for its health and hang."""
+    for pid in (fleet.parent.pid, *fleet.workers):
+        assert psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)[0] > wanted
+
+
+async def stand_still_and_go_on(fleet) -> None:
+    """A parent that stood still, alone or with all of its machine, kills no worker."""
+    workers = set(fleet.workers)
+    for suspended in ([fleet.parent.pid], [fleet.parent.pid, *workers]):
+        for pid in suspended:
+            os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(2.2)
+        for pid in suspended:
+            os.kill(pid, signal.SIGCONT)
+        await asyncio.sleep(HEARTBEAT_S)
+        await fleet.until_ready()
+        assert set(fleet.workers) == workers
+    assert "worker_frozen" not in fleet.log_file.read_text()
+
+
+async def replace_dead_and_frozen(fleet) -> None:
+    for number, reason in ((signal.SIGKILL, "ended"), (signal.SIGSTOP, "frozen")):
+        before = set(fleet.workers)
+        victim = min(before)
+        os.kill(victim, number)
+
+        async def is_replaced(victim: int = victim) -> bool:
+            return victim not in fleet.workers and len(fleet.workers) == 2
+
+        await fleet.until(is_replaced)
+        await fleet.until_ready()
+        for _ in range(8):
+            answer = await exchange(fleet.port, request({"max_tokens": 2}))
+            assert answer.startswith(b"HTTP/1.1 200 ")
+        line = f'gateway_worker_ends_total{{reason="{reason}"}} 1.0'
+        assert line in (await fleet.ops("/metrics")).text
 
 
 async def test_sigterm_drains_and_tells_streams_that_last_too_long(world, fleets) -> None:

@@ -228,7 +228,7 @@ class Cells:
 
 
 def wide_share(
-    cells: int, age_s: float | None, *, room: int = 8, output: int = 50, steps: int = 6000
+    cells: int, age_s: float | None, *, room: int = 8, output: int = 50, steps: int = 3000
 ) -> float:
     """The share of a tenant in all cells beside one tenant of each cell, all with work at all times."""
     pool = Cells(cells, age_s, room=room)
