@@ -76,6 +76,7 @@ async def roll_twice_under_load(w, fleet) -> None:
             answer = await exchange(fleet.port, request({"max_tokens": 2}))
             assert answer.startswith(b"HTTP/1.1 200 "), answer[:200]
             counts["new"] += 1
+            await asyncio.sleep(0.02)  # the workers that start need the processor more
 
     async def hammer_kept() -> None:
         async with httpx.AsyncClient(timeout=WAIT_S) as http:
@@ -86,7 +87,7 @@ async def roll_twice_under_load(w, fleet) -> None:
                 )
                 assert answer.status_code == 200
                 counts["kept"] += 1
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.02)
 
     async def stream() -> None:
         while not is_over:
