@@ -21,6 +21,9 @@ from control_plane.artifacts.routes import ArtifactRoutes
 from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.sources import Allowed
 from control_plane.audit.repository import prune_answers, prune_audit
+from control_plane.batches.loop import BatchLoop
+from control_plane.batches.repository import prune_batches
+from control_plane.batches.service import BatchService
 from control_plane.budgets import feed as budget_feed
 from control_plane.budgets.routes import INTERVAL_S, BudgetRoutes
 from control_plane.budgets.service import BudgetService
@@ -73,11 +76,13 @@ from sluice.addresses import host_and_port
 from sluice.certificates import refusal_of, server_tls
 from sluice.identity import Service
 from sluice.lifecycle import stop_signals
+from sluice.shared_secret import ours as shared_secret
 from sluice.wire.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from sluice.wire.distribution.v1.distribution_pb2_grpc import (
     add_DistributionServiceServicer_to_server,
 )
 from sluice.wire.state.v1.state_pb2_grpc import (
+    add_BatchServiceServicer_to_server,
     add_RecordServiceServicer_to_server,
     add_StateServiceServicer_to_server,
 )
@@ -130,13 +135,13 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         scaling = Scaling(database, settings.scaling_interval_s, metrics.show_scaling)
         parts = (
             *(feed, fleet, artifacts, distribution, rollouts, quality, base_prompts, budgets),
-            scaling,
+            *(scaling, BatchLoop(database, shared_secret())),
         )
         for work in parts:
             stack.callback(background.create_task(work.run()).cancel)
         watch = _watch(feed, fleet, metrics, Confirmations(database), scaling, quality)
         agents = AgentService(database, feed, fleet, quality, trials)
-        state = StateService(database), RecordService(database)
+        state = StateService(database), RecordService(database), BatchService(database)
         await _serve_grpc(stack, settings.grpc_address, watch, agents, distribution, *state)
         routes = [
             *ArtifactRoutes(database, artifacts).routes(),
@@ -180,6 +185,7 @@ def _prunes(settings: Settings) -> tuple[Callable[[AsyncConnection], Awaitable[N
         partial(prune_intervals, kept_days=settings.replica_hours_days),
         partial(responses.prune, kept_days=settings.response_days),
         partial(prune_records, kept_days=settings.response_days),
+        partial(prune_batches, kept_days=settings.response_days),
     )
 
 
@@ -272,6 +278,7 @@ async def _serve_grpc(
     distribution: DistributionService,
     state: StateService,
     records: RecordService,
+    batches: BatchService,
 ) -> None:
     server = channels.server(_GRPC_OPTIONS)
     server.add_generic_rpc_handlers((watch.handler(),))
@@ -279,6 +286,7 @@ async def _serve_grpc(
     add_DistributionServiceServicer_to_server(distribution, server)
     add_StateServiceServicer_to_server(state, server)
     add_RecordServiceServicer_to_server(records, server)
+    add_BatchServiceServicer_to_server(batches, server)
     try:
         channels.add_port(server, address)
     except RuntimeError as error:

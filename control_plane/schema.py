@@ -6,6 +6,7 @@ Every domain with tables of its own is imported here; nothing else imports this 
 from control_plane.access import tables as access
 from control_plane.artifacts import tables as artifacts
 from control_plane.audit import tables as audit
+from control_plane.batches import tables as batches
 from control_plane.budgets import tables as budgets
 from control_plane.distribution import tables as distribution
 from control_plane.fleet import hours_tables as hours
@@ -20,6 +21,7 @@ __all__ = [
     "access",
     "artifacts",
     "audit",
+    "batches",
     "budgets",
     "distribution",
     "hours",

@@ -305,7 +305,7 @@ class Gateway:
         self.dispatcher.stop_all()
         self.embedders.stop_all()
         self.prompt_threads.stop_all()
-        await self.stateful.background.stop()
+        await self.stateful.stop()
         await self.http.close()
         await self.stateful.flush(_RESPONSES_S)
         await self.texts.flush(_TEXTS_S)

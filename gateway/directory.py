@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -24,6 +25,7 @@ _RESOLVED_MAX = 16_384
 # Kinds of which none is behind an answer that is kept.
 _UNREMEMBERED = frozenset({"cells", "replicas", "budget_stops"})
 _NUMBERS = count(1)
+_BATCH_DEADLINE_MS = 600_000  # as long as any request may say that it waits
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -198,6 +200,24 @@ class Directory:
                 "account is disabled. Check it, or ask for a new one.",
             )
         return principal
+
+    def batch_principal(self, key_id: str) -> Principal | None:
+        """Return the caller with a key, for work that goes behind all other; None: none may.
+
+        Its tier is the lowest that may be interrupted, or its own as if it were that.
+        """
+        principal = self._principal(self._hashes.get(key_id, b""))
+        is_over = 0 < principal.key.expires_at_unix_ms <= time.time_ns() // 1_000_000
+        if principal.key.is_disabled or principal.tenant.is_disabled or is_over:
+            return None
+        tiers = [it for it in self._state.tiers.values() if it.is_preemptible]
+        tier = min(tiers, key=lambda it: (it.priority, it.id), default=None)
+        if tier is None:
+            tier = wire.Tier()
+            tier.CopyFrom(principal.tier)
+            tier.priority, tier.is_preemptible, tier.reserved_permille = 0, True, 0
+            tier.ttft_deadline_ms = _BATCH_DEADLINE_MS
+        return replace(principal, tier=tier)
 
     @staticmethod
     def require_scope(principal: Principal, scope: Scope) -> None:

@@ -3,10 +3,15 @@
 import asyncio
 
 from gateway.bases.assets import AssetCache
+from gateway.batches.client import BatchClient
+from gateway.batches.routes import Batches
+from gateway.batches.worker import BatchWorker
 from gateway.conversations.routes import Conversations
 from gateway.conversations.store import ConversationStore
 from gateway.directory import Directory
 from gateway.endpoints.completer import Completer
+from gateway.files.routes import TenantFiles
+from gateway.files.store import FileStore
 from gateway.limits.limiter import Limiter
 from gateway.records.client import RecordClient
 from gateway.responses.background import BackgroundResponses
@@ -24,10 +29,13 @@ class StatefulApis:
     Attributes:
         responses: Keeps responses.
         records: Keeps all else.
+        batches: Of which lines are answered here.
         background: Makes responses that nobody waits for; there once `add_to` was called.
+        lines: Answers lines of batches; the same holds.
     """
 
     background: BackgroundResponses
+    lines: BatchWorker
 
     def __init__(self, settings: GatewaySettings) -> None:
         """Compose; nothing is opened yet."""
@@ -39,6 +47,8 @@ class StatefulApis:
             secret=secret,
         )
         self.records = RecordClient(settings.control_address, secret)
+        self.batches = BatchClient(settings.control_address, secret)
+        self._gateway_id = settings.instance_id
 
     def add_to(
         self,
@@ -68,6 +78,10 @@ class StatefulApis:
         routes.add("POST", "/v1/responses/*", stored.post)
         routes.add("DELETE", "/v1/responses/*", stored.delete)
         Conversations(directory, conversations).add_to(routes)
+        files = FileStore(self.records)
+        TenantFiles(directory, files).add_to(routes)
+        Batches(directory, self.batches, files).add_to(routes)
+        self.lines = BatchWorker(self.batches, directory, routes, self._gateway_id)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -75,8 +89,15 @@ class StatefulApis:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.responses.run())
                 tasks.create_task(self.background.run())
+                tasks.create_task(self.lines.run())
         finally:
             await self.records.close()
+            await self.batches.close()
+
+    async def stop(self) -> None:
+        """Begin no more, and let go of what runs once its generations have ended."""
+        await self.lines.stop()
+        await self.background.stop()
 
     async def flush(self, timeout_s: float) -> None:
         """Bring to PostgreSQL what waits for it, at most for so long."""

@@ -34,6 +34,7 @@ class Service(StrEnum):
     DISTRIBUTION = "sluice.wire.distribution.v1.DistributionService"
     STATE = "sluice.wire.state.v1.StateService"
     RECORDS = "sluice.wire.state.v1.RecordService"
+    BATCHES = "sluice.wire.state.v1.BatchService"
     ENGINE = "inference.GRPCInferenceService"
     CHUNKS = "chunks"
     METRICS = "metrics"
@@ -61,6 +62,7 @@ CALLERS: dict[Service, frozenset[CertificateRole]] = {
     Service.DISTRIBUTION: frozenset({CertificateRole.AGENT, CertificateRole.GATEWAY}),
     Service.STATE: frozenset({CertificateRole.GATEWAY}),
     Service.RECORDS: frozenset({CertificateRole.GATEWAY}),
+    Service.BATCHES: frozenset({CertificateRole.GATEWAY}),
     # Gateways have embeddings made; agents probe. Triton itself asks for no role: those who may
     # call have a CA of their own.
     Service.ENGINE: frozenset(

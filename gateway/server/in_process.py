@@ -50,10 +50,31 @@ class BodySink(asyncio.WriteTransport):
         self._is_closed = True
 
 
-class _NoWriter:
-    """Stands where aiohttp counts what a response has sent."""
+class _SinkWriter:
+    """Stands where aiohttp writes a response."""
 
-    output_size = 0
+    output_size = buffer_size = 0
+    length: int | None = None
+
+    def __init__(self, transport: asyncio.WriteTransport) -> None:
+        self._transport = transport
+
+    async def write_headers(self, status_line: str, headers: object) -> None:
+        """Nobody reads them."""
+        del status_line, headers
+        self._transport.write(_HEAD_END)
+
+    def send_headers(self) -> None:
+        """They are out."""
+
+    async def write(self, chunk: bytes, **_: object) -> None:
+        """Hand a piece of the body on."""
+        self._transport.write(chunk)
+
+    async def write_eof(self, chunk: bytes = b"") -> None:
+        """Hand the last piece of the body on."""
+        if chunk:
+            self._transport.write(chunk)
 
     async def drain(self) -> None:
         """Nothing waits."""
@@ -63,6 +84,7 @@ class _InProcess:
     """What a request asks of its connection."""
 
     ssl_context = peername = sockname = None
+    access_log = None
     writing_paused = _reading_paused = False
     connected = True
 
@@ -87,7 +109,7 @@ def in_process_request(
     """
     loop = asyncio.get_running_loop()
     connection: Any = _InProcess(sink)
-    writer: Any = _NoWriter()
+    writer: Any = _SinkWriter(sink)
     task: Any = asyncio.current_task()
     headers = CIMultiDictProxy(CIMultiDict({hdrs.CONTENT_LENGTH: str(len(body))}))
     message = RawRequestMessage(

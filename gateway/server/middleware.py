@@ -20,6 +20,7 @@ log = structlog.get_logger(__name__)
 
 _Count = Callable[[], None]
 _OUTCOME = web.RequestKey("outcome", str)
+_PRINCIPAL = web.RequestKey("principal", Principal)
 _UNKNOWN = GatewayRoute("other", is_open_when_full=False)
 
 
@@ -28,8 +29,15 @@ def note_outcome(request: web.Request, outcome: str) -> None:
     request[_OUTCOME] = outcome
 
 
+def give_principal(request: web.Request, principal: Principal) -> None:
+    """Say whose a request is that no client has sent."""
+    request[_PRINCIPAL] = principal
+
+
 def authenticate(directory: Directory, request: web.Request) -> Principal:
     """Return the caller; PlatformError 401 without a good key, 503 while no key is known at all."""
+    if (ours := request.get(_PRINCIPAL)) is not None:
+        return ours
     scheme, _, secret = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     if not scheme:  # as clients of Azure and of Anthropic send it
         scheme = "bearer"

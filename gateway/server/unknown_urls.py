@@ -10,9 +10,7 @@ _LIKENESS = 0.75
 _ELSEWHERE = {
     "/v1/assistants": "keep threads in the application, and use chat completions",
     "/v1/threads": "keep threads in the application, and use chat completions",
-    "/v1/files": "prompts and documents go into the body of a request",
     "/v1/uploads": "prompts and documents go into the body of a request",
-    "/v1/batches": 'send the requests one by one with "service_tier": "flex"',
     "/v1/vector_stores": "keep embeddings of POST /v1/embeddings in a store of your own",
     "/v1/fine_tuning": "operators publish adapters by the administration's API",
     "/v1/images": "models here make text and embeddings",

@@ -22,8 +22,10 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1 import router_pb2_grpc
 from sluice.wire.state.v1.state_pb2_grpc import (
+    BatchServiceServicer,
     RecordServiceServicer,
     StateServiceServicer,
+    add_BatchServiceServicer_to_server,
     add_RecordServiceServicer_to_server,
     add_StateServiceServicer_to_server,
 )
@@ -297,7 +299,8 @@ async def serve(
     | ControlFeed
     | BaseFiles
     | StateServiceServicer
-    | RecordServiceServicer,
+    | RecordServiceServicer
+    | BatchServiceServicer,
     address: str = "127.0.0.1:0",
 ) -> AsyncGenerator[str]:
     """Serve on a port of loopback; yield its address."""
@@ -309,6 +312,8 @@ async def serve(
             distribution_pb2_grpc.add_DistributionServiceServicer_to_server(servicer, server)
         elif isinstance(servicer, StateServiceServicer):
             add_StateServiceServicer_to_server(servicer, server)
+        elif isinstance(servicer, BatchServiceServicer):
+            add_BatchServiceServicer_to_server(servicer, server)
         elif isinstance(servicer, RecordServiceServicer):
             add_RecordServiceServicer_to_server(servicer, server)
         else:

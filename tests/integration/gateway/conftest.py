@@ -30,7 +30,11 @@ from sluice.process import ChildProcess, ProcessSpec, free_port
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.state.v1 import state_pb2 as state
-from sluice.wire.state.v1.state_pb2_grpc import RecordServiceServicer, StateServiceServicer
+from sluice.wire.state.v1.state_pb2_grpc import (
+    BatchServiceServicer,
+    RecordServiceServicer,
+    StateServiceServicer,
+)
 from tests.support.random_models import write_random_model
 from tests.support.scripted_router import BaseFiles, ControlFeed, Plan, ScriptedRouter, serve
 from tests.waiting import until as eventually
@@ -164,7 +168,8 @@ def world(tmp_path: Path, artifacts, valkey) -> MakeWorld:
 
     @asynccontextmanager
     async def start(
-        *servicers: StateServiceServicer | RecordServiceServicer, **settings: object
+        *servicers: StateServiceServicer | RecordServiceServicer | BatchServiceServicer,
+        **settings: object,
     ) -> AsyncIterator[World]:
         made = World(digest, tokenizer)
         made.valkey = valkey[0]

@@ -29,6 +29,7 @@ MAY = {
     (CertificateRole.GATEWAY, Service.DISTRIBUTION),
     (CertificateRole.GATEWAY, Service.STATE),
     (CertificateRole.GATEWAY, Service.RECORDS),
+    (CertificateRole.GATEWAY, Service.BATCHES),
     (CertificateRole.GATEWAY, Service.ENGINE),
     (CertificateRole.ROUTER, Service.ENGINE),
     (CertificateRole.AGENT, Service.ENGINE),

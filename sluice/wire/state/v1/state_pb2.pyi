@@ -192,3 +192,109 @@ class RemoveItemRequest(_message.Message):
     id: str
     item_id: str
     def __init__(self, tenant_id: _Optional[str] = ..., id: _Optional[str] = ..., item_id: _Optional[str] = ...) -> None: ...
+
+class Batch(_message.Message):
+    __slots__ = ("id", "tenant_id", "key_id", "endpoint", "input_file_id", "status", "created_at_unix_ms", "expires_at_unix_ms", "metadata", "total", "completed", "failed", "output_file_id", "error_file_id", "errors", "reached_at_unix_ms")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class ReachedAtUnixMsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FILE_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FILE_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FILE_ID_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    REACHED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    tenant_id: str
+    key_id: str
+    endpoint: str
+    input_file_id: str
+    status: str
+    created_at_unix_ms: int
+    expires_at_unix_ms: int
+    metadata: _containers.ScalarMap[str, str]
+    total: int
+    completed: int
+    failed: int
+    output_file_id: str
+    error_file_id: str
+    errors: bytes
+    reached_at_unix_ms: _containers.ScalarMap[str, int]
+    def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., key_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., input_file_id: _Optional[str] = ..., status: _Optional[str] = ..., created_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., total: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., output_file_id: _Optional[str] = ..., error_file_id: _Optional[str] = ..., errors: _Optional[bytes] = ..., reached_at_unix_ms: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class LineName(_message.Message):
+    __slots__ = ("batch_id", "number")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    batch_id: str
+    number: int
+    def __init__(self, batch_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class BatchLine(_message.Message):
+    __slots__ = ("name", "tenant_id", "key_id", "endpoint", "body")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    name: LineName
+    tenant_id: str
+    key_id: str
+    endpoint: str
+    body: bytes
+    def __init__(self, name: _Optional[_Union[LineName, _Mapping]] = ..., tenant_id: _Optional[str] = ..., key_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class LineResult(_message.Message):
+    __slots__ = ("name", "status", "request_id", "body")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    name: LineName
+    status: int
+    request_id: str
+    body: bytes
+    def __init__(self, name: _Optional[_Union[LineName, _Mapping]] = ..., status: _Optional[int] = ..., request_id: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class SyncLinesRequest(_message.Message):
+    __slots__ = ("gateway_id", "wanted", "under_way", "given_back", "results")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    wanted: int
+    under_way: _containers.RepeatedCompositeFieldContainer[LineName]
+    given_back: _containers.RepeatedCompositeFieldContainer[LineName]
+    results: _containers.RepeatedCompositeFieldContainer[LineResult]
+    def __init__(self, gateway_id: _Optional[str] = ..., wanted: _Optional[int] = ..., under_way: _Optional[_Iterable[_Union[LineName, _Mapping]]] = ..., given_back: _Optional[_Iterable[_Union[LineName, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[LineResult, _Mapping]]] = ...) -> None: ...
+
+class SyncLinesResponse(_message.Message):
+    __slots__ = ("lines", "lost")
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedCompositeFieldContainer[BatchLine]
+    lost: _containers.RepeatedCompositeFieldContainer[LineName]
+    def __init__(self, lines: _Optional[_Iterable[_Union[BatchLine, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[LineName, _Mapping]]] = ...) -> None: ...

@@ -567,3 +567,254 @@ class RecordService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class BatchServiceStub:
+    """Batches of requests: the control plane keeps their lines, gateways answer them.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Begin = channel.unary_unary(
+                '/sluice.wire.state.v1.BatchService/Begin',
+                request_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.FromString,
+                _registered_method=True)
+        self.Show = channel.unary_unary(
+                '/sluice.wire.state.v1.BatchService/Show',
+                request_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.FromString,
+                _registered_method=True)
+        self.List = channel.unary_stream(
+                '/sluice.wire.state.v1.BatchService/List',
+                request_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.ListRecordsRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.FromString,
+                _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/sluice.wire.state.v1.BatchService/Cancel',
+                request_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.FromString,
+                _registered_method=True)
+        self.Sync = channel.unary_unary(
+                '/sluice.wire.state.v1.BatchService/Sync',
+                request_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.SyncLinesRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.SyncLinesResponse.FromString,
+                _registered_method=True)
+
+
+class BatchServiceServicer:
+    """Batches of requests: the control plane keeps their lines, gateways answer them.
+    """
+
+    def Begin(self, request, context):
+        """Creates a batch of the lines of a file; again is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Show(self, request, context):
+        """NOT_FOUND without it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def List(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Ends a batch: lines that are under way are given up. FAILED_PRECONDITION: it has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sync(self, request, context):
+        """A gateway tells what became of its lines, and takes further ones.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_BatchServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Begin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Begin,
+                    request_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.FromString,
+                    response_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.SerializeToString,
+            ),
+            'Show': grpc.unary_unary_rpc_method_handler(
+                    servicer.Show,
+                    request_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.SerializeToString,
+            ),
+            'List': grpc.unary_stream_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.ListRecordsRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.SerializeToString,
+            ),
+            'Sync': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sync,
+                    request_deserializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.SyncLinesRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.SyncLinesResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'sluice.wire.state.v1.BatchService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('sluice.wire.state.v1.BatchService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class BatchService:
+    """Batches of requests: the control plane keeps their lines, gateways answer them.
+    """
+
+    @staticmethod
+    def Begin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.state.v1.BatchService/Begin',
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.SerializeToString,
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Show(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.state.v1.BatchService/Show',
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordRequest.SerializeToString,
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.wire.state.v1.BatchService/List',
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.ListRecordsRequest.SerializeToString,
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.state.v1.BatchService/Cancel',
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.RecordRequest.SerializeToString,
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.Batch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sync(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.state.v1.BatchService/Sync',
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.SyncLinesRequest.SerializeToString,
+            sluice_dot_wire_dot_state_dot_v1_dot_state__pb2.SyncLinesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

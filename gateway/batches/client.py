@@ -1,0 +1,102 @@
+"""Batches, as the control plane has them."""
+
+from collections.abc import Sequence
+
+import grpc.aio
+
+from gateway.records.client import missing
+from sluice.channels import RenewedChannel
+from sluice.errors import ErrorCode, PlatformError, RejectedError
+from sluice.identity import CertificateRole
+from sluice.response_ids import is_owned, new_owned_id
+from sluice.shared_secret import SharedSecret
+from sluice.wire.state.v1 import state_pb2 as wire
+from sluice.wire.state.v1.state_pb2_grpc import BatchServiceStub
+
+PREFIX = "batch"
+_DEADLINE_S, _LIST_S = 4.0, 30.0
+_CHANNEL_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class BatchClient:
+    """Of one worker. All methods raise RejectedError UNAVAILABLE when PostgreSQL is away."""
+
+    def __init__(self, control_address: str, secret: SharedSecret) -> None:
+        """Prepare; `secret` proves whose an id is."""
+        self._link = RenewedChannel(
+            control_address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
+        )
+        self._secret = secret
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.aclose()
+
+    def new_id(self, tenant_id: str) -> str:
+        """Return the id of a new batch."""
+        return new_owned_id(PREFIX, tenant_id, self._secret)
+
+    async def begin(self, batch: wire.Batch) -> wire.Batch:
+        """Write a batch."""
+        try:
+            return await (await self._stub()).Begin(batch, timeout=_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            raise _told(error, batch.id) from None
+
+    async def show(self, tenant_id: str, batch_id: str) -> wire.Batch:
+        """Return a batch; PlatformError NOT_FOUND."""
+        request = self._request(tenant_id, batch_id)
+        try:
+            return await (await self._stub()).Show(request, timeout=_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            raise _told(error, batch_id) from None
+
+    async def cancel(self, tenant_id: str, batch_id: str) -> wire.Batch:
+        """Begin to end a batch; PlatformError NOT_FOUND, CONFLICT: it has ended."""
+        request = self._request(tenant_id, batch_id)
+        try:
+            return await (await self._stub()).Cancel(request, timeout=_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            raise _told(error, batch_id) from None
+
+    async def listed(self, tenant_id: str, limit: int, after: str) -> Sequence[wire.Batch]:
+        """Return batches, newest first; PlatformError NOT_FOUND: `after` is none of them."""
+        if after:
+            self._request(tenant_id, after)
+        wanted = wire.ListRecordsRequest(tenant_id=tenant_id, limit=limit, after=after)
+        try:
+            call = (await self._stub()).List(wanted, timeout=_LIST_S)
+            return [batch async for batch in call]
+        except grpc.aio.AioRpcError as error:
+            raise _told(error, after) from None
+
+    async def sync(self, request: wire.SyncLinesRequest) -> wire.SyncLinesResponse:
+        """Tell what became of lines, and take further ones."""
+        try:
+            return await (await self._stub()).Sync(request, timeout=_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            raise _told(error, "") from None
+
+    async def _stub(self) -> BatchServiceStub:
+        return BatchServiceStub(await self._link.current())
+
+    def _request(self, tenant_id: str, batch_id: str) -> wire.RecordRequest:
+        if not is_owned(batch_id, PREFIX, tenant_id, self._secret):
+            raise missing(batch_id)
+        return wire.RecordRequest(tenant_id=tenant_id, id=batch_id)
+
+
+def _told(error: grpc.aio.AioRpcError, batch_id: str) -> PlatformError:
+    if error.code() is grpc.StatusCode.NOT_FOUND:
+        return missing(batch_id)
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        text = f"Batch '{batch_id}' has ended: there is nothing to cancel."
+        return PlatformError(ErrorCode.CONFLICT, text)
+    text = "Batches cannot be reached now; try again shortly."
+    return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=2.0)

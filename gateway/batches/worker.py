@@ -1,0 +1,194 @@
+"""Answers lines of batches: as requests of this worker to itself, behind all other work.
+
+The control plane gives lines to a gateway for half a minute, which the gateway extends for as long
+as it has them. A line whose gateway has died is given to another one. A line that is refused for
+want of capacity goes back, and fewer are taken: a batch gets what the pools have left.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import structlog
+from aiohttp import web
+
+from gateway.batches.client import BatchClient
+from gateway.directory import Directory, Principal
+from gateway.server.errors import body_of
+from gateway.server.identity import CallerIdentity
+from gateway.server.in_process import BodySink, in_process_request
+from gateway.server.middleware import give_principal
+from gateway.server.routes import Routes
+from sluice import tracecontext
+from sluice.errors import ErrorCode, PlatformError
+from sluice.lifecycle import backoff_s
+from sluice.wire.state.v1 import state_pb2 as wire
+
+log = structlog.get_logger(__name__)
+
+LINES_MAX = 32  # under way in one worker
+_BUSY_S, _IDLE_S = 0.25, 2.0  # between two calls: with lines under way, and without
+_CALL_BYTES_MAX = 2 << 20  # of results in one call; gRPC takes 4 MiB
+_RESULT_BYTES_MAX = 3 << 20
+_STOP_S = 5.0
+_LINE_S = 3600.0
+# The platform has no room, or is not there: nothing that the line can help.
+_PASSING = frozenset({429, 502, 503})
+
+Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Place = tuple[str, int]
+
+
+class BatchWorker:
+    """Of one gateway worker; `run` belongs into a TaskGroup and owns the lines under way."""
+
+    def __init__(
+        self, client: BatchClient, directory: Directory, routes: Routes, gateway_id: str
+    ) -> None:
+        """Compose.
+
+        Args:
+            client: Gives lines.
+            directory: Knows whose they are.
+            routes: Answer them.
+            gateway_id: Of this worker.
+        """
+        self._client, self._directory, self._routes = client, directory, routes
+        self._gateway_id = gateway_id
+        self._running: dict[_Place, asyncio.Task[None]] = {}
+        self._results: list[wire.LineResult] = []
+        self._given_back: list[wire.LineName] = []
+        self._room = LINES_MAX // 4
+        self._is_stopping = False
+        self._has_ended = asyncio.Event()
+
+    @property
+    def open(self) -> int:
+        """How many lines are under way."""
+        return len(self._running)
+
+    async def run(self) -> None:
+        """Answer lines until cancelled."""
+        attempt = 0
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                try:
+                    await self._step(tasks)
+                    attempt = 0
+                except PlatformError:
+                    attempt += 1
+                pause_s = _BUSY_S if self._running or self._results else _IDLE_S
+                if attempt:
+                    pause_s = backoff_s(attempt, first_s=0.25, max_s=5.0)
+                await asyncio.sleep(pause_s)
+
+    async def stop(self) -> None:
+        """Take no more; tell what has come, and give the rest back."""
+        self._is_stopping = True
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=_STOP_S)
+        with suppress(PlatformError, TimeoutError):
+            async with asyncio.timeout(_STOP_S):
+                while self._results or self._given_back:
+                    await self._sync(0)
+
+    async def _step(self, tasks: asyncio.TaskGroup) -> None:
+        wanted = 0 if self._is_stopping else max(0, self._room - len(self._running))
+        response = await self._sync(wanted)
+        for name in response.lost:
+            if (task := self._running.get((name.batch_id, name.number))) is not None:
+                task.cancel()
+        for line in response.lines:
+            place = (line.name.batch_id, line.name.number)
+            task = tasks.create_task(self._answer(line))
+            self._running[place] = task
+            task.add_done_callback(lambda _, place=place: self._running.pop(place, None))
+
+    async def _sync(self, wanted: int) -> wire.SyncLinesResponse:
+        """Tell and take; what was not told stays, for the next call."""
+        results, size = list[wire.LineResult](), 0
+        for result in self._results:
+            size += result.ByteSize()
+            if results and size > _CALL_BYTES_MAX:
+                break
+            results.append(result)
+        given_back = list(self._given_back)
+        under_way = [wire.LineName(batch_id=it[0], number=it[1]) for it in self._running]
+        response = await self._client.sync(
+            wire.SyncLinesRequest(
+                gateway_id=self._gateway_id,
+                wanted=wanted,
+                under_way=under_way,
+                given_back=given_back,
+                results=results,
+            )
+        )
+        del self._results[: len(results)]
+        del self._given_back[: len(given_back)]
+        return response
+
+    async def _answer(self, line: wire.BatchLine) -> None:
+        identity = _identity(line)
+        try:
+            async with asyncio.timeout(_LINE_S):
+                status, body = await self._served(line, identity)
+        except (asyncio.CancelledError, TimeoutError, ConnectionError) as error:
+            self._given_back.append(line.name)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            return
+        if status in _PASSING:
+            self._room = max(1, self._room // 2)
+            self._given_back.append(line.name)
+            return
+        self._room = min(LINES_MAX, self._room + 1)
+        self._results.append(
+            wire.LineResult(
+                name=line.name, status=status, request_id=identity.request_id, body=body
+            )
+        )
+
+    async def _served(self, line: wire.BatchLine, identity: CallerIdentity) -> tuple[int, bytes]:
+        """Return status and body of the answer to a line."""
+        collected = bytearray()
+        try:
+            principal = self._principal(line)
+            request = in_process_request(
+                line.endpoint, line.body, BodySink(collected.extend), identity
+            )
+            give_principal(request, principal)
+            response = await self._routes.find(line.endpoint).handler("POST")(request)
+        except PlatformError as error:
+            return error.status, body_of(error)
+        except ConnectionError:
+            raise
+        except Exception:  # the outermost place: no worker is lost
+            log.exception("line_failed", request_id=identity.request_id)
+            error = PlatformError(ErrorCode.INTERNAL, "The server had an error.")
+            return error.status, body_of(error)
+        body = response.body if isinstance(response, web.Response) else bytes(collected)
+        if not isinstance(body, bytes) or len(body) > _RESULT_BYTES_MAX:
+            text = "The answer is larger than what a batch can hold; ask for less."
+            error = PlatformError(ErrorCode.INVALID_REQUEST, text)
+            return error.status, body_of(error)
+        return response.status, body
+
+    def _principal(self, line: wire.BatchLine) -> Principal:
+        principal = self._directory.batch_principal(line.key_id)
+        if principal is None or principal.tenant.id != line.tenant_id:
+            text = "The key that began the batch may not be used any more."
+            raise PlatformError(ErrorCode.INVALID_API_KEY, text)
+        return principal
+
+
+def _identity(line: wire.BatchLine) -> CallerIdentity:
+    """Return the names of a line: the same whoever answers it, so that it is billed once."""
+    name = f"{line.name.batch_id}/{line.name.number}".encode()
+    uid = hashlib.blake2b(name, digest_size=16).hexdigest()
+    request_id = f"{line.name.batch_id}-{line.name.number}"
+    ours = tracecontext.traceparent(uid, uid[16:], sampled=False)
+    return CallerIdentity(uid, request_id, uid, ours)
