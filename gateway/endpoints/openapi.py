@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from gateway.bodies.anthropic import AnthropicRequest, CountTokensRequest
+from gateway.bodies.batches import BatchRequest
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.completions import CompletionRequest
 from gateway.bodies.conversations import AddedItems, ConversationChange, ConversationRequest
@@ -23,6 +24,13 @@ from gateway.endpoints.anthropic_answers import (
     AnthropicErrorEnvelope,
     AnthropicMessageObject,
     AnthropicTokenCount,
+)
+from gateway.endpoints.batch_answers import (
+    BatchList,
+    BatchObject,
+    DeletedFile,
+    FileList,
+    FileObject,
 )
 from gateway.endpoints.response_answers import (
     ConversationObject,
@@ -125,6 +133,7 @@ _POSTS = (
     ),
     _Endpoint("/v1/responses/input_tokens", "Count the input", InputTokensRequest, InputTokens),
     _Endpoint("/v1/conversations", "Begin a conversation", ConversationRequest, ConversationObject),
+    _Endpoint("/v1/batches", "Begin a batch", BatchRequest, BatchObject),
     _Endpoint("/v1/embeddings", "Embed texts", EmbeddingRequest, answers.EmbeddingList),
     _Endpoint(
         "/v1/tokenize", "Turn a text or a chat into token ids", TokenizeRequest, answers.Tokens
@@ -157,7 +166,8 @@ def document() -> Json:
     one = _get("Show a model", answers.ModelCard, _READ)
     paths["/v1/models"] = {"get": _get("List the models", answers.ModelList, _READ - {404})}
     paths["/v1/models/{id}"] = {"parameters": [name], "get": one}
-    paths |= _stored_responses() | _conversations()
+    paths |= _stored_responses() | _conversations() | _batches()
+    paths["/v1/batches"]["get"] = _get("List the batches", BatchList, _READ)
     paths["/healthz"] = {"get": _open(_get("Tell that the process lives", answers.Status))}
     ready = _get("Tell whether requests can be served", answers.Status, frozenset({503}))
     paths["/readyz"] = {"get": _open(ready)}
@@ -197,6 +207,35 @@ def _stored_responses() -> Json:
         "/v1/responses/{id}": {"parameters": [one], "get": shown, "delete": deleted},
         "/v1/responses/{id}/cancel": {"parameters": [one], "post": cancelled},
         "/v1/responses/{id}/input_items": {"parameters": [one], "get": items},
+    }
+
+
+def _batches() -> Json:
+    """Return what is asked of files and batches, but for beginning a batch."""
+    one: Json = {
+        "name": "id",
+        "in": "path",
+        "required": True,
+        "description": "Of a file or a batch.",
+        "schema": {"type": "string", "minLength": 1},
+    }
+    upload = _get("Upload a file", FileObject, _READ | {413})
+    form = {"purpose": {"const": "batch"}, "file": {"type": "string", "format": "binary"}}
+    schema: Json = {"type": "object", "required": ["purpose", "file"], "properties": form}
+    upload["requestBody"] = {"content": {"multipart/form-data": {"schema": schema}}}
+    cancelled = _get("Cancel a batch", BatchObject, _READ | {409})
+    return {
+        "/v1/files": {"get": _get("List the files", FileList, _READ), "post": upload},
+        "/v1/files/{id}": {
+            "parameters": [one],
+            "get": _get("Show a file", FileObject, _READ),
+            "delete": _get("Delete a file", DeletedFile, _READ),
+        },
+        "/v1/batches/{id}": {
+            "parameters": [one],
+            "get": _get("Show a batch", BatchObject, _READ),
+        },
+        "/v1/batches/{id}/cancel": {"parameters": [one], "post": cancelled},
     }
 
 
@@ -249,8 +288,13 @@ def _schemas() -> Json:
     shapes += [
         answers.ErrorEnvelope,
         AnthropicErrorEnvelope,
+        BatchList,
+        BatchObject,
         DeletedConversation,
+        DeletedFile,
         DeletedResponse,
+        FileList,
+        FileObject,
         InputItemList,
         answers.ModelCard,
         answers.ModelList,

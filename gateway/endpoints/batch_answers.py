@@ -1,0 +1,103 @@
+"""The shapes of files and batches, for the description of the API alone; see `answers`."""
+
+from typing import Literal
+
+from gateway.endpoints.answers import Count, Shape
+
+
+class FileObject(Shape):
+    """A file of a tenant."""
+
+    id: str
+    object: Literal["file"]
+    created_at: Count
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    bytes: Count
+    status: Literal["uploaded", "processed", "error"]
+
+
+class FileList(Shape):
+    """Files, in pages."""
+
+    object: Literal["list"]
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFile(Shape):
+    """A file that is gone."""
+
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class BatchMistake(Shape):
+    """Why a file is no batch."""
+
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class BatchMistakes(Shape):
+    """All that is told of it."""
+
+    object: Literal["list"]
+    data: list[BatchMistake]
+
+
+class RequestCounts(Shape):
+    """How far a batch has come."""
+
+    total: Count
+    completed: Count
+    failed: Count
+
+
+class BatchObject(Shape):
+    """A batch of requests."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    errors: BatchMistakes | None
+    input_file_id: str
+    completion_window: Literal["24h"]
+    status: Literal[
+        "validating",
+        "failed",
+        "in_progress",
+        "finalizing",
+        "completed",
+        "expired",
+        "cancelling",
+        "cancelled",
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: Count
+    expires_at: Count
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    metadata: dict[str, str]
+
+
+class BatchList(Shape):
+    """Batches, in pages."""
+
+    object: Literal["list"]
+    data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
