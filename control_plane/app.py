@@ -13,6 +13,7 @@ import structlog
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from control_plane.access import session_repository
 from control_plane.adapters.routes import AdapterRoutes
 from control_plane.admin.audit import AuditRoutes
 from control_plane.admin.keys import ADMIN_KEYS
@@ -27,6 +28,7 @@ from control_plane.batches.service import BatchService
 from control_plane.budgets import feed as budget_feed
 from control_plane.budgets.routes import INTERVAL_S, BudgetRoutes
 from control_plane.budgets.service import BudgetService
+from control_plane.console.service import open_console
 from control_plane.database import Database
 from control_plane.distribution.model import PlannerLimits
 from control_plane.distribution.service import LIMITS, DistributionService
@@ -133,9 +135,10 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
             database, feed, metrics.quality, budget, token_ids=lambda: base_prompts.token_ids
         )
         scaling = Scaling(database, settings.scaling_interval_s, metrics.show_scaling)
+        console = await stack.enter_async_context(open_console(database, settings))
         parts = (
             *(feed, fleet, artifacts, distribution, rollouts, quality, base_prompts, budgets),
-            *(scaling, BatchLoop(database, shared_secret())),
+            *(scaling, BatchLoop(database, shared_secret()), console),
         )
         for work in parts:
             stack.callback(background.create_task(work.run()).cancel)
@@ -155,8 +158,10 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
             ),
         ]
         routes += _operations(feed, metrics, document(routes, package_version("sluice")))
+        routes += console.routes()
         bootstrap = settings.admin_key_sha256
         application = make_application(routes, database, bootstrap, metrics.count_request)
+        console.end_with(application)
         runner = make_runner(application)
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
@@ -181,6 +186,7 @@ def _watch(
 def _prunes(settings: Settings) -> tuple[Callable[[AsyncConnection], Awaitable[None]], ...]:
     return (
         prune_answers,
+        session_repository.prune,
         partial(prune_audit, kept_days=settings.audit_days),
         partial(prune_intervals, kept_days=settings.replica_hours_days),
         partial(responses.prune, kept_days=settings.response_days),

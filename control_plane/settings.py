@@ -41,6 +41,7 @@ class Settings(ServiceSettings):
         budget_interval_s: How often each budget of a tenant is compared with the ledger.
         scaling_interval_s: How often scaling looks at the pools that have bounds, and decides; it
             counts demand in buckets of this length.
+        console_session_s: For which a session of the console lasts; then its holder signs in anew.
         quality_pool_hour_max: Of the quarantined replicas of a pool, so many are replaced within an
             hour.
         quality_node_day_max: A node with more quarantined replicas within a day gets no others.
@@ -71,6 +72,7 @@ class Settings(ServiceSettings):
     replica_hours_days: Annotated[int, Field(ge=1, le=36_500)] = 400
     budget_interval_s: Annotated[float, Field(ge=1, le=3600)] = 15
     scaling_interval_s: Annotated[float, Field(ge=0.5, le=60)] = 15
+    console_session_s: Annotated[float, Field(ge=60, le=86_400)] = 14_400
     quality_pool_hour_max: Annotated[int, Field(ge=0)] = 3
     quality_node_day_max: Annotated[int, Field(ge=0)] = 3
 
@@ -103,5 +105,6 @@ class MigrateSettings(ServiceSettings):
     replica_hours_days: str = ""
     budget_interval_s: str = ""
     scaling_interval_s: str = ""
+    console_session_s: str = ""
     quality_pool_hour_max: str = ""
     quality_node_day_max: str = ""

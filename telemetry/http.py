@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from sluice.certificates import refusal_of
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 from sluice.identity import Service
-from telemetry import evidence, params, texts, traces
+from telemetry import evidence, params, slo, texts, traces
 from telemetry.budget_usage import totals, totals_query
 from telemetry.closings import Closer
 from telemetry.costs.prices import Prices
@@ -72,6 +72,7 @@ class TelemetryApi:
         app.router.add_get("/v1/texts/{request_id}", self._texts)
         app.router.add_delete("/v1/texts", self._erase_texts)
         app.router.add_get("/v1/rollouts/{rollout_id}/windows", self._windows)
+        app.router.add_get("/v1/slo", self._slo)
         app.router.add_get("/v1/usage", self._usage)
         app.router.add_post("/v1/usage/totals", self._totals)
         app.router.add_get("/v1/usage/reconciliation", self._reconciliation)
@@ -142,6 +143,12 @@ class TelemetryApi:
                 "data": [window.as_json() for window in windows],
             }
         )
+
+    async def _slo(self, request: web.Request) -> web.Response:
+        """Tell how requests fared in the last minutes, in all, by model and over time."""
+        self._check_key(request)
+        minutes = params.number(request.query, "minutes", 1, slo.MINUTES_MAX, default=60)
+        return web.json_response(await _asked(slo.fared(self._store, minutes)))
 
     async def _usage(self, request: web.Request) -> web.Response:
         """Tell what was used, as JSON or as a file."""

@@ -21,7 +21,7 @@ async def find_actor(connection: AsyncConnection, secret_sha256: bytes) -> Actor
     is_disabled = or_(t.is_disabled, func.coalesce(tenants.c.is_disabled, false()))
     query = (
         select(
-            *(t.id, t.role, t.tenant_id, t.secret_sha256, t.expires_at_unix_ms),
+            *(t.id, t.role, t.tenant_id, t.name, t.secret_sha256, t.expires_at_unix_ms),
             is_disabled.label("is_disabled"),
         )
         .outerjoin(tenants, tenants.c.id == t.tenant_id)
@@ -32,4 +32,4 @@ async def find_actor(connection: AsyncConnection, secret_sha256: bytes) -> Actor
         return None
     if row.is_disabled or is_expired(row.expires_at_unix_ms, time.time_ns() // 1_000_000):
         return None
-    return Actor(row.id, Role(row.role), row.tenant_id or "")
+    return Actor(row.id, Role(row.role), row.tenant_id or "", row.name)

@@ -102,11 +102,13 @@ class Actor:
         id: Of the admin key; `bootstrap` for the one of the settings.
         role: Of the key.
         tenant_id: Of a publisher's key; else empty.
+        name: Of the key or the person, for people; may be empty.
     """
 
     id: str
     role: Role
     tenant_id: str = ""
+    name: str = ""
 
     def may(self, action: Action, owner: str | None) -> bool:
         """Return whether it may do something to an object of this tenant (None: nobody's)."""

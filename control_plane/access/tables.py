@@ -1,4 +1,4 @@
-"""Rows of admin keys; only the hash of a key's text is kept."""
+"""Rows of admin keys and of sessions of the console; only hashes of their texts are kept."""
 
 from sqlalchemy import (
     BigInteger,
@@ -26,4 +26,21 @@ admin_keys = Table(
     flag_column("is_disabled"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     CheckConstraint("(role = 'publisher') = (tenant_id IS NOT NULL)", name="tenant_of_publisher"),
+)
+
+# A session stands for an admin key, and ends with it; or for a person whom an OpenID provider
+# knows, and then it has a role of its own.
+console_sessions = Table(
+    "console_sessions",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("secret_sha256", LargeBinary, nullable=False, unique=True),
+    Column("key_sha256", LargeBinary),
+    Column("actor_id", Text, nullable=False, index=True),
+    Column("role", Text),
+    Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True),
+    words_column("name"),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
+    CheckConstraint("(key_sha256 IS NULL) = (role IS NOT NULL)", name="key_or_role"),
 )

@@ -31,6 +31,7 @@ class AuditRow(NamedTuple):
         after: The same, after the write.
         request_id: Which the answer and the logs have too.
         idempotency_key: If the request had one.
+        actor_name: Of the key or the person, for people.
     """
 
     id: str
@@ -45,6 +46,7 @@ class AuditRow(NamedTuple):
     after: dict[str, Any] | None
     request_id: str
     idempotency_key: str
+    actor_name: str = ""
 
 
 async def record(connection: AsyncConnection, rows: list[AuditRow]) -> None:

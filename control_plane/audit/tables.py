@@ -13,6 +13,7 @@ audit = Table(
     Column("at", DateTime(timezone=True), nullable=False, server_default=func.now(), index=True),
     Column("actor_id", Text, nullable=False),
     Column("actor_role", Text, nullable=False),
+    words_column("actor_name"),
     Column("action", Text, nullable=False),
     Column("kind", Text, nullable=False),
     Column("object_id", Text, nullable=False),

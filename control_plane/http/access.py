@@ -1,4 +1,4 @@
-"""Who asks, and whether they may: admin keys, and the bootstrap key of the settings."""
+"""Who asks, and whether they may: admin keys, the bootstrap key of the settings, sessions."""
 
 import hashlib
 import hmac
@@ -9,9 +9,18 @@ from aiohttp.hdrs import METH_ANY
 from aiohttp.typedefs import Handler, Middleware
 from sqlalchemy.exc import DBAPIError
 
+from control_plane.access import session_repository
 from control_plane.access.keys import ADMIN_KEY_PREFIX
 from control_plane.access.repository import find_actor
 from control_plane.access.roles import Actor, Reach, Role
+from control_plane.access.sessions import (
+    COOKIE,
+    CSRF_HEADER,
+    ConsoleSession,
+    is_csrf_token,
+    is_secret,
+    secret_hash,
+)
 from control_plane.database import Database
 from control_plane.http.bodies import refuse_unknown_query
 from control_plane.http.routes import ACTOR, ROUTE, AdminRoute
@@ -23,16 +32,81 @@ log = structlog.get_logger(__name__)
 BOOTSTRAP = Actor("bootstrap", Role.ADMIN)
 
 
+class Identities:
+    """Tells who asks, by the key or the session of a request."""
+
+    def __init__(self, database: Database, bootstrap_sha256: str) -> None:
+        """Prepare; `bootstrap_sha256` is that of a key (hex) that is always an admin's."""
+        self._database = database
+        self._bootstrap_sha256 = bootstrap_sha256
+
+    async def of(self, request: web.Request) -> Actor:
+        """Return who asks; a key goes before a session.
+
+        Raises:
+            PlatformError: 401; or 403, a write of a session without its header.
+        """
+        if "Authorization" in request.headers:
+            return (await self.of_key(request))[0]
+        found = await self.session(request)
+        if found is None:
+            raise _stranger()
+        return found.actor
+
+    async def of_key(self, request: web.Request) -> tuple[Actor, bytes]:
+        """Return whose key a request has, and the key's hash; hashes are compared in constant time.
+
+        Raises:
+            PlatformError: 401.
+        """
+        scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+        key = text.strip()
+        given = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        if scheme.lower() == "bearer":
+            if bootstrap := self._of_bootstrap(given):
+                return bootstrap, given
+            # What strangers make up costs the database nothing, unless it looks like a key.
+            if key.startswith(ADMIN_KEY_PREFIX):
+                found = await self._database.run(lambda connection: find_actor(connection, given))
+                if found is not None:
+                    return found, given
+        raise _stranger()
+
+    async def session(self, request: web.Request) -> ConsoleSession | None:
+        """Return the session of a request's cookie; None: there is none, or it has ended.
+
+        Raises:
+            PlatformError: 403, it writes and lacks the header that only our page knows.
+        """
+        secret = request.cookies.get(COOKIE, "")
+        if not is_secret(secret):
+            return None
+        found = await self._database.run(
+            lambda connection: session_repository.find(
+                connection, secret_hash(secret), self._of_bootstrap
+            )
+        )
+        is_safe = request.method in {"GET", "HEAD"}
+        if found and not (is_safe or is_csrf_token(request.headers.get(CSRF_HEADER, ""), secret)):
+            message = f"a session writes with the header {CSRF_HEADER}, from GET /console/session"
+            raise PlatformError(ErrorCode.PERMISSION_DENIED, message)
+        return found
+
+    def _of_bootstrap(self, key_sha256: bytes) -> Actor | None:
+        is_it = hmac.compare_digest(key_sha256.hex(), self._bootstrap_sha256)
+        return BOOTSTRAP if is_it else None
+
+
 def guard(
-    database: Database, bootstrap_sha256: str, routes: dict[web.AbstractRoute, AdminRoute]
+    database: Database, identities: Identities, routes: dict[web.AbstractRoute, AdminRoute]
 ) -> Middleware:
     """Return a middleware that lets in who holds a key that may do what a route declares.
 
     What is at no declared route is there for nobody. Writes that are refused are recorded.
 
     Args:
-        database: Where the keys are.
-        bootstrap_sha256: SHA-256 (hex) of a key that is always an admin's.
+        database: Where refusals are recorded.
+        identities: Tell who asks.
         routes: What the routes declare.
     """
     writes = Writes(database)
@@ -42,7 +116,7 @@ def guard(
         route = routes.get(request.match_info.route)
         if route is not None and route.action is None:
             return await handler(request)
-        request[ACTOR] = actor = await _identify(database, bootstrap_sha256, request)
+        request[ACTOR] = actor = await identities.of(request)
         if route is None:
             match = request.match_info
             if match.http_exception is None and match.route.method != METH_ANY:
@@ -73,20 +147,8 @@ async def _allowed(
     return await handler(request)
 
 
-async def _identify(database: Database, bootstrap_sha256: str, request: web.Request) -> Actor:
-    """Return who asks; hashes are compared in constant time."""
-    scheme, _, text = request.headers.get("Authorization", "").partition(" ")
-    key = text.strip()
-    given = hashlib.sha256(key.encode("utf-8", "surrogateescape"))
-    if scheme.lower() == "bearer":
-        if hmac.compare_digest(given.hexdigest(), bootstrap_sha256):
-            return BOOTSTRAP
-        # What strangers make up costs the database nothing, unless they know what keys look like.
-        if key.startswith(ADMIN_KEY_PREFIX):
-            found = await database.run(lambda connection: find_actor(connection, given.digest()))
-            if found is not None:
-                return found
-    raise PlatformError(
+def _stranger() -> PlatformError:
+    return PlatformError(
         ErrorCode.INVALID_API_KEY, "send an admin key as `Authorization: Bearer <key>`"
     )
 

@@ -9,13 +9,14 @@ from aiohttp.hdrs import METH_ANY
 from aiohttp.typedefs import Handler
 
 from control_plane.database import Database
-from control_plane.http.access import guard
+from control_plane.http.access import Identities, guard
 from control_plane.http.bodies import BODY_BYTES_MAX
 from control_plane.http.problems import problems
 from control_plane.http.routes import REQUEST_ID, AdminRoute
 from sluice.ids import new_id
 
 _SHUTDOWN_S = 5.0
+GUARDED = ("/v1/", "/console/data/")  # the admin REST, and what the console alone asks for
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -44,9 +45,10 @@ def make_application(
         count(resource.canonical if resource is not None else "none", answer.status)
         return answer
 
+    identities = Identities(database, bootstrap_sha256)
     declared: dict[web.AbstractRoute, AdminRoute] = {}
     application = web.Application(
-        middlewares=[named, problems, guard(database, bootstrap_sha256, declared)],
+        middlewares=[named, problems, guard(database, identities, declared)],
         client_max_size=BODY_BYTES_MAX,
     )
     # More literal text first: the name of a model may hold slashes, and matches the rest.
@@ -54,8 +56,8 @@ def make_application(
     for path, group in groupby(ordered, key=lambda route: route.path):
         allowed: set[str] = set()
         for route in group:
-            is_rest = route.path.startswith("/v1/")
-            assert is_rest == (route.action is not None), f"{route.path}: what does it take?"
+            is_guarded = route.path.startswith(GUARDED)
+            assert is_guarded == (route.action is not None), f"{route.path}: what does it take?"
             (made,) = application.add_routes([web.route(route.method, path, route.handler)])
             declared[made] = route
             allowed.add(route.method)

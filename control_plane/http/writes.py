@@ -282,6 +282,7 @@ def _row(request: web.Request, row_id: str, what: _What, key: str) -> AuditRow:
         after=what.after,
         request_id=request[REQUEST_ID],
         idempotency_key=recordable(key),
+        actor_name=recordable(actor.name),
     )
 
 

@@ -18,6 +18,7 @@ COPY cli/ cli/
 COPY sim/ sim/
 COPY sluice/ sluice/
 COPY model_repo/ model_repo/
+COPY console/ console/
 COPY migrations/ migrations/
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

@@ -26,6 +26,7 @@ COPY cli/ cli/
 COPY sim/ sim/
 COPY sluice/ sluice/
 COPY model_repo/ model_repo/
+COPY console/ console/
 COPY migrations/ migrations/
 # Times of files would differ from build to build; SOURCE_DATE_EPOCH fixes those in the wheel.
 ENV SOURCE_DATE_EPOCH=1767225600

@@ -1,0 +1,30 @@
+// All pages: where, for which roles, and under which name in the navigation.
+import { Overview, Live } from "./overview.js";
+import { Requests } from "./requests.js";
+import { Tenants } from "./tenants.js";
+import { Models, Search } from "./models.js";
+import { Rollouts } from "./rollouts.js";
+import { Fleet, Scaling } from "./fleet.js";
+import { Budgets, Costs, Usage } from "./usage.js";
+import { Access, Audit, Quality } from "./records.js";
+
+const PLATFORM = ["viewer", "operator", "admin"];
+const ALL = [...PLATFORM, "publisher"];
+
+export const PAGES = [
+  { path: "overview", label: "Overview", show: Overview, roles: PLATFORM },
+  { path: "live", label: "Live", show: Live, roles: PLATFORM },
+  { path: "requests", label: "Requests", show: Requests, roles: ALL },
+  { path: "tenants", label: "Tenants and keys", show: Tenants, roles: ALL },
+  { path: "usage", label: "Usage", show: Usage, roles: ALL },
+  { path: "costs", label: "Cost", show: Costs, roles: PLATFORM },
+  { path: "budgets", label: "Budgets", show: Budgets, roles: ALL },
+  { path: "models", label: "Models", show: Models, roles: ALL },
+  { path: "rollouts", label: "Rollouts", show: Rollouts, roles: ALL },
+  { path: "fleet", label: "Fleet", show: Fleet, roles: PLATFORM },
+  { path: "scaling", label: "Scaling", show: Scaling, roles: PLATFORM },
+  { path: "quality", label: "Quality", show: Quality, roles: PLATFORM },
+  { path: "audit", label: "Audit", show: Audit, roles: PLATFORM },
+  { path: "access", label: "Admin keys", show: Access, roles: PLATFORM },
+  { path: "search", label: "", show: Search, roles: ALL },
+];

@@ -1,0 +1,60 @@
+"""Sessions of the console: what a browser holds in place of an admin key; pure.
+
+The browser sends a cookie that its scripts cannot read. Writes carry a header besides, which only a
+page of ours knows: other sites can send neither.
+"""
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from datetime import datetime
+
+from control_plane.access.roles import Actor
+from sluice.ids import new_secret
+
+COOKIE = "sluice_session"
+CSRF_HEADER = "x-csrf-token"
+SESSIONS_MAX = 50  # of one actor: the oldest ends when one more begins
+_PREFIX = "console"
+_SECRET_CHARS_MAX = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSession:
+    """A session that has not ended.
+
+    Attributes:
+        actor: On whose behalf it asks.
+        expires_at: When it ends by itself.
+    """
+
+    id: str
+    actor: Actor
+    expires_at: datetime
+
+
+def new_session_secret() -> str:
+    """Return what the cookie holds: 256 random bits."""
+    return new_secret(_PREFIX)
+
+
+def secret_hash(secret: str) -> bytes:
+    """Return what is stored of a cookie."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+def is_secret(text: str) -> bool:
+    """Return whether a cookie can be one of ours: others cost the database nothing."""
+    return text.startswith(f"{_PREFIX}-") and len(text) <= _SECRET_CHARS_MAX
+
+
+def csrf_token(secret: str) -> str:
+    """Return the value of the header that belongs to a cookie; the cookie cannot be had from it."""
+    return hmac.new(secret.encode(), b"csrf", hashlib.sha256).hexdigest()
+
+
+def is_csrf_token(given: str, secret: str) -> bool:
+    """Return whether a header belongs to a cookie; compared in constant time."""
+    return hmac.compare_digest(
+        given.encode("utf-8", "surrogateescape"), csrf_token(secret).encode()
+    )

@@ -1,0 +1,52 @@
+"""Puts the console together: its files, sessions, questions and feed."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from control_plane.console.data_routes import ConsoleData
+from control_plane.console.files import ConsoleFiles, folder
+from control_plane.console.live import LiveFeed
+from control_plane.console.session_routes import SessionRoutes
+from control_plane.console.telemetry_reader import open_reader
+from control_plane.database import Database
+from control_plane.http.access import Identities
+from control_plane.http.routes import AdminRoute
+from control_plane.settings import Settings
+
+
+class Console:
+    """Everything below /console."""
+
+    def __init__(self, routes: list[AdminRoute], live: LiveFeed) -> None:
+        self._routes = routes
+        self._live = live
+
+    def routes(self) -> list[AdminRoute]:
+        """Return the routes."""
+        return self._routes
+
+    async def run(self) -> None:
+        """Keep the feed going."""
+        await self._live.run()
+
+    def end_with(self, application: web.Application) -> None:
+        """End the feed's streams when the application shuts down."""
+        application.on_shutdown.append(self._live.close)
+
+
+@asynccontextmanager
+async def open_console(database: Database, settings: Settings) -> AsyncGenerator[Console]:
+    """Open the console; the telemetry service need not be there."""
+    identities = Identities(database, settings.admin_key_sha256)
+    url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
+    async with open_reader(url, key) as telemetry:
+        live = LiveFeed(database, identities)
+        routes = [
+            *ConsoleFiles(folder()).routes(),
+            *SessionRoutes(database, identities, settings.console_session_s).routes(),
+            *ConsoleData(database, telemetry).routes(),
+            *live.routes(),
+        ]
+        yield Console(routes, live)

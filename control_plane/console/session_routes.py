@@ -1,0 +1,164 @@
+"""Signing in to the console and out of it: an admin key becomes a short session in a cookie.
+
+The key comes in a header, once, and is kept nowhere; the cookie's text is not kept either.
+"""
+
+from typing import Annotated, Any
+
+from aiohttp import web
+from pydantic import Field
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.access import session_repository
+from control_plane.access.roles import Actor
+from control_plane.access.sessions import (
+    COOKIE,
+    ConsoleSession,
+    csrf_token,
+    new_session_secret,
+    secret_hash,
+)
+from control_plane.audit import repository as audit
+from control_plane.audit.model import recordable
+from control_plane.audit.repository import AuditRow
+from control_plane.database import Database
+from control_plane.fields import AdminBody, Text
+from control_plane.http.access import Identities
+from control_plane.http.bodies import read_body, refuse_unknown_query
+from control_plane.http.routes import REQUEST_ID, AdminRoute
+from sluice.errors import ErrorCode, PlatformError
+from sluice.ids import new_id
+
+_KIND = "sessions"
+_PATH, _ALL = "/console/session", "/console/sessions"
+_HEADERS = {"Cache-Control": "no-store"}
+
+
+class SignInBody(AdminBody):
+    """Who signs in, for the audit log; with a key that several people share, say who."""
+
+    name: Annotated[Text, Field(max_length=64)] = ""
+
+
+class SessionRoutes:
+    """Handlers of one's own sessions."""
+
+    def __init__(self, database: Database, identities: Identities, life_s: float) -> None:
+        """Prepare; `life_s` is how long a session lasts at most."""
+        self._database = database
+        self._identities = identities
+        self._life_s = life_s
+
+    def routes(self) -> list[AdminRoute]:
+        """Return the routes; they look for a key or session themselves."""
+        return [
+            AdminRoute("POST", _PATH, self.sign_in, None),
+            AdminRoute("GET", _PATH, self.show, None),
+            AdminRoute("DELETE", _PATH, self.sign_out, None),
+            AdminRoute("DELETE", _ALL, self.sign_out_everywhere, None),
+        ]
+
+    async def sign_in(self, request: web.Request) -> web.Response:
+        """Begin a session (201) for the holder of an admin key; an older cookie's ends."""
+        refuse_unknown_query(request, ())  # a key in a URL would stay in logs
+        actor, key_sha256 = await self._identities.of_key(request)
+        name = (await read_body(request, SignInBody)).name or actor.name
+        actor = Actor(actor.id, actor.role, actor.tenant_id, name)
+        return await self.begin(request, actor, key_sha256)
+
+    async def begin(
+        self, request: web.Request, actor: Actor, key_sha256: bytes | None
+    ) -> web.Response:
+        """Begin a session and hand over its cookie; nothing of the browser's is taken for it."""
+        secret, session_id = new_session_secret(), new_id("session")
+        older = secret_hash(request.cookies.get(COOKIE, ""))
+
+        async def work(connection: AsyncConnection) -> ConsoleSession:
+            await session_repository.end(connection, older)
+            hashes = (secret_hash(secret), key_sha256)
+            begun = await session_repository.begin(
+                connection, session_id, actor, hashes, self._life_s
+            )
+            await audit.record(connection, [_row(request, actor, "create", session_id)])
+            return begun
+
+        begun = await self._database.run(work)
+        answer = web.json_response(_shown(begun, secret), status=201, headers=_HEADERS)
+        self._give(request, answer, secret)
+        return answer
+
+    async def show(self, request: web.Request) -> web.Response:
+        """Return one's session; without one an actor of null, which is no failure of a page."""
+        refuse_unknown_query(request, ())
+        found = await self._identities.session(request)
+        body = {"actor": None} if found is None else _shown(found, request.cookies[COOKIE])
+        return web.json_response(body, headers=_HEADERS)
+
+    async def sign_out(self, request: web.Request) -> web.Response:
+        """End one's session (204)."""
+        return await self._end(request, is_everywhere=False)
+
+    async def sign_out_everywhere(self, request: web.Request) -> web.Response:
+        """End all sessions of whoever asks (204), in all browsers."""
+        return await self._end(request, is_everywhere=True)
+
+    async def _end(self, request: web.Request, *, is_everywhere: bool) -> web.Response:
+        found = await self._identities.session(request)
+        if found is None:
+            raise PlatformError(ErrorCode.INVALID_API_KEY, "there is no session, or it has ended")
+
+        async def work(connection: AsyncConnection) -> None:
+            if is_everywhere:
+                await session_repository.end_all(connection, found.actor.id)
+            else:
+                await session_repository.end(connection, secret_hash(request.cookies[COOKIE]))
+            object_id = found.actor.id if is_everywhere else found.id
+            await audit.record(connection, [_row(request, found.actor, "revoke", object_id)])
+
+        await self._database.run(work)
+        answer = web.Response(status=204, headers=_HEADERS)
+        answer.del_cookie(COOKIE, path="/")
+        return answer
+
+    def _give(self, request: web.Request, answer: web.Response, secret: str) -> None:
+        """Set the cookie: for no script, for no other site, and over TLS alone where there is."""
+        is_tls = request.secure or request.headers.get("X-Forwarded-Proto") == "https"
+        answer.set_cookie(
+            COOKIE,
+            secret,
+            max_age=round(self._life_s),
+            path="/",
+            httponly=True,
+            samesite="Strict",
+            secure=is_tls,
+        )
+
+
+def _shown(session: ConsoleSession, secret: str) -> dict[str, Any]:
+    actor = session.actor
+    return {
+        "actor": actor.id,
+        "role": str(actor.role),
+        "tenant_id": actor.tenant_id,
+        "name": actor.name,
+        "expires_at": session.expires_at.isoformat(),
+        "csrf": csrf_token(secret),
+    }
+
+
+def _row(request: web.Request, actor: Actor, verb: str, object_id: str) -> AuditRow:
+    return AuditRow(
+        id=new_id("audit"),
+        actor_id=actor.id,
+        actor_role=actor.role,
+        action=verb,
+        kind=_KIND,
+        object_id=object_id,
+        outcome="done",
+        detail="",
+        before=None,
+        after=None,
+        request_id=request[REQUEST_ID],
+        idempotency_key="",
+        actor_name=recordable(actor.name),
+    )

@@ -1,0 +1,69 @@
+"""Asks the telemetry service on behalf of the console, which has no key for it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from control_plane.telemetry_client import FeedDownError, open_session, read_bounded
+from sluice.certificates import http_options
+from sluice.identity import CertificateRole
+
+DEADLINE_S = 10.0
+_TOLD = frozenset({200, 400, 404})
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryAnswer:
+    """What it says: an answer, or what was wrong with the question (400, 404)."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class TelemetryReader:
+    """Reads over one session; without a service every question fails, and says why."""
+
+    def __init__(self, session: aiohttp.ClientSession | None, url: str) -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+
+    async def ask(self, path: str, query: Mapping[str, str]) -> TelemetryAnswer:
+        """Return the answer to a GET.
+
+        Args:
+            path: Below the service's address; every part of it that others gave is quoted.
+            query: Parameters; empty ones are left out.
+
+        Raises:
+            FeedDownError: There is no answer.
+        """
+        if self._session is None:
+            raise FeedDownError("CONTROL_PLANE__TELEMETRY_URL is not set: no numbers of requests")
+        url, params = f"{self._url}{path}", {name: it for name, it in query.items() if it}
+        try:
+            async with (
+                asyncio.timeout(DEADLINE_S),
+                self._session.get(
+                    url, params=params, **http_options(CertificateRole.TELEMETRY)
+                ) as response,
+            ):
+                body = await read_bounded(response)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise FeedDownError(f"telemetry does not answer: {type(error).__name__}") from error
+        if response.status not in _TOLD:
+            raise FeedDownError(f"telemetry answers {response.status}")
+        return TelemetryAnswer(response.status, response.content_type, body)
+
+
+@asynccontextmanager
+async def open_reader(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[TelemetryReader]:
+    """Open a reader; the service need not be there, and an empty URL means that there is none."""
+    if not telemetry_url:
+        yield TelemetryReader(None, "")
+        return
+    async with open_session(telemetry_key, DEADLINE_S) as session:
+        yield TelemetryReader(session, telemetry_url)

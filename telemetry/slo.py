@@ -1,0 +1,71 @@
+"""How requests fared: TTFT, time per token, queue and goodput of the last minutes, from rollups.
+
+The sums are made by a view while events are inserted (`migrations/clickhouse/0012_slo.sql`), so a
+question reads some rows per minute and model, however many requests there were.
+"""
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from telemetry.queries import iso
+from telemetry.store import Store
+
+MINUTES_MAX = 7 * 24 * 60
+_POINTS = 60  # of a chart
+_MODELS_MAX = 100
+_QUANTILES = "0.5, 0.95, 0.99"
+_STATES = {
+    "ttft_ms": f"quantilesTDigestIfMerge({_QUANTILES})(ttft)",
+    "tpot_ms": f"quantilesTDigestIfMerge({_QUANTILES})(tpot)",
+    "queue_ms": f"quantilesTDigestMerge({_QUANTILES})(queue)",
+}
+_FARED = f"""
+SELECT {{group}} AS group,
+    sum(s.requests) AS requests, sum(s.failed) AS failed, sum(s.judged) AS judged,
+    sum(s.good) AS good, sum(s.output) AS output,
+    {", ".join(f"{state} AS {name}" for name, state in _STATES.items())}
+FROM slo_minutes AS s
+WHERE minute >= now() - toIntervalMinute({{{{minutes:UInt32}}}})
+GROUP BY group
+ORDER BY {{order}}
+LIMIT {{limit}}
+"""  # noqa: S608 - our own words
+
+
+async def fared(store: Store, minutes: int) -> dict[str, Any]:
+    """Return how requests of the last minutes fared: the sum, by model and over time.
+
+    Raises:
+        STORE_ERRORS: ClickHouse is away.
+    """
+    step = max(1, minutes // _POINTS)
+    bucket = f"toStartOfInterval(minute, toIntervalMinute({step:d}))"
+    parameters = {"minutes": minutes}
+    whole = _FARED.format(group="''", order="group", limit=1)
+    models = _FARED.format(group="model", order="requests DESC, group", limit=_MODELS_MAX)
+    series = _FARED.format(group=bucket, order="group", limit=2 * _POINTS)
+    total = [_shown(row) for row in await store.query(whole, parameters)]
+    by_model = await store.query(models, parameters)
+    over_time = await store.query(series, parameters)
+    return {
+        "minutes": minutes,
+        "step_minutes": step,
+        "objectives": {"ttft_ms": 500, "tpot_ms": 50},
+        "total": total[0] if total else None,
+        "models": [{"model": row["group"]} | _shown(row) for row in by_model],
+        "series": [{"at": iso(row["group"])} | _shown(row) for row in over_time],
+    }
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as JSON has it: quantiles in milliseconds, null where nothing was measured."""
+    judged = row["judged"]
+    return {
+        **{name: row[name] for name in ("requests", "failed", "output")},
+        "goodput": row["good"] / judged if judged else None,
+        **{
+            name: [round(it / 1000, 2) if isfinite(it) else None for it in row[name]]
+            for name in _STATES
+        },
+    }
