@@ -59,10 +59,11 @@ compose-env: ## Generate .env of docker-compose.yml; what is in it stays
 compose-check: setup ## docker-compose.yml on a real Docker engine, from nothing to nothing (needs images; not part of test)
 	@deploy/compose/check.sh
 
-lint: setup ## ruff, pyright strict, import contracts, spelling, generated code and protocol definitions
+lint: setup ## ruff, pyright strict, mypy on what is compiled, import contracts, spelling, generated code and protocol definitions
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
+	@$(BIN)/mypy
 	@PYTHONPATH=. $(BIN)/lint-imports
 	@$(BIN)/codespell
 	@$(MAKE) --no-print-directory proto-check
@@ -89,7 +90,7 @@ lock: setup ## Resolve requirements/dev.lock anew from pyproject.toml, and from 
 	@$(IMAGE_LOCK) pyproject.toml --extra gateway --extra router --extra control-plane --extra telemetry -o requirements/sluice.lock
 	@$(IMAGE_LOCK) pyproject.toml --extra gateway --extra router -o requirements/sluice-edge.lock
 	@$(IMAGE_LOCK) pyproject.toml --extra replica -o requirements/replica-cpu.lock
-	@echo 'hatchling>=1.27' | $(IMAGE_LOCK) - -o requirements/build.lock
+	@printf 'hatchling>=1.27\nmypy>=2.4\nsetuptools>=80\n' | $(IMAGE_LOCK) - -o requirements/build.lock
 
 docs: setup ## Write docs/config.md, docs/metrics.md and the tables of docs/overload.md and docs/security.md anew
 	@$(BIN)/python -m cli.reference

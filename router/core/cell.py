@@ -350,12 +350,12 @@ class CellBook:
             self._preempt_at = now + _PREEMPT_AGAIN_S
             return []
         index, chosen = found
-        book, room = books[index], rooms[index]
-        assert room is not None, "a replica without room is not chosen"
+        book, made = books[index], rooms[index]
+        assert made is not None, "a replica without room is not chosen"
         occupants = _occupants(book, request)
         victims = [occupants[one] for one in chosen]
         sequences = [victim.sequence for victim in victims]
-        self._claims.add(request, book.replica_id, room.blocks_needed, sequences, now)
+        self._claims.add(request, book.replica_id, made.blocks_needed, sequences, now)
         return victims
 
     def _preemptible_replicas(self, request: Request) -> list[ReplicaBook]:

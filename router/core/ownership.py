@@ -41,11 +41,13 @@ class Ownership:
                 self._replicas[plan.replica_id] = book
                 self._cells[plan.cell_id].fleet.replicas[plan.replica_id] = book
         for book in list(self._replicas.values()):
-            plan = planned.get(book.replica_id)
-            book.is_leaving = plan is None or plan.cell_id != book.cell_id
-            book.is_draining = book.is_leaving or (plan is not None and plan.is_draining)
-            if plan is not None and not book.is_leaving:
-                book.role = plan.role
+            wanted_plan = planned.get(book.replica_id)
+            book.is_leaving = wanted_plan is None or wanted_plan.cell_id != book.cell_id
+            book.is_draining = book.is_leaving or (
+                wanted_plan is not None and wanted_plan.is_draining
+            )
+            if wanted_plan is not None and not book.is_leaving:
+                book.role = wanted_plan.role
             self._cells[book.cell_id].update(book)
         for cell in self._cells.values():
             if cell.cell_id not in wanted and cell.is_owned:

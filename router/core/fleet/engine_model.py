@@ -102,7 +102,7 @@ class EngineModel:
                 self.boundary_at = IDLE
 
     def _prefill_step(self) -> None:
-        room: float = max(self.budget - self.decoding, _STARVED_TOKENS)
+        room = float(max(self.budget - self.decoding, _STARVED_TOKENS))
         began_at, computed, completed = self.boundary_at, 0.0, 0
         step_s = self.speed.decode_step_s
         prompts = self._prompts
