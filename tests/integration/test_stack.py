@@ -125,28 +125,6 @@ def place() -> Iterator[Place]:
 # --- homes of their own: first, so that the stack of the others does not idle beside them --------
 
 
-def test_a_supervisor_killed_twice_leaves_work_for_up_and_for_down_and_the_key_survives() -> None:
-    with place() as made:
-        made.sluice(*made.up_arguments, "--detach")
-        key = read_env(made.home)["OPENAI_API_KEY"]
-        assert made.segments(), "shared memory has another name than this test believes"
-        os.kill(read_state(made.home).supervisor_pid, signal.SIGKILL)
-        assert "still run" in made.sluice("status", status=1).stderr
-
-        again = made.sluice(*made.up_arguments, "--detach")
-        assert "an earlier run was not ended properly" in again.stdout
-        assert "gateway (" in again.stdout
-        assert read_env(made.home)["OPENAI_API_KEY"] == key
-        (line,) = [text for text in again.stdout.splitlines() if text.startswith("curl ")]
-        assert streamed_text(shlex.split(line))
-
-        os.kill(read_state(made.home).supervisor_pid, signal.SIGKILL)
-        ended = made.sluice("down")
-        assert "gateway (" in ended.stdout
-        made.assert_nothing_is_left()
-        assert "nothing runs" in made.sluice("down").stdout
-
-
 @contextmanager
 def foreground(made: Place, prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
     out = made.home.root / "out"
@@ -202,11 +180,13 @@ def test_ctrl_c_in_the_foreground_as_an_ordinary_user_leaves_nothing() -> None:
 
 # --- one stack for all others --------------------------------------------------------------------
 
+DETACHED = ("--embeddings", "--detach")
+
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Place]:
     with place() as made:
-        started = made.sluice(*made.up_arguments, "--embeddings", "--detach")
+        started = made.sluice(*made.up_arguments, *DETACHED)
         (made.home.root / "printed").write_text(started.stdout)
         yield made
 
@@ -245,6 +225,24 @@ def streamed_text(words: Sequence[str]) -> str:
     assert lines[-1] == "data: [DONE]"
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+
+
+def kill_supervisor(made: Place) -> None:
+    os.kill(read_state(made.home).supervisor_pid, signal.SIGKILL)
+
+
+def test_a_supervisor_that_is_killed_leaves_work_for_up_and_the_key_survives(running) -> None:
+    key = read_env(running.home)["OPENAI_API_KEY"]
+    assert running.segments(), "shared memory has another name than this test believes"
+    kill_supervisor(running)
+    assert "still run" in running.sluice("status", status=1).stderr
+
+    again = running.sluice(*running.up_arguments, *DETACHED)
+    assert "an earlier run was not ended properly" in again.stdout
+    assert "gateway (" in again.stdout
+    assert read_env(running.home)["OPENAI_API_KEY"] == key
+    (line,) = [text for text in again.stdout.splitlines() if text.startswith("curl ")]
+    assert streamed_text(shlex.split(line))
 
 
 def test_the_printed_curl_line_streams_an_answer(running) -> None:
@@ -457,3 +455,12 @@ def test_an_agent_that_is_killed_leaves_the_engines_to_its_successor(running) ->
     eventually(lambda: read_state(running.home).process("agent").restarts == agent.restarts + 1)
     until_healthy(running)
     assert engines() == before
+
+
+def test_a_supervisor_that_is_killed_leaves_work_for_down(running) -> None:
+    """The last one: what others would find is gone."""
+    kill_supervisor(running)
+    ended = running.sluice("down")
+    assert "gateway (" in ended.stdout
+    running.assert_nothing_is_left()
+    assert "nothing runs" in running.sluice("down").stdout
