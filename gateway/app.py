@@ -23,7 +23,6 @@ from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.routers import RouterLinks
 from gateway.embedding.embedders import Embedders
 from gateway.endpoints.azure import AzurePaths
-from gateway.endpoints.chat import ChatTask
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.completions import CompletionTask
 from gateway.endpoints.copies import spare_work
@@ -183,8 +182,7 @@ class Gateway:
         )
         routes, pools = Routes(), PoolBoard(self.watcher.state, self.links, self.embedders)
         models = Models(directory=self.directory, pools=pools)
-        for api in (ChatTask, CompletionTask):
-            routes.add("POST", api.endpoint, partial(completer.handle, api))
+        routes.add("POST", CompletionTask.endpoint, partial(completer.handle, CompletionTask))
         AnthropicMessages(self.directory, completer, tokenizing).add_to(routes)
         self.stateful.add_to(routes, self.directory, completer, self.assets, self.limiter)
         routes.add("POST", "/v1/embeddings", embeddings.handle)

@@ -6,6 +6,7 @@ from gateway.bases.assets import AssetCache
 from gateway.batches.client import BatchClient
 from gateway.batches.routes import Batches
 from gateway.batches.worker import BatchWorker
+from gateway.chat_store.routes import KeptCompletions
 from gateway.conversations.routes import Conversations
 from gateway.conversations.store import ConversationStore
 from gateway.directory import Directory
@@ -32,10 +33,12 @@ class StatefulApis:
         batches: Of which lines are answered here.
         background: Makes responses that nobody waits for; there once `add_to` was called.
         lines: Answers lines of batches; the same holds.
+        completions: Chat completions, and those that are stored; the same holds.
     """
 
     background: BackgroundResponses
     lines: BatchWorker
+    completions: KeptCompletions
 
     def __init__(self, settings: GatewaySettings) -> None:
         """Compose; nothing is opened yet."""
@@ -78,6 +81,8 @@ class StatefulApis:
         routes.add("POST", "/v1/responses/*", stored.post)
         routes.add("DELETE", "/v1/responses/*", stored.delete)
         Conversations(directory, conversations).add_to(routes)
+        self.completions = KeptCompletions(directory, completer, self.records)
+        self.completions.add_to(routes)
         files = FileStore(self.records)
         TenantFiles(directory, files).add_to(routes)
         Batches(directory, self.batches, files).add_to(routes)
@@ -90,6 +95,7 @@ class StatefulApis:
                 tasks.create_task(self.responses.run())
                 tasks.create_task(self.background.run())
                 tasks.create_task(self.lines.run())
+                tasks.create_task(self.completions.keeper.run())
         finally:
             await self.records.close()
             await self.batches.close()
@@ -102,3 +108,4 @@ class StatefulApis:
     async def flush(self, timeout_s: float) -> None:
         """Bring to PostgreSQL what waits for it, at most for so long."""
         await self.responses.flush(timeout_s)
+        await self.completions.keeper.settled(timeout_s)

@@ -24,8 +24,8 @@ class ConversationRequest(Body):
         _refuse_references(self.items or ())
 
 
-class ConversationChange(Body):
-    """What a conversation is to say of itself from now on."""
+class MetadataChange(Body):
+    """What something stored is to say of itself from now on."""
 
     metadata: Metadata
 

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.bodies.conversations import AddedItems, ConversationChange, ConversationRequest
+from gateway.bodies.conversations import AddedItems, ConversationRequest, MetadataChange
 from gateway.bodies.parsing import parse
 from gateway.conversations.store import ConversationStore, new_items
 from gateway.directory import Directory
@@ -70,7 +70,7 @@ class Conversations:
         """POST /v1/conversations/{id}: new metadata; or its items: further ones."""
         tenant_id, (conversation_id, *rest) = self._tenant(request), _place(request)
         if not rest:
-            change = await read_parsed(request, partial(parse, ConversationChange))
+            change = await read_parsed(request, partial(parse, MetadataChange))
             record = await self._store.change(tenant_id, conversation_id, change.metadata)
             return _answer(_told(record))
         if len(rest) > 1:

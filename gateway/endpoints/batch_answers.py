@@ -1,8 +1,8 @@
-"""The shapes of files and batches, for the description of the API alone; see `answers`."""
+"""The shapes of files, batches and what is stored, for the description of the API alone; see `answers`."""
 
 from typing import Literal
 
-from gateway.endpoints.answers import Count, Shape
+from gateway.endpoints.answers import ChatCompletion, Count, Shape
 
 
 class FileObject(Shape):
@@ -101,3 +101,21 @@ class BatchList(Shape):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class CompletionList(Shape):
+    """Chat completions that were stored, in pages."""
+
+    object: Literal["list"]
+    data: list[ChatCompletion]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedCompletion(Shape):
+    """A chat completion that is gone."""
+
+    id: str
+    object: Literal["chat.completion.deleted"]
+    deleted: Literal[True]

@@ -15,7 +15,7 @@ from gateway.bodies.anthropic import AnthropicRequest, CountTokensRequest
 from gateway.bodies.batches import BatchRequest
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.completions import CompletionRequest
-from gateway.bodies.conversations import AddedItems, ConversationChange, ConversationRequest
+from gateway.bodies.conversations import AddedItems, ConversationRequest, MetadataChange
 from gateway.bodies.embeddings import EmbeddingRequest
 from gateway.bodies.responses import InputTokensRequest, ResponseRequest
 from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
@@ -28,6 +28,8 @@ from gateway.endpoints.anthropic_answers import (
 from gateway.endpoints.batch_answers import (
     BatchList,
     BatchObject,
+    CompletionList,
+    DeletedCompletion,
     DeletedFile,
     FileList,
     FileObject,
@@ -166,7 +168,8 @@ def document() -> Json:
     one = _get("Show a model", answers.ModelCard, _READ)
     paths["/v1/models"] = {"get": _get("List the models", answers.ModelList, _READ - {404})}
     paths["/v1/models/{id}"] = {"parameters": [name], "get": one}
-    paths |= _stored_responses() | _conversations() | _batches()
+    paths["/v1/chat/completions"]["get"] = _get("List those stored", CompletionList, _READ)
+    paths |= _kept_completions() | _stored_responses() | _conversations() | _batches()
     paths["/v1/batches"]["get"] = _get("List the batches", BatchList, _READ)
     paths["/healthz"] = {"get": _open(_get("Tell that the process lives", answers.Status))}
     ready = _get("Tell whether requests can be served", answers.Status, frozenset({503}))
@@ -207,6 +210,26 @@ def _stored_responses() -> Json:
         "/v1/responses/{id}": {"parameters": [one], "get": shown, "delete": deleted},
         "/v1/responses/{id}/cancel": {"parameters": [one], "post": cancelled},
         "/v1/responses/{id}/input_items": {"parameters": [one], "get": items},
+    }
+
+
+def _kept_completions() -> Json:
+    """Return what is asked of chat completions that were stored."""
+    path: Json = {"name": "id", "in": "path", "required": True, "description": "Of a completion."}
+    one = path | {"schema": {"type": "string", "minLength": 1}}
+    where = "/v1/chat/completions/{id}"
+    change = _Endpoint(where, "Change its metadata", MetadataChange, answers.ChatCompletion)
+    return {
+        where: {
+            "parameters": [one],
+            "get": _get("Show a completion", answers.ChatCompletion, _READ),
+            "post": _post(change) | {"operationId": "changecompletion"},
+            "delete": _get("Delete a completion", DeletedCompletion, _READ),
+        },
+        f"{where}/messages": {
+            "parameters": [one],
+            "get": _get("List what it answers", InputItemList, _READ),
+        },
     }
 
 
@@ -260,7 +283,7 @@ def _conversations() -> Json:
         path: {
             "parameters": [one],
             "get": shown,
-            "post": _post(_Endpoint(path, "Change it", ConversationChange, ConversationObject)),
+            "post": _post(_Endpoint(path, "Change it", MetadataChange, ConversationObject)),
             "delete": deleted,
         },
         f"{path}/items": {
@@ -283,13 +306,15 @@ class _Untitled(GenerateJsonSchema):
 
 def _schemas() -> Json:
     bodies: list[type[BaseModel]] = [post.body for post in _POSTS]
-    bodies += [AddedItems, ConversationChange]
+    bodies += [AddedItems, MetadataChange]
     shapes: list[type[BaseModel]] = [post.answer for post in _POSTS]
     shapes += [
         answers.ErrorEnvelope,
         AnthropicErrorEnvelope,
         BatchList,
         BatchObject,
+        CompletionList,
+        DeletedCompletion,
         DeletedConversation,
         DeletedFile,
         DeletedResponse,

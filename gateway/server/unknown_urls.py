@@ -19,7 +19,6 @@ _ELSEWHERE = {
     "/v1/realtime": "stream chat completions instead",
     "/v1/moderations": "there is no moderation model",
     "/v1/completions/": "completions are not stored",
-    "/v1/chat/completions/": "completions are not stored",
     "/v1/messages/batches": 'send the messages one by one, with a "priority" below 0',
     "/v1/rerank": "models here make text and embeddings",
     "/v1/score": "models here make text and embeddings",

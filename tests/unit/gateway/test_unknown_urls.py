@@ -32,7 +32,7 @@ def test_a_base_url_without_v1(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/threads", "/v1/uploads/b1", "/v1/audio/speech", "/v1/chat/completions/x"]
+    "path", ["/v1/threads", "/v1/uploads/b1", "/v1/audio/speech", "/v1/completions/x"]
 )
 def test_what_openai_has_and_this_server_has_not(path: str) -> None:
     assert "is not served here" in unknown_url(path, KNOWN)

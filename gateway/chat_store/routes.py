@@ -1,0 +1,164 @@
+"""POST /v1/chat/completions, and the completions that were asked for with `"store": true`."""
+
+from functools import partial
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from gateway.bodies.conversations import MetadataChange
+from gateway.bodies.mistakes import bad_value
+from gateway.bodies.parsing import parse
+from gateway.chat_store.keeper import KIND, CompletionKeeper
+from gateway.chat_store.task import KeptChatTask
+from gateway.directory import Directory, Principal
+from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.completer import Completer
+from gateway.endpoints.reading import read_parsed
+from gateway.records.client import RecordClient, missing
+from gateway.records.pages import listed, page_of
+from gateway.server.middleware import authenticate
+from gateway.server.routes import Routes, path_rest
+from gateway.server.unknown_urls import unknown_url
+from sluice.errors import ErrorCode, PlatformError
+from sluice.scopes import Scope
+from sluice.wire.state.v1 import state_pb2 as wire
+
+PATH = "/v1/chat/completions"
+_PREFIX, _MESSAGES = f"{PATH}/", "/messages"
+_JSON = "application/json"
+_KNOWN = (PATH, f"{PATH}/{{id}}", f"{PATH}/{{id}}{_MESSAGES}")
+_FILTERS_MAX = 16
+_SETTLE_S = 1.0  # what was just told may be asked for at once
+
+
+class KeptCompletions:
+    """Chat completions of one worker."""
+
+    def __init__(self, directory: Directory, completer: Completer, records: RecordClient) -> None:
+        """Compose."""
+        self._directory, self._completer, self._records = directory, completer, records
+        self.keeper = CompletionKeeper(records)
+
+    def add_to(self, routes: Routes) -> None:
+        """Add all paths."""
+        routes.add("POST", PATH, self.create)
+        routes.add("GET", PATH, self.list_all)
+        routes.add("GET", f"{PATH}/*", self.get)
+        routes.add("POST", f"{PATH}/*", self.change)
+        routes.add("DELETE", f"{PATH}/*", self.delete)
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions."""
+        principal = self._admitted(request)
+        # Not by a name: a stream keeps nothing of its body.
+        return await self._completer.answer(
+            request,
+            principal,
+            self._kept(principal, await read_parsed(request, partial(parse, ChatTask))),
+        )
+
+    def _kept(self, principal: Principal, task: ChatTask) -> ChatTask:
+        if not task.store:
+            return task
+        fields = {name: getattr(task, name) for name in ChatTask.model_fields}
+        return KeptChatTask.model_construct(
+            **fields, keeper=self.keeper, tenant_id=principal.tenant.id
+        )
+
+    async def list_all(self, request: web.Request) -> web.Response:
+        """GET /v1/chat/completions: those that were stored, oldest first."""
+        tenant_id = self._admitted(request).tenant.id
+        filters = {key: value for key, value in request.query.items() if key.startswith("metadata")}
+        limit, is_ascending, after = page_of(request, "model", *filters, default_order="asc")
+        await self.keeper.settled(_SETTLE_S)
+        wanted = wire.ListRecordsRequest(
+            tenant_id=tenant_id,
+            kind=KIND,
+            after=after,
+            limit=limit + 1,
+            is_ascending=is_ascending,
+            metadata=_metadata(filters),
+            model=request.query.get("model", ""),
+        )
+        found = [_told(record) for record in await self._records.listed(wanted)]
+        body = listed(found[:limit], has_more=len(found) > limit)
+        return web.Response(body=body, content_type=_JSON)
+
+    async def get(self, request: web.Request) -> web.Response:
+        """GET /v1/chat/completions/{id}, and its messages."""
+        tenant_id, rest = self._admitted(request).tenant.id, path_rest(request, _PREFIX)
+        await self.keeper.settled(_SETTLE_S)
+        completion_id = _one(request, rest.removesuffix(_MESSAGES))
+        record = await self._record(tenant_id, completion_id)
+        if not rest.endswith(_MESSAGES):
+            return _answer(_told(record))
+        limit, is_ascending, after = page_of(request, default_order="asc")
+        wanted = wire.ListItemsRequest(
+            tenant_id=tenant_id,
+            id=completion_id,
+            after=after,
+            limit=limit + 1,
+            is_ascending=is_ascending,
+        )
+        found = [orjson.loads(it.content) async for it in self._records.items(wanted)]
+        body = listed(found[:limit], has_more=len(found) > limit)
+        return web.Response(body=body, content_type=_JSON)
+
+    async def change(self, request: web.Request) -> web.Response:
+        """POST /v1/chat/completions/{id}: other metadata."""
+        tenant_id = self._admitted(request).tenant.id
+        completion_id = _one(request, path_rest(request, _PREFIX))
+        change = await read_parsed(request, partial(parse, MetadataChange))
+        await self.keeper.settled(_SETTLE_S)
+        await self._record(tenant_id, completion_id)
+        record = await self._records.change(tenant_id, completion_id, change.metadata)
+        return _answer(_told(record))
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """DELETE /v1/chat/completions/{id}."""
+        tenant_id = self._admitted(request).tenant.id
+        completion_id = _one(request, path_rest(request, _PREFIX))
+        await self.keeper.settled(_SETTLE_S)
+        await self._record(tenant_id, completion_id)
+        await self._records.remove(tenant_id, completion_id)
+        return _answer({"id": completion_id, "object": f"{KIND}.deleted", "deleted": True})
+
+    async def _record(self, tenant_id: str, completion_id: str) -> wire.Record:
+        record = await self._records.show(tenant_id, completion_id)
+        if record.kind != KIND:
+            raise missing(completion_id)
+        return record
+
+    def _admitted(self, request: web.Request) -> Principal:
+        principal = authenticate(self._directory, request)
+        self._directory.require_scope(principal, Scope.CHAT)
+        return principal
+
+
+def _metadata(filters: dict[str, str]) -> dict[str, str]:
+    """Return what `metadata[key]=value` asks for."""
+    if len(filters) > _FILTERS_MAX:
+        raise bad_value("metadata", f"at most {_FILTERS_MAX} of them")
+    wanted = dict[str, str]()
+    for name, value in filters.items():
+        key = name.removeprefix("metadata[")
+        if key == name or not key.endswith("]"):
+            raise bad_value(name, "it is metadata[key]=value")
+        wanted[key[:-1]] = value
+    return wanted
+
+
+def _one(request: web.Request, completion_id: str) -> str:
+    """Return the id that a path names; PlatformError when it names something else."""
+    if "/" in completion_id or not completion_id:
+        raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
+    return completion_id
+
+
+def _told(record: wire.Record) -> dict[str, Any]:
+    return orjson.loads(record.content) | {"metadata": dict(record.metadata)}
+
+
+def _answer(told: dict[str, Any]) -> web.Response:
+    return web.Response(body=orjson.dumps(told), content_type=_JSON)

@@ -1,0 +1,184 @@
+"""A chat completion that is kept: the same as any other, and a record of it at its end."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from pydantic import ConfigDict
+
+from gateway.chat_store.keeper import KIND, CompletionKeeper
+from gateway.dialects.delta import AnswerDelta
+from gateway.dispatch.generation import GenerationSpec, WholeGeneration
+from gateway.dispatch.pace import AttemptPace
+from gateway.dispatch.streamed import StreamedGeneration
+from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.task import StreamEnd, StreamWriters
+from gateway.metrics import FastHistogram
+from gateway.text.sse import ChatChunks, ChunkWriter, StreamHead
+from sluice.errors import PlatformError
+from sluice.wire.state.v1 import state_pb2 as wire
+
+
+class KeptChatChunks(ChatChunks):
+    """Chunks of one choice, and what the choice has come to.
+
+    Attributes:
+        ended: The whole answer and its finish reason, once it is there.
+    """
+
+    __slots__ = ("_call_ids", "ended")
+
+    def __init__(self, head: StreamHead, index: int = 0) -> None:
+        """Prepare."""
+        super().__init__(head, index)
+        self._call_ids: list[str] = []
+        self.ended: tuple[WholeGeneration, str] | None = None
+
+    def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
+        """See `ChatChunks`."""
+        self._call_ids += [call.call_id for call in delta.calls if call.call_id]
+        return super().delta(delta, logprobs)
+
+    def note(self, whole: WholeGeneration, reason: str) -> None:
+        """The choice has ended; its calls have the ids that the client was told."""
+        for call, call_id in zip(whole.answer.calls, self._call_ids, strict=False):
+            call["id"] = call_id
+        self.ended = whole, reason
+
+
+class KeptStreamedGeneration(StreamedGeneration):
+    """One choice that is written as it comes, and read once more as a whole when it has ended."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(
+        self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
+    ) -> None:
+        """Prepare; `chunks` take what comes of it."""
+        assert isinstance(chunks, KeptChatChunks), "only these take it"
+        super().__init__(spec, chunks, itl, pace)
+        self._kept = chunks
+
+    def last_chunks(self, reason: str) -> bytes:
+        """See the base."""
+        last = super().last_chunks(reason)
+        whole = WholeGeneration(self.spec)
+        whole.push(self.emitted, 0.0)
+        whole.finish()
+        self._kept.note(whole, reason)
+        return last
+
+
+class _KeptEnd:
+    """The end of a stream that is kept."""
+
+    def __init__(self, task: "KeptChatTask", inner: StreamEnd, told: dict[str, object]) -> None:
+        self._task, self._inner, self._told = task, inner, told
+        self.chunks: Sequence[KeptChatChunks] = ()
+
+    async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
+        choices = [it.ended for it in self.chunks if it.ended is not None]
+        self._task.keep(self._told, choices, usage)
+        return await self._inner.last(usage, ended_unix_s)
+
+    def failure(self, error: PlatformError) -> bytes:
+        return self._inner.failure(error)
+
+
+class KeptChatTask(ChatTask):
+    """One chat completion that is kept; a stream of it holds its body until the end.
+
+    Attributes:
+        keeper: Brings it to PostgreSQL.
+        tenant_id: Whose it is.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    streamed = KeptStreamedGeneration
+
+    keeper: CompletionKeeper
+    tenant_id: str
+
+    def chunks(self, head: StreamHead, index: int) -> KeptChatChunks:
+        """See `TextTask`."""
+        return KeptChatChunks(head, index)
+
+    def stream_writers(
+        self,
+        uid: str,
+        *,
+        model: str,
+        created_unix_s: int,
+        fingerprint: str,
+        specs: Sequence[GenerationSpec],
+    ) -> StreamWriters:
+        """See `TextTask`."""
+        writers = super().stream_writers(
+            uid, model=model, created_unix_s=created_unix_s, fingerprint=fingerprint, specs=specs
+        )
+        told = self._head(uid, model, created_unix_s, fingerprint)
+        end = _KeptEnd(self, writers.end, told)
+        end.chunks = [it for it in writers.chunks if isinstance(it, KeptChatChunks)]
+        return writers._replace(end=end)
+
+    async def whole(
+        self,
+        uid: str,
+        *,
+        model: str,
+        created_unix_s: int,
+        fingerprint: str,
+        answers: Sequence[tuple[WholeGeneration, str]],
+        usage: dict[str, object],
+        ended_unix_s: int,
+    ) -> bytes:
+        """See `TextTask`."""
+        self.keep(self._head(uid, model, created_unix_s, fingerprint), answers, usage)
+        return await super().whole(
+            uid,
+            model=model,
+            created_unix_s=created_unix_s,
+            fingerprint=fingerprint,
+            answers=answers,
+            usage=usage,
+            ended_unix_s=ended_unix_s,
+        )
+
+    def keep(
+        self,
+        head: dict[str, object],
+        answers: Sequence[tuple[WholeGeneration, str]],
+        usage: dict[str, object],
+    ) -> None:
+        """Let the completion be kept, with the messages that it answers."""
+        choices = [self.choice_of(generation, reason) for generation, reason in answers]
+        completion_id = str(head["id"])
+        record = wire.Record(
+            id=completion_id,
+            tenant_id=self.tenant_id,
+            kind=KIND,
+            created_at_unix_ms=time.time_ns() // 1_000_000,
+            metadata=self.metadata or {},
+            content=orjson.dumps(head | {"choices": choices, "usage": usage}),
+            model=str(head["model"]),
+        )
+        items = list[wire.RecordItem]()
+        for number, message in enumerate(self.messages):
+            message_id = f"{completion_id}-{number}"
+            told: dict[str, Any] = {"id": message_id, **message.model_dump(exclude_none=True)}
+            items.append(wire.RecordItem(id=message_id, content=orjson.dumps(told)))
+        self.keeper.offer(wire.CreateRecordRequest(record=record, items=items))
+
+    def _head(
+        self, uid: str, model: str, created_unix_s: int, fingerprint: str
+    ) -> dict[str, object]:
+        return {
+            "id": f"{self.id_prefix}-{uid}",
+            "object": self.kind,
+            "created": created_unix_s,
+            "model": model,
+            "system_fingerprint": fingerprint,
+            "service_tier": self.served_tier or "default",
+        }
