@@ -24,27 +24,22 @@ class KeptChatChunks(ChatChunks):
     """Chunks of one choice, and what the choice has come to.
 
     Attributes:
+        call_ids: Of its calls, as the client was told them.
         ended: The whole answer and its finish reason, once it is there.
     """
 
-    __slots__ = ("_call_ids", "ended")
+    __slots__ = ("call_ids", "ended")
 
     def __init__(self, head: StreamHead, index: int = 0) -> None:
         """Prepare."""
         super().__init__(head, index)
-        self._call_ids: list[str] = []
+        self.call_ids: list[str] = []
         self.ended: tuple[WholeGeneration, str] | None = None
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
         """See `ChatChunks`."""
-        self._call_ids += [call.call_id for call in delta.calls if call.call_id]
+        self.call_ids += [call.call_id for call in delta.calls if call.call_id]
         return super().delta(delta, logprobs)
-
-    def note(self, whole: WholeGeneration, reason: str) -> None:
-        """The choice has ended; its calls have the ids that the client was told."""
-        for call, call_id in zip(whole.answer.calls, self._call_ids, strict=False):
-            call["id"] = call_id
-        self.ended = whole, reason
 
 
 class KeptStreamedGeneration(StreamedGeneration):
@@ -66,7 +61,7 @@ class KeptStreamedGeneration(StreamedGeneration):
         whole = WholeGeneration(self.spec)
         whole.push(self.emitted, 0.0)
         whole.finish()
-        self._kept.note(whole, reason)
+        self._kept.ended = whole, reason
         return last
 
 
@@ -78,7 +73,7 @@ class _KeptEnd:
         self.chunks: Sequence[KeptChatChunks] = ()
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
-        choices = [it.ended for it in self.chunks if it.ended is not None]
+        choices = [_choice(self._task, it) for it in self.chunks if it.ended is not None]
         self._task.keep(self._told, choices, usage)
         return await self._inner.last(usage, ended_unix_s)
 
@@ -135,7 +130,8 @@ class KeptChatTask(ChatTask):
         ended_unix_s: int,
     ) -> bytes:
         """See `TextTask`."""
-        self.keep(self._head(uid, model, created_unix_s, fingerprint), answers, usage)
+        choices = [self.choice_of(generation, reason) for generation, reason in answers]
+        self.keep(self._head(uid, model, created_unix_s, fingerprint), choices, usage)
         return await super().whole(
             uid,
             model=model,
@@ -149,11 +145,10 @@ class KeptChatTask(ChatTask):
     def keep(
         self,
         head: dict[str, object],
-        answers: Sequence[tuple[WholeGeneration, str]],
+        choices: Sequence[dict[str, object]],
         usage: dict[str, object],
     ) -> None:
         """Let the completion be kept, with the messages that it answers."""
-        choices = [self.choice_of(generation, reason) for generation, reason in answers]
         completion_id = str(head["id"])
         record = wire.Record(
             id=completion_id,
@@ -161,7 +156,7 @@ class KeptChatTask(ChatTask):
             kind=KIND,
             created_at_unix_ms=time.time_ns() // 1_000_000,
             metadata=self.metadata or {},
-            content=orjson.dumps(head | {"choices": choices, "usage": usage}),
+            content=orjson.dumps(head | {"choices": [*choices], "usage": usage}),
             model=str(head["model"]),
         )
         items = list[wire.RecordItem]()
@@ -182,3 +177,13 @@ class KeptChatTask(ChatTask):
             "system_fingerprint": fingerprint,
             "service_tier": self.served_tier or "default",
         }
+
+
+def _choice(task: KeptChatTask, chunks: KeptChatChunks) -> dict[str, object]:
+    """Return a choice of a stream; its calls have the ids that the client was told."""
+    assert chunks.ended is not None, "it has ended"
+    choice = task.choice_of(*chunks.ended)
+    message: Any = choice["message"]
+    for call, call_id in zip(message.get("tool_calls", ()), chunks.call_ids, strict=True):
+        call["id"] = call_id
+    return choice

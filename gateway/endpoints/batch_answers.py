@@ -1,4 +1,4 @@
-"""The shapes of files, batches and what is stored, for the description of the API alone; see `answers`."""
+"""The shapes of files, batches and stored completions, for the description alone; see `answers`."""
 
 from typing import Literal
 
