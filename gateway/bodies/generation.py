@@ -39,6 +39,7 @@ STOPS_MAX = 4
 _STOP_CHARACTERS_MAX = 1024
 _BIASES_MAX = 300
 _DEADLINE_MS_MAX = 600_000
+_INTERVAL_MS_MAX = 5_000  # well below the time that a stream may be silent
 # The engine reads 0 as "off". So little of the distribution is always the one best token.
 _TOP_P_LEAST = 1e-6
 _REPETITION_LEAST = 0.01
@@ -81,6 +82,13 @@ class StreamOptions(Strict):
 
     include_usage: Flag | None = None
     continuous_usage_stats: Flag | None = None
+    interval_ms: (
+        Annotated[
+            Integer,
+            Field(ge=0, le=_INTERVAL_MS_MAX, description="At most one write in so long; 0: live."),
+        ]
+        | None
+    ) = None
     include_obfuscation: Annotated[Any, Only(False)] = None
 
 
@@ -178,6 +186,12 @@ class GenerationFields(Body):
         """Whether each chunk before that tells the usage until then; vLLM's extension."""
         options = self.stream_options
         return self.include_usage and options is not None and bool(options.continuous_usage_stats)
+
+    @property
+    def interval_ms(self) -> int:
+        """Between two writes of a stream; 0: tokens leave as they come."""
+        options = self.stream_options
+        return 0 if options is None else options.interval_ms or 0
 
     @property
     def session(self) -> str:

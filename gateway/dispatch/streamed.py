@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from gateway.dialects.delta import NOTHING, AnswerDelta
 from gateway.dispatch.generation import EndKind, Generation, GenerationEnd, GenerationSpec
+from gateway.dispatch.interval_writer import IntervalWriter
 from gateway.dispatch.pace import AttemptPace
 from gateway.metrics import FastHistogram
 from gateway.text.detokenizer import json_fragment
@@ -45,6 +46,8 @@ class StreamedGeneration(Generation):
         "_frame_bytes",
         "_head",
         "_held",
+        "_interval",
+        "_interval_s",
         "_is_counted",
         "_is_plain",
         "_itl",
@@ -84,6 +87,12 @@ class StreamedGeneration(Generation):
         self.take_head()
         self._transport: asyncio.WriteTransport | None = None
         self._until_check = _CHECK_EVERY
+        self._interval_s = 0.0
+        self._interval: IntervalWriter | None = None
+
+    def write_every(self, interval_s: float) -> None:
+        """Write at most once in so long, 0: whenever tokens come; call before `go_live`."""
+        self._interval_s = interval_s
 
     def take_head(self) -> None:
         """Take what stands before the text of a chunk; to be called again when it changes."""
@@ -195,8 +204,11 @@ class StreamedGeneration(Generation):
         try:
             self._write(frame)
         except RuntimeError:
-            # uvloop: the connection is closed, and the handler's cancellation is on its way.
-            self.end(GenerationEnd(EndKind.REFUSED, ErrorCode.CLIENT_CLOSED, "The client hung up."))
+            self._end_closed()
+
+    def _end_closed(self) -> None:
+        """End it: uvloop's connection is closed, and the handler's cancellation is on its way."""
+        self.end(GenerationEnd(EndKind.REFUSED, ErrorCode.CLIENT_CLOSED, "The client hung up."))
 
     def _check_reader(self) -> None:
         self._until_check = _CHECK_EVERY
@@ -223,16 +235,31 @@ class StreamedGeneration(Generation):
         assert not self._early, "chunks would be sent out of order"
         self._early = None
         self._transport = transport
-        self._write = transport.write if is_chunked else _without_frames(transport.write)
+        write = transport.write
+        if self._interval_s:
+            self._interval = IntervalWriter(write, self._interval_s, self._flush_interval)
+            write = self._interval.write
+        self._write = write if is_chunked else _without_frames(write)
 
     def stop_writing(self) -> bytes:
         """Return what was not sent yet; from now on nothing reaches the transport.
 
         Behind its end a response is not this one any more: the next one may use the connection.
         """
+        if self._interval is not None:
+            interval, self._interval = self._interval, None
+            interval.close()
         unsent = self._taken_held() + self.take_early()
         self._early = []
         return unsent
+
+    def _flush_interval(self) -> None:
+        if self._interval is None:
+            return
+        try:
+            self._interval.flush()
+        except RuntimeError:
+            self._end_closed()
 
     def last_chunks(self, reason: str) -> bytes:
         """Return what is still held back when the answer ends, and why it ended."""

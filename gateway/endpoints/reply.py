@@ -112,6 +112,9 @@ class ReplyWriter:
             body.streamed(spec, chunks, self._itl, self._pace)
             for spec, chunks in zip(exchange.specs, writers.chunks, strict=True)
         ]
+        if interval_ms := body.interval_ms:
+            for stream in streams:
+                stream.write_every(interval_ms / 1000)
         if writers.counted is not None:
             for stream in streams:
                 stream.count_usage(writers.counted)

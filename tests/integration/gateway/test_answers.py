@@ -70,6 +70,23 @@ async def test_every_chunk_tells_the_usage_so_far_when_asked(
             assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
+async def test_a_stream_with_an_interval_says_the_same(world) -> None:
+    body = {"model": "tiny", "messages": HELLO, "stream": True}
+    async with world() as w, w.http() as http:
+        answer = await http.post(
+            "/v1/chat/completions", json=body | {"stream_options": {"interval_ms": 30}}
+        )
+        events = [json.loads(e[6:]) for e in answer.text.split("\n\n")[:-2]]
+        content = [e["choices"][0]["delta"].get("content", "") for e in events]
+        assert "".join(content) == w.text
+        assert answer.text.endswith("data: [DONE]\n\n")
+        refused = await http.post(
+            "/v1/chat/completions", json=body | {"stream_options": {"interval_ms": 5001}}
+        )
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "stream_options.interval_ms"
+
+
 async def test_the_paths_that_load_generators_ask_first(world) -> None:
     async with world() as w, w.http() as http:
         assert (await http.get("/health")).status_code == 200

@@ -204,6 +204,73 @@ async def test_after_the_end_of_a_response_nothing_is_written() -> None:
     assert not transport.written
 
 
+class Writes(Transport):
+    """Keeps each write by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        super().write(data)
+        self.each.append(bytes(data))
+
+
+async def test_with_an_interval_many_steps_share_a_write_and_none_is_lost() -> None:
+    transport, generation = Writes(), stream()
+    generation.write_every(0.05)
+    generation.go_live(transport, is_chunked=True)
+    for token in TOKENIZER.encode("written").ids:
+        step(generation, token)
+    assert not transport.each  # the first bytes left just before
+    async with asyncio.timeout(10):
+        while not transport.each:  # noqa: ASYNC110 - a transport tells nobody
+            await asyncio.sleep(0.001)
+    assert "".join(texts(unframed(transport.written) + DONE)) == "written"
+    assert len(transport.each) == 1
+    for token in TOKENIZER.encode("more").ids:
+        step(generation, token)
+    unsent = generation.stop_writing()
+    assert "".join(texts(unframed(transport.written) + unsent + DONE)) == "writtenmore"
+    assert len(transport.each) == 2
+    await asyncio.sleep(0.1)
+    assert len(transport.each) == 2  # the connection may have the next response by now
+
+
+async def test_without_chunked_coding_an_interval_leaves_the_bytes_bare() -> None:
+    transport, generation = Writes(), stream()
+    generation.write_every(60.0)
+    generation.go_live(transport, is_chunked=False)
+    for token in TOKENIZER.encode("bare").ids:
+        step(generation, token)
+    generation.stop_writing()
+    assert "".join(texts(transport.written + DONE)) == "bare"
+    assert len(transport.each) == 1
+
+
+async def test_a_client_that_hung_up_ends_a_stream_with_an_interval_too() -> None:
+    transport, generation = Writes(), stream()
+    generation.write_every(0.01)
+    generation.go_live(transport, is_chunked=True)
+    step(generation, *TOKENIZER.encode("a").ids)
+    transport.is_gone = True
+    async with asyncio.timeout(10):
+        while generation.ending is None:  # noqa: ASYNC110 - it tells its listener
+            await asyncio.sleep(0.001)
+    assert generation.ending.code is ErrorCode.CLIENT_CLOSED
+
+
+async def test_much_text_does_not_wait_for_the_interval() -> None:
+    transport, generation = Writes(), stream()
+    generation.write_every(60.0)
+    generation.go_live(transport, is_chunked=True)
+    for _ in range(600):
+        step(generation, *TOKENIZER.encode("a").ids)
+    assert len(transport.each) >= 1
+    generation.stop_writing()
+    assert "".join(texts(unframed(transport.written) + DONE)) == "a" * 600
+
+
 def test_marks_are_shown_alike_whichever_way_they_take() -> None:
     mark = TOKENIZER.token_to_id("!")
     hiding = token_table(TOKENIZER, [mark])

@@ -1,0 +1,65 @@
+"""Writes of one stream, at most one in so long: for readers that nobody watches live.
+
+A write costs more than everything else that is done for a token.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+# Beyond it the interval is not waited for: an engine may bring much at once.
+_BYTES_MAX = 32 << 10
+
+
+class IntervalWriter:
+    """Keeps frames until the interval since the last write is over."""
+
+    __slots__ = ("_bytes", "_frames", "_interval_s", "_is_over", "_timer", "_write")
+
+    def __init__(
+        self, write: Callable[[bytes], None], interval_s: float, is_over: Callable[[], None]
+    ) -> None:
+        """Prepare; something was written just now.
+
+        Args:
+            write: Of the transport.
+            interval_s: Between two writes.
+            is_over: Called when the interval is over; `flush` is to be called then.
+        """
+        self._write = write
+        self._interval_s = interval_s
+        self._is_over = is_over
+        self._frames: list[bytes] = []
+        self._bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._start_timer()
+
+    def write(self, frame: bytes) -> None:
+        """Write a frame, now or when the interval is over."""
+        self._frames.append(frame)
+        self._bytes += len(frame)
+        if self._timer is None or self._bytes > _BYTES_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is kept; without any, the next frame is written at once."""
+        self._stop_timer()
+        if self._frames:
+            kept = b"".join(self._frames)
+            self._frames.clear()
+            self._bytes = 0
+            self._start_timer()
+            self._write(kept)
+
+    def close(self) -> None:
+        """Write what is kept; nothing is kept any more."""
+        self.flush()
+        self._stop_timer()
+
+    def _start_timer(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._interval_s, self._is_over)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
