@@ -86,6 +86,10 @@ COMMANDS: dict[str, CommandEntry] = {
     "golden": CommandEntry(
         "golden_commands:golden", "Prompts that find replicas which answer wrong."
     ),
+    "alerts": CommandEntry(
+        "alert_commands:alerts", "What fires, who looks at it, and who was told."
+    ),
+    "incidents": CommandEntry("alert_commands:incidents", "What went wrong, from page to text."),
     "backup": _local(
         "backup_commands:backup",
         "Write tenants, keys, models, rollouts, audit and all artifacts into a directory.",

@@ -17,6 +17,10 @@ from control_plane.access import session_repository
 from control_plane.adapters.routes import AdapterRoutes
 from control_plane.admin.audit import AuditRoutes
 from control_plane.admin.keys import ADMIN_KEYS
+from control_plane.alerts import repository as alerts
+from control_plane.alerts.receivers import ReceiversError, read_receivers
+from control_plane.alerts.routes import AlertRoutes
+from control_plane.alerts.service import AlertService
 from control_plane.artifacts.model import Bounds
 from control_plane.artifacts.routes import ArtifactRoutes
 from control_plane.artifacts.service import Artifacts
@@ -139,6 +143,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         parts = (
             *(feed, fleet, artifacts, distribution, rollouts, quality, base_prompts, budgets),
             *(scaling, BatchLoop(database, shared_secret()), console),
+            _alerts(database, settings, metrics),
         )
         for work in parts:
             stack.callback(background.create_task(work.run()).cancel)
@@ -188,6 +193,7 @@ def _prunes(settings: Settings) -> tuple[Callable[[AsyncConnection], Awaitable[N
         prune_answers,
         session_repository.prune,
         partial(prune_audit, kept_days=settings.audit_days),
+        partial(alerts.prune, kept_days=settings.alert_days),
         partial(prune_intervals, kept_days=settings.replica_hours_days),
         partial(responses.prune, kept_days=settings.response_days),
         partial(prune_records, kept_days=settings.response_days),
@@ -210,6 +216,7 @@ def admin_routes(
         *PlanRoutes(database).routes(),
         *RollbackRoutes(database).routes(),
         *QualityRoutes(database).routes(),
+        *AlertRoutes(database).routes(),
         *AdapterRoutes(database).routes(),
         *BudgetRoutes(database, budget_interval_s).routes(),
         *TextRoutes(database, texts).routes(),
@@ -240,6 +247,14 @@ async def _budgets(
     url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
     ledger = await stack.enter_async_context(budget_feed.open_feed(url, key))
     return BudgetService(database, ledger, metrics.show_budgets, settings.budget_interval_s)
+
+
+def _alerts(database: Database, settings: Settings, metrics: ControlPlaneMetrics) -> AlertService:
+    try:
+        receivers = read_receivers(settings.alert_receivers)
+    except ReceiversError as error:
+        raise OSError(f"CONTROL_PLANE__ALERT_RECEIVERS: {error}") from None
+    return AlertService(database, receivers, metrics.count_notification)
 
 
 async def _texts(stack: AsyncExitStack, settings: Settings) -> TextStore:

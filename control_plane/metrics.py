@@ -114,6 +114,12 @@ class ControlPlaneMetrics:
             ["cause"],
             registry=self.registry,
         )
+        self._notifications = Counter(
+            "control_plane_alert_notifications_total",
+            "Tries to tell a receiver of alerts: sent, failed (tried again), given_up",
+            ["receiver", "result"],
+            registry=self.registry,
+        )
         self._evidence_age_s = Gauge(
             "control_plane_rollout_evidence_age_seconds",
             "Since the end of the last window of evidence, of the rollout that has the oldest",
@@ -188,6 +194,10 @@ class ControlPlaneMetrics:
         for phase in (*Phase, UNREADABLE):
             self._rollouts.labels(str(phase)).set(phases.get(phase, 0))
         self._evidence_age_s.set(evidence_age_s)
+
+    def count_notification(self, receiver: str, result: str) -> None:
+        """Count a try to tell a receiver of alerts."""
+        self._notifications.labels(receiver, result).inc()
 
     def count_rollback(self, cause: str) -> None:
         """Count a rollout that was sent back."""

@@ -4,6 +4,7 @@ Every domain with tables of its own is imported here; nothing else imports this 
 """
 
 from control_plane.access import tables as access
+from control_plane.alerts import tables as alerts
 from control_plane.artifacts import tables as artifacts
 from control_plane.audit import tables as audit
 from control_plane.batches import tables as batches
@@ -19,6 +20,7 @@ from control_plane.tables import metadata
 
 __all__ = [
     "access",
+    "alerts",
     "artifacts",
     "audit",
     "batches",

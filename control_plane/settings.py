@@ -1,5 +1,6 @@
 """Settings of the control plane; all come from the environment."""
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, SecretStr
@@ -44,6 +45,9 @@ class Settings(ServiceSettings):
         console_session_s: For which a session of the console lasts; then its holder signs in anew.
         quality_pool_hour_max: Of the quarantined replicas of a pool, so many are replaced within an
             hour.
+        alert_receivers: JSON file that names who is told of alerts, read at the start; without one,
+            nobody is.
+        alert_days: For which alerts that are over, and closed incidents, are kept.
         quality_node_day_max: A node with more quarantined replicas within a day gets no others.
     """
 
@@ -75,6 +79,8 @@ class Settings(ServiceSettings):
     console_session_s: Annotated[float, Field(ge=60, le=86_400)] = 14_400
     quality_pool_hour_max: Annotated[int, Field(ge=0)] = 3
     quality_node_day_max: Annotated[int, Field(ge=0)] = 3
+    alert_receivers: Path | None = None
+    alert_days: Annotated[int, Field(ge=1, le=36_500)] = 90
 
 
 class MigrateSettings(ServiceSettings):
@@ -108,3 +114,5 @@ class MigrateSettings(ServiceSettings):
     console_session_s: str = ""
     quality_pool_hour_max: str = ""
     quality_node_day_max: str = ""
+    alert_receivers: str = ""
+    alert_days: str = ""

@@ -194,3 +194,52 @@ async def test_the_audit_log(sluice) -> None:
     shown = await sluice("audit", *words)
     assert "rpm: 1 -> 2" in shown
     assert "is neither like 2h" in await sluice("audit", "--since", "lately", status=2)
+
+
+async def test_an_alert_is_acknowledged_silenced_and_its_incident_closed(
+    sluice, shared_control_plane, eventually
+) -> None:
+    labels = {"alertname": "CliAlert", "severity": "P1", "pool": "cli-admin"}
+    reports = "/v1/alertmanager/api/v2/alerts"
+    answer = await shared_control_plane.admin.post(reports, json=[{"labels": labels}])
+    assert answer.json() == {"new": 1}
+    refused = await shared_control_plane.admin.post(reports, json=[{"labels": {"a": "b"}}])
+    assert refused.status_code == 400
+    assert "alertname" in refused.text
+    found: list[dict[str, Any]] = []
+
+    async def has_incident() -> bool:
+        found[:] = await as_json(sluice, "alerts", "list", "--firing", "--name", "CliAlert")
+        return bool(found[0]["incident_id"])
+
+    await eventually(has_incident, "a page opens an incident")
+    alert, incident = found[0]["id"], found[0]["incident_id"]
+    await sluice("alerts", "acknowledge", alert, "--note", "mine")
+    shown = await as_json(sluice, "alerts", "show", alert)
+    assert (shown["acknowledged_by"], shown["note"]) == ("bootstrap", "mine")
+    words = ("alerts", "silence", "alertname=CliAlert", "pool=~cli-.*", "--reason", "work")
+    (silence,) = await as_json(sluice, *words, "--for", "30m")
+
+    async def is_silenced() -> bool:
+        return (await as_json(sluice, "alerts", "show", alert))["is_silenced"]
+
+    await eventually(is_silenced, "the silence fits")
+    await sluice("alerts", "unsilence", silence["id"])
+    assert silence["id"] in await sluice("alerts", "silences")
+    await sluice("incidents", "note", incident, "looks like a cable")
+    await sluice("incidents", "close", incident, "it was the cable")
+    told = await as_json(sluice, "incidents", "show", incident)
+    assert [it["kind"] for it in told["events"]] == [
+        *("opened", "alert", "acknowledged", "note", "closed")
+    ]
+    assert (told["is_open"], told["text"]) == (False, "it was the cable")
+    assert incident in await sluice("incidents", "list", "--closed")
+    again = await sluice("incidents", "close", incident, "twice", status=1)
+    assert "closed already" in again
+    assert await as_json(sluice, "alerts", "told") == []
+    assert "there is no alerts/nothing" in await sluice("alerts", "show", "nothing", status=1)
+    over = {"labels": labels, "endsAt": "2026-01-01T00:00:00Z"}
+    await shared_control_plane.admin.post(reports, json=[over])
+    assert await as_json(sluice, "alerts", "list", "--firing", "--name", "CliAlert") == []
+    kinds = {row["kind"] for row in await as_json(sluice, "audit")}
+    assert {"alerts", "alert-silences", "incidents"} <= kinds

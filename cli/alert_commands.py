@@ -1,0 +1,150 @@
+"""`sluice alerts`: what fires, who looks at it, silences, incidents, and who was told."""
+
+import re
+from typing import Annotated
+
+import typer
+
+from cli.admin import AsJson, ask, given, show_one
+from cli.render import show_fields, show_json, show_objects, show_table
+from cli.stack_commands import fail
+
+alerts = typer.Typer(help="What fires, who looks at it, and who was told.", no_args_is_help=True)
+incidents = typer.Typer(help="What went wrong, from page to text.", no_args_is_help=True)
+
+_ALERTS = ("id", "name", "rank", "is_firing", "is_silenced", "starts_at", "acknowledged_by")
+_SILENCES = ("id", "matchers", "reason", "created_by", "ends_at")
+_TOLD = ("receiver", "group_key", "status", "state", "attempts", "told_at", "error")
+_INCIDENTS = ("id", "title", "is_open", "opened_at", "closed_at", "closed_by")
+_MATCHER = re.compile(r"([a-zA-Z_]\w*)(=~|!~|!=|=)(.*)", re.DOTALL)
+_UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
+
+AlertId = Annotated[str, typer.Argument(help="Id of an alert, as `sluice alerts list` shows it.")]
+IncidentId = Annotated[str, typer.Argument(help="Id of an incident.")]
+Text = Annotated[str, typer.Argument(help="In your words.")]
+
+
+@alerts.command("list")
+def list_alerts(
+    *,
+    is_firing: Annotated[
+        bool | None, typer.Option("--firing/--over", help="Only those that fire, or are over.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the rule.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="The newest so many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List alerts, the newest first."""
+    firing = None if is_firing is None else str(is_firing).lower()
+    query = given(is_firing=firing, name=name, limit=limit)
+    show_objects(ask(lambda api: api.list("/v1/alerts", **query)), _ALERTS, as_json=as_json)
+
+
+@alerts.command("show")
+def show_alert(alert: AlertId, *, as_json: AsJson = False) -> None:
+    """Show an alert with its labels, what it means, and where its runbook is."""
+    show_one(f"/v1/alerts/{alert}", as_json=as_json)
+
+
+@alerts.command("acknowledge")
+def acknowledge(
+    alert: AlertId, *, note: Annotated[str, typer.Option(help="For others.")] = ""
+) -> None:
+    """Say that you look at an alert; it is not repeated to anybody from then on."""
+    ask(lambda api: api.call("POST", f"/v1/alerts/{alert}/acknowledge", {"note": note}))
+    typer.echo(f"acknowledged {alert}")
+
+
+@alerts.command("silence")
+def silence(
+    matchers: Annotated[
+        list[str],
+        typer.Argument(metavar="LABEL=VALUE...", help="All must fit; also !=, =~ and !~."),
+    ],
+    *,
+    for_: Annotated[str, typer.Option("--for", help="How long: 30m, 2h, 7d.")] = "2h",
+    reason: Annotated[str, typer.Option(help="Why; others read it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Let alerts tell nobody for a while, e.g. during planned work."""
+    body = {
+        "matchers": [matcher_of(word) for word in matchers],
+        "duration_s": seconds_of(for_),
+        "reason": reason,
+    }
+    made = ask(lambda api: api.call("POST", "/v1/alert-silences", body))
+    show_objects([made], _SILENCES, as_json=as_json)
+
+
+@alerts.command("silences")
+def list_silences(*, as_json: AsJson = False) -> None:
+    """List silences, the newest first; those that are over too."""
+    show_objects(ask(lambda api: api.list("/v1/alert-silences")), _SILENCES, as_json=as_json)
+
+
+@alerts.command("unsilence")
+def unsilence(silence_id: Annotated[str, typer.Argument(help="Id of a silence.")]) -> None:
+    """End a silence."""
+    ask(lambda api: api.call("DELETE", f"/v1/alert-silences/{silence_id}"))
+    typer.echo(f"ended {silence_id}")
+
+
+@alerts.command("told")
+def told(*, as_json: AsJson = False) -> None:
+    """List what receivers were told of each group at last, and how that went."""
+    show_objects(ask(lambda api: api.list("/v1/alert-notifications")), _TOLD, as_json=as_json)
+
+
+@incidents.command("list")
+def list_incidents(
+    *,
+    is_open: Annotated[bool | None, typer.Option("--open/--closed", help="Only those.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List incidents, the newest first."""
+    query = {} if is_open is None else {"is_open": str(is_open).lower()}
+    found = ask(lambda api: api.list("/v1/incidents", **query))
+    show_objects(found, _INCIDENTS, as_json=as_json)
+
+
+@incidents.command("show")
+def show_incident(incident: IncidentId, *, as_json: AsJson = False) -> None:
+    """Show an incident and what happened, in order."""
+    found = ask(lambda api: api.call("GET", f"/v1/incidents/{incident}"))
+    if as_json:
+        show_json(found)
+        return
+    events = found.pop("events")
+    show_fields(found)
+    rows = [(it["at"][:19], it["kind"], it["text"], it["actor"] or "-") for it in events]
+    show_table(("at", "kind", "text", "by"), rows)
+
+
+@incidents.command("note")
+def note(incident: IncidentId, text: Text) -> None:
+    """Add what was found out."""
+    ask(lambda api: api.call("POST", f"/v1/incidents/{incident}/notes", {"text": text}))
+    typer.echo(f"noted in {incident}")
+
+
+@incidents.command("close")
+def close(incident: IncidentId, text: Text) -> None:
+    """Close an incident with what it was and what was done."""
+    ask(lambda api: api.call("POST", f"/v1/incidents/{incident}/close", {"text": text}))
+    typer.echo(f"closed {incident}")
+
+
+def matcher_of(word: str) -> dict[str, str]:
+    """Return the matcher that a word of the command line says."""
+    found = _MATCHER.fullmatch(word)
+    if found is None:
+        raise fail(f"{word!r} is no LABEL=VALUE (or !=, =~, !~)", 2)
+    name, operator, value = found.groups()
+    return {"name": name, "operator": operator, "value": value}
+
+
+def seconds_of(text: str) -> int:
+    """Return the seconds of a time as `30m`, `2h` or `7d`."""
+    if not (text[:-1].isdigit() and text[-1:] in _UNITS_S):
+        raise fail(f"{text!r} is no time like 30m, 2h or 7d", 2)
+    return int(text[:-1]) * _UNITS_S[text[-1]]

@@ -1,0 +1,89 @@
+"""What the admin REST takes about alerts."""
+
+import re
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
+
+from control_plane.alerts.model import LABELS_MAX, NAME, Matcher
+from control_plane.fields import AdminBody
+
+ALERTS_MAX = 1000  # of one report; Prometheus sends 64 at a time
+_PATTERN_MAX = 200
+SILENCE_S_MAX = 90 * 86_400
+
+Label = Annotated[str, Field(max_length=1000)]
+LabelName = Annotated[str, Field(pattern=r"^[a-zA-Z_]\w*$", max_length=200)]
+Words = Annotated[str, Field(min_length=1, max_length=4000)]
+
+
+class AlertReport(BaseModel):
+    """One alert, as Prometheus tells it to an Alertmanager (API v2); times in RFC 3339."""
+
+    model_config = ConfigDict(frozen=True)
+
+    labels: Annotated[dict[LabelName, Label], Field(max_length=LABELS_MAX)]
+    annotations: Annotated[
+        dict[LabelName, Annotated[str, Field(max_length=8000)]], Field(max_length=LABELS_MAX)
+    ] = Field(default_factory=dict[str, str])
+    startsAt: datetime | None = None  # noqa: N815 - Alertmanager's name
+    endsAt: datetime | None = None  # noqa: N815 - Alertmanager's name
+    generatorURL: str = ""  # noqa: N815 - Alertmanager's name
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        if not self.labels.get(NAME):
+            raise ValueError(f"labels: {NAME} is missing")
+        for moment in (self.startsAt, self.endsAt):
+            if moment is not None and moment.tzinfo is None:
+                raise ValueError("a time wants its zone, as 2026-11-26T05:43:00Z")
+        return self
+
+
+class AlertReports(RootModel[Annotated[list[AlertReport], Field(max_length=ALERTS_MAX)]]):
+    """What Prometheus posts."""
+
+
+class MatcherBody(AdminBody):
+    """A condition on a label; patterns match whole values."""
+
+    name: LabelName
+    operator: Literal["=", "!=", "=~", "!~"] = "="
+    value: Annotated[str, Field(max_length=_PATTERN_MAX)]
+
+    @model_validator(mode="after")
+    def _is_pattern(self) -> Self:
+        if self.operator.endswith("~"):
+            try:
+                re.compile(self.value)
+            except re.error as error:
+                raise ValueError(f"{self.value!r} is no pattern: {error}") from None
+            if re.search(r"[+*}]\)*[+*{]|\\[1-9]|\(\?", self.value):
+                raise ValueError("patterns within patterns take too long: write it plainer")
+        return self
+
+
+class SilenceBody(AdminBody):
+    """Alerts that all matchers fit tell nobody, for a while."""
+
+    matchers: Annotated[list[MatcherBody], Field(min_length=1, max_length=20)]
+    duration_s: Annotated[int, Field(ge=60, le=SILENCE_S_MAX)]
+    reason: Words
+
+
+class AlertNote(AdminBody):
+    """What somebody says of an alert that he looks at."""
+
+    note: Annotated[str, Field(max_length=4000)] = ""
+
+
+class IncidentText(AdminBody):
+    """What was found out, or what it was."""
+
+    text: Words
+
+
+def matchers_of(stored: list[dict[str, Any]]) -> tuple[Matcher, ...]:
+    """Return the matchers of a silence, as rows have them."""
+    return tuple(Matcher(it["name"], it["operator"], it["value"]) for it in stored)

@@ -1,0 +1,150 @@
+"""Decides about alerts: whose they are, which are silenced, who is told what, and when; pure.
+
+An alert is one set of labels that a rule fires for. Alerts of one rule and severity are a group:
+whoever is told hears of the group, once for all that fire, again when others join, and when the
+last one is over.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+NAME, SEVERITY = "alertname", "severity"
+LABELS_MAX = 40
+# How long a group waits for others to join before anybody is told, and between two tellings.
+WAIT_MS, JOIN_MS, REPEAT_MS = 10_000, 60_000, 4 * 3_600_000
+_RANKS = {
+    **dict.fromkeys(("p1", "critical", "page"), 1),
+    **dict.fromkeys(("p2", "error", "high", "warning"), 2),
+}
+_LOWEST = 3
+# Those that open an incident although nobody is woken.
+_INCIDENTS = frozenset({"RolloutRolledBack"})
+
+Labels = Mapping[str, str]
+
+
+class Status(StrEnum):
+    """Of a group, as receivers are told."""
+
+    FIRING = "firing"
+    RESOLVED = "resolved"
+
+
+def fingerprint(labels: Labels) -> str:
+    """Return what names an alert: the same labels, the same 32 hex digits."""
+    text = json.dumps(sorted(labels.items()), separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def rank(labels: Labels) -> int:
+    """Return how grave an alert is: 1 wakes somebody, 3 waits for a working day."""
+    return _RANKS.get(labels.get(SEVERITY, "").lower(), _LOWEST)
+
+
+def group_of(labels: Labels) -> str:
+    """Return the key of an alert's group."""
+    return f"{labels.get(NAME, '')}/P{rank(labels)}"
+
+
+def opens_incident(labels: Labels) -> bool:
+    """Return whether an alert is worth an incident: a page, or a rollout sent back."""
+    return rank(labels) == 1 or labels.get(NAME) in _INCIDENTS
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """One condition of a silence, as Alertmanager has them.
+
+    Attributes:
+        name: Of a label; an alert without it has the value "".
+        operator: `=`, `!=`, `=~` or `!~`; patterns match whole values.
+        value: That is compared with.
+    """
+
+    name: str
+    operator: str
+    value: str
+
+    def matches(self, labels: Labels) -> bool:
+        """Return whether an alert fulfils it."""
+        found = labels.get(self.name, "")
+        if self.operator.endswith("~"):
+            holds = re.fullmatch(self.value, found) is not None
+        else:
+            holds = found == self.value
+        return holds != self.operator.startswith("!")
+
+
+def is_silenced(labels: Labels, silences: Iterable[Sequence[Matcher]]) -> bool:
+    """Return whether a silence fits; one of no conditions fits nothing."""
+    return any(all(it.matches(labels) for it in one) for one in silences if one)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAlert:
+    """An alert of a group, as far as telling goes.
+
+    Attributes:
+        fingerprint: Its name.
+        since_ms: When it began to fire.
+        is_acknowledged: Somebody looks at it already.
+    """
+
+    fingerprint: str
+    since_ms: int
+    is_acknowledged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldGroup:
+    """What a receiver was told of a group at last.
+
+    Attributes:
+        fingerprints: That fired then; empty: that all are over.
+        told_ms: When.
+    """
+
+    fingerprints: frozenset[str]
+    told_ms: int
+
+
+def telling(firing: Sequence[GroupAlert], told: ToldGroup | None, now_ms: int) -> Status | None:
+    """Return what a receiver is to be told of a group now; None: nothing.
+
+    Args:
+        firing: Those that fire and are not silenced.
+        told: What it was told at last; None: never anything.
+        now_ms: Unix time.
+    """
+    before = told.fingerprints if told is not None else frozenset[str]()
+    if not firing:
+        return Status.RESOLVED if before else None
+    if told is None or not before:
+        waited = now_ms - min(alert.since_ms for alert in firing) >= WAIT_MS
+        return Status.FIRING if waited else None
+    quiet_ms = now_ms - told.told_ms
+    if any(alert.fingerprint not in before for alert in firing):
+        return Status.FIRING if quiet_ms >= JOIN_MS else None
+    is_forgotten = not all(alert.is_acknowledged for alert in firing)
+    return Status.FIRING if is_forgotten and quiet_ms >= REPEAT_MS else None
+
+
+# A receiver that is away for less than half an hour hears of everything.
+ATTEMPTS_MAX = 10
+_FIRST_MS, _LONGEST_MS = 1_000, 300_000
+
+
+def retry_after_ms(attempts: int, asked_ms: int = 0) -> int | None:
+    """Return how long to wait after so many failures; None: it is given up.
+
+    Args:
+        attempts: That failed.
+        asked_ms: What the receiver asked for (Retry-After); at most five minutes are heard.
+    """
+    if attempts >= ATTEMPTS_MAX:
+        return None
+    return min(_LONGEST_MS, max(asked_ms, _FIRST_MS << attempts))

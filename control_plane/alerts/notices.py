@@ -1,0 +1,179 @@
+"""What receivers of each kind are sent; pure."""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from typing import Any
+
+from control_plane.alerts.model import NAME, Status, rank
+
+PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
+_SHOWN_MAX = 20  # alerts that are spelled out; the rest is a number
+_PAGERDUTY = {1: "critical", 2: "error", 3: "warning"}
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeAlert:
+    """An alert as it is told.
+
+    Attributes:
+        labels: Of it.
+        annotations: Of it: summary, description, runbook_url.
+        starts_at: When it began to fire, RFC 3339.
+        ends_at: When it was over; empty while it fires.
+    """
+
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    starts_at: str
+    ends_at: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """What is told of a group.
+
+    Attributes:
+        group: Its key.
+        status: Whether anything of it fires.
+        alerts: Those that fire, or, at its end, that did.
+    """
+
+    group: str
+    status: Status
+    alerts: Sequence[NoticeAlert]
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Of the first alert; all have the same name and severity."""
+        return self.alerts[0].labels if self.alerts else {}
+
+    @property
+    def title(self) -> str:
+        """One line."""
+        name = self.labels.get(NAME) or self.group.rpartition("/")[0]
+        count = f" ({len(self.alerts)})" if len(self.alerts) > 1 else ""
+        summary = self.alerts[0].annotations.get("summary", "") if self.alerts else ""
+        is_over = "" if self.status is Status.FIRING else "over: "
+        return f"[P{rank(self.labels)}] {is_over}{name}{count}{': ' if summary else ''}{summary}"
+
+    @property
+    def text(self) -> str:
+        """A line per alert, and where to read on."""
+        lines = [_line(alert) for alert in self.alerts[:_SHOWN_MAX]]
+        if len(self.alerts) > _SHOWN_MAX:
+            lines.append(f"and {len(self.alerts) - _SHOWN_MAX} more")
+        runbooks = {alert.annotations.get("runbook_url", "") for alert in self.alerts} - {""}
+        return "\n".join([*lines, *(f"Runbook: {url}" for url in sorted(runbooks))])
+
+
+def _line(alert: NoticeAlert) -> str:
+    labels = ", ".join(f"{k}={v}" for k, v in sorted(alert.labels.items()) if k != NAME)
+    said = alert.annotations.get("description") or alert.annotations.get("summary", "")
+    return f"{said} ({labels}) since {alert.starts_at}".strip()
+
+
+def webhook(notice: Notice) -> Json:
+    """Return the body for a generic webhook."""
+    return {
+        "version": "1",
+        "group": notice.group,
+        "status": str(notice.status),
+        "title": notice.title,
+        "alerts": [
+            {
+                "status": str(notice.status),
+                "labels": dict(alert.labels),
+                "annotations": dict(alert.annotations),
+                "starts_at": alert.starts_at,
+                "ends_at": alert.ends_at or None,
+            }
+            for alert in notice.alerts
+        ],
+    }
+
+
+def slack(notice: Notice) -> Json:
+    """Return the body for an incoming webhook of Slack, Mattermost or others that take theirs."""
+    colour = "good" if notice.status is Status.RESOLVED else "danger"
+    text = notice.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return {
+        "text": notice.title,
+        "attachments": [{"color": colour, "text": text, "fallback": notice.title}],
+    }
+
+
+def pagerduty(notice: Notice, routing_key: str, source: str) -> Json:
+    """Return an event of PagerDuty's Events API v2; the group is one incident there."""
+    is_firing = notice.status is Status.FIRING
+    event: Json = {
+        "routing_key": routing_key,
+        "event_action": "trigger" if is_firing else "resolve",
+        "dedup_key": f"sluice/{notice.group}"[:255],
+    }
+    if not is_firing:
+        return event
+    runbooks = {alert.annotations.get("runbook_url", "") for alert in notice.alerts}
+    return event | {
+        "payload": {
+            "summary": notice.title[:1024],
+            "source": source,
+            "severity": _PAGERDUTY[rank(notice.labels)],
+            "component": notice.labels.get("job", "sluice"),
+            "group": notice.group,
+            "custom_details": {"alerts": [_line(it) for it in notice.alerts[:_SHOWN_MAX]]},
+        },
+        "links": [
+            {"href": url, "text": "Runbook"} for url in sorted(runbooks) if url.startswith("http")
+        ],
+    }
+
+
+def alertmanager(notice: Notice) -> list[Json]:
+    """Return the body of POST /api/v2/alerts; Alertmanager groups by itself."""
+    return [
+        {
+            "labels": dict(alert.labels),
+            "annotations": dict(alert.annotations),
+            "startsAt": alert.starts_at,
+            **({"endsAt": alert.ends_at} if alert.ends_at else {}),
+        }
+        for alert in notice.alerts
+    ]
+
+
+def email(notice: Notice, sender: str, to: Sequence[str], message_id: str) -> EmailMessage:
+    """Return the message; all of a group's go to one thread."""
+    message = EmailMessage()
+    message["Subject"] = " ".join(notice.title.split())
+    message["From"], message["To"] = sender, ", ".join(to)
+    message["Message-ID"] = f"<{message_id}@sluice.invalid>"
+    message["References"] = (
+        f"<{hashlib.sha256(notice.group.encode()).hexdigest()[:32]}@sluice.invalid>"
+    )
+    message["Auto-Submitted"] = "auto-generated"
+    message.set_content(notice.text or notice.title)
+    return message
+
+
+def signature(secret: str, body: bytes, now_s: int) -> str:
+    """Return the header that proves who sent a body, and when: HMAC-SHA256 of `TIME.BODY`."""
+    mac = hmac.new(secret.encode(), f"{now_s}.".encode() + body, hashlib.sha256)
+    return f"t={now_s},v1={mac.hexdigest()}"
+
+
+def encoded(body: object) -> bytes:
+    """Return JSON as it is signed and sent."""
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def rfc3339(unix_ms: int) -> str:
+    """Return a moment as receivers read it."""
+    moment = datetime.fromtimestamp(unix_ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

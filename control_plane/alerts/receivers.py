@@ -1,0 +1,105 @@
+"""Who is told of alerts: the file that names them, checked before anything starts."""
+
+import ipaddress
+import json
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+RECEIVERS_MAX = 50
+
+
+class Receiver(BaseModel):
+    """Somebody who is told.
+
+    Attributes:
+        name: For people, and in what is told of deliveries.
+        kind: How.
+        url: `https://...` of a webhook, of PagerDuty's API if it is another one, of Alertmanager;
+            `smtp://HOST:PORT` (STARTTLS where it is offered) or `smtps://HOST:PORT` for e-mail.
+        secret: Signs a webhook's bodies; PagerDuty's routing key; the password for e-mail.
+        user: For e-mail that needs a login; `secret` is its password then.
+        sender: Of e-mail.
+        to: Addresses of e-mail.
+        severity: The least that is told: P1 only pages, P3 all.
+        is_internal: Whether its address may be one of this network: loopback, private, link-local.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
+    kind: Literal["email", "slack", "webhook", "pagerduty", "alertmanager"]
+    url: Annotated[str, Field(max_length=2000)] = ""
+    secret: SecretStr = SecretStr("")
+    user: str = ""
+    sender: str = ""
+    to: Annotated[tuple[str, ...], Field(max_length=50)] = ()
+    severity: Literal["P1", "P2", "P3"] = "P2"
+    is_internal: bool = False
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        schemes = ("smtp://", "smtps://") if self.kind == "email" else ("https://", "http://")
+        needs_url = self.kind != "pagerduty" or bool(self.url)
+        if needs_url and not self.url.startswith(schemes):
+            raise ValueError(f"url: {self.kind} wants {' or '.join(schemes)}...")
+        if self.kind == "email" and not (self.sender and self.to):
+            raise ValueError("e-mail wants `sender` and `to`")
+        if self.kind in ("webhook", "pagerduty") and not self.secret.get_secret_value():
+            raise ValueError(f"{self.kind} wants `secret`")
+        if any(set(address) & set("\r\n,") for address in (self.sender, *self.to)):
+            raise ValueError("an address of e-mail holds a comma or the end of a line")
+        return self
+
+    @property
+    def rank_max(self) -> int:
+        """The least grave rank that it is told of."""
+        return int(self.severity[1])
+
+
+class ReceiversError(ValueError):
+    """The file cannot be used; the message names the place, and never a secret."""
+
+
+def read_receivers(file: Path | None) -> tuple[Receiver, ...]:
+    """Return the receivers of a JSON file; none without a file.
+
+    Raises:
+        ReceiversError: It cannot be read, or is no list of receivers with names of their own.
+    """
+    if file is None:
+        return ()
+    try:
+        entries = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ReceiversError(f"{file}: {error}") from None
+    if not isinstance(entries, list) or len(entries) > RECEIVERS_MAX:
+        raise ReceiversError(f"{file}: want a list of at most {RECEIVERS_MAX} receivers")
+    found: list[Receiver] = []
+    for number, entry in enumerate(entries):
+        try:
+            found.append(Receiver.model_validate(entry))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(str(part) for part in (number, *first["loc"]))
+            raise ReceiversError(f"{file}: {where}: {first['msg']}") from None
+    if len({one.name for one in found}) < len(found):
+        raise ReceiversError(f"{file}: two receivers have one name")
+    return tuple(found)
+
+
+def refusal(address: str, *, is_internal: bool) -> str:
+    """Return why an IP address must not be called; empty: it may be.
+
+    What an operator writes into a file can be a mistake, and what a name resolves to is up to
+    others: neither shall reach the platform's own network, or a cloud's metadata.
+    """
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    ip = mapped or ip
+    if ip.is_multicast or ip.is_unspecified:
+        return f"{ip} is nobody's address"
+    if is_internal or ip.is_global:
+        return ""
+    return f"{ip} is an address of this network: allow it with `is_internal`"

@@ -1,0 +1,214 @@
+"""Sends notices: HTTP and SMTP, only to addresses that were looked at; each with a deadline."""
+
+import asyncio
+import smtplib
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+from email.message import EmailMessage
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from control_plane.alerts import notices
+from control_plane.alerts.notices import Notice
+from control_plane.alerts.receivers import Receiver, refusal
+from sluice.ids import new_id
+
+TIMEOUT_S = 10.0
+_ANSWER_BYTES_MAX = 2000
+_AGAIN = frozenset({408, 425, 429})  # and all of 500 and above
+
+
+@dataclass(frozen=True, slots=True)
+class SendError(Exception):
+    """A notice was not taken.
+
+    Attributes:
+        reason: In words, without secrets.
+        may_repeat: Whether it may be taken later.
+        after_ms: How long the receiver asked us to wait.
+    """
+
+    reason: str
+    may_repeat: bool = True
+    after_ms: int = 0
+
+
+async def send(receiver: Receiver, notice: Notice, source: str) -> None:
+    """Send a notice.
+
+    Raises:
+        SendError: It was not taken, or its address must not be called.
+    """
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            if receiver.kind == "email":
+                await _mail(receiver, notice)
+            else:
+                await _post(receiver, notice, source)
+    except TimeoutError:
+        raise SendError(f"no answer within {TIMEOUT_S:g} s") from None
+    except (OSError, aiohttp.ClientError, smtplib.SMTPException) as error:
+        raise _failed(error) from None
+
+
+def _failed(error: Exception) -> SendError:
+    cause = error.__cause__ or error
+    text = f"{type(error).__name__}: {cause}".replace("\n", " ")[:200]
+    refused = isinstance(error, smtplib.SMTPResponseException) and error.smtp_code >= 500
+    lost = isinstance(error, smtplib.SMTPRecipientsRefused)
+    return SendError(text, may_repeat=not (refused or lost))
+
+
+async def allowed_addresses(host: str, port: int, *, is_internal: bool) -> list[str]:
+    """Return the IP addresses of a host that may be called.
+
+    Raises:
+        SendError: There is none, or one of them must not be called.
+        OSError: The name cannot be resolved.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    for address in addresses:
+        if why := refusal(address, is_internal=is_internal):
+            raise SendError(why, may_repeat=False)
+    return addresses
+
+
+class AllowedResolver(AbstractResolver):
+    """Resolves names for aiohttp to addresses that may be called, which are what it connects to."""
+
+    def __init__(self, *, is_internal: bool) -> None:
+        self._is_internal = is_internal
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return the addresses of a name."""
+        found = await allowed_addresses(host, port, is_internal=self._is_internal)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in found
+            if family in (socket.AF_UNSPEC, socket.AF_INET6 if ":" in address else socket.AF_INET)
+        ]
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+async def _post(receiver: Receiver, notice: Notice, source: str) -> None:
+    url, body, headers = request_of(receiver, notice, source)
+    parts = urlsplit(url)
+    if parts.hostname is None:
+        raise SendError("the URL has no host", may_repeat=False)
+    _check_literal(parts.hostname, is_internal=receiver.is_internal)
+    connector = aiohttp.TCPConnector(
+        resolver=AllowedResolver(is_internal=receiver.is_internal), force_close=True
+    )
+    async with (
+        aiohttp.ClientSession(connector=connector, trust_env=False) as http,
+        http.post(url, data=body, headers=headers, allow_redirects=False) as answer,
+    ):
+        if answer.status < 300:
+            return
+        said = (await answer.content.read(_ANSWER_BYTES_MAX)).decode(errors="replace")
+        may_repeat = answer.status in _AGAIN or answer.status >= 500
+        wait = answer.headers.get("Retry-After", "")
+        after_ms = int(wait) * 1000 if wait.isdigit() and len(wait) < 6 else 0
+        reason = f"status {answer.status}: {' '.join(said.split())[:160]}"
+        raise SendError(reason, may_repeat=may_repeat, after_ms=after_ms)
+
+
+def _check_literal(host: str, *, is_internal: bool) -> None:
+    """Check an address that stands in a URL itself: aiohttp resolves names alone."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return
+    if why := refusal(host, is_internal=is_internal):
+        raise SendError(why, may_repeat=False)
+
+
+def request_of(
+    receiver: Receiver, notice: Notice, source: str
+) -> tuple[str, bytes, dict[str, str]]:
+    """Return where a notice is posted, its body and its headers."""
+    secret, url = receiver.secret.get_secret_value(), receiver.url
+    headers = {"Content-Type": "application/json", "User-Agent": "sluice-alerts"}
+    match receiver.kind:
+        case "slack":
+            return url, notices.encoded(notices.slack(notice)), headers
+        case "pagerduty":
+            body = notices.encoded(notices.pagerduty(notice, secret, source))
+            return url or notices.PAGERDUTY_URL, body, headers
+        case "alertmanager":
+            body = notices.encoded(notices.alertmanager(notice))
+            if secret:
+                headers["Authorization"] = f"Bearer {secret}"
+            return f"{url.rstrip('/')}/api/v2/alerts", body, headers
+        case _:
+            body = notices.encoded(notices.webhook(notice))
+            headers["Sluice-Delivery"] = new_id("delivery")
+            headers["Sluice-Signature"] = notices.signature(secret, body, round(time.time()))
+            return url, body, headers
+
+
+class _CheckedSmtp(smtplib.SMTP):
+    """Connects to an address that was looked at, under the name that its certificate has."""
+
+    address = ""
+
+    def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:  # noqa: ARG002
+        return socket.create_connection((self.address, port), timeout)
+
+
+async def _mail(receiver: Receiver, notice: Notice) -> None:
+    parts = urlsplit(receiver.url)
+    host, is_tls = parts.hostname or "", parts.scheme == "smtps"
+    port = parts.port or (465 if is_tls else 587)
+    addresses = await allowed_addresses(host, port, is_internal=receiver.is_internal)
+    message = notices.email(notice, receiver.sender, receiver.to, new_id("mail"))
+    await asyncio.to_thread(_deliver, receiver, message, (addresses[0], host, port), is_tls)
+
+
+def _deliver(
+    receiver: Receiver, message: EmailMessage, where: tuple[str, str, int], is_tls: bool
+) -> None:
+    """Hand a message over; a password goes over TLS only."""
+    address, host, port = where
+    context = ssl.create_default_context()
+    smtp = _CheckedSmtp(timeout=TIMEOUT_S)
+    smtp.address = address
+    if is_tls:
+        raw = socket.create_connection((address, port), TIMEOUT_S)
+        smtp.sock = context.wrap_socket(raw, server_hostname=host)
+        smtp.file = None
+        code, said = smtp.getreply()
+    else:
+        code, said = smtp.connect(host, port)
+    with smtp:
+        if code != 220:
+            raise smtplib.SMTPConnectError(code, said)
+        smtp.ehlo()
+        if not is_tls and smtp.has_extn("starttls"):
+            smtp._host = host  # type: ignore[attr-defined] # noqa: SLF001 - what TLS asks for
+            smtp.starttls(context=context)
+            smtp.ehlo()
+            is_tls = True
+        if receiver.user:
+            if not is_tls:
+                raise smtplib.SMTPNotSupportedError("no TLS there: the password is not sent")
+            smtp.login(receiver.user, receiver.secret.get_secret_value())
+        smtp.send_message(message)
