@@ -89,6 +89,21 @@ def unsilence(silence_id: Annotated[str, typer.Argument(help="Id of a silence.")
     typer.echo(f"ended {silence_id}")
 
 
+@alerts.command("try")
+def try_receivers(
+    *,
+    severity: Annotated[str, typer.Option(help="Whom it reaches: P1, P2 or P3.")] = "P3",
+) -> None:
+    """Let an alert fire for five minutes, to see whom it reaches; `sluice alerts told` shows that.
+
+    One of severity P1 is a page, and opens an incident.
+    """
+    labels = {"alertname": "TryOut", "severity": severity}
+    alert = {"labels": labels, "annotations": {"summary": "Somebody tries whom alerts reach"}}
+    ask(lambda api: api.report_alerts([alert]))
+    typer.echo("TryOut fires; receivers hear of it in about 10 s, and of its end in 5 minutes")
+
+
 @alerts.command("told")
 def told(*, as_json: AsJson = False) -> None:
     """List what receivers were told of each group at last, and how that went."""

@@ -1,7 +1,8 @@
 """A client of the admin REST and the telemetry queries; knows no service's inside."""
 
+import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -178,6 +179,11 @@ class ApiClient:
     async def read(self, path: str, query: Mapping[str, str | int]) -> bytes:
         """Return the bytes of an answer that is no JSON; ApiError as from `call`."""
         return (await self._send("GET", path, query=query)).content
+
+    async def report_alerts(self, alerts: Sequence[Json]) -> None:
+        """Report alerts, as Prometheus does; ApiError as from `call`."""
+        content = json.dumps(alerts).encode()
+        await self._send("POST", "/v1/alertmanager/api/v2/alerts", content=content)
 
     async def find(self, path: str) -> dict[str, Any] | None:
         """Return an object, or None when there is none of that id."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
-from control_plane.alerts.model import LABELS_MAX, NAME, Matcher
+from control_plane.alerts.model import LABELS_MAX, NAME, AlertMatcher
 from control_plane.fields import AdminBody
 
 ALERTS_MAX = 1000  # of one report; Prometheus sends 64 at a time
@@ -84,6 +84,6 @@ class IncidentText(AdminBody):
     text: Words
 
 
-def matchers_of(stored: list[dict[str, Any]]) -> tuple[Matcher, ...]:
+def matchers_of(stored: list[dict[str, Any]]) -> tuple[AlertMatcher, ...]:
     """Return the matchers of a silence, as rows have them."""
-    return tuple(Matcher(it["name"], it["operator"], it["value"]) for it in stored)
+    return tuple(AlertMatcher(it["name"], it["operator"], it["value"]) for it in stored)

@@ -27,7 +27,7 @@ _INCIDENTS = frozenset({"RolloutRolledBack"})
 Labels = Mapping[str, str]
 
 
-class Status(StrEnum):
+class GroupStatus(StrEnum):
     """Of a group, as receivers are told."""
 
     FIRING = "firing"
@@ -56,7 +56,7 @@ def opens_incident(labels: Labels) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Matcher:
+class AlertMatcher:
     """One condition of a silence, as Alertmanager has them.
 
     Attributes:
@@ -79,7 +79,7 @@ class Matcher:
         return holds != self.operator.startswith("!")
 
 
-def is_silenced(labels: Labels, silences: Iterable[Sequence[Matcher]]) -> bool:
+def is_silenced(labels: Labels, silences: Iterable[Sequence[AlertMatcher]]) -> bool:
     """Return whether a silence fits; one of no conditions fits nothing."""
     return any(all(it.matches(labels) for it in one) for one in silences if one)
 
@@ -112,7 +112,9 @@ class ToldGroup:
     told_ms: int
 
 
-def telling(firing: Sequence[GroupAlert], told: ToldGroup | None, now_ms: int) -> Status | None:
+def telling(
+    firing: Sequence[GroupAlert], told: ToldGroup | None, now_ms: int
+) -> GroupStatus | None:
     """Return what a receiver is to be told of a group now; None: nothing.
 
     Args:
@@ -122,15 +124,15 @@ def telling(firing: Sequence[GroupAlert], told: ToldGroup | None, now_ms: int) -
     """
     before = told.fingerprints if told is not None else frozenset[str]()
     if not firing:
-        return Status.RESOLVED if before else None
+        return GroupStatus.RESOLVED if before else None
     if told is None or not before:
         waited = now_ms - min(alert.since_ms for alert in firing) >= WAIT_MS
-        return Status.FIRING if waited else None
+        return GroupStatus.FIRING if waited else None
     quiet_ms = now_ms - told.told_ms
     if any(alert.fingerprint not in before for alert in firing):
-        return Status.FIRING if quiet_ms >= JOIN_MS else None
+        return GroupStatus.FIRING if quiet_ms >= JOIN_MS else None
     is_forgotten = not all(alert.is_acknowledged for alert in firing)
-    return Status.FIRING if is_forgotten and quiet_ms >= REPEAT_MS else None
+    return GroupStatus.FIRING if is_forgotten and quiet_ms >= REPEAT_MS else None
 
 
 # A receiver that is away for less than half an hour hears of everything.

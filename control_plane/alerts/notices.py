@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from email.message import EmailMessage
 from typing import Any
 
-from control_plane.alerts.model import NAME, Status, rank
+from control_plane.alerts.model import NAME, GroupStatus, rank
 
 PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
 _SHOWN_MAX = 20  # alerts that are spelled out; the rest is a number
@@ -46,7 +46,7 @@ class Notice:
     """
 
     group: str
-    status: Status
+    status: GroupStatus
     alerts: Sequence[NoticeAlert]
 
     @property
@@ -60,7 +60,7 @@ class Notice:
         name = self.labels.get(NAME) or self.group.rpartition("/")[0]
         count = f" ({len(self.alerts)})" if len(self.alerts) > 1 else ""
         summary = self.alerts[0].annotations.get("summary", "") if self.alerts else ""
-        is_over = "" if self.status is Status.FIRING else "over: "
+        is_over = "" if self.status is GroupStatus.FIRING else "over: "
         return f"[P{rank(self.labels)}] {is_over}{name}{count}{': ' if summary else ''}{summary}"
 
     @property
@@ -101,7 +101,7 @@ def webhook(notice: Notice) -> Json:
 
 def slack(notice: Notice) -> Json:
     """Return the body for an incoming webhook of Slack, Mattermost or others that take theirs."""
-    colour = "good" if notice.status is Status.RESOLVED else "danger"
+    colour = "good" if notice.status is GroupStatus.RESOLVED else "danger"
     text = notice.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return {
         "text": notice.title,
@@ -111,7 +111,7 @@ def slack(notice: Notice) -> Json:
 
 def pagerduty(notice: Notice, routing_key: str, source: str) -> Json:
     """Return an event of PagerDuty's Events API v2; the group is one incident there."""
-    is_firing = notice.status is Status.FIRING
+    is_firing = notice.status is GroupStatus.FIRING
     event: Json = {
         "routing_key": routing_key,
         "event_action": "trigger" if is_firing else "resolve",

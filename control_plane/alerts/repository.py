@@ -6,15 +6,15 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import RowMapping, and_, delete, func, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import distinct_on, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.alerts.bodies import AlertReport, matchers_of
 from control_plane.alerts.model import (
     NAME,
+    AlertMatcher,
     GroupAlert,
-    Matcher,
-    Status,
+    GroupStatus,
     ToldGroup,
     fingerprint,
     group_of,
@@ -110,7 +110,7 @@ async def step(connection: AsyncConnection) -> None:
     await _open_for_rollouts(connection)
 
 
-async def active_silences(connection: AsyncConnection) -> list[tuple[Matcher, ...]]:
+async def active_silences(connection: AsyncConnection) -> list[tuple[AlertMatcher, ...]]:
     """Return the matchers of each silence of now."""
     query = select(silences.c.matchers).where(silences.c.ends_at > func.now())
     return [matchers_of(row) for row in (await connection.scalars(query)).all()]
@@ -215,16 +215,16 @@ async def ended_of(connection: AsyncConnection, fingerprints: Iterable[str]) -> 
     query = (
         select(alerts)
         .where(alerts.c.fingerprint.in_(list(fingerprints)))
-        .distinct(alerts.c.fingerprint)
+        .ext(distinct_on(alerts.c.fingerprint))
         .order_by(alerts.c.fingerprint, alerts.c.id.desc())
         .limit(_OVER_SHOWN_MAX)
     )
     return [dict(row) for row in (await connection.execute(query)).mappings().all()]
 
 
-def notice_of(key: str, status: Status, rows: Iterable[Mapping[str, Any]]) -> Notice:
+def notice_of(key: str, status: GroupStatus, rows: Iterable[Mapping[str, Any]]) -> Notice:
     """Return what is told of rows of alerts."""
-    is_over = status is Status.RESOLVED
+    is_over = status is GroupStatus.RESOLVED
     return Notice(
         group=key,
         status=status,

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.alerts import repository
-from control_plane.alerts.model import Status, retry_after_ms, telling
+from control_plane.alerts.model import GroupStatus, retry_after_ms, telling
 from control_plane.alerts.notices import Notice, NoticeAlert
 from control_plane.alerts.receivers import Receiver
 from control_plane.alerts.repository import AlertGroup
@@ -145,10 +145,10 @@ async def _plan(connection: AsyncConnection, group: AlertGroup, receiver: str, n
     if status is None:
         return
     rows: Sequence[Mapping[str, Any]] = group.firing
-    if status is Status.RESOLVED:
+    if status is GroupStatus.RESOLVED:
         rows = await repository.ended_of(connection, told.fingerprints if told else ())
     notice = repository.notice_of(group.key, status, rows)
-    fires = [row["fingerprint"] for row in group.firing] if status is Status.FIRING else []
+    fires = [row["fingerprint"] for row in group.firing] if status is GroupStatus.FIRING else []
     values = {
         "status": str(status),
         "fingerprints": fires,
@@ -172,6 +172,6 @@ def _notice(stored: Mapping[str, Any]) -> Notice:
     """Return a notice as rows keep it."""
     return Notice(
         group=stored["group"],
-        status=Status(stored["status"]),
+        status=GroupStatus(stored["status"]),
         alerts=[NoticeAlert(**alert) for alert in stored["alerts"]],
     )

@@ -29,7 +29,7 @@ D = "ab" * 32
 ELSEWHERE = {
     *("certificates", "compose", "config"),
     *("up", "down", "status", "logs", "version", "backup", "restore"),
-    *("requests", "usage", "cost", "explain", "trace", "top"),
+    *("requests", "usage", "cost", "explain", "trace", "top", "doctor"),
 }
 # By command, what it is given; several lines where it takes different ways.
 COMMANDS = """
@@ -151,6 +151,18 @@ fleet nodes uncordon n
 fleet nodes drain n
 fleet nodes lift n c@1
 fleet nodes forget n
+alerts list --firing
+alerts show a
+alerts acknowledge a --note mine
+alerts silence alertname=X --for 2h --reason work
+alerts silences
+alerts unsilence s
+alerts told
+alerts try --severity P3
+incidents list --open
+incidents show i
+incidents note i found
+incidents close i done
 golden add m --prompt hello
 golden list
 golden list m

@@ -16,9 +16,9 @@ from control_plane.alerts.model import (
     JOIN_MS,
     REPEAT_MS,
     WAIT_MS,
+    AlertMatcher,
     GroupAlert,
-    Matcher,
-    Status,
+    GroupStatus,
     ToldGroup,
     fingerprint,
     group_of,
@@ -38,8 +38,8 @@ ONE = NoticeAlert(
     annotations={"summary": "No router", "runbook_url": "https://runbooks.example/NoRouter"},
     starts_at="2026-11-26T05:43:00.000Z",
 )
-FIRING = Notice(group="NoRouter/P1", status=Status.FIRING, alerts=[ONE])
-OVER = Notice(group="NoRouter/P1", status=Status.RESOLVED, alerts=[ONE])
+FIRING = Notice(group="NoRouter/P1", status=GroupStatus.FIRING, alerts=[ONE])
+OVER = Notice(group="NoRouter/P1", status=GroupStatus.RESOLVED, alerts=[ONE])
 
 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=6))
@@ -62,16 +62,16 @@ def test_pages_and_rollouts_sent_back_open_incidents() -> None:
     ("firing", "told", "now_ms", "status"),
     [
         ([A], None, WAIT_MS - 1, None),
-        ([A], None, WAIT_MS, Status.FIRING),
+        ([A], None, WAIT_MS, GroupStatus.FIRING),
         ([], None, WAIT_MS, None),
         ([A], (("a",), 0), REPEAT_MS - 1, None),
-        ([A], (("a",), 0), REPEAT_MS, Status.FIRING),
+        ([A], (("a",), 0), REPEAT_MS, GroupStatus.FIRING),
         ([A, B], (("a",), 0), JOIN_MS - 1, None),
-        ([A, B], (("a",), 0), JOIN_MS, Status.FIRING),
+        ([A, B], (("a",), 0), JOIN_MS, GroupStatus.FIRING),
         ([A], (("a", "b"), 0), JOIN_MS, None),
-        ([], (("a",), 0), 1, Status.RESOLVED),
+        ([], (("a",), 0), 1, GroupStatus.RESOLVED),
         ([], ((), 0), REPEAT_MS, None),
-        ([A], ((), 0), WAIT_MS, Status.FIRING),
+        ([A], ((), 0), WAIT_MS, GroupStatus.FIRING),
     ],
 )
 def test_who_is_told_when(firing, told, now_ms, status) -> None:
@@ -85,7 +85,7 @@ def test_what_somebody_looks_at_is_not_repeated() -> None:
     seen = GroupAlert(fingerprint="a", since_ms=0, is_acknowledged=True)
     told = ToldGroup(fingerprints=frozenset("a"), told_ms=0)
     assert telling([seen], told, 9 * REPEAT_MS) is None
-    assert telling([seen, B], told, JOIN_MS) is Status.FIRING
+    assert telling([seen, B], told, JOIN_MS) is GroupStatus.FIRING
 
 
 @given(st.integers(0, 50), st.integers(0, 10**9))
@@ -96,13 +96,15 @@ def test_tries_end_and_pauses_are_bounded(attempts: int, asked_ms: int) -> None:
 
 
 def test_a_silence_needs_all_its_matchers_and_at_least_one() -> None:
-    name = Matcher("alertname", "=", "NoRouter")
+    name = AlertMatcher("alertname", "=", "NoRouter")
     assert is_silenced(LABELS, [[name]])
     assert not is_silenced(LABELS, [[]])
-    assert not is_silenced(LABELS, [[name, Matcher("severity", "!=", "P1")]])
-    assert is_silenced(LABELS, [[Matcher("alertname", "=~", "No.*"), Matcher("x", "=", "")]])
-    assert not is_silenced(LABELS, [[Matcher("alertname", "=~", "Router")]])
-    assert is_silenced(LABELS, [[Matcher("alertname", "!~", "Router")]])
+    assert not is_silenced(LABELS, [[name, AlertMatcher("severity", "!=", "P1")]])
+    assert is_silenced(
+        LABELS, [[AlertMatcher("alertname", "=~", "No.*"), AlertMatcher("x", "=", "")]]
+    )
+    assert not is_silenced(LABELS, [[AlertMatcher("alertname", "=~", "Router")]])
+    assert is_silenced(LABELS, [[AlertMatcher("alertname", "!~", "Router")]])
 
 
 @pytest.mark.parametrize("value", ["(a+)+", "(a*)*b", r"(a)\1", "(", "(?=a)b"])
@@ -131,7 +133,7 @@ def test_no_label_gets_into_the_head_of_a_mail() -> None:
         annotations={"summary": "a\r\nBcc: all@example.com"},
         starts_at=ONE.starts_at,
     )
-    notice = Notice(group="x/P1", status=Status.FIRING, alerts=[evil])
+    notice = Notice(group="x/P1", status=GroupStatus.FIRING, alerts=[evil])
     mail = notices.email(notice, "a@b.example", ["c@d.example"], "1")
     assert mail["Bcc"] is None
     assert "\n" not in mail["Subject"]
