@@ -44,6 +44,9 @@ _EVENT = ("id", "at", "kind", "text", "actor")
 _EVENTS = {"type": "array", "items": describe.shown(_EVENT, types=columns(incident_events))}
 
 
+_NEW = describe.shown(("new",), types={"new": describe.INTEGER})
+
+
 class AlertRoutes:
     """Handlers."""
 
@@ -120,10 +123,8 @@ class AlertRoutes:
         alert = describe.shown(_ALERT, types=columns(alerts))
         silence = describe.shown(_SILENCE, types=columns(silences) | _MATCHERS)
         incident = describe.shown(_INCIDENT, types=columns(incidents))
-        report = told(
-            "Report alerts, as Prometheus does to an Alertmanager (API v2)",
-            answer=describe.shown(("new",), types={"new": describe.INTEGER}),
-        )
+        summary = "Report alerts, as Prometheus does to an Alertmanager (API v2)"
+        report = told(summary, answer=_NEW)
         return [
             AdminRoute(
                 "POST",
