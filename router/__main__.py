@@ -20,8 +20,8 @@ def main() -> None:
     shared_secret.use()
     from router.app import serve
 
-    # What lives now lives forever. Requests are freed by their reference counts, so that the
-    # collector finds nearly nothing: let it look rarely, and never at what was imported.
+    # Objects that live now live forever. Reference counts free the requests, so that the
+    # collector finds nearly nothing: it looks rarely, and never at imported modules.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     try:

@@ -38,7 +38,7 @@ _LIMIT_FACTOR = 5.0
 
 
 class Stream(Protocol):
-    """What an attachment needs of `sluice.kserve.HostStream`; simulations bring their own."""
+    """The part of `sluice.kserve.HostStream` that attachments use; simulations bring their own."""
 
     async def __aenter__(self) -> Self:
         """Return the stream."""
@@ -87,15 +87,16 @@ class Attachment:
         router_id: str,
         silence_s: float,
     ) -> None:
-        """Prepare.
+        """Prepare the attachment of one replica.
 
         Args:
-            hub: Takes what the replica says.
-            replica_id: Which.
-            open_stream: Makes an unopened stream to it.
-            probe: Runs a canary inference on it within so many seconds; returns the answer.
-            router_id: Who we are.
-            silence_s: Without a frame for so long it is lost; longer if its steps are long.
+            hub: Takes the replica's messages.
+            replica_id: Id of the replica.
+            open_stream: Makes an unopened stream to the replica.
+            probe: Runs a canary inference on the replica, within so many seconds, for its answer.
+            router_id: Id of this router.
+            silence_s: Seconds without a frame after which the replica is lost; more if its steps
+                are long.
         """
         self.replica_id = replica_id
         self._hub = hub

@@ -1,11 +1,12 @@
-"""What dead gateways leave open: the router ends their requests' accounts. Pure.
+"""Closings: the ends of the requests that a dead gateway left open, written by the router. Pure.
 
-A gateway that is killed tells nobody of the requests that it had with a router, nor of those whose
-events it had not brought to the broker. With each request it gives the router the part of its event
-that it knows. When its stream is cut, the router fills in what engines made, and another gateway
-(or the same one, started again) brings these *closings* to the broker: routers know no broker.
+A killed gateway cannot report the requests that it had with a router, nor the ended ones whose
+events had not reached the broker. With each request it gives the router the part of its event
+that it knows. When its stream is cut, the router adds the counts of the engines, and another
+gateway (or the same one, started again) brings these *closings* to the broker: routers know no
+broker.
 
-Whether the gateway is dead or only the stream broke is not known here. A closing counts only where
+The router cannot tell a dead gateway from a broken stream. A closing counts only where
 the gateway's own event does not come; see `telemetry.closings`.
 """
 
@@ -103,14 +104,14 @@ class _Account:
 
 
 class Accounts:
-    """What would have to be told if one gateway were lost now.
+    """The accounts that the router would have to close if one gateway were lost now.
 
-    These are its requests, those that have ended so late that their events may not have arrived,
-    and closings that it was given to bring to the broker.
+    These are its open requests, the requests that ended so late that their events may not have
+    arrived, and the closings that it was given to bring to the broker.
     """
 
     def __init__(self, counts: TokenCounts, *, counts_prompts: bool = True) -> None:
-        """Prepare; `counts_prompts`: the gateway says of each prompt whether it is counted."""
+        """Start empty; `counts_prompts`: the gateway says of each prompt whether it is counted."""
         self._counts = counts
         self._counts_prompts = counts_prompts
         self._open: dict[int, _Account] = {}
@@ -234,7 +235,7 @@ def _is_untold(account: _Account, now: float) -> bool:
 
 
 class Closings:
-    """Of all gateways that were lost, until another one has taken them."""
+    """The closings of all lost gateways, until another gateway has taken them."""
 
     def __init__(self, router_id: str, counts: TokenCounts) -> None:
         self._router_id = router_id

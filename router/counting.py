@@ -58,10 +58,11 @@ class _Sum:
 
 
 class TokenCounts:
-    """Sums since the start; what changed is reported as a whole, so that reports may be lost.
+    """Token counts per hour and key since the start.
 
-    When there are too many, whole hours are dropped, the oldest first, but neither this hour nor
-    the one before. What comes for a dropped hour later, or for one model too many, is `OTHER`.
+    A changed sum is reported as a whole, so that reports may be lost. When there are too many sums,
+    whole hours are dropped, the oldest first, but neither this hour nor the one before. Counts that
+    come later for a dropped hour, or for one model too many, go to `OTHER`.
     """
 
     def __init__(self, router_id: str, epoch: int) -> None:

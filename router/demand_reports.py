@@ -36,7 +36,7 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class DemandReports:
-    """Of one router; `run` belongs into a TaskGroup."""
+    """Reports of one router's demand to the control plane; `run` belongs into a TaskGroup."""
 
     def __init__(self, hub: Hub, address: str, router_id: str) -> None:
         """Prepare; `address` is the control plane's `host:port`."""

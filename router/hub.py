@@ -293,9 +293,9 @@ class Hub:
             self.metrics.closings.inc(len(closings))
 
     async def say_last(self, timeout_s: float) -> None:
-        """Close what is open, and report what was counted: nothing comes after this.
+        """Close the open accounts, and report all counts: nothing comes after this.
 
-        What no gateway takes in that time is dropped.
+        Closings that no gateway takes in that time are dropped.
         """
         closings = self._closings
         deadline = self._loop.time() + timeout_s

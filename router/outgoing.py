@@ -1,4 +1,4 @@
-"""What waits for a socket: of one gateway, and of one replica."""
+"""Bounded output that waits for a socket: of one gateway, and of one replica."""
 
 import asyncio
 
@@ -27,18 +27,18 @@ def leaves_at(left_at: float, now: float) -> float:
 
 
 class GatewayLink:
-    """What waits to be written to one gateway.
+    """The messages that wait to be written to one gateway.
 
     The steps of many engines share a message, which leaves after a short pause; two steps of one
-    stream do not: the first leaves when the second comes. Whatever the socket does not take at
-    once is merged.
+    stream do not: the first leaves when the second comes. Steps that the socket does not take at
+    once are merged.
 
     Attributes:
-        cut: It reads too slowly.
-        writing_since: When the write under way began; None: there is none.
-        ready: Something may leave.
-        accounts: What would have to be told if this gateway were lost.
-        takes_closings: It knows what to do with closings of other gateways.
+        cut: Whether the gateway reads too slowly and is cut.
+        writing_since: Time when the write under way began; None: there is none.
+        ready: Set while something may leave.
+        accounts: Accounts to close if this gateway were lost.
+        takes_closings: Whether the gateway takes closings of other gateways.
     """
 
     def __init__(
@@ -137,7 +137,10 @@ class GatewayLink:
 
 
 class HostOutbox:
-    """What waits to be written to one replica; bounded by what the core may have in flight."""
+    """The messages that wait to be written to one replica.
+
+    The core bounds them by its work in flight.
+    """
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch

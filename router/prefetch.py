@@ -1,8 +1,7 @@
 """Adapters that are put into engines' host memory before their first request comes.
 
-Those of rollouts, as long as they last, and of models that stand for something else since a moment
-ago. Everything else is loaded when a request asks for it. What fails here is only logged: such a
-request would load it, too.
+The adapters are those of running rollouts, and of models that changed their release a moment
+ago. A request loads every other adapter. A failed prefetch is only logged, for the same reason.
 """
 
 import asyncio
@@ -62,7 +61,7 @@ class Promotions:
 
 @dataclass(slots=True)
 class _Told:
-    """What a replica was told to load, at which address."""
+    """The load orders that one replica got, and its address."""
 
     address: str
     digests: set[str] = field(default_factory=set[str])
@@ -81,13 +80,13 @@ class Prefetch:
         *,
         router_id: str,
     ) -> None:
-        """Prepare.
+        """Prepare without replicas.
 
         Args:
-            tasks: Loads run in it.
+            tasks: TaskGroup in which loads run.
             load: Loads adapters into the replica of an id, within a deadline.
-            held: Told which adapters a replica holds in memory.
-            router_id: Who we are.
+            held: Called with the adapters that a replica holds in memory.
+            router_id: Id of this router.
         """
         self._tasks = tasks
         self._load = load

@@ -10,31 +10,32 @@ from sluice.settings import Address, ServiceSettings
 
 
 class Settings(ServiceSettings):
-    """What a router needs to know.
+    """Settings of a router.
 
     Attributes:
         instance_id: Unique among routers; cells are assigned to it.
-        grpc_address: host:port for gateways; it is also what they are told to dial.
+        grpc_address: host:port for gateways; gateways are told to dial it.
         http_address: host:port of health and metrics.
         control_address: host:port of the control plane's gRPC.
-        state_dir: Keeps the last snapshot.
+        state_dir: Directory of the last snapshot.
         queue_requests_max: Waiting requests per cell; more are rejected.
         queue_tokens_max: Waiting prompt tokens per cell.
         tenant_requests_max: Waiting requests per tenant and cell.
         tenant_tokens_max: Waiting prompt tokens per tenant and cell.
-        deadline_default_s: Until the first token, for requests that name no deadline.
+        deadline_default_s: Seconds until the first token, for requests that name no deadline.
         retries_max: How often a request that was lost or failed is dispatched again.
         ttft_base_s: The objective of the time to a request's first token is this ...
         ttft_factor: ... and so many times its prefill on an idle replica.
         tpot_s: The objective of the mean time per output token.
-        overtake_factor: A request that has waited this many times its objective is overtaken by
-            nobody of its tier.
+        overtake_factor: After this many times its objective, no request of its tier overtakes a
+            waiting request.
         decision_sample: One of so many placements is explained to the gateway; 0: none.
-        decision_pause_s: Between two further explanations per router, of placements of requests
-            that are traced, late, or were placed before. Explaining looks at every replica. Of
-            others that were slow or interrupted what is left is told at the end, as often.
-        silence_s: A replica without a frame for this long is lost. Engines at work say something
-            with every step, idle ones every 0.2 s.
+        decision_pause_s: Seconds between two further explanations per router, of placements of
+            requests that are traced, late, or were placed before. Explaining looks at every
+            replica. For other slow or interrupted requests the end carries the kept figures, as
+            often.
+        silence_s: A replica without a frame for this long is lost. Busy engines send a frame with
+            every step, idle ones every 0.2 s.
         drain_s: How long running requests may take after SIGTERM.
     """
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 AT_ONCE_MAX = 2  # the bytes pass through this process
-# Of one message: a step of the engine passes before each is answered, and taking it in keeps the
-# event loop from everything else for about a millisecond per megabyte.
+# Bytes of one message: a step of the engine passes before each answer, and taking it in keeps
+# the event loop from everything else for about a millisecond per megabyte.
 _MESSAGE_BYTES = 4 << 20
 _FIRST_BLOCKS = 4  # until the size of a block is known
 _CLOSE_TIMEOUT_S = 0.5

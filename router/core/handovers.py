@@ -97,16 +97,16 @@ class Handovers:
         )
 
     def end(self, cells: Mapping[str, CellBook], sequence: int, blocks: int, now: float) -> str:
-        """Take the end of a transfer; its dispatch is ready to run, whatever was brought.
+        """Take the end of a transfer; its dispatch is ready to run, with or without the blocks.
 
         Args:
-            cells: All.
-            sequence: Of the dispatch; one that is not waited for any more is ignored.
-            blocks: That were brought, in order from the first.
-            now: Time.
+            cells: All cells, by id.
+            sequence: Number of the dispatch; an unknown one is ignored.
+            blocks: Blocks that arrived, in order from the first.
+            now: Time, in seconds.
 
         Returns:
-            How it ended: complete, partial, failed, or abandoned when nobody needs it any more;
+            The result: complete, partial, failed, or abandoned when no request needs it any more;
             empty when it was ignored.
         """
         move = self._moves.pop(sequence, None)
@@ -189,7 +189,7 @@ class Handovers:
         as_split = PrefillSplit(
             backlog_s=backlog_s,
             prefill_s=best.cost_s - backlog_s,
-            # What comes over waits for the target's step in flight, just as a whole prompt does.
+            # The transferred blocks wait for the target's step in flight, as a whole prompt does.
             transfer_s=self.times.predict_s(uncached) + decode_step_s / 2,
             output_tokens=cell.output_expected(request),
             decode_step_s=decode_step_s,

@@ -1,4 +1,4 @@
-"""What must always be true of the core; tests and simulations check it after every event."""
+"""Invariants of the router core; tests and simulations check them after every event."""
 
 from collections.abc import KeysView
 

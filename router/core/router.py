@@ -33,7 +33,7 @@ from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
-# What is refused with these is demand; all else is over a limit of its own, or goes elsewhere.
+# Refusals with these codes are demand; all others are over a limit of their own or go elsewhere.
 _FOR_WANT_OF_ROOM = (ErrorCode.QUEUE_FULL, ErrorCode.OVERLOADED)
 SIGN_OF_LIFE_S = 0.25  # gateways take a router that says nothing for 0.9 s for frozen
 
@@ -155,10 +155,10 @@ class RouterCore:
     ) -> None:
         """Go on with an engine that kept our sequences while its stream was gone.
 
-        What it does not list has ended, which its first frame says, or never arrived.
+        Sequences that it does not list have ended, which its first frame says, or never arrived.
 
         Raises:
-            ValueError: It contradicts what it had told; the attachment is to be ended.
+            ValueError: The list contradicts the engine's own reports; end the attachment.
         """
         book = self.replicas.get(replica_id)
         if book is None or book.epoch != epoch or book.limits is None:

@@ -26,12 +26,12 @@ _TOP_KEPT_S = 60.0  # the highest tier is the highest one seen in this time
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What the replicas of a cell can do.
+    """The capacity of a cell's replicas.
 
     Attributes:
-        replicas: Attached and not draining.
-        tokens_s: Prompt tokens that they compute per second, decoding what they decode now.
-        backlog_s: Prefill that is owed where least is owed.
+        replicas: Replicas that are attached and not draining.
+        tokens_s: Prompt tokens per second that the replicas compute beside their present decoding.
+        backlog_s: Seconds of prefill that the replica with the least of it owes.
         sequences_free: Further sequences for which there are places and KV blocks.
         ends_s: Sequences that end per second.
     """
@@ -81,10 +81,10 @@ def share_left(supply: Supply, requests_s: float, tokens_s: float, reserved: flo
     """Return the share of a supply that is left beside higher tiers.
 
     Args:
-        supply: Of all tiers.
-        requests_s: Requests per second that go first whenever they come.
-        tokens_s: Prompt tokens per second of these.
-        reserved: What the tier gets at least.
+        supply: Capacity for all tiers.
+        requests_s: Requests per second of the higher tiers.
+        tokens_s: Prompt tokens per second of the higher tiers.
+        reserved: Share that the tier gets at least.
     """
     taken = tokens_s / supply.tokens_s if supply.tokens_s > 0.0 else 0.0
     if supply.sequences_free <= 0 and supply.ends_s > 0.0:
@@ -93,9 +93,9 @@ def share_left(supply: Supply, requests_s: float, tokens_s: float, reserved: flo
 
 
 def beside_s(wait_s: float, share: float, for_s: float) -> float:
-    """Return a wait during which only a share of the supply is to be had, for so long at most.
+    """Return a wait with only a share of the supply, which stays so small for `for_s` at most.
 
-    What has come for some seconds is taken to go on for as long, and not for ever.
+    Work that has come for some seconds is taken to go on for as long, and not for ever.
     """
     return min(wait_s / share, wait_s + (1.0 - share) * for_s)
 
@@ -216,7 +216,7 @@ class TimedPrediction:
         self._accuracy = accuracy
         self.uncorrected_s = uncorrected_s
         self.served_s = served_s
-        # What is before it now is served whatever comes; what overtakes it does so for a time.
+        # The work ahead now is served in any case; work that overtakes it does so for a time only.
         self._wait_s = min(uncorrected_s * accuracy.correction(), max(uncorrected_s, overdue_s))
 
     def wait_s(self) -> float:
@@ -269,11 +269,11 @@ class FirstTokenForecast:
         """Return the uncorrected seconds until a request is started, beside higher tiers.
 
         Args:
-            supply: Of the cell.
-            ahead: Requests and prompt tokens that are served before it.
-            priority: Of the request.
+            supply: Capacity of the cell.
+            ahead: Requests and prompt tokens that are served before the request.
+            priority: Priority of the request's tier.
             reserved_permille: Share that its tier gets at least.
-            now: Time.
+            now: Time, in seconds.
         """
         wait_s = queue_wait_s(supply, *ahead)
         above = self.arrivals.above(priority, now)

@@ -19,11 +19,11 @@ _RECOMPUTE_WEIGHT = 1.0
 _RISK_SHARE = 0.2
 # Decode-only steps that a prompt waits for at most, so that those who decode are in time again.
 _PAUSES_MAX = 8
-# A session stays where it was between equals, as if so many tokens more were cached there. What is
-# really cached the index knows; a larger bonus sends conversations to where they do harm.
+# A session stays where it was between equals, as if so many tokens more were cached there. The
+# index knows the real cache; a larger bonus sends conversations to where they do harm.
 _HOME_TOKENS = 16
-# What is owed is summed up in steps in one place and as a whole in another: that may differ by so
-# much, and where it does one replica more is priced.
+# One place sums up the owed prefill in steps, another as a whole: the sums may differ by so
+# much, and where they do one replica more is priced.
 ROUNDED_S = 1e-6
 
 
@@ -32,10 +32,10 @@ class PlacementChoice:
     """A replica for a request, with what was predicted.
 
     Attributes:
-        book: The replica.
-        cached_tokens: Of the prompt, there.
-        cost_s: What placement minimises.
-        is_split: It computes the prompt only; see `disaggregation`.
+        book: Book of the replica.
+        cached_tokens: Prompt tokens that the replica has cached.
+        cost_s: Predicted seconds, which placement minimises.
+        is_split: Whether the replica computes the prompt only; see `disaggregation`.
     """
 
     book: ReplicaBook
@@ -130,21 +130,22 @@ def choose(
 ) -> PlacementChoice | None:
     """Return the cheapest replica; it may be one above its window that holds the prompt.
 
-    Most need not be priced. Those that hold more of the prompt than most do are looked at one by
-    one; the others by what is owed there, until that alone costs more than the best so far.
+    Most replicas need not be priced. Replicas that hold more of the prompt than most are priced
+    one by one; the others in the order of the prefill that they owe, until that alone costs more
+    than the best so far.
 
     Args:
-        books: Those that may take something, by name; the first of equals is chosen.
-        request: To be placed.
+        books: Replicas that may take work, by name; the first of equals is chosen.
+        request: The request to place.
         matches: Cached leading blocks by replica; holders only.
         owed_until: `EngineModel.owed_until` of `books`, in order; renewed where it has passed.
         mean_speed: Speed of the cell's replicas.
         output: Output tokens that KV blocks are to be booked for.
-        home: Where the session's last request ran.
+        home: Replica of the session's last request.
         adapter_s: Seconds until its adapter is in a slot, by replica; empty for the base.
-        without: Of `books`, those that are not to be chosen.
-        is_only: There is no other replica than those to be avoided.
-        now: Time.
+        without: Names of `books` that are not to be chosen.
+        is_only: Whether the cell has only replicas that the request avoids.
+        now: Time, in seconds.
     """
     names, best_s, best_at, best_cached = list(books), float("inf"), -1, 0
 

@@ -167,8 +167,8 @@ def cheapest_replica(
     """Return the replica where the least progress is lost, and the sequences to interrupt there.
 
     Args:
-        rooms: Of the replicas with sequences that may be interrupted; None: without such.
-        running: Returns the sequences of a replica; called for a few of them only.
+        rooms: Room of each replica with sequences that may be interrupted; None: it has none.
+        running: Returns the sequences of a replica; called for a few replicas only.
         due_s: Seconds until the request's objective.
         deadline_s: Seconds until its deadline, which counts where the objective is lost.
     """

@@ -65,12 +65,12 @@ def decision(
 
 
 def recalled(dispatch: Dispatch, cost_s: float, backlog_s: float, waiting: int) -> wire.Explanation:
-    """Return what is left of what was known when a request was placed.
+    """Return the explanation of a placement from the few figures that were kept of it.
 
     Args:
-        dispatch: Of the request.
-        cost_s: Of the chosen replica.
-        backlog_s: Prefill that was owed there.
+        dispatch: The request's dispatch.
+        cost_s: Predicted cost of the chosen replica, in seconds.
+        backlog_s: Seconds of prefill that the chosen replica owed.
         waiting: Requests that were left in the queue of the cell.
     """
     request = dispatch.request
@@ -98,8 +98,8 @@ def recalled(dispatch: Dispatch, cost_s: float, backlog_s: float, waiting: int) 
 def candidates(cell: CellBook, request: Request, now: float) -> list[wire.Candidate]:
     """Return all replicas of a cell as placement sees them for a request, best first.
 
-    Those that may take it stand before the others. Of equals, the one that placement would take is
-    the first.
+    Replicas that may take the request stand before the others. Of equals, the first is the one
+    that placement would take.
     """
     matches = cell.fleet.index.matches(request.hashes) if request.hashes else {}
     home = cell.fleet.sessions.home(request.session, now) if request.session else None

@@ -10,7 +10,7 @@ class AnswerLengths:
     """Mean output tokens per answer.
 
     Attributes:
-        mean: Of the whole cell.
+        mean: Mean output tokens of the whole cell.
     """
 
     __slots__ = ("_by_tenant", "mean")

@@ -27,12 +27,12 @@ class BlockRun:
 
 
 class Use:
-    """One dispatch or report: what of a replica was used last at that time.
+    """The runs of a replica that one dispatch or report used last.
 
     Attributes:
         number: Grows with every dispatch and report.
-        at: Of a dispatch; long ago for what only the engine has told of.
-        runs: In the order of the prompt; the last is evicted first.
+        at: Time of the dispatch; long ago for runs that only the engine has reported.
+        runs: The runs in the order of the prompt; the last is evicted first.
     """
 
     __slots__ = ("at", "number", "runs")
@@ -44,16 +44,16 @@ class Use:
 
 
 class HeldBlocks:
-    """What one replica holds.
+    """The KV blocks that one replica holds, by the router's books.
 
-    A dictionary for each replica, not one for all: one that is full is copied as a whole, and its
-    router stands still meanwhile, for 150 ms with two million blocks.
+    Each replica has a dictionary of its own: a full dictionary is copied as a whole, and one for
+    all would stop the router for 150 ms with two million blocks.
 
     Attributes:
-        kv_blocks: Size of its cache.
-        where: Block -> run.
-        uses: Run -> its last use.
-        by_age: Number -> use; the least recent first, none without runs.
+        kv_blocks: Size of the replica's cache, in blocks.
+        where: Run of each block.
+        uses: Last use of each run.
+        by_age: Uses by number; the least recent first, none without runs.
     """
 
     __slots__ = (

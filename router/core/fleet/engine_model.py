@@ -1,4 +1,4 @@
-"""What an engine is doing now, predicted from what was true when it wrote its last frame.
+"""The present work of an engine, predicted from the state in its last frame.
 
 Engines compute prompts in the order of arrival, in steps of at most so many tokens, and the router
 sends them everything: so between two frames, and while a frame is on its way, the router follows
@@ -48,7 +48,7 @@ class EngineModel:
         self.decoding = self.pauses = 0
         self._prompts: deque[Prompt] = deque()  # in the order of arrival
         self._begun: list[float] = []  # credit at the first token of each that decodes, sorted
-        # Of those that the frames do not tell of yet, and how many began at each.
+        # Sequences that the frames do not tell of yet: the credit, and how many began at it.
         self._guessed: list[tuple[float, int]] = []
 
     # --- what is known ----------------------------------------------------------------------

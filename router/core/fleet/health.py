@@ -4,8 +4,8 @@ A replica is ejected as *slow* when the 99th percentile of its recent steps is m
 the median of its peers', each step measured against what steps of its size usually take in this
 cell; as *lying* when its canaries accuse it, by the rules of the detector (`sluice.detector`); as
 *failing* after engine failures in a row. After a back-off that doubles it is probed, gets a trial
-share of the work, and is healthy again after good answers. What is lost and comes back begins with
-the trial; what is lost again and again waits like the rest.
+share of the work, and is healthy again after good answers. A lost replica that comes back begins
+with the trial; one that is lost again and again waits like the rest.
 
 Never is more than a third of the attached replicas ejected: when many seem ill, it is the measure
 that is wrong, or the load, and a pool that serves badly is better than one that does not.
@@ -55,11 +55,11 @@ class HealthVerdict:
     """A change of state.
 
     Attributes:
-        replica_id: Whose.
-        state: From now on.
+        replica_id: Id of the replica.
+        state: Its state from now on.
         reason: SLOW, LYING, FAILING, LOST, or empty when it is healthy.
-        wrong: Of the canaries that count, those that were answered wrongly.
-        asked: The canaries that count.
+        wrong: Wrongly answered canaries, of those that count.
+        asked: Canaries that count.
     """
 
     replica_id: str
@@ -70,7 +70,7 @@ class HealthVerdict:
 
 
 class _Replica:
-    """What is known of one replica."""
+    """The health record of one replica."""
 
     __slots__ = (
         *("answer", "failed_at", "failures", "good", "interval_s", "is_attached"),
@@ -178,15 +178,15 @@ class CellHealth:
         decodes: int = 0,
         kv_blocks: int = 0,
     ) -> None:
-        """Note a step of an engine, and what makes it long or short.
+        """Note the time of an engine's step, and the work in it.
 
         Args:
-            replica_id: Whose.
-            step_s: Its duration.
+            replica_id: Id of the replica.
+            step_s: Seconds of the step.
             now: Monotonic seconds.
-            prompt_tokens: Computed in it.
+            prompt_tokens: Prompt tokens that the step computed.
             decodes: Sequences that got a token.
-            kv_blocks: In use.
+            kv_blocks: KV blocks in use.
         """
         replica = self._replicas.get(replica_id)
         if replica is None or replica.state is HealthState.EJECTED or step_s <= 0.0:

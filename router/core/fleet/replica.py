@@ -1,6 +1,6 @@
-"""What the router knows about one replica: what it sent, what came back, how fast it is.
+"""The router's book of one replica: sent work, received results, learned speed.
 
-What the engine is doing now follows from that: see `router.core.fleet.engine_model`.
+The engine's present work follows from the book: see `router.core.fleet.engine_model`.
 """
 
 from router.core.fleet.engine_model import IDLE, EngineModel, Prompt
@@ -129,7 +129,7 @@ class ReplicaBook:
     def fits(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> bool:
         """Return whether the KV cache has room; one sequence alone always goes.
 
-        What is cached for it takes no more room, or takes the room of what would be evicted.
+        Its cached blocks take no more room, or the room of blocks that would be evicted.
         """
         limits = self.limits
         assert limits is not None
@@ -242,8 +242,8 @@ class ReplicaBook:
         written_at = now - self.speed.lag_s
         prompts: list[Prompt] = []
         blocked: list[Prompt] = []
-        # What was there before the last step and was not taken into it waits for memory, which
-        # nothing takes where nothing runs: there the host has not heard of it yet.
+        # Prompts that waited before the last step and were not taken into it wait for memory, which
+        # nothing takes where nothing runs: there the host has not heard of them yet.
         began_at = written_at - state.step_us * 1e-6 if state.running else float("-inf")
         prompt_work_s = self.speed.prompt_work_s
         for dispatch in self._prefills.values():

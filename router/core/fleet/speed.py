@@ -26,8 +26,8 @@ _CONTEXT_SPREAD_MIN = 500.0  # contexts as alike as this do not tell a trend
 class MeanSpeed:
     """The mean speed of a cell's replicas.
 
-    What a prompt costs by itself is compared by this one speed: by each replica's own, a fast one
-    would be sent everything ahead of time while a slow one does nothing.
+    This one speed compares the costs of prompts by themselves. By each replica's own speed, a
+    fast replica would be sent everything ahead of time while a slow one does nothing.
     """
 
     __slots__ = ("attention_s", "token_s")

@@ -1,7 +1,7 @@
-"""Whose steps take longer than those of its peers: steps of similar size are compared.
+"""Finds replicas whose steps take longer than their peers' steps of similar size.
 
 Every replica has a mean time for each size of step it has done; the median of these over the
-replicas is what is usual. A step counts as its ratio to the usual time of its size, so that a
+replicas is the usual time. A step counts as its ratio to the usual time of its size, so that a
 replica whose steps are fuller than the others' is not taken for a slow one.
 """
 

@@ -1,4 +1,4 @@
-"""All that waits in one cell, in the order in which it is to be served.
+"""The queue of one cell: all waiting requests in the order of service.
 
 Tiers by priority, but a lower one that waits gets at least its reserved share of the service
 (`Tier.credit`), and every tier `SHARE_MIN`: the head of a tier is served at the latest when the
@@ -6,9 +6,9 @@ cell has given cost(head) / share of service since the tier's last turn. Inside 
 token counters per tenant (`router.core.queue.tier`), one count over all replicas of the cell;
 inside a tenant the order of `router.core.queue.tenant_queue`.
 
-What is charged is what is computed: prompt tokens that are not found in a cache, at dispatch, and
-output tokens as they come. At the end the charge is set to what the engine did compute; a request
-that never ran pays nothing, and what is computed again after a loss is not paid again.
+A tenant is charged for computed tokens: prompt tokens that are not found in a cache, at
+dispatch, and output tokens as they come. At the end the charge is set to the tokens that the
+engine did compute. A request that never ran pays nothing, and a loss is not paid for again.
 
 The count of a tenant is one over all cells of the pool, as far as their reports have come.
 """
@@ -213,7 +213,7 @@ class FairQueue:
     ) -> tuple[int, int]:
         """Estimate the requests and uncached tokens served before a request if it came now.
 
-        What comes later and overtakes it is not in it.
+        Later requests that overtake it are not in the estimate.
         """
         tier = self._tiers.get(priority)
         own = (0.0, 0.0) if tier is None else tier.before(tenant_id, weight, uncached_tokens, now)

@@ -44,7 +44,7 @@ class _Source:
 
 
 class PoolService:
-    """What one cell knows of the service in the other cells of its pool.
+    """The service that one cell knows of in the other cells of its pool.
 
     Attributes:
         interval_s: Mean seconds between two reports of a cell, of late.

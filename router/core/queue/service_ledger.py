@@ -1,7 +1,7 @@
 """Decides what a cell tells the other cells of its pool about the service of its tenants.
 
-A report holds the accounts that have changed since the last one, the largest changes first. What
-has no room in it stays changed, grows, and comes later.
+A report holds the accounts that have changed since the last one, the largest changes first.
+Changes without room in it stay, grow, and come later.
 """
 
 from collections.abc import Iterable

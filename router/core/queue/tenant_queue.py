@@ -19,10 +19,10 @@ _SLACK = 64
 def order_key(request: Request) -> float:
     """Rank a request among those of its tenant that are not overdue; the least goes first.
 
-    Shortest uncached prompt first keeps the mean TTFT low; `Request.overdue_at` bounds what it
-    costs long prompts. What cannot meet its objective any more makes way for what is a little
-    longer and still can. Must not change while the request waits, except by `FairQueue.reprice`
-    and when `late_at` has come.
+    Shortest uncached prompt first keeps the mean TTFT low; `Request.overdue_at` bounds its cost
+    for long prompts. A request that cannot meet its objective any more makes way for requests
+    that are a little longer and still can. The key must not change while the request waits,
+    except by `FairQueue.reprice` and when `late_at` has come.
     """
     tokens = request.uncached_tokens
     return tokens * _LATE_FACTOR if request.is_late else tokens

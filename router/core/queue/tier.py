@@ -20,8 +20,8 @@ _CREDIT_REQUESTS = 2.0  # mean ones; what a tenant keeps whose queue was empty w
 _SERVICE_PRIOR = 512.0  # of a request, until some have ended
 _OUTPUT_PRIOR = 128.0  # tokens per dispatch, until some have ended
 _SMOOTHING = 0.02
-# What a tenant loses here at most for service elsewhere: so much of this tier's turns, or so many
-# mean requests. Where requests are long, `LAG_S` alone would forget what a request or two cost.
+# The most that a tenant loses here for its service elsewhere: so much of this tier's turns, or so
+# many mean requests. Where requests are long, `LAG_S` alone would forget the cost of one or two.
 LAG_S = 3.0
 LAG_REQUESTS = 4.0
 _TENANTS_KEPT = 1024  # idle ones are forgotten above this, where that changes nothing

@@ -9,13 +9,13 @@ _TIERS_MAX = 64  # told apart; further ones count as the last
 
 
 class WorkMeter:
-    """Sums since the cell's book was made; pure.
+    """Sums of a cell's demand since its book was made; pure.
 
-    What was refused for want of room is demand, too: it counts as if it had been taken.
+    Requests that were refused for want of room are demand, too: they count as if taken.
 
     Attributes:
-        tiers: By priority of the tier.
-        prompt_mean: Prompt tokens of a request of late, cached or not.
+        tiers: Sums by priority of the tier.
+        prompt_mean: Mean prompt tokens of recent requests, cached or not.
         reports: Number of the last report.
     """
 

@@ -30,13 +30,13 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class EjectionNotice:
-    """A replica that was ejected for its answers.
+    """An ejection of a replica for its answers.
 
     Attributes:
-        replica_id: Which.
+        replica_id: Id of the replica.
         cell_id: Its cell.
-        wrong: Of the canaries that count, those that were answered wrongly.
-        asked: The canaries that count.
+        wrong: Wrongly answered canaries, of those that count.
+        asked: Canaries that count.
     """
 
     replica_id: str
@@ -54,7 +54,7 @@ class Actions:
         cancels: Sequences to cancel, by replica; may name some of `dispatches`.
         probes: Replicas that are to run a canary inference.
         transfers: Transfers to start; the shell answers each by `RouterCore.on_transferred`.
-        accusations: What the quality guard is to hear.
+        accusations: Ejections that the quality guard is to hear of.
     """
 
     __slots__ = ("accusations", "batches", "cancels", "dispatches", "probes", "transfers")
@@ -79,7 +79,7 @@ class Stats:
         ttft_predicted_s: Sum of the predictions for the requests in `ttft_s`.
         tokens: Output tokens.
         prompt_tokens: Prompt tokens of placed requests.
-        cached_tokens: Those of them that an engine found in its cache.
+        cached_tokens: Prompt tokens of placed requests that an engine found in its cache.
         ejections: Ejected replicas, by reason.
         transfers: Ended transfers, by result.
         stray_tokens: Tokens of sequences that the books do not know.

@@ -60,7 +60,7 @@ class Request:
     Attributes:
         prompt_tokens: Size of the prompt; after a resume with the tokens emitted before.
         output_max: Tokens that may be generated.
-        priority: Of the tier; higher goes first.
+        priority: Priority of the tier; higher goes first.
         reserved_permille: Share of the cell that the tier gets at least while it has work.
         is_preemptible: Batch work, which may be interrupted while it runs and is shed first.
         weight: Share of the tenant within its tier.
@@ -81,13 +81,13 @@ class Request:
         output: Emitted tokens; kept for preemptible requests only.
         is_charged: Whether the tenant has paid for the prompt.
         charged_tokens: Prompt tokens that the tenant has paid for.
-        prediction: Of the first token; learns once from the real one.
+        prediction: Prediction of the first token's time; learns once from the real one.
         prefilled_on: Replica that computed the prompt for another replica.
         is_traced: Whether the placement is worth an explanation: the trace is kept, or the answer
             began elsewhere.
         interrupted: Dispatches that ended without an end of the request.
         output_expected: Output tokens that it was expected to have when it came.
-        untold: Those of them that the gateway has not heard of; None: none.
+        untold: Number of `output_expected` that the gateway has not heard of; None: none.
     """
 
     __slots__ = (
@@ -186,7 +186,7 @@ class Dispatch:
     sequence until it reports the end.
 
     Attributes:
-        account: Of the tenant; the token path adds to it.
+        account: The tenant's account; the token path adds to it.
         charge: Virtual service of the tenant per output token.
         prefill_owed: Prompt tokens that the engine has not computed, by the router's books.
         cached_tokens: Prompt tokens found in the cache; predicted until the engine tells them.
@@ -198,8 +198,8 @@ class Dispatch:
         is_open: Whether the request still waits for these tokens.
         is_placed: Whether the gateway knows the replica.
         is_prefill: Whether the sequence ends with its first token and the answer goes on elsewhere.
-        decision: Explanation of the placement; of a sample only.
-        known: Without one: predicted cost and seconds until the first token, and waiting requests.
+        decision: Explanation of the placement; kept of a sample only.
+        known: Without `decision`: predicted cost and TTFT, in seconds, and waiting requests.
     """
 
     __slots__ = (

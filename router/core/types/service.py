@@ -9,7 +9,7 @@ class TenantService(NamedTuple):
     """The service of one tenant in one tier of a cell.
 
     Attributes:
-        priority: Of the tier.
+        priority: Priority of the tier.
         tenant_id: The tenant.
         since: Number of the first report that could tell of this account.
         service: Virtual service since the account was opened: computed prompt tokens and 2 x output
@@ -29,9 +29,9 @@ class ServiceReport:
     Attributes:
         cell_id: The cell.
         owner: Router that owns it.
-        epoch: Of the owner's book of the cell; a later book has a greater one.
-        number: Of this report in the epoch; it grows.
-        accounts: Changed ones.
+        epoch: Epoch of the owner's book of the cell; a later book has a greater one.
+        number: Number of this report in the epoch; it grows.
+        accounts: Changed accounts.
     """
 
     cell_id: str

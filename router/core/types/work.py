@@ -9,10 +9,10 @@ class TierWork:
     """The work of one tier; sums since the cell's book was made.
 
     Attributes:
-        requests: That came.
-        prompt_tokens: Of these, to be computed, as predicted at their arrival.
-        output_tokens: Of these, as expected at their arrival.
-        refused: Requests of these for which there was no room.
+        requests: Requests that came.
+        prompt_tokens: Their prompt tokens to compute, as predicted at their arrival.
+        output_tokens: Their output tokens, as expected at their arrival.
+        refused: Requests among them for which there was no room.
     """
 
     requests: int = 0
@@ -40,17 +40,17 @@ class EngineSpeed:
 
 @dataclass(frozen=True, slots=True)
 class WorkReport:
-    """What a cell tells the control plane.
+    """The report of a cell's work to the control plane.
 
     Attributes:
         cell_id: The cell.
-        epoch: Of the book; a later one of the cell is greater.
-        number: Of this report in the epoch.
+        epoch: Epoch of the cell's book; a later book has a greater one.
+        number: Number of this report in the epoch.
         tiers: Sums by priority of the tier.
         queued: (requests, prompt tokens to compute) that wait, by priority of the tier.
         running: Sequences on replicas.
-        replicas_ready: Attached and not draining.
-        speed: Median of the replicas that have measured enough; None: none has.
+        replicas_ready: Replicas that are attached and not draining.
+        speed: Median speed of the replicas that have measured enough; None: none has.
         first_token_s: TTFT of a usual request on an idle replica; 0: not known.
     """
 
