@@ -431,12 +431,12 @@ async def running_gateway(
     """Run a worker: listens when this yields; drains, flushes and closes when the block ends.
 
     Args:
-        settings: Of this worker.
-        sock: Bound, to listen on instead of `http_address`.
+        settings: Settings of this worker.
+        sock: Bound socket, to listen on instead of `http_address`.
         ready_wait_s: How long to wait until requests can be served, before connections are
             accepted all the same.
-        stop: Set when there is nothing to wait for any more: before requests could be served, no
-            connection is accepted at all, and those that wait are for whoever else has the socket.
+        stop: Ends the wait when it is set: a worker that cannot serve yet then accepts no
+            connection, and leaves the waiting ones to the other holders of the socket.
     """
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     events = EventProducer(

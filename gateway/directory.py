@@ -1,4 +1,4 @@
-"""Who is calling and what they may use: answers from the control plane's snapshot. Pure."""
+"""Callers and the models that they may use, from the control plane's snapshot. Pure."""
 
 import hashlib
 import hmac
@@ -53,18 +53,18 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """What a public model name stands for, for one caller.
+    """The meaning of a public model name, for one caller.
 
     Attributes:
-        name: As asked for: a model, `model@release` or an alias.
-        model: With the model's own id, and the release that the name stands for.
+        name: The requested name: a model, `model@release` or an alias.
+        model: The model with its own id, and the release that the name stands for.
         context_tokens_max: Prompt and output together; 0 when it is not known.
-        tenant_id: The caller's.
+        tenant_id: Tenant of the caller.
         cache_root: Root of the prefix cache's hash chain.
-        generates_text: Whether it is one to chat with, not one that makes embeddings.
-        decision: Why it is this release; None: because the name stands for it.
-        fork: Decides instead, request by request; None: nothing does.
-        shadow: Gets a copy of the request; None: nothing does.
+        generates_text: Whether the model chats, rather than making embeddings.
+        decision: Reason for the release; None: the name stands for it.
+        fork: Chooses the release instead, request by request; None: no fork.
+        shadow: Release that gets a copy of the request; None: none.
         instead: The release that answers when no engine can load this one; None: none does.
     """
 
@@ -82,14 +82,14 @@ class ResolvedModel:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseFork:
-    """What a model in rollout stands for, for one caller.
+    """The releases of a model in rollout, for one caller.
 
     Attributes:
-        split: Decides who is in canary; knows of no pins, which come before it.
-        mirror: Decides whose requests are copied, unless they are in canary; None: nobody's.
-        control: For those who are not in canary.
-        instead: The same, for those of canary while its base is not here.
-        copied: The same, with canary as `shadow`.
+        split: Decides which requests are in canary; knows of no pins, which come before it.
+        mirror: Decides which requests are copied, unless they are in canary; None: no request.
+        control: Release for requests that are not in canary.
+        instead: The same release, for canary requests while canary's base is not here.
+        copied: The same release, with canary as `shadow`.
         canary: The release that is rolled out.
     """
 
@@ -115,7 +115,7 @@ class ReleaseFork:
 
 
 class _Found(NamedTuple):
-    """What a name stands for; a split is there when it, and no pin, is to decide."""
+    """The meaning of a name; a split is there when the split, and no pin, is to decide."""
 
     model: wire.Model
     decision: ReleaseDecision | None = None
@@ -134,10 +134,10 @@ class Directory:
     def __init__(
         self, state: ControlState, has_base: Callable[[str], bool] = lambda _: True
     ) -> None:
-        """Index what is known so far.
+        """Index the present state.
 
         Args:
-            state: What is known.
+            state: The control plane's snapshot.
             has_base: Whether requests to a base, by its digest, can be tokenized now.
         """
         self._state = state
@@ -286,12 +286,12 @@ class Directory:
     def resolve(
         self, principal: Principal, name: str, session: str = "", request_id: str = ""
     ) -> ResolvedModel:
-        """Return what answers a request; BadRequestError if it generates no text.
+        """Return the model that answers a request; BadRequestError if it generates no text.
 
         Args:
             principal: The caller.
-            name: In the request.
-            session: What keeps requests together; they go to one release. Empty: nothing does.
+            name: Model name in the request.
+            session: Key of requests that go to one release. Empty: the request has none.
             request_id: Decides where there is no session.
         """
         resolved = self._resolved.get((principal, name)) or self.resolve_any(principal, name)

@@ -23,7 +23,7 @@ _TOTAL_EDGES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 
 _GATEWAY_EDGES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _LAG_EDGES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
-# What other parts keep and a scrape reads: name without `_total`, type, text.
+# Values that other parts keep and a scrape reads: name without `_total`, type, text.
 _FOLLOWED = (
     ("gateway_open_generations", "gauge", "Accepted, not ended"),
     ("gateway_open_connections", "gauge", "Connections of clients"),
@@ -252,14 +252,14 @@ class GatewayMetrics:
         """Count an accepted request of text that ended.
 
         Args:
-            tenant_id: Whose it was.
-            code: Why it failed; empty when it ended well.
-            ttft_s: From its arrival to its first token.
-            decode_s: From there to its end.
-            prefill_s: As the engine measured it.
-            prompt_tokens: Of all its prompts.
-            output_tokens: Of all answers.
-            answers: How many were asked for.
+            tenant_id: Tenant of the request.
+            code: Error code; empty when it ended well.
+            ttft_s: Seconds from its arrival to its first token.
+            decode_s: Seconds from there to its end.
+            prefill_s: Prefill time as the engine measured it, in seconds.
+            prompt_tokens: Tokens of all its prompts.
+            output_tokens: Tokens of all answers.
+            answers: Number of requested answers.
         """
         if code:
             self.aborts.labels(code).inc()

@@ -1,7 +1,6 @@
-"""What public names stand for: models, their releases and aliases. Pure.
+"""Public names: models, their releases and aliases, looked up for a tenant. Pure.
 
-A name is looked up for a tenant. What another tenant owns is as unknown as what does not exist, and
-so is an alias of it.
+A name of another tenant is as unknown as a name that does not exist, and so is an alias of it.
 """
 
 from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ _PREFILL_FACTOR = 2.0
 
 
 class ObjectiveResult(StrEnum):
-    """What a request counts as."""
+    """The result of a request against its objectives."""
 
     GOOD = "good"
     TTFT_MISSED = "ttft_missed"
@@ -18,12 +18,12 @@ class ObjectiveResult(StrEnum):
 
 
 class Objectives(NamedTuple):
-    """What is promised.
+    """The promised latencies.
 
     Attributes:
-        ttft_s: From request to first token, of prompts that are not long. Long ones get twice the
-            time of their prefill, as the engine measured it, on top.
-        tpot_s: Mean time per token after the first.
+        ttft_s: Seconds from request to first token, for prompts that are not long. Long ones get
+            twice the time of their prefill, as the engine measured it, on top.
+        tpot_s: Mean seconds per token after the first.
     """
 
     ttft_s: float = 0.5
@@ -48,9 +48,9 @@ def mean_tpot_s(decode_s: float, output_tokens: int, answers: int) -> float:
     """Return the mean time per token after the first, 0 when no answer has a second token.
 
     Args:
-        decode_s: From the first token of any answer to the end of the request.
-        output_tokens: Of all answers together.
-        answers: That were generated side by side.
+        decode_s: Seconds from the first token of any answer to the end of the request.
+        output_tokens: Tokens of all answers together.
+        answers: Number of answers that were generated side by side.
     """
     after_first = output_tokens / max(1, answers) - 1.0
     return decode_s / after_first if after_first > 0.0 else 0.0

@@ -1,8 +1,8 @@
-"""What callers are told about the pool that serves a model; pure.
+"""The status of a model's pool, as its callers are told; pure.
 
-Pools are shared, so nobody may read from them what others do at a moment: counts are told as lower
-bounds, powers of two that begin with eight, and waits as upper bounds, in steps of 100 ms. What
-is left is about what one's own latencies tell anyway.
+Tenants share pools, so no tenant may read from them the work of others at a moment. Counts are told
+as lower bounds, powers of two that begin with eight, and waits as upper bounds, in steps of 100 ms.
+The rest is about as much as one's own latencies tell anyway.
 """
 
 from collections.abc import Iterable
@@ -50,7 +50,7 @@ class PoolStatus:
 
     @property
     def told(self) -> dict[str, int | None]:
-        """What callers may know."""
+        """The figures that callers may know."""
         return {
             "replicas_ready": self.replicas_ready,
             "queued": _at_least(self.queued),

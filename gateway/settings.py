@@ -14,7 +14,7 @@ _ORIGINS = r"^(\*|https?://[^\s,/]+(,https?://[^\s,/]+)*)?$"
 
 
 class GatewaySettings(ServiceSettings):
-    """What one gateway process needs to know.
+    """Settings of one gateway process.
 
     Attributes:
         instance_id: Unique among all gateway processes.
@@ -27,9 +27,10 @@ class GatewaySettings(ServiceSettings):
         tls_key: PEM file of its key. Both are read again when they change.
         control_address: `host:port` of the control plane's Watch.
         state_dir: Last snapshot and event spool.
-        artifacts_dir: Where whole bases lie, by digest; what is not there, or all without it, is
-            fetched from the control plane: tokenizers and other small files alone.
-        bases_bytes_max: Of those files, what `state_dir` keeps; the least recently used ones go.
+        artifacts_dir: Directory of whole bases, by digest. The control plane sends the small files
+            of other bases, tokenizers for instance; without the directory, of all bases.
+        bases_bytes_max: Bytes of these small files that `state_dir` keeps; the least recently used
+            ones go.
         valkey_url: `redis://[[user]:password@]host:port` of the limits; `rediss://` speaks TLS,
             `redis+sentinel://[[user]:password@]host:port,host:port/name` asks Sentinels.
         kafka_bootstrap: `host:port,...` of the brokers.
@@ -39,26 +40,26 @@ class GatewaySettings(ServiceSettings):
         connections_max: Open at once in one worker; beyond, only probes are answered.
         head_timeout_s: How long a request's head may take from its first byte.
         idle_timeout_s: How long a kept-alive connection may be silent.
-        body_buffer_bytes: Of unfinished request bodies, what one worker holds at most.
+        body_buffer_bytes: Bytes of unfinished request bodies that one worker holds at most.
         unready_s: From SIGTERM, how long /readyz says no before the port closes.
         idle_grace_s: From then on, how long kept-alive connections may still bring a request.
         drain_s: After that, how long streams may still run.
-        keep_alive_s: A stream that is silent for so long gets a comment, so that nobody between
-            takes it for dead.
+        keep_alive_s: A stream that is silent for so long gets a comment, so that no proxy takes it
+            for dead.
         flush_s: At the end, how long events may take to reach the broker; the rest is spooled.
         limit_deadline_s: How long Valkey may take before the local allowance decides.
-        limit_local_share: Of each limit, what this process may grant while Valkey is away.
-        response_idle_s: How long Valkey has a response that nobody asks for.
+        limit_local_share: Share of each limit that this process may grant while Valkey is away.
+        response_idle_s: How long Valkey has a response that no request reads.
         copies_max: Copies of requests for shadow stages of rollouts, and scores of answers, that
             one worker has under way at most; further ones are not made.
         objective_ttft_s: Within this time, and twice their prefill if they have more than 2,048
             tokens of prompt, requests must have their first token to count as goodput.
-        objective_tpot_s: What their mean time per further token must not exceed for that.
-        text_spool_bytes_max: While the brokers are away, what one worker keeps on disk at most of
-            redacted texts of tenants that opted in. They go first where usage needs the room.
+        objective_tpot_s: Bound of their mean time per further token for that.
+        text_spool_bytes_max: Bytes of redacted texts of tenants that opted in that one worker keeps
+            on disk while the brokers are away. They go first where usage needs the room.
         log_every: One in so many successful requests is logged.
-        trace_share: Of requests without a trace context, the share whose trace is kept: spans are
-            exported, and routers say what they knew. Slow and failed ones always are.
+        trace_share: Share of requests without a trace context whose trace is kept: spans are
+            exported, and routers explain placements. Slow and failed ones always are.
         cors_origins: Origins whose pages in browsers may call the API, as `https://host` with
             commas between; `*` is any.
         azure_paths: The API is also at `/openai/deployments/MODEL/...` and `/openai/v1/...`, where

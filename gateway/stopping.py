@@ -1,4 +1,4 @@
-"""What somebody is told who asks a process that is about to end, or is cut by its end."""
+"""The error for requests to a process that is about to end, and for requests cut by its end."""
 
 from sluice.errors import ErrorCode, RejectedError
 

@@ -33,12 +33,12 @@ def message(
     """Return a message as JSON.
 
     Args:
-        message_id: Of the message.
-        model: That answers.
-        content: Its blocks.
-        stopped: Why it ended; None: it has just begun.
-        stop_sequence: That ended it; empty: none.
-        usage: Anthropic's names and numbers.
+        message_id: Id of the message.
+        model: Name of the model that answers.
+        content: Content blocks of the message.
+        stopped: Reason of the end; None: the message has just begun.
+        stop_sequence: Stop sequence that ended it; empty: none.
+        usage: Token counts by Anthropic's names.
     """
     return orjson.dumps(
         {

@@ -34,12 +34,12 @@ class MessageEvents:
     tail = _TAIL
 
     def __init__(self, message_id: str, model: str, prompt_tokens: int) -> None:
-        """Begin.
+        """Begin a message.
 
         Args:
-            message_id: Of the message.
-            model: That answers.
-            prompt_tokens: Of the prompt; how many were cached is told at the end.
+            message_id: Id of the message.
+            model: Name of the model that answers.
+            prompt_tokens: Tokens of the prompt; the end of the message tells the cached ones.
         """
         self._id, self._model, self._prompt_tokens = message_id, model, prompt_tokens
         self._next = 0  # number of the next block

@@ -1,6 +1,6 @@
-"""What the gateway needs of a base to turn messages into token ids and token ids into text.
+"""Chat bases in the gateway: they turn messages into token ids, and token ids into text.
 
-Loaded once per base from its artifact directory, in a thread: a large tokenizer takes a second.
+A base is loaded once from its artifact directory, in a thread: a large tokenizer takes a second.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _TAIL_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What the base's authors recommend when a request says nothing; top_k 0 is off."""
+    """Sampling values that the base's authors recommend for silent requests; top_k 0 is off."""
 
     temperature: float
     top_p: float
@@ -61,9 +61,9 @@ class EncodedPrompt(NamedTuple):
     """A prompt's token ids, and the hashes of its full blocks, 16 bytes each.
 
     Attributes:
-        ids: In an array: a list takes nine times the memory, for as long as the answer runs.
-        is_reasoning: It ends in an open block of reasoning, which the answer goes on with.
-        packed: Of a long one that was made in a thread.
+        ids: An array: a list takes nine times the memory, for as long as the answer runs.
+        is_reasoning: Whether it ends in an open block of reasoning, where the answer goes on.
+        packed: Packed form of a long prompt that a thread made.
     """
 
     ids: "array[int]"
@@ -77,12 +77,12 @@ class BaseAssets:
     """Tokenizer, template and defaults of one base.
 
     Attributes:
-        template: Of requests without tools.
-        calling_template: Of those with tools; the same, unless the base has two.
-        table: What its tokens stand for; special ones are not shown.
-        dialect: How it writes calls and reasoning.
+        template: Template for requests without tools.
+        calling_template: Template for requests with tools; the same, unless the base has two.
+        table: Texts of the tokens; special tokens are not shown.
+        dialect: The base's form of calls and reasoning.
         characters_per_token_max: Characters that one token stands for at most; 0: no bound.
-        threads: Where large prompts are worked on; None: in the loop's own.
+        threads: Threads for large prompts; None: the executor of the event loop.
     """
 
     tokenizer: Tokenizer
@@ -130,10 +130,10 @@ class BaseAssets:
         Args:
             messages: The conversation.
             tools: That the model is told about.
-            cache_root: Of the chain of hashes.
-            owner: Whose turn at the threads it is: owners take turns.
-            options: For the template, e.g. `enable_thinking`.
-            context_tokens_max: Of the model; 0: no bound is looked at here.
+            cache_root: Root of the chain of hashes.
+            owner: Owner of the prompt: owners take turns at the threads.
+            options: Options for the template, e.g. `enable_thinking`.
+            context_tokens_max: Context of the model, in tokens; 0: no bound is checked here.
             param: Field of the body that the conversation came in.
 
         Raises:
@@ -155,9 +155,9 @@ class BaseAssets:
         """Return a text as ids and block hashes.
 
         Args:
-            text: May hold special tokens: whoever completes a text writes the whole prompt.
-            cache_root: Of the chain of hashes.
-            owner: As of `encode_chat`.
+            text: The whole prompt, which may hold special tokens.
+            cache_root: Root of the chain of hashes.
+            owner: As in `encode_chat`.
             add_special_tokens: Whether the tokenizer adds its own, e.g. one that begins a text.
         """
         if len(text) <= _INLINE_CHARACTERS_MAX:
@@ -177,8 +177,8 @@ class BaseAssets:
         """Refuse a text that has more characters than the tokens of a context can stand for.
 
         Args:
-            characters: Of the text.
-            context_tokens_max: Of the model; 0: not known.
+            characters: Characters of the text.
+            context_tokens_max: Context of the model, in tokens; 0: not known.
             param: Field of the body that the text came in.
 
         Raises:

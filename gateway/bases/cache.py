@@ -1,4 +1,4 @@
-"""What this process has loaded of its bases: each once, and only while it exists."""
+"""The loaded bases of this process: each is loaded once, and kept only while it exists."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What the gateway needs of an embedding base: its tokenizer and its sizes; no chat template."""
+"""An embedding base in the gateway: its tokenizer and its sizes; no chat template."""
 
 import asyncio
 from collections.abc import Sequence
@@ -50,8 +50,8 @@ class EmbeddingBase:
         """Return the token ids of each text; large ones are worked on in a thread.
 
         Args:
-            texts: They are not cut.
-            owner: Whose turn at the threads it is: owners take turns.
+            texts: Texts, which are not cut.
+            owner: Owner of the texts: owners take turns at the threads.
             add_special_tokens: Whether the tokenizer adds its own.
         """
         size = sum(map(len, texts)) + _CHARACTERS_PER_TEXT * len(texts)

@@ -34,11 +34,11 @@ class PromptEncoder:
     """Encodes prompts of one base; called from several threads."""
 
     def __init__(self, tokenizer: Tokenizer, characters_max: int = _CHARACTERS_MAX) -> None:
-        """Prepare.
+        """Prepare without kept segments.
 
         Args:
-            tokenizer: Where its segments are not independent, nothing is kept.
-            characters_max: Of all segments that are kept.
+            tokenizer: The base's; without independent segments, nothing is kept.
+            characters_max: Characters of all kept segments together.
         """
         self._slicing = SlicingTokenizer(tokenizer, is_independent=is_independent(tokenizer))
         self._cuts = {text: array("I", (token,)) for text, token in cuts_of(tokenizer).items()}
@@ -55,9 +55,9 @@ class PromptEncoder:
         """Return the ids of a prompt, in steps.
 
         Args:
-            pieces: Of its text; no token spans two of them.
-            owner: Whose prompt it is: segments are kept for each owner.
-            tokenizing: Where what is not kept is tokenized; None: in the caller's thread.
+            pieces: Pieces of its text; no token spans two of them.
+            owner: Owner of the prompt: segments are kept for each owner.
+            tokenizing: Threads that tokenize segments that are not kept; None: the caller's thread.
         """
         joined = array("I")
         if not self._cuts:

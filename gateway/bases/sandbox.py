@@ -37,7 +37,7 @@ _INDENT_MAX = 64
 _DIGITS_MAX = 20  # of `round`
 _PADDING_MAX = 100_000  # of one value, in characters
 
-# Those of Jinja's filters that chat templates use; others can blow up text, or serve HTML.
+# Jinja's filters that chat templates use; others can blow up text, or serve HTML.
 _FILTERS = frozenset(
     re.findall(
         "[a-z]+",
@@ -64,7 +64,7 @@ class OutOfTimeError(ExhaustedError):
 
 
 class RenderBudget:
-    """What one rendering may take, by the processor time of its thread and by what it allocates."""
+    """Limits of one rendering: processor time of its thread, and allocated memory."""
 
     __slots__ = (
         *("_allocated_max", "_cpu_s", "_ends_at_s", "_steps", "_value_max", "_weighed"),

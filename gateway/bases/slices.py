@@ -63,7 +63,7 @@ class SlicingTokenizer:
         Args:
             tokenizer: The base's.
             is_independent: Whether no stage adds anything to the beginning of a text.
-            characters: Of a slice.
+            characters: Characters of a slice.
         """
         self._tokenizer = tokenizer
         self._can_slice = is_independent and not _looks_back(tokenizer)

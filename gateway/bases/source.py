@@ -32,10 +32,10 @@ async def fetch_base(address: str, digest: str) -> dict[str, bytes]:
 
     Args:
         address: The control plane's gRPC host:port.
-        digest: Of the artifact: it covers the hash of each file.
+        digest: Digest of the artifact: it covers the hash of each file.
 
     Raises:
-        FetchError: Nobody has them, nobody can be asked, or what came is not them.
+        FetchError: No peer has the files or can be asked, or other files came.
     """
     try:
         async with channel_to(address, CertificateRole.CONTROL_PLANE, options=_OPTIONS) as channel:

@@ -91,7 +91,7 @@ class ChatTemplate:
 
         Args:
             source: In Jinja.
-            special_tokens: What the template may refer to by name.
+            special_tokens: Special tokens that the template may name.
             reserved: Texts that the tokenizer reads as special tokens.
         """
         self._environment = BoundedEnvironment(
@@ -124,8 +124,8 @@ class ChatTemplate:
 
         Args:
             messages: The conversation.
-            tools: That may be called.
-            options: What else the template may refer to, e.g. `enable_thinking`.
+            tools: Tools that the model may call.
+            options: Further names for the template, e.g. `enable_thinking`.
             cpu_s: Processor time that it may take; OutOfTimeError when less than `CPU_S` is not
                 enough.
             param: Field of the body that the conversation came in.
@@ -240,7 +240,7 @@ def _below(value: object) -> Collection[object]:
 def _arguments(text: str) -> object:
     """Return the arguments as the object that templates expect.
 
-    What is not JSON, or nested deeper than anybody means it, stays a string.
+    Text that is not JSON, or is nested too deep to be meant so, stays a string.
     """
     try:
         value = json.loads(text)

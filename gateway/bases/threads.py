@@ -102,11 +102,11 @@ class Turns:
 
 
 class PromptThreads:
-    """Of one process, and its event loop.
+    """Threads for the prompts of one process, and its event loop.
 
     Attributes:
-        usual: For what needs the interpreter lock; may wait for `tokenizing`, never the other way.
-        tokenizing: For what does not.
+        usual: For work under the interpreter lock; may wait for `tokenizing`, never the other way.
+        tokenizing: For work without the interpreter lock.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class PromptThreads:
         except RuntimeError:
             turns.give_back()
             raise
-        # Who leaves meanwhile leaves the thread at work: its place is free when that is.
+        # A caller that leaves now leaves the thread at work: its place is free when that ends.
         work.add_done_callback(lambda _: loop.call_soon_threadsafe(turns.give_back))
         return await asyncio.wrap_future(work)
 

@@ -94,7 +94,7 @@ class OutputConfig(Strict):
 
 
 class CallerMetadata(Strict):
-    """Whom the request is for."""
+    """The end user of the request, as the caller names them."""
 
     user_id: ShortText | None = None
 

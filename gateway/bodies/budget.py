@@ -17,10 +17,10 @@ def output_budget(
     earlier than asked would look complete.
 
     Args:
-        request: Of one prompt or several.
-        prompt_tokens: Of this prompt.
-        context_tokens_max: 0: not known here.
-        index: Of this prompt.
+        request: Fields of one prompt or several.
+        prompt_tokens: Tokens of this prompt.
+        context_tokens_max: Context of the model, in tokens; 0: not known here.
+        index: Index of this prompt.
     """
     context = context_tokens_max or _UNKNOWN_CONTEXT_TOKENS
     wanted = request.output_tokens_max

@@ -45,7 +45,7 @@ TemplateOptions = Annotated[
 
 
 class PredictionBody(Strict):
-    """What the answer is expected to be."""
+    """The expected text of the answer."""
 
     type: Literal["content"]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=PARTS_MAX)]
@@ -170,7 +170,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def template_options(self) -> dict[str, object]:
-        """What the chat template is told besides messages and tools."""
+        """Options of the chat template besides messages and tools."""
         options: dict[str, object] = {}
         if self.reasoning_effort is not None:
             options["reasoning_effort"] = self.reasoning_effort

@@ -25,7 +25,7 @@ class EmbeddingRequest(Body):
         """Return how many tokens of each text are to be kept; 0: all, as OpenAI does it.
 
         Args:
-            context_tokens_max: Of the model, which -1 asks for.
+            context_tokens_max: Context of the model, in tokens, which -1 asks for.
         """
         wanted = self.truncate_prompt_tokens
         return context_tokens_max if wanted == -1 else wanted or 0

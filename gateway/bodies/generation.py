@@ -1,4 +1,4 @@
-"""What chat completions and completions have in common: how an answer is generated. Pure."""
+"""Fields that chat completions and completions share: how an answer is generated. Pure."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
@@ -59,7 +59,7 @@ LogitBias = Annotated[
 
 
 class Defaults(Protocol):
-    """What the authors of a base recommend where a request says nothing; `top_k` 0 is off."""
+    """Sampling values that a base's authors recommend for silent requests; `top_k` 0 is off."""
 
     @property
     def temperature(self) -> float:
@@ -78,7 +78,7 @@ class Defaults(Protocol):
 
 
 class StreamOptions(Strict):
-    """What a stream brings besides text."""
+    """Parts of a stream besides text."""
 
     include_usage: Flag | None = None
     continuous_usage_stats: Flag | None = None
@@ -195,7 +195,7 @@ class GenerationFields(Body):
 
     @property
     def session(self) -> str:
-        """What groups requests that share a prefix; empty when the caller did not say."""
+        """Key of requests that share a prefix; empty when the caller gave none."""
         return self.session_id or self.prompt_cache_key or ""
 
     @property
@@ -251,7 +251,7 @@ class GenerationFields(Body):
 
     @property
     def guide(self) -> engine.Grammar | None:
-        """What the answer must match, by response_format, regex, choice or grammar."""
+        """Grammar of the answer, by response_format, regex, choice or grammar."""
         asked = self.response_format or self.regex or self.choice or self.grammar
         if asked is None:
             return None  # as nearly always; what is cached takes a lock to find

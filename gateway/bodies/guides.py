@@ -1,7 +1,7 @@
-"""What an answer must look like: JSON, a schema, an expression, one of some texts, a grammar.
+"""The required form of an answer: JSON, a schema, an expression, a choice of texts, a grammar.
 
-Pure. What is hostile by size or depth is refused here, at once; whether a schema or an expression
-can be followed at all, the engine says when it compiles it, which is a 400 as well.
+Pure. Forms that are hostile by size or depth are refused here, at once. Whether a schema or an
+expression can be followed at all, the engine says when it compiles it, which is a 400 as well.
 """
 
 import re

@@ -35,7 +35,7 @@ class TextPart(_Part):
 
 
 class RefusalPart(_Part):
-    """What the assistant said when it refused."""
+    """The assistant's words of a refusal."""
 
     type: Literal["refusal"]
     refusal: Text
@@ -49,7 +49,7 @@ _FunctionType = Annotated[
 
 
 class _Answered(BaseModel):
-    """What clients send back as they got it, or as an SDK completed it: other fields do nothing."""
+    """A part that clients send back as received, or SDKs completed it; ignores other fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

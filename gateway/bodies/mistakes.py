@@ -1,4 +1,4 @@
-"""What is wrong with a body, in the words of its author: the field by its path, and why. Pure."""
+"""Mistakes in a body, in the words of its author: the field by its path, and why. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -44,9 +44,9 @@ def too_long(param: str, characters: int, context_tokens: int, fits: int) -> Bad
     """Return the error for a text that no tokenizing can make fit.
 
     Args:
-        param: Field that it came in.
-        characters: Of the text.
-        context_tokens: Of the model.
+        param: Field that the text came in.
+        characters: Characters of the text.
+        context_tokens: Context of the model, in tokens.
         fits: Characters that so many tokens can stand for at most.
     """
     return BadRequestError(

@@ -18,7 +18,7 @@ _CallId = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class _Item(BaseModel):
-    """What clients send back as they got it, or as an SDK completed it: other fields do nothing."""
+    """An item that clients send back as received, or SDKs completed it; ignores other fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -38,7 +38,7 @@ class OutputText(_Item):
 
 
 class RefusalText(_Item):
-    """What the model said when it refused."""
+    """The model's words of a refusal."""
 
     type: Literal["refusal"]
     refusal: Text
@@ -99,7 +99,7 @@ class CallItem(_NamedItem):
 
 
 class ResultItem(_NamedItem):
-    """What a call has brought."""
+    """The result of a tool call."""
 
     type: Literal["function_call_output"]
     call_id: _CallId
@@ -113,7 +113,7 @@ class ResultItem(_NamedItem):
 
 
 class ReasoningItem(_NamedItem):
-    """What the model thought."""
+    """The model's reasoning."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryText], Field(fail_fast=True, max_length=PARTS_MAX)] = []
@@ -156,7 +156,7 @@ InputItems = Annotated[list[InputItem], Field(fail_fast=True, max_length=MESSAGE
 
 @dataclass(slots=True)
 class _Turn:
-    """What the assistant says in one turn, so far; None: no item has brought that."""
+    """The assistant's output in one turn, so far; None: no item has brought that."""
 
     content: str | None = None
     reasoning: str | None = None

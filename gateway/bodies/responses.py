@@ -72,7 +72,7 @@ class SchemaFormat(Strict):
 
 
 class TextConfig(Strict):
-    """What the text of the answer is like."""
+    """The form of the answer's text."""
 
     format: Annotated[
         TextFormat | JsonObjectFormat | SchemaFormat | None, Field(discriminator="type")
@@ -152,7 +152,7 @@ Include = Annotated[
 
 
 class ResponsesStreamOptions(Strict):
-    """What a stream brings besides events."""
+    """Parts of a stream besides events."""
 
     include_obfuscation: Annotated[Any, Only(False)] = None
 

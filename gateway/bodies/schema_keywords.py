@@ -25,10 +25,10 @@ _CONSTANTS = frozenset({"const", "enum", "default", "examples"})
 
 
 def enforceable(schema: Any) -> tuple[Any, frozenset[str]]:
-    """Return what a grammar can enforce of a schema, and the keywords that were left out.
+    """Return the part of a schema that a grammar can enforce, and the keywords left out.
 
     Args:
-        schema: Of a depth that was checked, see `guides.schema_text`.
+        schema: A schema of a checked depth, see `guides.schema_text`.
     """
     left_out: set[str] = set()
     return _kept(schema, left_out), frozenset(left_out)

@@ -23,8 +23,8 @@ class TokenizeRequest(Body):
     """Either a text, or a chat as the model's template writes it.
 
     Attributes:
-        add_special_tokens: Of a text: whether the tokenizer adds what it adds to a prompt; it does
-            if this is not given. A template writes its special tokens itself.
+        add_special_tokens: Whether the tokenizer adds to a text the same tokens as to a
+            prompt; it does if this is not given. A template writes its special tokens itself.
     """
 
     model: ModelName

@@ -1,7 +1,7 @@
 """Translates the names that vLLM's server has for things that Sluice has as well. Pure.
 
-Clients that change their base URL keep their bodies. What has no equivalent is refused by its name,
-see `GenerationFields`; docs/coming-from.md lists both.
+Clients that change their base URL keep their bodies. Names without equivalent are refused, see
+`GenerationFields`; docs/coming-from.md lists both.
 """
 
 from collections.abc import Mapping

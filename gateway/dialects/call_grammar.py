@@ -29,7 +29,7 @@ CALLS_MAX = 16  # of one forced answer: without a bound a weak model would never
 # As models were trained to write JSON; with free white space a weak model writes nothing else.
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
-# What a schema may say for its properties to be written one by one.
+# Keywords of a schema whose properties can be written one by one.
 _PLAIN_KEYS = {
     "$defs",
     "$schema",
@@ -58,7 +58,7 @@ class CallGrammar:
     """Writes the grammars of one dialect.
 
     Attributes:
-        form: Of the calls.
+        form: Form of the calls.
         marks: Token ids of the marks that are one token.
         reasoning: Marks of the reasoning that may come first.
     """
@@ -130,7 +130,7 @@ class CallGrammar:
     def _calls(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> tuple[str, Sequence[str]]:
         """Return a list of calls as Lark, and the rules that it needs.
 
-        What all tools share is said once: the engine bounds the text.
+        The rules that all tools share are written once: the engine bounds the text.
         """
         form = self.form
         if form is CallForm.LLAMA_PYTHONIC and not _have_keywords(tools):

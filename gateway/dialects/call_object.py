@@ -13,8 +13,8 @@ from gateway.dialects.call_writer import CallWriter
 from gateway.dialects.json_text import JsonText
 from gateway.dialects.marks import behind_space
 
-# Of a call before its name is known, of arguments before their name: what looked like a call and
-# goes on longer is text.
+# Bound of a call before its name is known, and of arguments before their name: longer text that
+# looked like a call is text.
 HELD_CHARACTERS_MAX = 64 << 10
 _NAME_CHARACTERS_MAX = 512  # as JSON text; also of a key
 _ARGUMENTS_KEYS = ("arguments", "parameters")
@@ -70,7 +70,7 @@ class CallObject:
 
     @property
     def text(self) -> str:
-        """What was taken, as it was, while it is not known to be a call."""
+        """The taken text, unchanged, while it is not known to be a call."""
         return "".join(self._held)
 
     def take(self, text: str, start: int) -> int:

@@ -1,4 +1,4 @@
-"""What a piece of a model's text means to the client: content, reasoning, tool calls. Pure."""
+"""The meaning of a piece of a model's text: content, reasoning, tool calls. Pure."""
 
 from typing import NamedTuple, Protocol
 
@@ -7,10 +7,10 @@ class CallDelta(NamedTuple):
     """A piece of a tool call, as OpenAI streams it.
 
     Attributes:
-        index: Of the call in the answer.
+        index: Index of the call in the answer.
         arguments: The next piece of its JSON text; all pieces together are one JSON object.
-        call_id: In the first piece of a call only.
-        name: In the first piece of a call only.
+        call_id: Id of the call, in its first piece only.
+        name: Name of the function, in the first piece of the call only.
     """
 
     index: int  # pyright: ignore[reportIncompatibleMethodOverride] - nobody searches in a delta
@@ -20,7 +20,7 @@ class CallDelta(NamedTuple):
 
 
 class AnswerDelta(NamedTuple):
-    """What a piece of text adds to the answer."""
+    """The addition of a piece of text to the answer."""
 
     content: str = ""
     reasoning: str = ""

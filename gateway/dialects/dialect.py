@@ -15,11 +15,11 @@ from gateway.dialects.tools import ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a base speaks.
+    """The dialect of a base: its forms of tool calls and reasoning.
 
     Attributes:
-        calls: How it writes tool calls.
-        reasoning: How it sets reasoning apart.
+        calls: Form of its tool calls.
+        reasoning: Form that sets its reasoning apart.
         mark_ids: Token ids of those marks that are one token of its vocabulary.
     """
 
@@ -113,7 +113,7 @@ class Dialect:
 
         Args:
             tools: At least one; calls keep to their schemas.
-            answer: What the output is if it calls nothing.
+            answer: Grammar of an output without calls.
             is_parallel: Whether there may be more than one call.
             is_reasoning: As for `parser`; the reasoning comes first.
         """

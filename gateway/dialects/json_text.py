@@ -43,8 +43,8 @@ class JsonText:
     """The state of one value.
 
     Attributes:
-        is_complete: The value has ended. A number or a word ends at the character behind it.
-        is_broken: What came cannot be JSON, or goes beyond the limits.
+        is_complete: Whether the value has ended. A number or a word ends at the next character.
+        is_broken: Whether the text cannot be JSON, or goes beyond the limits.
     """
 
     __slots__ = (

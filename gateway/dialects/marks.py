@@ -14,7 +14,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class ReasoningMarks(NamedTuple):
-    """What stands before and after a model's reasoning."""
+    """The marks before and after a model's reasoning."""
 
     opening: str
     closing: str

@@ -29,10 +29,10 @@ class ReasoningParser:
         """Prepare.
 
         Args:
-            marks: Of the family.
-            after: Of what follows; None: it is content.
-            is_open: The prompt ends in the opening mark, so that the answer begins as reasoning.
-            is_forced: Behind it are calls alone: an opening mark that is cut is no text.
+            marks: Marks of the family.
+            after: Parser of the text behind the reasoning; None: that text is content.
+            is_open: Whether the prompt ends in the opening mark: the answer begins as reasoning.
+            is_forced: Whether calls alone follow: an opening mark that is cut is no text.
         """
         self._is_forced = is_forced
         self._opening, self._closing = Marks(marks.opening), Marks(marks.closing)

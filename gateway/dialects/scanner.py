@@ -1,4 +1,4 @@
-"""What the parsers of all families have in common: plain text, marks, and calls as JSON objects."""
+"""The common base of all families' parsers: plain text, marks, and calls as JSON objects."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
@@ -8,13 +8,13 @@ from gateway.dialects.call_writer import CallWriter
 from gateway.dialects.delta import NOTHING, AnswerDelta
 from gateway.dialects.marks import Marks, behind_space
 
-# In front of a call; models write a line break. What has more is text.
+# Bound of the space before a call; models write a line break. Longer space is text.
 _SPACE_CHARACTERS_MAX = 256
 
 Step = Callable[[str, int], int]
 """Takes the text from an index on; returns the index behind what it took.
 
-What it leaves although it cannot go on is handed to it again with what comes next.
+A step that cannot go on leaves the rest, which it gets again together with the next text.
 """
 
 
@@ -180,11 +180,11 @@ class CallScanner(ABC):
             self._suspects.append(text)
 
     def confirm(self) -> None:
-        """What was kept belongs to a call."""
+        """Take the kept text for a call's."""
         self._suspects.clear()
 
     def give_up(self) -> None:
-        """What was kept is no call, or the call cannot go on: what follows is plain."""
+        """Take the kept text for no call, or the call for broken: the next text is plain."""
         self._release()
         self.step = self.plain
 

@@ -1,4 +1,4 @@
-"""What happens to the answers of one request, as its only reader waits for it.
+"""Moves the answers of one request on for their only reader.
 
 Routers' messages are handed out synchronously, a token costs no task and no await. Only a begin and
 an end wake the reader, which moves all answers of its request on by itself.

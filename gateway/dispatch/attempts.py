@@ -17,15 +17,15 @@ _U32_MAX = 0xFFFFFFFF
 
 
 class AttemptPlacement(NamedTuple):
-    """Where an answer runs, as its router says; the message itself would take half a kilobyte.
+    """The place of a running answer, by its router; the message would take half a kilobyte.
 
     Attributes:
-        replica_id: Of the replica.
-        queue_us: From the submission until it was dispatched.
-        engine_queue_us: In the engine.
-        load_us: That its adapter took.
-        cached_tokens: Of the prompt.
-        decision: What the router knew; None: nobody asked.
+        replica_id: Id of the replica.
+        queue_us: From the submission until the dispatch.
+        engine_queue_us: Time in the engine's queue.
+        load_us: Time to load the adapter.
+        cached_tokens: Cached tokens of the prompt.
+        decision: The router's explanation; None: it gave none.
     """
 
     replica_id: str
@@ -60,15 +60,15 @@ class Attempt:
 
     Attributes:
         number: From 0 on, over all attempts of the answer.
-        submitted_at_s: Monotonic time, as all.
-        first_at_s: Its first token came; 0: none has.
-        ended_at_s: 0 while it goes on.
+        submitted_at_s: Monotonic time of the submission, as all times here.
+        first_at_s: Time of its first token; 0: none has come.
+        ended_at_s: Time of its end; 0 while it goes on.
         emitted_before: Tokens of the attempts before it.
-        output_tokens: That it brought.
-        placed: Where it ran, if anywhere.
-        decision: What its router said at the end about the placement.
-        outcome: As events name it; `cancelled` until it has ended.
-        reason: In words, of what is no success.
+        output_tokens: Tokens that it brought.
+        placed: Its place, if it ran anywhere.
+        decision: The router's explanation of the placement, which came at the end.
+        outcome: Its outcome, as events name it; `cancelled` until it has ended.
+        reason: Reason, in words, of an outcome other than success.
         before_us: From the submission until the attempt before it ended, where its router went on
             without being asked.
     """
@@ -96,10 +96,10 @@ class Attempt:
         self.before_us = 0
 
     def interrupted(self, by: "wire.Interruption", emitted: int) -> "Attempt":
-        """End this one where its router queued the request again; return what comes then.
+        """End this attempt where its router queued the request again; return the next attempt.
 
         Args:
-            by: What its router says of it.
+            by: The router's message about the interruption.
             emitted: Tokens of the answer until now.
         """
         after_us = max(0, by.ended_us - self.before_us)
@@ -114,7 +114,7 @@ class Attempt:
 
     @property
     def known_then(self) -> "wire.Explanation | None":
-        """What its router knew when it placed it, if it has said so."""
+        """The router's explanation of the placement, if it has given one."""
         if self.decision is None and self.placed is not None:
             return self.placed.decision
         return self.decision
@@ -130,12 +130,12 @@ def begun(attempts: list[Attempt], attempt: Attempt) -> None:
 def told(
     answers: Sequence[Sequence[Attempt]], received_at_s: float, ended_at_s: float
 ) -> list[telemetry.Attempt]:
-    """Return what an event says of a request's attempts; nothing where its other fields do.
+    """Return an event's rows about a request's attempts; none where other fields say it all.
 
     Args:
-        answers: Of each of them the attempts, in order.
+        answers: The attempts of each answer, in order.
         received_at_s: Monotonic time that moments are counted from.
-        ended_at_s: When the request ended; also the end of attempts that nobody has ended.
+        ended_at_s: End of the request; also the end of attempts without an end of their own.
     """
     if not answers or (len(answers) == 1 and _is_plain(answers[0])):
         return []

@@ -34,19 +34,19 @@ _MASK = (1 << 64) - 1
 
 @dataclass(slots=True)
 class CellView:
-    """What is known of a cell.
+    """The gateway's view of a cell.
 
     Attributes:
         cell_id: Its name.
-        replicas_ready: That can take requests now.
-        tokens_owed: Prompt and output tokens that it has accepted and not computed; as last told,
-            plus what was sent there since.
-        wait_ms: Until the first token of a new request, as predicted by its router.
-        is_draining: It is about to be removed, but serves.
-        is_refusing: Its router is shutting down.
+        replicas_ready: Replicas that can take requests now.
+        tokens_owed: Prompt and output tokens that it has accepted and not computed: the last
+            reported number, plus the tokens sent there since.
+        wait_ms: Time until the first token of a new request, as predicted by its router.
+        is_draining: Whether it is about to be removed; it serves until then.
+        is_refusing: Whether its router is shutting down.
         queued: Requests that wait in its router.
         running: Requests that its replicas have.
-        seed: Made of its name.
+        seed: Hash of its name.
     """
 
     cell_id: str
@@ -64,12 +64,12 @@ class CellView:
 
 
 class Wish(NamedTuple):
-    """What a request brings for the choice.
+    """The traits of a request that decide its cell.
 
     Attributes:
         session: Hash that its session shares; 0 without one.
         prefix: From `prefix_key`; 0 without one.
-        prompt_tokens: Of the prompt.
+        prompt_tokens: Tokens of the prompt.
         salt: Any number of its own; decides between equals.
     """
 
@@ -91,8 +91,8 @@ def choose(cells: Sequence[CellView], wish: Wish) -> CellView:
     """Return the cell for a request.
 
     Args:
-        cells: Those of the pool that can be reached; at least one.
-        wish: Of the request.
+        cells: Cells of the pool that can be reached; at least one.
+        wish: The request's traits.
     """
     if len(cells) == 1:
         return cells[0]

@@ -32,26 +32,26 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 
 class GenerationSpec(NamedTuple):
-    """One answer that is asked for: what a router needs to know, and how its ids become text.
+    """One requested answer: its fields for the router, and the way from its ids to text.
 
     Sampling values are as the engine takes them.
 
     Attributes:
-        new_pipe: Makes what turns its tokens into text.
-        new_logprobs: Makes what keeps and writes their log probabilities; None: nobody asked.
-        block_hashes: Of the prompt's full blocks, concatenated; see `sluice.hashing`.
-        packed_prompt: Of a long one; shared by its answers.
-        tier_reserved_permille: Of the tier: its share of a cell while it has work.
+        new_pipe: Makes the pipe from its tokens to text.
+        new_logprobs: Makes the writer of their log probabilities; None: the request wants none.
+        block_hashes: Hashes of the prompt's full blocks, concatenated; see `sluice.hashing`.
+        packed_prompt: Packed form of a long prompt; shared by its answers.
+        tier_reserved_permille: The tier's share of a cell while it has work.
         is_preemptible: Batch work.
         choice: Index of the answer among those of its request.
         scored_tokens: So many trailing tokens of the prompt are scored.
-        is_begun: Part of an answer that the client is being given already.
-        absence_ms: It waits so long for a pool without replicas; 0: until its deadline.
+        is_begun: Whether the client has got a part of the answer already.
+        absence_ms: Longest wait for a pool without replicas; 0: until its deadline.
         traceparent: W3C trace context of the request; empty: none is passed on.
-        tracestate: Belongs to it.
-        prompt_logprobs: Alternatives wanted per token of the prompt; None: nothing is.
-        is_echo_alone: The prompt is all that is wanted: the token that comes is not shown.
-        prediction: Token ids that the answer is expected to have; empty: nothing is expected.
+        tracestate: W3C trace state that belongs to `traceparent`.
+        prompt_logprobs: Alternatives wanted per token of the prompt; None: none are wanted.
+        is_echo_alone: Whether the prompt is all that is wanted: the token that comes is not shown.
+        prediction: Expected token ids of the answer; empty: no expectation.
     """
 
     request_id: str
@@ -87,7 +87,7 @@ class GenerationSpec(NamedTuple):
 
     @property
     def wish(self) -> Wish:
-        """What decides about the cell."""
+        """The traits that decide the cell."""
         prefix = prefix_key(self.block_hashes)
         salt = zlib.crc32(self.request_id.encode())
         return Wish(self.session_hash, prefix, len(self.prompt), salt)
@@ -157,19 +157,19 @@ class Generation(ABC):
         last_at_s: Monotonic time of the last token.
         itl_max_s: Longest gap between two pushes.
         placed: The last placement, if any.
-        cached_tokens: Of the prompt, as found by the first placement.
+        cached_tokens: Prompt tokens that the first placement found in the cache.
         drafts: Tokens tried ahead of the model, of all attempts whose end was told; None: none.
-        prompt_logprobs: Of the prompt's tokens, as far as they have come; None: not wanted.
-        prefill_us: As the engine says.
+        prompt_logprobs: Log probabilities of the prompt, so far; None: not wanted.
+        prefill_us: Prefill time, as the engine says.
         resumes: Attempts that continued an answer already begun.
         ending: The end of the current attempt.
         is_fresh: Whether the current attempt has brought no token yet.
-        closing: What its router tells of it if this process is killed; empty: nothing.
-        attempts: Where it ran, as far as a dispatcher has submitted it.
-        attempt_from: How much had been emitted when the current attempt was submitted.
-        was_nudged: The client has waited for long, and was to be given a sign of life.
+        closing: The part of its event that the router tells if this process is killed; empty: none.
+        attempts: Its attempts, as far as a dispatcher has submitted it.
+        attempt_from: Emitted tokens when the current attempt was submitted.
+        was_nudged: Whether the client has waited for long, and was to be given a sign of life.
         listener: Called at the first token of an attempt, at its end, and at a nudge.
-        score: Of the scored tokens, where the engine tells it.
+        score: Score of the scored tokens, where the engine tells it.
     """
 
     __slots__ = (
@@ -239,11 +239,11 @@ class Generation(ABC):
     def taken(self, tokens: Sequence[int]) -> tuple[AnswerDelta, list[TokenLogprob]]:
         """Run the tokens emitted last through the pipe.
 
-        What comes behind the end of the answer in the same message is no part of it: how much came
-        along is chance. So it is not counted either.
+        Tokens behind the end of the answer in the same message are no part of it, and are not
+        counted: their number is chance.
 
         Returns:
-            What to show, and the log probabilities with it.
+            The delta to show, and its log probabilities.
         """
         pipe, line = self.pipe, self._line
         if line is None and (len(tokens) == 1 or not pipe.may_stop):
@@ -432,7 +432,7 @@ class Generation(ABC):
 
     @property
     def _number(self) -> int:
-        """Of the current attempt."""
+        """Number of the current attempt."""
         return self.attempts[-1].number if self.attempts else 0
 
     def _traceparent(self) -> str:
@@ -463,7 +463,7 @@ class WholeGeneration(Generation):
     """Collects one answer.
 
     Attributes:
-        answer: What is to be shown so far.
+        answer: Text to show so far.
     """
 
     __slots__ = ("answer",)

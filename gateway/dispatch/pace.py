@@ -30,7 +30,7 @@ class Lag(Protocol):
 
 
 class AttemptPace:
-    """Of one worker; streams ask it, links tell it where a step ends.
+    """The pace of one worker; streams ask it, links tell it where a step ends.
 
     Attributes:
         is_holding: Whether a token that comes now may wait for the next step.

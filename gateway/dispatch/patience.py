@@ -96,7 +96,7 @@ class Patience:
             if self._is_begun:
                 return refused(ending, ErrorCode.REPLICA_LOST)
             return NO_TOKEN if ending.kind is EndKind.LOST else ending
-        # What was lost together does not ask again together.
+        # Requests that were lost together do not ask again together.
         spread = 1 - self._generation.spec.wish.salt % 1024 / 2048
         self.pause_s = min(self._next_pause_s * spread, left_s)
         if ending.kind is EndKind.REFUSED:
@@ -138,8 +138,8 @@ class Patience:
 
 
 def refused(ending: GenerationEnd, code: ErrorCode) -> GenerationEnd:
-    """Return what the client is told of an ending that was the last one."""
-    # What was lost, and its name, is for events and logs.
+    """Return the last ending as the client is told of it."""
+    # The lost part, and its name, is for events and logs.
     is_told = ending.message and ending.kind is not EndKind.LOST
     text = ending.message if is_told else "The engine was lost."
     return GenerationEnd(EndKind.REFUSED, code, text, ending.retry_after_s or 1.0)

@@ -132,7 +132,7 @@ class Pursuit:
         generation, patience = self.generation, self._patience
         left_ms = max(1, round((patience.give_up_at_s - now_s) * 1000))
         is_first = not patience.has_tried and not generation.spec.is_begun
-        # What was let in once is not sent away because others were faster meanwhile.
+        # An admitted request is not sent away because others were faster meanwhile.
         deadline_ms, admission_ms = (
             (generation.spec.deadline_ms, generation.spec.admission_ms)
             if is_first

@@ -1,6 +1,6 @@
 """How much a worker may try again: enough for a lost fleet, not for a storm. Pure."""
 
-# What may be tried again in each period besides, even by a worker with little else to do.
+# Retries in each period besides, even for a worker with little else to do.
 ALWAYS = 64
 # Every open request may be tried again so often in this time: it is lost, and the router that takes
 # over sends it away once more before it owns the cell.
@@ -9,14 +9,13 @@ PERIOD_S = 10.0
 
 
 class RetryBudget:
-    """Counts what was tried again in this period, for each tenant on its own.
+    """The retries of this period, counted for each tenant.
 
     Losing every replica or router costs a retry or two per open request: that fits, whatever others
-    have lost.
-    What a tenant needs beyond that comes from what all share, of which nobody takes more than it
-    leaves to the others. Requests that are lost again and again (a poisonous prompt, engines that
-    crash at once) use it up and are then refused, so that retries never multiply the load of a
-    fleet in trouble.
+    have lost. A tenant draws further retries from a common budget, of which no tenant takes more
+    than it leaves to the others. Requests that are lost again and again (a poisonous prompt,
+    engines that crash at once) use it up and are then refused, so that retries never multiply the
+    load of a fleet in trouble.
     """
 
     def __init__(self) -> None:

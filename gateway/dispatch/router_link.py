@@ -37,7 +37,7 @@ _NAP_S = 0.1
 _SILENT_NAPS_MAX = 9
 _UNSENT_MAX = 20_000  # submits and cancels waiting for the socket
 # A message ends behind the submit that brings it to so many tokens, of up to five bytes: routers
-# take 64 MiB. What a submit has besides its prompt, a grammar of 64 KiB perhaps, counts as some.
+# take 64 MiB. The rest of a submit, a grammar of 64 KiB perhaps, counts as some tokens.
 _BATCH_TOKENS = 1 << 19
 _SUBMIT_TOKENS = 4096
 _CHANNEL_OPTIONS = (
@@ -66,9 +66,9 @@ class RouterLink:
     """Connects to one router, and again when the connection ends; `run` belongs into a TaskGroup.
 
     Attributes:
-        router_id: As the router says; empty before the first connection.
+        router_id: The router's name for itself; empty before the first connection.
         is_up: Whether requests can be submitted.
-        cells: What the router last said about each of its cells. A router tells at once which it
+        cells: The router's last report on each of its cells. A router tells at once which it
             owns: another one may be about to be its own, but would refuse requests now.
     """
 
@@ -84,12 +84,12 @@ class RouterLink:
         """Prepare.
 
         Args:
-            address: Of the router, `host:port`.
-            gateway_id: Tells the router who we are.
+            address: Address of the router, `host:port`.
+            gateway_id: Id of this gateway for the router.
             on_change: Called when the link comes up or goes down, or owns a cell.
-            pace: Of this worker; told where steps begin and end.
-            emit: Takes what the router tells of requests whose gateway was lost.
-            on_lost: Called when the router is gone, and with it what it knew of ended requests.
+            pace: Pace of this worker; told where steps begin and end.
+            emit: Takes the router's closings of requests whose gateway was lost.
+            on_lost: Called when the router is gone, and with it its knowledge of ended requests.
         """
         self.address = address
         self.router_id = ""

@@ -18,11 +18,11 @@ Found = tuple[RouterLink, str]
 
 @dataclass(frozen=True, slots=True)
 class CellHome:
-    """The cell where an answer was begun: whoever owns it next can go on from cached blocks.
+    """The cell where an answer was begun: its next owner can go on from cached blocks.
 
     Attributes:
-        cell_id: Of the cell.
-        until_s: Loop time; then any cell will do.
+        cell_id: Id of the cell.
+        until_s: Loop time after which any cell will do.
     """
 
     cell_id: str

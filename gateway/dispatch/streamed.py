@@ -31,7 +31,7 @@ class _LastStep:
     is_holding = True
 
     def hold(self, holder: object) -> None:
-        """Nobody has to release it: the end takes what is held."""
+        """Do nothing: the end takes the held chunk."""
 
 
 _LAST_STEP = _LastStep()
@@ -69,9 +69,9 @@ class StreamedGeneration(Generation):
         """Prepare.
 
         Args:
-            spec: What was asked.
-            chunks: Of this choice.
-            itl: Told about every gap between tokens.
+            spec: The requested answer.
+            chunks: Writer of this choice's chunks.
+            itl: Histogram of all gaps between tokens.
             pace: Says whether a token may wait for the next step.
         """
         super().__init__(spec)

@@ -1,4 +1,4 @@
-"""What the answers to one request have come to, all together. Pure."""
+"""The sums over all answers to one request. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 @dataclass(slots=True)
 class Tally:
-    """What a request has come to, all its answers together.
+    """The sums over a request's answers.
 
     Attributes:
-        prompt_tokens: Of all its prompts, each counted once.
-        cached_tokens: Of these, found in a prefix cache.
-        output_tokens: Of all answers.
+        prompt_tokens: Tokens of all its prompts, each counted once.
+        cached_tokens: Prompt tokens that were found in a prefix cache.
+        output_tokens: Tokens of all answers.
         placed_prompt_tokens: Of the prompts that reached a replica.
         submitted_at_s: Monotonic time of the first submission of any answer; 0 without one.
-        cell_id: Where the latest submission went; empty without one.
+        cell_id: Cell of the latest submission; empty without one.
         router_id: The owner of that cell.
         first_at_s: Monotonic time of the first token of any answer; 0 without one.
-        placed: Where the first answer runs that runs anywhere.
-        attempts: Where each answer ran.
-        unshown_tokens: Of `output_tokens`, those of answers that are their prompts alone.
+        placed: Place of the first answer that has one.
+        attempts: Attempts of each answer.
+        unshown_tokens: Of `output_tokens`, tokens of answers that are their prompts alone.
         drafts: Tokens tried ahead of the model; None: none were.
-        is_predicted: The caller said what the answers are expected to be.
+        is_predicted: Whether the caller gave an expected answer.
     """
 
     prompt_tokens: int = 0

@@ -132,7 +132,7 @@ class Embedders:
     async def run(self) -> None:
         """Look for silence, probe, and close what has been left, until cancelled; then close all.
 
-        Nobody may ask for embeddings any more when it is cancelled.
+        No caller may ask for embeddings any more when it is cancelled.
         """
         try:
             async with asyncio.TaskGroup() as probes:
@@ -195,11 +195,11 @@ class Embedders:
         """Compute the embeddings of all texts; the first one that fails ends the rest.
 
         Args:
-            pool_id: Whose replicas compute.
+            pool_id: Pool whose replicas compute.
             texts: Token ids of each, special ones included; at least one text.
             begin: Called with the index of each text, before a replica is given it.
             take: Called with the index and the vector of each text, in no order.
-            give_up_at_s: Loop time.
+            give_up_at_s: Loop time at which to give up.
 
         Raises:
             RejectedError: NO_CAPACITY, QUEUE_FULL, UNAVAILABLE or DRAINING: nothing is free here.

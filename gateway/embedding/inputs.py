@@ -1,4 +1,4 @@
-"""What is to be embedded: texts become token ids, and every text is checked before any is sent."""
+"""The inputs of an embeddings request: texts become token ids; all are checked before a send."""
 
 from collections.abc import Sequence
 
@@ -36,8 +36,8 @@ def check_lengths(texts: Sequence[Sequence[int]], context_tokens_max: int) -> No
     """Raise BadRequestError when a text is empty or too long, or all together are.
 
     Args:
-        texts: Token ids of each.
-        context_tokens_max: Of one text; 0: not known here.
+        texts: Token ids of each text.
+        context_tokens_max: Context for one text, in tokens; 0: not known here.
     """
     lengths = [len(ids) for ids in texts]
     if 0 in lengths:

@@ -28,16 +28,16 @@ class EmbedOutcome(Enum):
 
 @dataclass(slots=True)
 class EmbedderStanding:
-    """What is known of one replica.
+    """The standing of one replica.
 
     Attributes:
         replica_id: Its name.
-        in_flight: Texts that it has and that are waited for.
-        failures: In a row.
+        in_flight: Texts that it has and that callers wait for.
+        failures: Failures in a row.
         strikes: Ejections that are not forgiven.
-        ejected_at_s: The last of them.
-        is_probed: A probe is on its way.
-        begun_at_s: When it was last given a text.
+        ejected_at_s: Time of the last ejection.
+        is_probed: Whether a probe is on its way.
+        begun_at_s: Time of the last text that it was given.
     """
 
     replica_id: str

@@ -22,7 +22,7 @@ class Shape(BaseModel):
 
 
 class ErrorDetail(Shape):
-    """What went wrong."""
+    """The details of an error."""
 
     message: str
     type: str
@@ -37,13 +37,13 @@ class ErrorEnvelope(Shape):
 
 
 class PromptTokensDetails(Shape):
-    """What became of the prompt."""
+    """The parts of the prompt's tokens."""
 
     cached_tokens: Count
 
 
 class CompletionTokensDetails(Shape):
-    """What the answer was."""
+    """The parts of the answer's tokens."""
 
     reasoning_tokens: Count
     accepted_prediction_tokens: Count | None = None
@@ -100,7 +100,7 @@ class ContentLogprob(TopLogprob):
 
 
 class ChatLogprobs(Shape):
-    """Of all tokens of the answer but special ones, of those of calls and reasoning as well."""
+    """Log probabilities of all tokens but special ones, also of calls and reasoning."""
 
     content: list[ContentLogprob]
     refusal: None
@@ -199,11 +199,11 @@ _OfEachKind = create_model("_OfEachKind", __base__=Shape, **_KINDS)
 
 
 class ModelLimits(_OfEachKind):
-    """Of the caller, for this model; null: none."""
+    """The caller's limits for this model; null: none."""
 
 
 class Capacity(Shape):
-    """Of the pool that serves a model: lower bounds of counts, and an upper one of the wait."""
+    """Capacity of the pool that serves a model: lower bounds of counts, upper bound of the wait."""
 
     replicas_ready: Count
     queued: Count

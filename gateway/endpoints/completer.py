@@ -63,15 +63,15 @@ class Completer:
             assets: Of the bases.
             limiter: Of all callers.
             dispatcher: Knows which pools are served, and whether it drains.
-            replies: Writes what clients are sent.
-            metrics: Of this worker.
+            replies: Writes replies to clients.
+            metrics: Metrics of this worker.
             emit: Takes one event per accepted request and never blocks.
-            gateway_id: Of this worker.
-            open_requests: Where those are noted that a split decided about.
-            decided: Counts what pins and splits decided.
+            gateway_id: Id of this worker.
+            open_requests: Notes the requests that a split decided about.
+            decided: Counts decisions of pins and splits.
             copies: Makes copies for shadow stages.
             scores: Scores answers of adapters that are rolled out.
-            texts: Keeps what tenants that opted in say and are answered.
+            texts: Keeps requests and answers of tenants that opted in.
         """
         self._directory = directory
         self._assets = assets

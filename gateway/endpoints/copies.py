@@ -34,7 +34,7 @@ _COPY_S_MAX = 120.0  # no client hangs up on an answer that does not end
 
 
 class Copies:
-    """Those of one worker."""
+    """The shadow copies of one worker's requests."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class Copies:
         """Compose.
 
         Args:
-            assets: Of the bases.
-            dispatcher: One for copies alone: what it may try again is not taken from others.
-            open_requests: Where copies are noted while they run.
+            assets: Assets of the bases.
+            dispatcher: A dispatcher for copies alone: other requests keep their retries.
+            open_requests: Notes copies while they run.
             metrics: Counts copies.
             emit: Takes one event per copy and never blocks.
-            gateway_id: Of this worker.
-            spare: Among which copies are made; it bounds them.
-            scores: Scores what canary has answered.
+            gateway_id: Id of this worker.
+            spare: Tasks in which copies are made; it bounds them.
+            scores: Scores canary's answers.
         """
         self._assets = assets
         self._dispatcher = dispatcher

@@ -139,12 +139,12 @@ class Embeddings:
 class _Run:
     """One accepted request, from its admission to its single event.
 
-    As a context it is closed at the end of the block, with the outcome of whatever ended it.
+    As a context it is closed at the end of the block, with the outcome of the block.
 
     Attributes:
-        begun_tokens: Of the texts that were given to replicas.
-        computed_tokens: Of those whose vectors have come.
-        submitted_at_s: Monotonic time; 0 before.
+        begun_tokens: Tokens of the texts that were given to replicas.
+        computed_tokens: Tokens of the texts whose vectors have come.
+        submitted_at_s: Monotonic time of the first submission; 0 before.
     """
 
     def __init__(

@@ -26,12 +26,12 @@ _FLAWLESS = Flaws()
 
 
 class AnswerScore(NamedTuple):
-    """How models find an answer: means over its tokens, in nats.
+    """An answer's score by the models: means over its tokens, in nats.
 
     Attributes:
-        base_logprob: Under the base alone.
-        logprob: Under the adapter that made it.
-        entropy: Of the adapter's distributions.
+        base_logprob: Log probability under the base alone.
+        logprob: Log probability under the adapter that made it.
+        entropy: Entropy of the adapter's distributions.
     """
 
     base_logprob: float
@@ -40,7 +40,7 @@ class AnswerScore(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """What a model had used when another one stood in for it."""
+    """The usage of a model before another model stood in for it."""
 
     model: str
     prompt_tokens: int
@@ -49,34 +49,34 @@ class Lost(NamedTuple):
 
 @dataclass(slots=True)
 class HttpExchange:
-    """What happens to an accepted request.
+    """An accepted request, from its arrival to its event.
 
     Attributes:
-        reservation: None while nothing is reserved.
-        uid: Unique, ours; the ids of completion and event are made of it.
-        request_id: Also in the answer's headers.
+        reservation: Its reservation; None while nothing is reserved.
+        uid: Unique id, made here; the ids of completion and event are made of it.
+        request_id: Request id, which the answer's headers carry, too.
         trace_id: 32 hex digits.
         upstream: The caller's trace context.
         endpoint: Path of the API.
-        received_at_s: Monotonic time.
-        received_at_unix_ms: Wall-clock time.
-        model: That answers.
+        received_at_s: Monotonic time of the arrival.
+        received_at_unix_ms: Wall-clock time of the arrival.
+        model: Model that answers.
         requested_model: The name in the request.
-        decision: Why it is that release of the model; None: the name stands for it.
-        choices: How many answers were asked for.
+        decision: Reason for that release of the model; None: the name stands for it.
+        choices: Number of requested answers.
         task: The body; None once a stream has begun, which may take long, and with embeddings.
-        specs: Its answers, as the model that answers is asked for them.
-        answers_per_prompt: How many specs stand together for one prompt.
-        param_names: Fields of the body, by the name that an engine has for what it refuses.
-        generations: Of the specs, once they run.
-        has_begun: The client has got something of a stream.
-        is_copy: Made for a shadow stage, or what canary could not load before control answered;
-            nobody waits for it, and nobody pays.
-        scored: What decided about the request whose answer this one scores; always a copy.
-        flaws: Of the first answer; looked at in rollouts only.
-        score: What it has found.
+        specs: Its answers, as specified for the model that answers.
+        answers_per_prompt: Number of consecutive specs for one prompt.
+        param_names: Fields of the body, by the engine's names for refused parameters.
+        generations: Generations of the specs, once they run.
+        has_begun: Whether the client has got a part of a stream.
+        is_copy: Whether it is a copy for a shadow stage, or a request that canary could not load
+            before control answered; no client waits for it, and none pays.
+        scored: Decision on the request whose answer this one scores; always a copy.
+        flaws: Flaws of the first answer; looked at in rollouts only.
+        score: Score that it has found.
         applied: The reservation, also when it is settled.
-        lost: Of a model that another one stands in for.
+        lost: Usage of a model that another one stands in for.
         first_sent_at_s: Monotonic time when the first token left; 0 before.
         outcome: The finish reason or the error code.
         status: HTTP status.
@@ -116,7 +116,7 @@ class HttpExchange:
 
     @property
     def body(self) -> TextTask:
-        """What was asked; not to be looked at once a stream has begun."""
+        """The request's body; not to be read once a stream has begun."""
         assert self.task is not None, "a stream that has begun keeps nothing of its body"
         return self.task
 
@@ -127,7 +127,7 @@ class HttpExchange:
 
     @property
     def tally(self) -> Tally:
-        """What it has come to so far, by the model that answers."""
+        """The sums of its answers so far, by the model that answers."""
         return self._final or tally_of(self.generations, self.answers_per_prompt)
 
     def finish(self) -> Tally:
@@ -181,7 +181,7 @@ class HttpExchange:
     def event(self, tally: Tally, gateway_id: str, ended_at_s: float) -> bytes:
         """Return the event that tells everything once, serialised.
 
-        What was known from the begin on lies in front; where both name a field, the last one holds.
+        Fields known from the begin on lie in front; where both name a field, the last one holds.
         """
         begun, self._begun = self._begun or self._known(gateway_id), b""
         event = RequestEvent()

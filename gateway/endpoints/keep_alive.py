@@ -13,11 +13,11 @@ _LOOKS = 4
 
 
 class KeepAlives:
-    """Those of one worker.
+    """The keep-alives of one worker's streams.
 
     Attributes:
-        every_s: How long a stream may be silent.
-        looks: Who is to be looked at.
+        every_s: Longest silence of a stream, in seconds.
+        looks: Streams to look at, by time.
     """
 
     def __init__(self, every_s: float) -> None:

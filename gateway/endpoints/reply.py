@@ -1,9 +1,9 @@
 """The reply to an accepted request: where its first byte is written, and its last.
 
 The status line waits for the first token: until then a failure is a plain JSON answer with its own
-status; after it, an error event ends the stream. What lies between begin and end, a chunk for every
-token, `dispatch.streamed` writes by itself. A client that hangs up cancels the handler, and so what
-it has asked for.
+status; after it, an error event ends the stream. `dispatch.streamed` itself writes the chunks
+between begin and end, one for every token. A client that hangs up cancels the handler, and so its
+generations.
 """
 
 import time
@@ -49,10 +49,10 @@ class ReplyWriter:
 
         Args:
             dispatcher: Gets answers.
-            itl: Told about every gap between tokens.
+            itl: Histogram of all gaps between tokens.
             pace: Says whether a token may wait for the next step.
-            keep_alive_s: How long a stream may be silent.
-            gateway_id: Of this worker.
+            keep_alive_s: Longest silence of a stream, in seconds.
+            gateway_id: Id of this worker.
         """
         self._dispatcher = dispatcher
         self._itl = itl
@@ -169,10 +169,10 @@ def _begin(
 
 
 def _end_choice(streams: Sequence[StreamedGeneration], index: int, exchange: HttpExchange) -> bytes:
-    """Send what a choice that has ended still held back, and why it ended.
+    """Send the held rest of a choice that has ended, and the reason of its end.
 
     Returns:
-        What leaves together with the end of the stream: all of it, where there is one choice.
+        Chunks that leave together with the stream's end: all of them, where there is one choice.
     """
     stream = streams[index]
     reason = finish_reason(stream)

@@ -30,7 +30,7 @@ class ReasoningTextPart(Shape):
 
 
 class OutputMessage(Shape):
-    """What the model said."""
+    """A message of the model."""
 
     id: str
     type: Literal["message"]
@@ -40,7 +40,7 @@ class OutputMessage(Shape):
 
 
 class OutputReasoning(Shape):
-    """What the model thought, in full."""
+    """The model's reasoning, in full."""
 
     id: str
     type: Literal["reasoning"]
@@ -64,13 +64,13 @@ OutputItem = Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discr
 
 
 class InputTokensDetails(Shape):
-    """What became of the input."""
+    """The parts of the input's tokens."""
 
     cached_tokens: Count
 
 
 class OutputTokensDetails(Shape):
-    """What the output was."""
+    """The parts of the output's tokens."""
 
     reasoning_tokens: Count
 
@@ -106,7 +106,7 @@ class ReasoningTold(Shape):
 
 
 class TextTold(Shape):
-    """What the text is like."""
+    """The form of the answer's text."""
 
     format: dict[str, Any]
     verbosity: str | None = None
@@ -167,7 +167,7 @@ class ResponseObject(Shape):
 
 
 class InputItemList(Shape):
-    """What a turn has brought, in pages."""
+    """The items of a turn, in pages."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

@@ -38,7 +38,7 @@ _GREEDY = engine.Sampling()
 
 
 class ScoreSampler:
-    """Those of one worker."""
+    """The score samples of one worker."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class ScoreSampler:
         """Compose.
 
         Args:
-            spare: Among which scores are made; it bounds them.
-            dispatcher: One for scores alone: what it may try again is not taken from others.
+            spare: Tasks in which scores are made; it bounds them.
+            dispatcher: A dispatcher for scores alone: other requests keep their retries.
             metrics: Counts scores.
             emit: Takes one event per score and never blocks.
-            gateway_id: Of this worker.
+            gateway_id: Id of this worker.
         """
         self._spare = spare
         self._dispatcher = dispatcher

@@ -10,7 +10,7 @@ _LAST_PRIORITY = queue_priority(0, CLASSES - 1)
 
 
 class SpareTasks:
-    """Those of one worker; `run` belongs into a TaskGroup and owns them."""
+    """Bounded background tasks of one worker; `run` belongs into a TaskGroup and owns them."""
 
     def __init__(self, tasks_max: int) -> None:
         """Prepare; `tasks_max` may be under way at once."""

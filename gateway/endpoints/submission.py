@@ -23,16 +23,16 @@ async def specs_of(
     resolved: ResolvedModel,
     cache: AssetCache,
 ) -> list[GenerationSpec]:
-    """Return what a body comes to for a model, before anything is asked of a router.
+    """Return a body's answers for a model as specs, before a router is asked.
 
-    Those of one prompt stand together.
+    Specs of one prompt stand together.
 
     Args:
         task: The body.
-        identity: Of the request.
+        identity: Identity of the request.
         principal: The caller.
         resolved: The model.
-        cache: Has, or reads, what belongs to the model's base.
+        cache: Has, or reads, the assets of the model's base.
 
     Raises:
         PlatformError: The model cannot do that, or its base is not here.
@@ -66,10 +66,10 @@ def generation_specs(
     first_index: int,
     predicted: Sequence[int] = (),
 ) -> list[GenerationSpec]:
-    """Return what routers are told about the answers to one prompt.
+    """Return the specs of the answers to one prompt.
 
-    What the request leaves open, the base's authors decide. Further answers belong to one that has
-    begun, and have seeds of their own. `predicted`: what each is expected to be; empty: nothing is.
+    Defaults of the base's authors fill the request's gaps. Further answers belong to one that has
+    begun, and have seeds of their own. `predicted`: expected ids of each; empty: no expectation.
     """
     sampling = task.sampling(assets.defaults)
     if (grammar := task.enforced(assets, prompt)) is not None:
@@ -134,8 +134,8 @@ def derived_seed(seed: int, index: int) -> int:
     Sums would give the second answer of one seed the numbers of the first answer of the next.
 
     Args:
-        seed: Of the request, 64 bits.
-        index: Of the answer among those of the request, from 1 on.
+        seed: Seed of the request, 64 bits.
+        index: Index of the answer among the request's answers, from 1 on.
     """
     key = seed.to_bytes(8, "little") + index.to_bytes(4, "little")
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")

@@ -40,12 +40,12 @@ class StreamEnd(Protocol):
 
 
 class StreamWriters(NamedTuple):
-    """What writes the events of a stream.
+    """The writers of a stream's events.
 
     Attributes:
-        chunks: Of each choice.
-        end: Of all of them.
-        counted: The head of chunks that each tell the usage until then; None: none does.
+        chunks: Writer of each choice's chunks.
+        end: Writer of the end of the stream.
+        counted: The head of chunks that each tell the usage until then; None: no chunk tells it.
     """
 
     chunks: Sequence[ChunkWriter]
@@ -56,16 +56,16 @@ class StreamWriters(NamedTuple):
 class TextTask(GenerationFields):
     """A validated body of an API, and how that API writes the answers to it.
 
-    A stream lets go of it at its first byte: it may be long, and so may the answer. What is needed
-    until the end is made before: `new_pipe`, `new_logprobs` and `chunks` keep nothing of it.
+    A stream lets go of it at its first byte: it may be long, and so may the answer. `new_pipe`,
+    `new_logprobs` and `chunks` are made before, for use until the end, and keep nothing of it.
 
     Attributes:
         endpoint: Path of the API.
-        scope: What a key needs.
+        scope: Scope that a key needs.
         kind: Name of a whole answer.
         chunk_kind: Name of a chunk.
-        id_prefix: Of the completion's id.
-        streamed: What sends the tokens of a choice.
+        id_prefix: Prefix of the completion's id.
+        streamed: Class that sends the tokens of a choice.
     """
 
     endpoint: ClassVar[str]
@@ -123,16 +123,16 @@ class TextTask(GenerationFields):
         usage: dict[str, object],
         ended_unix_s: int,
     ) -> bytes:
-        """Return a whole answer: what `choice_of` and `usage_of` say, and what it is called.
+        """Return a whole answer: its choices, its usage, and its names.
 
         Args:
-            uid: Of the request.
-            model: That answers.
-            created_unix_s: When the request came.
-            fingerprint: What the answer was made by.
-            answers: Each with its finish reason.
-            usage: What `usage_of` says.
-            ended_unix_s: When it was there.
+            uid: Id of the request.
+            model: Name of the model that answers.
+            created_unix_s: Time of the request's arrival.
+            fingerprint: Fingerprint of the system that made the answer.
+            answers: Answers, each with its finish reason.
+            usage: Usage from `usage_of`.
+            ended_unix_s: Time of the answer's end.
         """
         del ended_unix_s  # OpenAI's does not tell
         answer: dict[str, object] = {

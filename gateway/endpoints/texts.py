@@ -1,9 +1,9 @@
-"""Keeps what some requests said and were answered: of tenants that opted in, and redacted.
+"""Keeps requests and answers of tenants that opted in, redacted.
 
-A request's way has nothing of it but one look at its caller. When it has ended, what is to be kept
-waits in a bounded queue, and one task makes it ready in small steps with pauses, so that no other
-request waits for more than one of them. What does not fit into the queue is dropped and counted; so
-is what fails, and of neither is a character told anywhere.
+The path of a request has nothing of it but one look at its caller. After its end, the kept texts
+wait in a bounded queue. One task makes them ready in small steps with pauses, so that no other
+request waits for more than one of them. Texts that do not fit into the queue, and texts that fail,
+are dropped and counted; not a character of them is told anywhere.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ def is_kept(policy: control.TextPolicy, request_id: str) -> bool:
 
 
 class KeptRequest(NamedTuple):
-    """What is to be kept of a request that runs: its texts, which it forgets itself."""
+    """The texts to keep of a running request, which itself forgets them."""
 
     policy: control.TextPolicy
     task: TextTask
@@ -62,10 +62,10 @@ class _Ended(NamedTuple):
 
 
 class Texts:
-    """Those of one worker; `run` belongs into a TaskGroup."""
+    """The kept texts of one worker; `run` belongs into a TaskGroup."""
 
     def __init__(self, ship: Callable[[TextEvent], None], metrics: GatewayMetrics) -> None:
-        """Prepare; `ship` takes what is ready and never blocks."""
+        """Prepare; `ship` takes finished events and never blocks."""
         self._ship = ship
         self._waiting: deque[_Ended] = deque()
         self._tokens = 0

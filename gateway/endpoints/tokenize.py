@@ -83,11 +83,11 @@ class Tokenizing:
         """Return the tokens of a chat's prompt, and the headers of the limits that counted it.
 
         Args:
-            principal: Who asks; one request of its limits is used.
-            model: Whose template and tokenizer count.
+            principal: The caller; one request of its limits is used.
+            model: Name of the model whose template and tokenizer count.
             messages: The conversation.
-            tools: That the model is told about.
-            options: For the template.
+            tools: Tools that the model is told about.
+            options: Options for the template.
 
         Raises:
             PlatformError: The model is unknown or makes embeddings, or a limit is used up.

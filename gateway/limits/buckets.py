@@ -1,9 +1,9 @@
-"""What is limited, and how this process decides without Valkey. Pure.
+"""Buckets of limits, and this process's decisions without Valkey. Pure.
 
-A bucket holds what one window grants and refills steadily. A reservation takes one request and an
-estimate of tokens; the settlement puts back what was not used, or takes what was used beyond, even
-below zero: the debt is paid by waiting. A need larger than a bucket takes a full one: in each scope
-as many tokens as the smallest of its buckets of tokens holds.
+A bucket holds the grant of one window and refills steadily. A reservation takes one request and an
+estimate of tokens. The settlement puts unused tokens back, or takes tokens used beyond, even below
+zero: the debt is paid by waiting. A need larger than a bucket takes a full one: in each scope as
+many tokens as the smallest of its buckets of tokens holds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,28 +29,29 @@ _NO_NEWS = (0, 0, 0, 0)
 
 
 class BucketScope:
-    """Something that is limited: an account, a key, or a model within an account.
+    """A scope of limits: an account, a key, or a model within an account.
 
-    What has not been told to Valkey yet waits here, so that any number of settlements costs one
-    row of the next batch.
+    News that Valkey has not got yet waits here, so that any number of settlements costs one row of
+    the next batch.
 
     Attributes:
         name: Unique among scopes.
-        label: What its user calls it.
+        label: The user's name for it.
         kind: `account`, `key` or `model`.
         key: Its name in Valkey, as bytes.
         limits: Values by the names of their kinds; none is 0.
         tokens_max: A request takes no more tokens from it; 0: tokens are not limited.
-        is_leased: Requests at once are limited.
+        is_leased: Whether requests at once are limited.
         limited_by: Number of the principal whose limits they are.
-        told: All that, for events.
+        told: Name and limits, for events.
         rest: Its row in a batch for as long as it says the limits only; empty when there is more
             to say, or may be.
         held: Requests of this process that are open now.
-        back_requests: To be put back into the shared buckets.
-        back_tokens: To be put back; negative: to be taken, even below zero.
-        untold_requests: Granted without Valkey; to be taken when it is back, as far as there are.
-        untold_tokens: The same; negative when a settlement came after they were told.
+        back_requests: Requests to put back into the shared buckets.
+        back_tokens: Tokens to put back; negative: to take, even below zero.
+        untold_requests: Requests granted without Valkey; to be taken when it is back, as far as
+            there are.
+        untold_tokens: Tokens granted so; negative when a settlement came after they were told.
     """
 
     __slots__ = (

@@ -6,7 +6,7 @@ the mean deviation is short for few, and the settlement corrects the rest.
 """
 
 COLD_TOKENS = 512  # nothing is known, and the caller set no bound
-# Of a new answer, by the number of those before it: in the end about the last 30 count.
+# Weight of a new answer, by the number of earlier ones: in the end about the last 30 count.
 _WEIGHTS = tuple(1 / (1 + seen) for seen in range(16))
 _SEEN_MAX = len(_WEIGHTS) - 1
 

@@ -20,15 +20,15 @@ from sluice.limits import BY_NUMBER, Counted
 
 
 class Reservation:
-    """What was taken.
+    """One request's share of its limits.
 
     Attributes:
-        scopes: Where; empty for callers without limits.
-        caps: The tokens that each gave at most when it was taken.
-        tokens: How many tokens.
-        forecast: Learns from the answers.
-        answers: How many are to come.
-        is_local: Granted without Valkey.
+        scopes: Scopes that it was taken from; empty for callers without limits.
+        caps: The most tokens that each scope gave when it was taken.
+        tokens: Reserved tokens.
+        forecast: Forecast that learns from the answers.
+        answers: Number of answers to come.
+        is_local: Whether it was granted without Valkey.
     """
 
     __slots__ = (
@@ -99,8 +99,8 @@ class Limiter:
         """Prepare.
 
         Args:
-            valkey: The shared truth.
-            local_share: Of each limit, what may be granted while Valkey is away.
+            valkey: Client of the shared buckets.
+            local_share: Share of each limit that may be granted while Valkey is away.
             clock: Monotonic seconds.
             require_budget: Takes a tenant's id and a model's; raises when a budget is used up.
         """
@@ -133,15 +133,15 @@ class Limiter:
     ) -> Reservation:
         """Take one request and its expected tokens; LimitExceededError when there is no room.
 
-        BudgetExhaustedError comes before that, but not for what uses no tokens at all.
+        BudgetExhaustedError comes before that, but not for a request that uses no tokens at all.
 
         Args:
             principal: The caller.
-            model_id: What is asked for.
-            prompt_tokens: Known.
-            output_tokens_max: Of all answers together; 0 when nothing is generated.
+            model_id: Id of the requested model.
+            prompt_tokens: Tokens of the prompt, known.
+            output_tokens_max: Bound of all answers together; 0 when nothing is generated.
             is_bounded: Whether the caller itself set that bound.
-            answers: How many are generated.
+            answers: Number of generated answers.
         """
         binding = self._scopes.of(principal, model_id)
         _, tenant_id, scopes, forecast = binding

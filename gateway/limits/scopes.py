@@ -14,14 +14,15 @@ _FORECASTS_MAX = 65_536
 
 
 class Binding(NamedTuple):
-    """What a caller's reservations for one model need.
+    """The parts of a caller's reservations for one model.
 
     Attributes:
-        principal: Whom it was made for: its messages are replaced, never changed, so that the
-            binding holds for as long as it is the same. Weak, for the sake of what it keeps alive.
-        tenant_id: Whose budget pays.
-        scopes: At most three.
-        forecast: Of the tenant's answers from the model.
+        principal: The caller that it was made for. Its messages are replaced, never changed, so
+            that the binding holds for as long as it is the same. A weak reference, because of the
+            objects that it keeps alive.
+        tenant_id: Tenant whose budget pays.
+        scopes: Scopes of its limits, at most three.
+        forecast: Forecast of the tenant's answers from the model.
     """
 
     principal: ReferenceType[Principal]

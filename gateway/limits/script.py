@@ -186,7 +186,7 @@ _PADDING = ((0, 0, 0), (0, 0), (0,), ())
 
 
 class Waiter(Protocol):
-    """Who waits for a verdict: a future."""
+    """A future that waits for a verdict."""
 
     def done(self) -> bool:
         """Return whether it waits no more."""
@@ -202,20 +202,20 @@ Call = tuple[Waiter, Sequence[BucketScope], Sequence[int], int]
 
 
 class LimitBatch:
-    """What one run of the script takes.
+    """The input of one run of the script.
 
     Attributes:
         calls: The reservations, in their order.
-        rows: Every scope once, those of the calls first.
+        rows: Every scope once, the scopes of the calls first.
     """
 
     def __init__(self, tag: bytes, calls: Sequence[Call], others: Sequence[BucketScope]) -> None:
-        """Collect, and take what waited in the scopes; `restore` puts it back.
+        """Collect, and take the waiting news of the scopes; `restore` puts it back.
 
         Args:
-            tag: Of this process, `TAG_BYTES` bytes.
+            tag: Tag of this process, `TAG_BYTES` bytes.
             calls: See `calls`.
-            others: Scopes that have something to tell; they may be among those of the calls.
+            others: Scopes that have something to tell; they may be among the scopes of the calls.
         """
         self.calls = calls
         self.rows: list[BucketScope] = []

@@ -1,9 +1,9 @@
-"""The truth that all gateways share: reservations in batches, and a circuit for bad times.
+"""The limits that all gateways share: reservations in batches, and a circuit for bad times.
 
-One batch is under way at a time, and what comes meanwhile makes the next: so this process always
-knows how many requests it holds, and tells that number instead of differences that could get lost.
-Whoever cannot be answered decides without Valkey. After a stall or an error nobody waits for it
-until a probe, which no request depends on, was answered in time.
+One batch is under way at a time, and calls that come meanwhile make the next. So this process
+always knows how many requests it holds, and tells that number instead of differences that could
+get lost. A caller without an answer decides without Valkey. After a stall or an error no caller
+waits for Valkey until a probe, which no request depends on, was answered in time.
 """
 
 import asyncio
@@ -149,7 +149,7 @@ class SharedBuckets:
                 scope.held -= 1
             self._give_back(scopes, caps, tokens)
 
-    # What the connection says.
+    # Reports of the connection.
 
     def connected(self) -> None:
         """Tell the server, which may know nothing, what is held; then calls may wait for it."""

@@ -26,13 +26,13 @@ Verdict = tuple[Any, ...]
 def verdict_of(
     number: int, scope: int, wait_ms: float, levels: Sequence[dict[str, float]]
 ) -> Verdict:
-    """Return an answer.
+    """Return a verdict.
 
     Args:
-        number: Of the kind of limit.
-        scope: Its place.
+        number: Number of the kind of limit.
+        scope: Index of the scope.
         wait_ms: How long to wait.
-        levels: What is left, by kind, in each scope.
+        levels: Rest of each kind of limit, in each scope.
     """
     rests = [[level.get(kind.name, UNLIMITED) for level in levels] for kind in SHOWN]
     places = [rest.index(min(rest)) for rest in rests]

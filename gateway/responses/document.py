@@ -6,11 +6,11 @@ import orjson
 
 
 class ResponseFrame:
-    """What a response says of itself, whatever has come of it.
+    """The fixed fields of a response, written whatever its outcome.
 
     Attributes:
-        response_id: Of the response.
-        stem: Of which the ids of items are made.
+        response_id: Id of the response.
+        stem: Stem of its items' ids.
     """
 
     __slots__ = ("_opening", "_rest", "response_id", "stem")
@@ -27,11 +27,11 @@ class ResponseFrame:
         """Prepare.
 
         Args:
-            response_id: Of the response.
-            stem: Of the ids of its items.
-            echo: What it says of its request.
-            model: That answers.
-            created_unix_s: When the request came.
+            response_id: Id of the response.
+            stem: Stem of its items' ids.
+            echo: Fields that repeat the request.
+            model: Name of the model that answers.
+            created_unix_s: Time of the request's arrival.
         """
         self.response_id, self.stem = response_id, stem
         opening: dict[str, object] = {
@@ -64,10 +64,10 @@ class ResponseFrame:
             status: OpenAI's word.
             output: Its items, as JSON.
             is_stored: Whether it is, or will be, to be found later.
-            usage: What it has used; None: that is not known yet.
-            completed_unix_s: When it was completed, if it was.
-            incomplete: Why it is incomplete, if it is.
-            error: Why it failed, if it did.
+            usage: Its usage; None: that is not known yet.
+            completed_unix_s: Time of its completion, if it is complete.
+            incomplete: Reason why it is incomplete, if it is.
+            error: Error that it failed with, if it did.
         """
         state: dict[str, object] = {
             "status": status,

@@ -35,10 +35,10 @@ class DurableDownError(Exception):
 
 
 class Durable:
-    """Of one worker; `run` belongs into a TaskGroup.
+    """The way of one worker's responses to PostgreSQL; `run` belongs into a TaskGroup.
 
     Attributes:
-        is_up: Whether what is kept reaches PostgreSQL, as far as the last try told.
+        is_up: Whether kept responses reach PostgreSQL, as far as the last try told.
     """
 
     def __init__(self, address: str, settled: Callable[[str], Awaitable[None]]) -> None:

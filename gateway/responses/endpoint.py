@@ -46,10 +46,10 @@ class Responses:
         """Compose.
 
         Args:
-            directory: Knows who calls.
-            completer: Answers.
-            assets: Of the bases.
-            limiter: Of all callers.
+            directory: Knows callers.
+            completer: Generates answers.
+            assets: Assets of the bases.
+            limiter: Limits of all callers.
             store: Keeps responses.
             background: Makes those that nobody waits for.
             conversations: Get what belongs to them.

@@ -32,7 +32,7 @@ class _OpenMessage:
     """A message of the assistant, as far as it has come.
 
     Attributes:
-        head: What stands before number and text of a delta.
+        head: Bytes before number and text of a delta.
     """
 
     __slots__ = ("_at", "_id", "_logprobs", "_text", "head")
@@ -73,7 +73,7 @@ class _OpenMessage:
 
 
 class _OpenReasoning:
-    """What the model thinks, as far as it has come."""
+    """The model's reasoning, as far as it has come."""
 
     __slots__ = ("_at", "_id", "_text")
 
@@ -140,7 +140,7 @@ class ResponseEvents:
     """Writes all events of one stream; it is the writer of its one choice.
 
     Attributes:
-        tail: What stands after the text of a delta.
+        tail: Bytes after the text of a delta.
     """
 
     __slots__ = ("_frame", "_items", "_number", "_open", "_reason", "_will_be_stored")
@@ -159,7 +159,7 @@ class ResponseEvents:
 
     @property
     def head(self) -> bytes:
-        """What stands before number and text of a delta; empty while no message is open."""
+        """Bytes before number and text of a delta; empty while no message is open."""
         return self._open.head if isinstance(self._open, _OpenMessage) else b""
 
     @property

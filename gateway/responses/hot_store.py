@@ -1,7 +1,7 @@
-"""Responses in Valkey: what was told lately is found at once, by any gateway.
+"""Recent responses in Valkey, where any gateway finds them at once.
 
-A value is a response, a mark that one is under way, or a mark that one was deleted. What PostgreSQL
-does not have yet is listed besides, so that another gateway brings it there if this one is killed.
+A value is a response, a mark that one is under way, or a mark that one was deleted. A list names
+the responses that PostgreSQL lacks: another gateway brings them there if this one is killed.
 """
 
 import asyncio
@@ -47,12 +47,12 @@ class HotStoreDownError(Exception):
 
 
 class Found(NamedTuple):
-    """What is known of a response; nothing of it: Valkey does not have it.
+    """The state of a response in Valkey; all empty: Valkey does not have it.
 
     Attributes:
         stored: The response.
-        under_way: JSON of one that is being made.
-        is_deleted: It was deleted.
+        under_way: JSON of a response that is being made.
+        is_deleted: Whether it was deleted.
     """
 
     stored: wire.StoredResponse | None = None
@@ -61,10 +61,10 @@ class Found(NamedTuple):
 
 
 class HotStore:
-    """Of one worker: the user of a connection of its own."""
+    """One worker's store of responses in Valkey, over a connection of its own."""
 
     def __init__(self, valkey: ValkeyClient, *, idle_s: float) -> None:
-        """Prepare; a response that is not asked for is there for `idle_s`."""
+        """Prepare; a response that no request reads is there for `idle_s`."""
         self._valkey = valkey
         self._idle_ms = round(idle_s * 1000)
         self._waiting: deque[asyncio.Future[object]] = deque()

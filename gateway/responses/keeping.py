@@ -15,10 +15,10 @@ Publish = Callable[[wire.StoredResponse], Awaitable[bool]]
 
 
 class Keeping:
-    """Of one response that is under way.
+    """The keeping of one response that is under way.
 
     Attributes:
-        is_kept: Whether it is to be found from now on.
+        is_kept: Whether it can be found from now on.
         keeps_failures: Whether that holds for a response that has failed.
     """
 
@@ -39,10 +39,10 @@ class Keeping:
         """Prepare.
 
         Args:
-            store: Where it is kept.
-            response_id: Of the response.
-            tenant_id: Whose it is.
-            items: What this turn has brought.
+            store: Store that keeps it.
+            response_id: Id of the response.
+            tenant_id: Tenant that owns it.
+            items: Items that this turn has brought.
             ancestors: Ids of the responses that it continues, oldest first.
             publish: Adds what was said to a conversation; returns whether that was possible.
         """

@@ -31,10 +31,10 @@ _SHOWN_CHARACTERS_MAX = 100
 
 
 class ResponseStore:
-    """Of one worker; `run` belongs into a TaskGroup.
+    """All kept responses, for one worker; `run` belongs into a TaskGroup.
 
     Attributes:
-        background: Tells of responses that nobody waits for.
+        background: Reports responses that no client waits for.
     """
 
     def __init__(

@@ -29,13 +29,13 @@ _SHOWN = {"stream", "starting_after", "include", "include_obfuscation"}
 
 
 class StoredResponses:
-    """What is asked of responses by their ids."""
+    """Endpoints that read and delete stored responses by their ids."""
 
     def __init__(self, *, directory: Directory, store: ResponseStore) -> None:
         """Compose.
 
         Args:
-            directory: Knows who calls.
+            directory: Knows callers.
             store: Has the responses.
         """
         self._directory = directory

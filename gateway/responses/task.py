@@ -38,8 +38,8 @@ class ResponseTask(ChatTask):
     """One response.
 
     Attributes:
-        echo: What the answer says of its request.
-        response_id: Of the answer.
+        echo: Fields of the answer that repeat the request.
+        response_id: Id of the answer.
         keeping: Keeps the answer; None: it is not stored.
     """
 
@@ -161,13 +161,13 @@ def response_task(
     session: str = "",
     keeping: Keeping | None = None,
 ) -> ResponseTask:
-    """Return what a request comes to.
+    """Return the task of a request.
 
     Args:
         request: The body.
-        response_id: Of the answer.
+        response_id: Id of the answer.
         context: What it continues, and the items of its own turn.
-        session: Groups the turns of a chain; what the request says goes before it.
+        session: Groups the turns of a chain; the request's own field goes before it.
         keeping: Keeps the answer; None: it is not stored.
 
     Raises:

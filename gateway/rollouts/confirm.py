@@ -34,7 +34,10 @@ _CHANNEL_OPTIONS = (
 
 
 class ConfirmationSender:
-    """Of one worker; `run` belongs into a TaskGroup, `follow` is called after each change."""
+    """Confirmations of one worker to the control plane.
+
+    `run` belongs into a TaskGroup; `follow` is called after each change.
+    """
 
     def __init__(
         self,
@@ -48,10 +51,10 @@ class ConfirmationSender:
 
         Args:
             address: `host:port` of the control plane.
-            gateway_id: Of this worker.
-            state: As it is known here.
-            open_requests: Those that a split decided about.
-            missing: Returns the bases of what is rolled out that cannot be served here yet.
+            gateway_id: Id of this worker.
+            state: State of the control plane, as it is known here.
+            open_requests: Requests that a split decided about.
+            missing: Returns the bases in rollout that cannot be served here yet.
         """
         self._address = address
         self._gateway_id = gateway_id

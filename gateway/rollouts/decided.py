@@ -11,7 +11,7 @@ _TOLD_MAX = 1024
 
 
 class Decided:
-    """Of one worker."""
+    """Counts and logs one worker's decisions about releases."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         """Prepare."""

@@ -9,12 +9,12 @@ _ARMS = {wire.ARM_CONTROL: "control", wire.ARM_CANARY: "canary"}
 
 @dataclass(frozen=True, slots=True)
 class ReleaseDecision:
-    """What decided, and how.
+    """The reason why a request goes to its release.
 
     Attributes:
-        rollout_id: Whose split did; empty: none.
-        arm: Of that rollout.
-        is_pinned: The tenant's pin did: nobody drew lots, so no rollout counts the request.
+        rollout_id: Rollout whose split decided; empty: none.
+        arm: Arm of that rollout.
+        is_pinned: Whether the tenant's pin decided; without a lot, no rollout counts the request.
         missed: The release that a pin or a split names and nobody serves: it could not decide, and
             the request goes to what the name stands for.
         unready: The release that a split names and whose base is not loaded here yet: the request

@@ -1,4 +1,4 @@
-"""What an answer lacks, whatever it was asked for: text at all, and anything new. Pure.
+"""Flaws of an answer to any request: it has no text, or nothing new. Pure.
 
 A rollout compares how often two releases do so: an answer that repeats itself for good reasons does
 so in both.

@@ -2,7 +2,7 @@
 
 
 class OpenRequests:
-    """Of one worker, by our id of the request."""
+    """The open requests of one worker, by the gateway's id of each."""
 
     def __init__(self) -> None:
         """Begin with none."""

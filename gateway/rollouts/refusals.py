@@ -15,7 +15,7 @@ _TOKENS_AT_ONCE = 32
 OPENING_TOKENS_MAX = 1024
 
 _APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ＇`´", "'"))  # noqa: RUF001 - what models write
-# What may stand before the words: quotes, marks of lists and emphasis.
+# Characters that may stand before the words: quotes, marks of lists and emphasis.
 _LEADING = re.compile(r"[\s\"'“”«»*_#>\-–—.…]+")  # noqa: RUF001 - what models write
 _CANNOT = (
     r"(?:i|we)(?: (?:can't|cannot|can not|won't|will not|couldn't|could not|shouldn't|should not"

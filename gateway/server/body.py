@@ -49,7 +49,7 @@ class BodyBudget:
 
 
 class _HasBudget(Protocol):
-    """What is asked of the connection that a request came over."""
+    """The connection of a request, as its body needs it."""
 
     @property
     def body_budget(self) -> BodyBudget: ...

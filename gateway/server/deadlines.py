@@ -1,4 +1,4 @@
-"""What has the same time to wait for each of many: one timer for any number of them."""
+"""Deadlines of equal length: one timer for any number of them."""
 
 import asyncio
 from collections.abc import Callable, Hashable

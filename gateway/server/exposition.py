@@ -1,7 +1,7 @@
 """Several workers' metrics as one page: each sample gets the label `worker`. Pure.
 
 Not a sum: counters of a worker that was replaced would make the sum fall, and gauges have no one
-right sum. Whoever reads adds up, as over replicas.
+right sum. Readers add up, as over replicas.
 """
 
 from collections.abc import Iterable, Mapping

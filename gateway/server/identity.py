@@ -53,7 +53,7 @@ class CallerIdentity(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every answer says."""
+        """The headers of every answer."""
         return {
             "x-request-id": self.request_id,
             "traceresponse": self.traceparent,
@@ -78,7 +78,7 @@ def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> Ca
     if not upstream.trace_id and int(uid[:8], 16) < trace_share * _LOTS:
         upstream = _KEPT
     trace_id = upstream.trace_id or uid
-    # Of a uid of our own that is what `tracecontext.request_span_id` says.
+    # For a uid made here that is the result of `tracecontext.request_span_id`.
     ours = tracecontext.traceparent(trace_id, uid[16:], sampled=upstream.is_sampled)
     return CallerIdentity(uid, request_id, trace_id, ours, upstream)
 

@@ -1,6 +1,6 @@
-"""What a client is told about bytes that are no HTTP. Pure.
+"""The answer to bytes that are no HTTP. Pure.
 
-The texts are ours: the parser's quote what was sent, and that may hold a key.
+The texts are our own: the parser's texts quote the bytes, which may hold a key.
 """
 
 from aiohttp import http_exceptions as raw
@@ -11,7 +11,7 @@ from gateway.server.errors import HttpError
 LINE_BYTES_MAX = 8192
 FIELD_BYTES_MAX = 16384
 FIELDS_MAX = 128
-# Of a head that has not all come; a worker may hold as many of them as it has connections.
+# Bound of an incomplete head; a worker may hold as many of them as it has connections.
 HEAD_BYTES_MAX = 32768
 
 

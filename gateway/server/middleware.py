@@ -1,4 +1,4 @@
-"""What all endpoints share: request identity, authentication, and one shape for every error."""
+"""The shared path of all endpoints: request identity, authentication, one shape for every error."""
 
 import asyncio
 import time
@@ -82,10 +82,10 @@ class Envelope:
         """Prepare.
 
         Args:
-            routes: Who answers what.
-            metrics: Of this worker.
-            log_every: Of successful requests, one in so many is logged, errors always.
-            trace_share: Of traces that begin here, so many are kept.
+            routes: Handlers by path and method.
+            metrics: Metrics of this worker.
+            log_every: One in so many successful requests is logged; errors always are.
+            trace_share: Share of the traces beginning here that are kept.
             cors: Origins whose pages may call; None: none.
         """
         self._routes = routes

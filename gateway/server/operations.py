@@ -79,12 +79,12 @@ async def all_metrics(workers: GatewayWorkers) -> bytes:
 
 
 class WorkersCollector(Collector):
-    """What the parent of workers tells of them."""
+    """Metrics that the parent of the workers tells of them."""
 
     def __init__(
         self, live: Callable[[], Sequence[GatewayWorker]], ends: Mapping[str, int]
     ) -> None:
-        """Take what returns those that live, and how many have ended, by reason."""
+        """Prepare; `live` returns the living workers, `ends` counts ended ones by reason."""
         self._live = live
         self._ends = ends
 
@@ -108,4 +108,4 @@ class WorkersCollector(Collector):
 
 
 def _ignore(error: PlatformError, request_id: str) -> None:
-    """Nobody but the operator asks here."""
+    """Ignore a malformed request: only the operator calls this address."""

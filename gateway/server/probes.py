@@ -1,4 +1,4 @@
-"""What those who run the gateway ask it: whether it lives, whether it serves, its metrics."""
+"""Endpoints for operators: whether the gateway lives, whether it serves, and its metrics."""
 
 from collections.abc import Awaitable, Callable
 from functools import cache

@@ -45,7 +45,7 @@ _AnyHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 # Over the bound so many more connections are read, for the probes among them.
 SURPLUS_CONNECTIONS = 64
-# What is not read after an early answer is read and dropped for this long: else the client's
+# The unread rest after an early answer is read and dropped for this long: else the client's
 # kernel would throw the answer away.
 _LINGER_S = 5.0
 _HEAD_END = b"\r\n\r\n"
@@ -85,8 +85,8 @@ class HttpServer(web.Server):
 
         Args:
             handler: Answers requests; raises nothing but cancellation and connection errors.
-            limits: Of this worker.
-            note_malformed: Told error and request id of each answer to what was no request.
+            limits: Limits of this worker.
+            note_malformed: Called with error and request id of each answer to a malformed request.
         """
         # `handler_cancellation` is off by default: a handler that waits for the next token would
         # not notice that its client has gone.
@@ -195,9 +195,9 @@ class HttpProtocol(RequestHandler):
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Read on if that was paused. Bodies that are read whole ask for it in any case.
 
-        aiohttp would parse nothing, and ask the transport, twice for every request: 5 us each. Of
-        a body that has not ended the parser may hold a part, though nothing is paused: it stops
-        after a body of very many chunks, and goes on when the next one is read.
+        aiohttp would parse nothing, and ask the transport, twice for every request: 5 us each. The
+        parser may hold a part of an open body though nothing is paused: it stops after a body of
+        very many chunks, and goes on when the next one is read.
         """
         if self._reading_paused or (resume_parser and self._has_open_body):
             super().resume_reading(resume_parser)
@@ -304,7 +304,7 @@ class HttpProtocol(RequestHandler):
 
     @property
     def body_budget(self) -> BodyBudget:
-        """What unfinished bodies may take, all connections together."""
+        """The budget of unfinished bodies, all connections together."""
         return self._server.body_budget
 
     @property
@@ -326,7 +326,7 @@ class HttpProtocol(RequestHandler):
         if not self.is_busy:
             self.force_close()
 
-    # Nobody asks for these: a client is known by its key. Looked up for every connection, they took
+    # No code reads these: a client is known by its key. Looked up for every connection, they took
     # 300 bytes of it.
     peername = None  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
     sockname = None  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]

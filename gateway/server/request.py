@@ -15,7 +15,7 @@ _FORGOTTEN: dict[bool, RawRequestMessage] = {
 
 
 class _DropsParser(Protocol):
-    """What is asked of the connection that a request came over."""
+    """The connection of a request, as far as the request uses it."""
 
     def drop_parser(self) -> None: ...
 

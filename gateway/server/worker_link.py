@@ -1,4 +1,4 @@
-"""What a worker process and its parent tell each other, over a pair of sockets: JSON lines.
+"""The messages between a worker process and its parent, over a socket pair: JSON lines.
 
 The worker says twice a second that its event loop runs, whether it is ready and whether it stops,
 and sends its metrics when asked. The parent asks for metrics, and tells a worker that has been

@@ -168,9 +168,9 @@ class Slot:
         """Prepare.
 
         Args:
-            settings: Of the parent.
-            index: Of this slot.
-            sock: Bound; stays open as long as the slot.
+            settings: Settings of the parent.
+            index: Index of this slot.
+            sock: Bound socket; stays open as long as the slot.
             begin: Runs a worker in the background.
         """
         self._settings = settings

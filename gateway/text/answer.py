@@ -16,10 +16,10 @@ class _Call:
 
 @dataclass(slots=True)
 class ChoiceText:
-    """What one choice says.
+    """The text, reasoning and calls of one choice.
 
     Attributes:
-        logprobs: Of the tokens of the content, when they were asked for.
+        logprobs: Log probabilities of the content's tokens, when they were asked for.
     """
 
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -34,7 +34,7 @@ class ChoiceText:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought before it answered."""
+        """The model's reasoning before its answer."""
         return "".join(self._reasoning)
 
     @property

@@ -41,7 +41,7 @@ class TextStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """What the ids of one tokenizer stand for.
+    """The meaning of one tokenizer's ids.
 
     Attributes:
         fragments: By id: the token's text escaped for a JSON string, when it is whole characters
@@ -55,7 +55,7 @@ class TokenTable:
     pieces: Sequence[bytes] | None
     tokenizer: Tokenizer
     hidden: frozenset[int]
-    # By id: what a token stands for behind another; to decode is slow. At most the vocabulary.
+    # By id: the bytes of a token behind another; to decode is slow. At most the vocabulary.
     _inner: dict[int, bytes] = field(
         default_factory=dict[int, bytes], init=False, repr=False, compare=False
     )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gateway.text.detokenizer import TokenTable
 
-# What OpenAI writes for a probability of zero: JSON has no infinity.
+# OpenAI's number for a probability of zero: JSON has no infinity.
 LOGPROB_MIN = -9999.0
 
 
@@ -180,9 +180,9 @@ def completion_logprobs(
     stands before a token, its log probability is not a number, and null in both columns.
 
     Args:
-        table: Of the base.
-        entries: In the order of the text.
-        offsets: Of the text so far; counts on.
+        table: Tokens of the base.
+        entries: Log probabilities in the order of the text.
+        offsets: Offsets of the text so far; counts on.
     """
     data = [table.bytes_of(entry.token, is_first=entry.is_first) for entry in entries]
     shown = [

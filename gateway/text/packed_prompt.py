@@ -11,11 +11,11 @@ class PackedPrompt:
     """A serialized `Submit` that has only the ids, to be merged into whole ones.
 
     To give a message 69,000 ids takes the loop 3 ms, to merge them 0.6. It is as long as the ids,
-    and answers may be long: so it goes when all of them have begun. What is submitted after that
-    takes the slow way.
+    and answers may be long: so it goes when all of them have begun. Later submissions take the slow
+    way.
 
     Attributes:
-        data: Empty: it has gone.
+        data: The serialized ids; empty: they have gone.
     """
 
     __slots__ = ("_waiting", "data")

@@ -14,10 +14,10 @@ class TextPipe:
     """The text of one answer.
 
     Attributes:
-        table: Of the tokens.
-        characters: That the tokens have brought so far.
+        table: Table of the tokens.
+        characters: Characters that the tokens have brought so far.
         shown: Characters of content given out so far.
-        reasoning_tokens: That have come before the reasoning ended, its marks included.
+        reasoning_tokens: Tokens before the end of the reasoning, its marks included.
     """
 
     __slots__ = (

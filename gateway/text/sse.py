@@ -20,11 +20,11 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class StreamHead:
-    """What all chunks of a completion begin with.
+    """The beginning that all chunks of a completion share.
 
     Attributes:
-        opening: Up to the usage.
-        usage: What stands for the usage in every chunk but the last.
+        opening: Bytes up to the usage.
+        usage: Bytes in place of the usage in every chunk but the last.
     """
 
     __slots__ = ("opening", "usage")
@@ -44,10 +44,10 @@ class StreamHead:
 
         Args:
             kind: OpenAI's name of the object.
-            completion_id: Of the completion.
-            model: That answers.
-            created_unix_s: When the request came.
-            fingerprint: What the answer was made by; empty: not told.
+            completion_id: Id of the completion.
+            model: Name of the model that answers.
+            created_unix_s: Time of the request's arrival.
+            fingerprint: Fingerprint of the system that made the answer; empty: not told.
             service_tier: Told when the caller asked for one.
             with_usage: Every chunk but the last says `"usage":null`, as OpenAI's do.
         """
@@ -72,12 +72,12 @@ class ChunkWriter(Protocol):
 
     @property
     def head(self) -> bytes:
-        """What stands before the text of a chunk that has nothing but text."""
+        """Bytes before the text of a chunk that has nothing but text."""
         ...
 
     @property
     def tail(self) -> bytes:
-        """What stands after it."""
+        """Bytes after the text of such a chunk."""
         ...
 
     def first(self) -> bytes:
@@ -108,10 +108,10 @@ class CountedChunks:
         """Prepare.
 
         Args:
-            chunks: Of the choice, with `head`.
-            head: Made with its usage, which is replaced.
-            prompt_tokens: Of the choice's prompt.
-            output_tokens: Returns how many the choice has so far.
+            chunks: Writer of the choice's chunks, with `head`.
+            head: Head made with its usage, which is replaced.
+            prompt_tokens: Tokens of the choice's prompt.
+            output_tokens: Returns the number of the choice's tokens so far.
         """
         self._chunks = chunks
         self._opening = head.opening + head.usage
@@ -120,12 +120,12 @@ class CountedChunks:
 
     @property
     def head(self) -> bytes:
-        """What stands before the text of a chunk."""
+        """Bytes before the text of a chunk."""
         return self._counted(self._chunks.head)
 
     @property
     def tail(self) -> bytes:
-        """What stands after it."""
+        """Bytes after the text of a chunk."""
         return self._chunks.tail
 
     def first(self) -> bytes:

@@ -1,7 +1,7 @@
-"""What a request said and was answered, as redacted JSON of a bounded size. Pure.
+"""A kept request and its answer, as redacted JSON of a bounded size. Pure.
 
-Everything is made in small steps, so that whoever asks can let others run in between. What does not
-fit is cut where it is: the JSON stays one.
+Everything is made in small steps, so that the caller can let others run in between. Text that does
+not fit is cut where it is: the JSON stays valid.
 """
 
 import json
@@ -41,7 +41,7 @@ _KNOWN = frozenset(
     }
 )
 
-# What describes a field of a secret's name in a tool, and holds no secret.
+# Keywords that describe a field of a secret's name in a tool, and hold no secret.
 _SCHEMA_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _SCHEMA_KEYS = frozenset(
     {
@@ -74,9 +74,9 @@ def document(
     """Make one object of named lists; their values may be made while this runs.
 
     Args:
-        parts: Name and values; strings, numbers, lists, objects, or `TextTokens`.
-        rules: What to take out.
-        most: Characters, about.
+        parts: Names, each with its values; strings, numbers, lists, objects, or `TextTokens`.
+        rules: Rules of the redaction.
+        most: Bound of the characters, about.
     """
     writer = _Writer(rules, most)
     found: dict[str, object] = {}

@@ -23,7 +23,7 @@ _NAME_CHARACTERS = 256  # of the name of a field that are looked at
 
 
 class Class(StrEnum):
-    """What is looked for; also what stands in its place, in brackets."""
+    """A class of personal or secret text; also the replacement of a find, in brackets."""
 
     EMAIL = "email"
     PHONE = "phone"
@@ -150,8 +150,8 @@ _KEY = (
     r"(?:(?:api|access|secret|private|signing|encryption)[ _-]?keys?|secrets?|credentials?|token)"
     r"\d{0,3}+"
 )
-# Quoted, also as JSON within JSON: up to the same quote behind as many backslashes. What has no
-# such end, or a far one, goes on to the next space or quote.
+# Quoted, also as JSON within JSON: up to the same quote behind as many backslashes. Text without
+# such an end, or with a far one, goes on to the next space or quote.
 _QUOTED = (
     r"(?P<escape>\\{0,8}+)(?P<quote>[\"'])"
     r"(?:(?!(?<!\\)(?P=escape)(?P=quote))[\s\S]){1,512}[^\s\"']*+"

@@ -1,8 +1,8 @@
-"""What is taken out of texts before they leave the gateway: secrets, and what names persons. Pure.
+"""Removes secrets and personal data from texts before they leave the gateway. Pure.
 
 No text takes more than linear time: see `patterns`, whose finds are then checked (Luhn, modulo 97,
-ranges). A text is looked at in slices with some overlap, and few finds at a time, so that whoever
-asks can let others run in between; slices change nothing of what is found.
+ranges). A text is looked at in slices with some overlap, and few finds at a time, so that the
+caller can let others run in between; slices change nothing of the finds.
 """
 
 import re
@@ -26,11 +26,11 @@ _KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
 
 @dataclass(frozen=True, slots=True)
 class RedactionRules:
-    """What to take out of the texts of one tenant.
+    """The redaction rules of one tenant.
 
     Attributes:
-        classes: Without `ALWAYS`, which are taken out anyway.
-        words: In lower case, as `lowered` makes it.
+        classes: Classes to remove besides `ALWAYS`, which is removed anyway.
+        words: Words to remove, in lower case, as `lowered` makes it.
     """
 
     classes: frozenset[Class]
@@ -52,12 +52,12 @@ def lowered(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Redacted:
-    """A text without what was to be taken out.
+    """A text after redaction.
 
     Attributes:
-        text: With the class in brackets in each place.
-        found: What was taken out, in order.
-        is_cut: The text was longer, and ends where it was cut.
+        text: The text with the class in brackets in each place.
+        found: Classes of the removed finds, in order.
+        is_cut: Whether the text was longer, and ends where it was cut.
     """
 
     text: str

@@ -130,9 +130,8 @@ def choose(
 ) -> PlacementChoice | None:
     """Return the cheapest replica; it may be one above its window that holds the prompt.
 
-    Most replicas need not be priced. Replicas that hold more of the prompt than most are priced
-    one by one; the others in the order of the prefill that they owe, until that alone costs more
-    than the best so far.
+    Replicas that hold more of the prompt than most are priced one by one; the others by the
+    prefill that they owe, until that alone costs more than the best so far.
 
     Args:
         books: Replicas that may take work, by name; the first of equals is chosen.
