@@ -166,7 +166,7 @@ def response_task(
     Args:
         request: The body.
         response_id: Id of the answer.
-        context: What it continues, and the items of its own turn.
+        context: Turns that it continues, and the items of its own turn.
         session: Groups the turns of a chain; the request's own field goes before it.
         keeping: Keeps the answer; None: it is not stored.
 
