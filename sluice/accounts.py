@@ -1,4 +1,4 @@
-"""What another user of the machine can reach, and what this process may do."""
+"""Reach of other users on this machine, and permissions of this process."""
 
 import os
 import stat

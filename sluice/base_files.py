@@ -4,7 +4,7 @@ from typing import Final
 
 TOKENIZER: Final = "tokenizer.json"
 CHAT_TEMPLATE: Final = "chat_template.jinja"
-# Those besides the default one lie here, one `NAME.jinja` each.
+# Further templates lie here, one `NAME.jinja` each.
 MORE_TEMPLATES: Final = "additional_chat_templates"
 TOOLS_TEMPLATE: Final = f"{MORE_TEMPLATES}/tool_use.jinja"
 # Optional ones included: a base has those of them that its authors wrote.
@@ -18,5 +18,5 @@ TEXT_FILES: Final = (
 )
 # Bases that a gateway tells the control plane of at once: it cannot serve them yet.
 MISSING_BASES_MAX = 64
-# What artifacts are allowed for a tokenizer; the other files have lower limits.
+# Limit of a tokenizer in artifacts; the other files have lower limits.
 TEXT_FILE_BYTES_MAX: Final = 64 << 20

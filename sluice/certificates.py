@@ -74,10 +74,10 @@ class CertificateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the files hold: good together, and in time.
+    """The contents of the certificate files: good together, and in time.
 
     Attributes:
-        expires_unix_s: When the certificate ends.
+        expires_unix_s: End of the certificate.
     """
 
     ca: bytes
@@ -312,7 +312,7 @@ def _read(setting: str, file: Path) -> bytes:
 
 
 class _Ours:
-    """What this process uses; None: connections are as they were without TLS."""
+    """The certificates of this process; None: its connections are without TLS."""
 
     certificates: Certificates | None = None
 
@@ -328,8 +328,8 @@ def use(role: CertificateRole | None = None, called: Mapping[str, str] | None = 
     Ends the process with status 2 and a line on stderr when they cannot be used.
 
     Args:
-        role: Of this process; None: any.
-        called: URLs of processes of ours that this one calls, by setting; empty: none is called.
+        role: Role of this process; None: any.
+        called: URLs of platform processes that this one calls, by setting; empty: it calls none.
     """
     settings = MtlsSettings.from_environment()
     if not settings.is_on:
@@ -358,7 +358,7 @@ def install(certificates: Certificates | None, role: CertificateRole | None = No
         CertificateError: They are not of this role.
     """
     if certificates is not None and role is not None:
-        # Who starts engines serves them with its own certificate.
+        # A process that starts engines serves them with its own certificate.
         wanted = (
             {CertificateRole.AGENT, CertificateRole.ENGINE}
             if role is CertificateRole.AGENT
@@ -380,11 +380,11 @@ def ours() -> Certificates | None:
 
 
 def refusal_of(transport: asyncio.BaseTransport | None, service: str) -> str:
-    """Return why whoever is at the other end may not call a service over HTTP; empty: it may.
+    """Return why the peer may not call a service over HTTP; empty: it may.
 
     Args:
-        transport: Of the connection; without mutual TLS, everybody may.
-        service: What is called.
+        transport: Transport of the connection; without mutual TLS, every peer may call.
+        service: Called service.
     """
     certificates = _Ours.certificates
     if certificates is None:
@@ -405,10 +405,10 @@ def server_tls(*, is_required: bool) -> ssl.SSLContext | None:
 
 
 def http_options(role: CertificateRole) -> dict[str, Any]:
-    """Return what aiohttp needs for a request to a process of ours; nothing without mutual TLS.
+    """Return aiohttp's options for a request to a platform process; empty without mutual TLS.
 
     Args:
-        role: Who is expected there, wherever it is.
+        role: Expected role of the peer, at any address.
     """
     if _Ours.certificates is None:
         return {}

@@ -43,8 +43,8 @@ def channel_to(address: str, role: CertificateRole, *, options: Options) -> grpc
 
     Args:
         address: host:port.
-        role: Who is expected there; a certificate of anybody else is refused, wherever it is.
-        options: Of gRPC.
+        role: Expected role of the peer; certificates of other roles are refused, at any address.
+        options: Options of gRPC.
     """
     certificates = ours()
     if certificates is None:

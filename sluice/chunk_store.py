@@ -1,7 +1,7 @@
-"""Where the bytes of artifacts lie: immutable chunks under their SHA-256, on a disk or in S3.
+"""Stores the bytes of artifacts: immutable chunks by SHA-256, on a disk or in S3.
 
-Nothing here can be half there: a chunk is created whole or not at all, and whoever reads it gets
-bytes with this hash or an error. What points at chunks is in PostgreSQL.
+No chunk can be half there: it is created whole or not at all, and a reader gets bytes with this
+hash or an error. PostgreSQL has the manifests that point at chunks.
 
 Only the blocking calls of obstore are used, in threads of our own: its asynchronous ones may abort
 the interpreter when it ends while their last answer is on its way (obstore 0.12).
@@ -77,7 +77,7 @@ def open_backend(url: str) -> Backend:
 
 def open_bucket(bucket: str, prefix: str) -> S3Store:
     """Return a bucket below a prefix, for calls that end within `CALL_TIMEOUT_S`."""
-    # Who names an endpoint without TLS means it; options given here replace AWS_ALLOW_HTTP.
+    # An endpoint without TLS is named on purpose; options given here replace AWS_ALLOW_HTTP.
     is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
     options: ClientConfig = {
         "allow_http": is_plain,
@@ -118,8 +118,8 @@ class ChunkStore:
         """Make sure that a chunk is there.
 
         Args:
-            sha256: Of the content: whoever calls has computed it.
-            content: Of the chunk.
+            sha256: Hash of the content, computed by the caller.
+            content: Bytes of the chunk.
 
         Raises:
             StoreDownError: It may be there, or not; put it again.
@@ -144,7 +144,7 @@ class ChunkStore:
 
         Raises:
             LostChunkError: It is not there, or is not what it was.
-            StoreDownError: Nobody knows.
+            StoreDownError: The store does not answer.
         """
 
         def work() -> bytes | None:
@@ -164,12 +164,12 @@ class ChunkStore:
         """Make sure that a chunk is not there.
 
         Args:
-            sha256: Of the chunk.
+            sha256: Hash of the chunk.
             before_s: By `awake_s`: from then on nothing is deleted. A process that stood still may
                 not delete what others have put there since.
 
         Raises:
-            StoreDownError: Nobody knows whether it is there.
+            StoreDownError: The store does not answer; the chunk may be there, or not.
         """
 
         def work() -> None:

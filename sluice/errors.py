@@ -47,12 +47,12 @@ class ErrorCode(StrEnum):
 
     @property
     def policy(self) -> "ErrorPolicy":
-        """What follows from it."""
+        """The policy that follows from the code."""
         return POLICIES[self]
 
 
 class ErrorEvidence(StrEnum):
-    """What an error says of the release that met it."""
+    """The evidence that an error is about the release that met it."""
 
     NONE = "none"
     FAULT = "fault"  # a release can cause it: its weights, its configuration, its engine
@@ -61,7 +61,7 @@ class ErrorEvidence(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorPolicy:
-    """What follows from an error, wherever it is met.
+    """The consequences of an error, wherever it is met.
 
     Attributes:
         status: HTTP status. 429: the caller is over its own limit; 503: the platform is over its.
@@ -173,7 +173,7 @@ class PlatformError(Exception):
     """An error with a code that a caller can act on.
 
     Attributes:
-        code: What happened.
+        code: Code of the error.
         message: For people; says what to do. Never holds secrets or another tenant's data.
         retry_after_s: When trying again makes sense; None when it never does.
         param: The request field at fault, if one is.

@@ -218,7 +218,7 @@ class EventProducer:
             try:
                 self._turn()
             except Exception:
-                # Nobody waits for this thread: without it every later event would be lost.
+                # No task awaits this thread: without the catch every later event would be lost.
                 log.exception("event_shipping_failed", topic=self._topic)
                 self._stop.wait(_RETRY_PAUSE_S)
         self._purge()

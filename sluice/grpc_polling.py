@@ -1,4 +1,4 @@
-"""Who waits for gRPC's sockets in this process."""
+"""The choice of the poller for gRPC's sockets in this process."""
 
 import os
 import sys

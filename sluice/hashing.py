@@ -63,7 +63,7 @@ def chained_hashes(tokens: Sequence[int], root: bytes, known: bytes = b"") -> by
     Args:
         tokens: Token ids.
         root: From `cache_root`.
-        known: What this function returned for a beginning of `tokens`; only the rest is hashed.
+        known: Earlier result for a beginning of `tokens`; only the rest is hashed.
     """
     first = len(known) // HASH_BYTES * BLOCK_TOKENS
     hashes = [known] if known else []

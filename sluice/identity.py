@@ -1,4 +1,4 @@
-"""Who a certificate says that somebody is, and whom each of our services answers; pure.
+"""Identities that certificates prove, and the callers of each service; pure.
 
 A process' certificate carries a DNS name per role: `<role>.<domain>`. DNS names, not URIs as SPIFFE
 has them, because every TLS library checks them in both directions: gRPC, Triton, aiohttp and
@@ -13,7 +13,7 @@ DOMAIN = "sluice.internal"
 
 
 class CertificateRole(StrEnum):
-    """What a certificate may be for."""
+    """A role that a certificate may be for."""
 
     GATEWAY = "gateway"
     ROUTER = "router"
@@ -26,7 +26,7 @@ class CertificateRole(StrEnum):
 
 
 class Service(StrEnum):
-    """What is listened for; gRPC services by their full names."""
+    """A service that listens; gRPC services by their full names."""
 
     ROUTER = "sluice.wire.router.v1.RouterService"
     CONTROL = "sluice.wire.control.v1.ControlService"
@@ -75,10 +75,10 @@ CALLERS: dict[Service, frozenset[CertificateRole]] = {
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who somebody is.
+    """The identity of a peer, by its certificate.
 
     Attributes:
-        roles: What the certificate is for; an agent's is also for its engines.
+        roles: Roles of the certificate; an agent's is also for its engines.
         names: All DNS names of the certificate.
     """
 

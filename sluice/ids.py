@@ -4,7 +4,7 @@ import re
 import secrets
 import time
 
-# What tenants, models, bases, ... are called by whoever makes them.
+# Names of tenants, models, bases, ..., as their makers choose them.
 ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32: no i, l, o, u

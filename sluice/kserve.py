@@ -64,12 +64,12 @@ def infer_request(model: str, request: engine.HostRequest, *, request_id: str) -
 
 
 def read_response(message: Any) -> tuple[str, engine.HostFrame | None, bool, str]:
-    """Return what a `ModelStreamInferResponse` holds.
+    """Return the contents of a `ModelStreamInferResponse`.
 
     That is (request id, frame if there is one, whether it is final, error text or "").
 
     Raises:
-        DecodeError: What it carries is no frame.
+        DecodeError: Its contents are no frame.
     """
     reply = message.infer_response
     final = _FINAL in reply.parameters and reply.parameters[_FINAL].bool_param
@@ -296,13 +296,13 @@ async def probe(
 
     Args:
         address: host:port of Triton's gRPC.
-        model: That the host serves.
+        model: Model that the host serves.
         prompt: Token ids.
-        tokens: To generate.
+        tokens: Number of tokens to generate.
         timeout_s: For all of it, the adapter's loading included; the host drops it then, too.
-        adapter_digest: Empty: the base alone.
-        cache_root: Of the prefix cache, 16 bytes; one of its own has all computed anew.
-        wants_logprobs: Of the tokens, where the engine tells them.
+        adapter_digest: Digest of the adapter; empty: the base alone.
+        cache_root: Root of the prefix cache, 16 bytes; a fresh one has all computed anew.
+        wants_logprobs: Whether the tokens' log probabilities are wanted, where the engine has them.
 
     Raises:
         FailedError: It is not healthy.

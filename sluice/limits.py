@@ -23,7 +23,7 @@ Holder: TypeAlias = "wire.Tier | wire.Tenant | wire.ApiKey"
 
 
 class Counted(IntEnum):
-    """What a limit counts; the first three as gateways tell it to Valkey."""
+    """The quantity that a limit counts; the first three as gateways tell it to Valkey."""
 
     REQUESTS = 1
     TOKENS = 2  # of prompts and answers
@@ -63,7 +63,7 @@ class LimitKind:
 
     @property
     def code(self) -> ErrorCode:
-        """What a request beyond it is refused with."""
+        """The error code of a request beyond the limit."""
         return _CODES[self.counted]
 
     @property
@@ -123,7 +123,7 @@ KINDS = (
 )
 BY_NAME = {kind.name: kind for kind in KINDS}
 BY_NUMBER = {kind.number: kind for kind in KINDS}
-# Those that add up. A key has no others: how long a request may be does not depend on it.
+# Kinds that add up. A key has no others: a request's length limit does not depend on it.
 METERED = tuple(kind for kind in KINDS if kind.counted is not Counted.LENGTH)
 NAMES = tuple(kind.name for kind in KINDS)
 METERED_NAMES = tuple(kind.name for kind in METERED)
@@ -147,8 +147,8 @@ def limits_of(holder: Holder, model_id: str = "") -> Limits:
     """Return the limits in a message of the control plane; of a kind that we do not know, none.
 
     Args:
-        holder: Who has them.
-        model_id: Those for one model; empty: those for all together.
+        holder: Message with the limits.
+        model_id: Model whose limits are wanted; empty: limits for all models together.
     """
     return _columns_of(holder, model_id)
 

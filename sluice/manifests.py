@@ -1,7 +1,7 @@
-"""Manifests: what an artifact consists of, file by file and chunk by chunk; pure.
+"""Manifests of artifacts, file by file and chunk by chunk; pure.
 
-A manifest lists per file its name, size, SHA-256 and the SHA-256 of each chunk of 4 MiB. Whoever
-has one can recompute the artifact's digest from it. It is data from outside: everything is checked,
+A manifest lists per file its name, size, SHA-256 and the SHA-256 of each chunk of 4 MiB. Its holder
+can recompute the artifact's digest from it. It is data from outside: everything is checked,
 and its names can be used as paths below a directory on any system.
 """
 
@@ -44,8 +44,8 @@ class FileEntry:
     Attributes:
         name: Relative to the artifact, with slashes.
         size_bytes: May be 0; then there are no chunks.
-        sha256: Of the whole file, in hex.
-        chunk_sha256s: Of each chunk of `CHUNK_BYTES`, the last one may be shorter.
+        sha256: SHA-256 of the whole file, in hex.
+        chunk_sha256s: SHA-256 of each chunk of `CHUNK_BYTES`; the last one may be shorter.
     """
 
     name: str
@@ -63,7 +63,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an artifact consists of; made by `parse_manifest` or `manifest_of_directory`."""
+    """The files of an artifact; made by `parse_manifest` or `manifest_of_directory`."""
 
     files: tuple[FileEntry, ...]
 
@@ -77,7 +77,7 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files together."""
+        """Size of all files together."""
         return sum(file.size_bytes for file in self.files)
 
     def chunks(self) -> dict[str, int]:
@@ -111,7 +111,7 @@ class Manifest:
 
     @property
     def sha256(self) -> str:
-        """Of the canonical JSON: unlike `digest` it covers what is claimed of sizes and chunks."""
+        """Hash of the canonical JSON: unlike `digest` it covers the claimed sizes and chunks."""
         return hashlib.sha256(self.canonical_json()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What /proc tells about processes: groups, memory, marked leftovers. Linux only."""
+"""Reads processes from /proc: groups, memory, marked leftovers. Linux only."""
 
 import asyncio
 import os
@@ -153,7 +153,7 @@ async def kill_marked(
     """SIGKILL all processes started with `variable=marker`, wait for their end, return their ids.
 
     Args:
-        marker: What they were marked with.
+        marker: Marker of the processes.
         variable: The environment variable that holds it.
         spare: Process groups, by id, to leave alone.
         timeout_s: Longest wait.

@@ -10,7 +10,7 @@ class Profile:
     Attributes:
         name: `frames`: step frames, through the router that owns the cell; `embed`: one request per
             text, no router.
-        triton_model: What the replica's Triton calls it.
+        triton_model: Name of the model in the replica's Triton.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What an API key may be used for: the closed set of scopes."""
+"""Scopes of API keys: the closed set of permitted uses."""
 
 from enum import StrEnum
 

@@ -1,6 +1,6 @@
-"""The secret that all processes of an installation share, and what is derived from it.
+"""The secret that all processes of an installation share, and digests derived from it.
 
-Whoever reaches a port of ours has to prove that it belongs to the installation. Nothing but keyed
+A caller of a platform port has to prove that it belongs to the installation. Nothing but keyed
 digests of the secret leaves a process, one for each purpose: a digest that was read on the way to
 one service is of no use at another. The secret itself is never sent, logged or given to an engine.
 """
@@ -24,7 +24,7 @@ _PURPOSES_MAX = 64  # the services' names
 
 
 class InstallationSettings(ServiceSettings):
-    """What all processes of an installation have in common, and nobody else.
+    """The setting that all processes of an installation share, and no other process has.
 
     Attributes:
         secret: At least 32 characters, the same in every process. To replace it, name the new one

@@ -16,12 +16,12 @@ _HASH_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class ReleaseChoice:
-    """Where a request goes.
+    """The release of a request.
 
     Attributes:
-        release: Of the model.
+        release: Release of the model.
         is_canary: Whether that is the new one.
-        is_pinned: The tenant is pinned to it: no part of a comparison, because nobody drew lots.
+        is_pinned: Whether the tenant is pinned to it: no part of a comparison, for want of a lot.
     """
 
     release: str
@@ -35,10 +35,10 @@ class ReleaseSplit:
 
     Attributes:
         model_id: Public name of the model, not an alias.
-        control: The release that serves what is not in canary.
+        control: The release that serves requests outside canary.
         canary: The release that is being rolled out.
         share: Basis points of the sessions that are in canary, 0 to `SHARE_MAX`.
-        salt: Of the rollout; never changes while it lasts.
+        salt: Salt of the rollout; never changes while it lasts.
         pins: Tenant id -> release; comes before the share.
     """
 

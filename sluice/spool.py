@@ -33,7 +33,7 @@ def encode_record(payload: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What `decode_records` found.
+    """The result of `decode_records`.
 
     Attributes:
         payloads: Whole records, in order.
@@ -88,8 +88,8 @@ class Spool:
 
         Args:
             root: Folder of all slots.
-            max_bytes: Of this slot.
-            segment_bytes: Of one file.
+            max_bytes: Bound of this slot.
+            segment_bytes: Size of one file.
             lesser: Root of another spool on the same disk, of what matters less: when the disk is
                 full its records go, of all slots, before one of these is lost.
 

@@ -18,10 +18,10 @@ def write(key_id: int, key: bytes, digest: str, node_id: str, expires_unix_s: in
 
     Args:
         key_id: Names the key.
-        key: Of the node that is asked.
-        digest: Of the artifact.
-        node_id: Who may fetch.
-        expires_unix_s: It is worth nothing from then on.
+        key: Key of the node that is asked.
+        digest: Digest of the artifact.
+        node_id: Node that may fetch.
+        expires_unix_s: End of its validity.
     """
     mac = _mac(key, digest, node_id, expires_unix_s)
     return f"{key_id}.{expires_unix_s}.{mac}.{node_id}"
@@ -31,9 +31,9 @@ def is_valid(ticket: str, keys: Mapping[int, bytes], digest: str, now_unix_s: fl
     """Return whether a ticket is for an artifact, written with one of some keys, and not expired.
 
     Args:
-        ticket: Anything that somebody sent.
-        keys: By id.
-        digest: Of the artifact that is asked for.
+        ticket: Any text that a caller sent.
+        keys: Keys by id.
+        digest: Digest of the requested artifact.
         now_unix_s: The moment.
     """
     if len(ticket) > _TICKET_MAX or not ticket.isascii():

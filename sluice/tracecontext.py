@@ -30,11 +30,11 @@ STAGE_SHIFT = 48  # of the numbers of spans below an attempt
 
 
 class Upstream(NamedTuple):
-    """What the caller's trace context says.
+    """The caller's trace context.
 
     Attributes:
         trace_id: 32 hex digits; empty: there is no valid context, and a trace begins here.
-        span_id: Of the caller, 16 hex digits.
+        span_id: Span of the caller, 16 hex digits.
         is_sampled: The caller keeps this trace, or so it was decided where the trace begins.
         state: `tracestate`, at most `STATE_MAX` characters.
     """

@@ -13,7 +13,7 @@ _LOOKS = 4
 
 
 class KeepAlives:
-    """The keep-alives of one worker's streams.
+    """The silence watch of one worker's streams.
 
     Attributes:
         every_s: Longest silence of a stream, in seconds.

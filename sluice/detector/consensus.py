@@ -1,6 +1,6 @@
-"""What is right, and in what an answer differs from it; the one vote of the detector, pure.
+"""The right answer, and how an answer differs from it; the one vote of the detector, pure.
 
-What is right is what more than half of at least three replicas answer. Answers are greedy, so
+The right answer is the one that more than half of at least three replicas give. They are greedy, so
 honest engines differ in one way only: where two tokens are almost equally probable, another batch
 may round otherwise, and all that follows differs. Such a fork is recognized by its logprobs and is
 no difference; what lies before it still counts. Without logprobs every other token is one.
@@ -98,9 +98,9 @@ def fitted(common: Text, answers: Iterable[Sequence[Text]], rules: Rules = RULES
     """Return the rules for a pool whose honest replicas round otherwise, by how much they do.
 
     Args:
-        common: What is right.
-        answers: The last ones of each replica. More than half of the replicas are honest.
-        rules: How to compare where that is not known.
+        common: The right answer.
+        answers: Last answers of each replica. More than half of the replicas are honest.
+        rules: Rules for the comparison where that is not known.
     """
     drifts = [
         max((_drift(it, common, fork, rules.drift_tokens_min) for it, fork in forks), default=0.0)

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class EvidenceKind(StrEnum):
-    """What evidence rests on."""
+    """The kind of an answer that is evidence."""
 
     LIFE = "life"  # an agent's sign of life: an answer, of the engine and base that are meant
     CANARY = "canary"  # a router's canary, compared with the cell's; token ids alone
@@ -16,7 +16,7 @@ class EvidenceKind(StrEnum):
 
 
 class AnswerVerdict(StrEnum):
-    """What an answer is worth."""
+    """The verdict on an answer."""
 
     RIGHT = "right"
     WRONG = "wrong"

@@ -49,11 +49,11 @@ THRESHOLDS: Mapping[EvidenceKind, Threshold] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known of one replica.
+    """The evidence on one replica.
 
     Attributes:
         recent: The last answers of each kind that count, the newest last.
-        suspicion: What they amount to.
+        suspicion: Suspicion that follows from these answers.
     """
 
     recent: Mapping[EvidenceKind, tuple[AnswerVerdict, ...]]

@@ -38,13 +38,13 @@ class Find(NamedTuple):
 
 
 class AutomatonStep(NamedTuple):
-    """What a piece of text leads to.
+    """The result of a piece of text for a state.
 
     Attributes:
-        state: Behind it.
-        origins: Of the candidates that are then open, in the numbers that `Find` uses.
-        finds: By their end.
-        is_same: Every candidate goes on, and none is new.
+        state: State behind the piece.
+        origins: Origins of the candidates that are then open, in the numbers that `Find` uses.
+        finds: Finds by their end.
+        is_same: Whether every candidate goes on, and none is new.
     """
 
     state: "OpenCandidates"
@@ -54,13 +54,13 @@ class AutomatonStep(NamedTuple):
 
 
 class OpenCandidates:
-    """A state.
+    """A state: the candidates that are open at a place.
 
     Attributes:
-        left: What stands before the next character.
+        left: Kind of the text before the next character.
         groups: The places of each open candidate, the earliest first.
-        steps: By the next character.
-        leaps: By the next piece.
+        steps: Known steps by the next character.
+        leaps: Known leaps by the next piece.
     """
 
     __slots__ = ("groups", "leaps", "left", "steps")
@@ -92,10 +92,10 @@ class Automaton:
         """Prepare.
 
         Args:
-            places: Of all rules.
+            places: Places of all rules.
             starts: The first places of the rules.
-            dictionaries: That `Spells` names.
-            checked: Rules whose matches somebody checks.
+            dictionaries: Dictionaries that `Spells` names.
+            checked: Rules whose matches a check decides.
         """
         self._places = places.all
         self._closures = {

@@ -17,7 +17,7 @@ UNSEEN = frozenset(
 
 
 class Before(IntEnum):
-    """What stands before a place of a text."""
+    """The kind of text before a place."""
 
     NOTHING = 0
     LINE_BREAK = 1

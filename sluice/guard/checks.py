@@ -1,4 +1,4 @@
-"""What decides whether a number that looks like one is one. Pure."""
+"""Checks whether a number that looks like a card's or an IBAN is one. Pure."""
 
 from collections.abc import Callable
 

@@ -113,7 +113,7 @@ class GuardedText:
 
     @property
     def held(self) -> str:
-        """What has not left: it may become a part of a match."""
+        """The held text, which may become a part of a match."""
         return self._held
 
     def push(self, text: str) -> str:

@@ -23,5 +23,5 @@ NAMED_SETS: dict[str, tuple[str, ...]] = {
         r"(?:-----END [A-Z0-9 ]{0,30}PRIVATE KEY-----)?",
     ),
 }
-# Whose matches are checked, by the name of the check.
+# Named sets with a check of each match, by the name of the check.
 CHECKED_SETS = {"card": "card", "iban": "iban"}

@@ -1,4 +1,4 @@
-"""What expressions are compiled to: places of a nondeterministic automaton. Pure.
+"""The compiled form of expressions: places of a nondeterministic automaton. Pure.
 
 A place eats a character, holds a condition on what stands at its left and right, or says that a
 rule matches. What leads on without eating is followed when places are made.

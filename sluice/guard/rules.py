@@ -19,7 +19,7 @@ CHARACTERS_MAX = 1_000_000  # of a set: its words and expressions
 
 
 class GuardAction(StrEnum):
-    """What follows from a match, the strictest first."""
+    """The action on a match, the strictest first."""
 
     BLOCK = "block"  # the text ends before it
     REWRITE = "rewrite"  # something else stands in its place
