@@ -1,4 +1,4 @@
-"""What all commands on the admin REST share: where it is, whom to ask as, and how it went."""
+"""The shared part of all commands on the admin REST: address, key, and report of the outcome."""
 
 import os
 import sys

@@ -143,7 +143,7 @@ class ApiClient:
     ) -> "httpx.Response":
         import httpx
 
-        # Whoever took it ended or hung before it answered; another one may be there by now.
+        # The process that took it ended or hung before it answered; another may be there by now.
         answer_lost = (httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout)
         sent, path = dict(headers or {}), _checked(path)
         if method != "GET":  # so that asking again cannot do it twice

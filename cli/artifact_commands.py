@@ -24,7 +24,7 @@ _JOBS = 4
 
 
 class ArtifactKindOption(StrEnum):
-    """What an artifact is."""
+    """The kind of an artifact."""
 
     BASE = "base"
     ADAPTER = "adapter"

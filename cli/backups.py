@@ -43,13 +43,13 @@ class BackupError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """What a directory holds.
+    """The contents of a backup's directory.
 
     Attributes:
-        format: Of the directory.
-        made_at: ISO 8601.
+        format: Number of the directory's format.
+        made_at: Time of the backup, ISO 8601.
         chunks: Number of chunks of artifacts.
-        size_bytes: Of these chunks.
+        size_bytes: Bytes of these chunks.
         lost: Chunks that the store did not hold; their artifacts have to be uploaded again.
     """
 

@@ -33,7 +33,7 @@ class BudgetPeriodOption(StrEnum):
 
 
 class OnExhaustedOption(StrEnum):
-    """What follows."""
+    """The consequence of a used-up budget."""
 
     STOP = "stop"
     ALERT = "alert"

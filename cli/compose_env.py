@@ -24,7 +24,7 @@ _SECRETS = {
     "SLUICE_ADMIN_KEY": "sk-sluice-admin",
     "INSTALLATION_SECRET": "installation",
 }
-# What a person may want to change, with what is taken when it is left alone.
+# Variables that a person may want to change, with their defaults.
 PLAIN = {
     "COMPOSE_PROFILES": "observability",
     "GATEWAY_PORT": "8000",

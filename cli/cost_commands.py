@@ -30,7 +30,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 class CostGroup(StrEnum):
-    """What one row is about."""
+    """The subject of one row."""
 
     POOL = "pool"
     MODEL = "model"

@@ -17,7 +17,7 @@ _HOURS = (
 
 
 class HoursGroup(StrEnum):
-    """What one row is about."""
+    """The subject of one row."""
 
     POOL = "pool"
     NODE = "node"

@@ -1,4 +1,4 @@
-"""What is wrong with an installation, near or far; pure: facts in, findings out."""
+"""Problems of an installation, near or far; pure: facts in, findings out."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ LOCK_S_MAX = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFacts:
-    """What one process said.
+    """The answers of one process.
 
     Attributes:
-        name: Of the process.
-        url: That was asked.
+        name: Name of the process.
+        url: URL that was asked.
         problem: Why it did not answer, or is not ready; empty: it is.
-        version: Of the program; empty: it does not tell.
-        clock_ahead_s: Of ours, rounded to seconds; None: not told.
+        version: Version of the program; empty: it does not tell.
+        clock_ahead_s: Lead over this machine's clock, in whole seconds; None: not told.
         snapshot_age_s: How long ago it heard the control plane; None: it is no such process.
     """
 
@@ -38,16 +38,16 @@ class ServiceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseFacts:
-    """What PostgreSQL said.
+    """The answers of PostgreSQL.
 
     Attributes:
         problem: Why it could not be asked.
-        revision: Of the schema; empty: there is none.
-        newest: Revision of this program.
+        revision: Revision of the schema; empty: there is none.
+        newest: Newest revision of this program.
         is_older: Whether the schema's revision is one that this program knows and has passed.
         missing_rights: Tables that the user may not read or write.
         holders: Sessions that hold locks others wait for: what each is, and for how long, in s.
-        clock_ahead_s: Of ours.
+        clock_ahead_s: Lead over this machine's clock, in seconds.
     """
 
     problem: str = ""
@@ -61,10 +61,10 @@ class DatabaseFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallationFacts:
-    """What was seen of an installation.
+    """The facts about an installation.
 
     Attributes:
-        version: Of this program.
+        version: Version of this program.
         services: A row per process.
         refused: Paths of the admin REST that the key may not read, with the status.
         silent: Nodes and routers that were not heard for a while: name, and for how long, in s.

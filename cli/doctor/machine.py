@@ -1,4 +1,4 @@
-"""What is wrong on this machine; pure: facts in, findings out."""
+"""Problems of this machine; pure: facts in, findings out."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,19 +19,19 @@ _SAFE_PATH = re.compile(r"[\w./+@:,=~-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """What was seen on this machine.
+    """The facts about this machine.
 
     Attributes:
         platform: `linux x86_64`.
-        missing_wheels: What the extra `local` lacks, by what each is for.
+        missing_wheels: Wheels of the extra `local` that are missing, by their purpose.
         engine_problems: Lines of the agent's own check: libpython, glibc, numpy, shared memory.
-        memory_bytes: That programs can get now; None: not known.
-        disk_bytes: Free where the home is; None: the home cannot be used.
+        memory_bytes: Memory that programs can get now; None: not known.
+        disk_bytes: Free disk where the home is; None: the home cannot be used.
         home: The folder of the local stack.
         home_problem: Why the home cannot be written; empty: it can.
-        open_files: That this user's processes may open each.
+        open_files: Files that each process of this user may open.
         readable_secrets: Files with keys that others may read.
-        holders: Of the stack's public ports that are taken, who listens.
+        holders: Listeners on the stack's public ports that are taken.
         runs: Whether the local stack runs: its ports are its own then.
     """
 

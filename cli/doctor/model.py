@@ -1,4 +1,4 @@
-"""What `sluice doctor` says of one thing it looked at."""
+"""A finding of `sluice doctor` about one thing that it looked at."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -51,7 +51,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class StatementResult:
-    """What a statement gave; `format` is None for one that returns no rows by nature."""
+    """The result of a statement; `format` is None for one that returns no rows by nature."""
 
     body: bytes
     format: str | None

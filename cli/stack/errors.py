@@ -1,4 +1,4 @@
-"""What stops a stack from starting, in words that name the fix."""
+"""Errors that stop a stack from starting, in words that name the fix."""
 
 
 class StackError(RuntimeError):

@@ -1,4 +1,4 @@
-"""What `sluice status` shows: every process of the stack with memory and health, as of now."""
+"""Collects the table of `sluice status`: every process of the stack with memory and health."""
 
 import asyncio
 import re

@@ -47,7 +47,7 @@ class Home:
 
     @property
     def marker(self) -> str:
-        """What every process of this stack carries in its environment."""
+        """The marker in the environment of every process of this stack."""
         return hashlib.sha256(str(self.root).encode()).hexdigest()[:16]
 
     @property
@@ -71,7 +71,7 @@ class Home:
 
     @property
     def state_file(self) -> Path:
-        """What runs now."""
+        """The file that records the running stack."""
         return self.root / "run" / "stack.json"
 
     @property
@@ -140,7 +140,7 @@ class Secrets:
 
     @property
     def admin_key_sha256(self) -> str:
-        """What services get instead of the key."""
+        """The admin key's SHA-256, which services get instead of the key."""
         return hashlib.sha256(self.admin_key.encode()).hexdigest()
 
 

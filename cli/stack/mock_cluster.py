@@ -84,7 +84,7 @@ class MockCluster:
 
     @property
     def path(self) -> str:
-        """Of the Unix socket that it listens on; means nothing to other processes."""
+        """The path of the Unix socket that it listens on; means nothing to other processes."""
         return f"/proc/self/fd/{self._socket}"
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ _NO_FSYNC: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Whom the server runs as; `is_other` when that is not the caller."""
+    """The account that the server runs as; `is_other` when that is not the caller."""
 
     name: str
     uid: int

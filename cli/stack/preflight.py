@@ -1,4 +1,4 @@
-"""What must be true before anything starts; a check that fails says the fix in one line."""
+"""Conditions that hold before anything starts; a failed check says the fix in one line."""
 
 import platform
 import re

@@ -22,10 +22,10 @@ from cli.stack.state import DONE, DOWN, READY, STARTING, STOPPED, WAITING
 
 @dataclass(frozen=True, slots=True)
 class ProgressLine:
-    """What is known of one process or step.
+    """The progress of one process or step.
 
     Attributes:
-        seconds: From when it was started to when it was ready; 0 until then.
+        seconds: Seconds from its start until it was ready; 0 until then.
         detail: A few words: the port, or why it is down.
     """
 

@@ -1,7 +1,7 @@
-"""What a fresh stack is given through the admin REST: a model to talk to and a tenant to talk as.
+"""Gives a fresh stack, through the admin REST, a model to talk to and a tenant to talk as.
 
-Safe to repeat. What operators may have changed (tiers, the tenant, the alias) is only created; what
-follows from the command line and the shipped model (base, pool, model) is set anew at every start.
+Safe to repeat. Objects that operators may have changed (tiers, the tenant, the alias) are only
+created; every start sets base, pool and model anew by the command line and the shipped model.
 """
 
 import asyncio
