@@ -54,10 +54,12 @@ export const url = (path, query) => {
   return text ? `${path}?${text}` : path;
 };
 
+const NOTHING = { key: "", data: {}, problems: {}, isLoading: true };
+
 // Fetches a few paths side by side: {name: path} -> {data, problems, isLoading, reload}. What fails is
 // told where it belongs, and the rest of the page works. A hidden page waits until it is looked at.
 export function useData(paths) {
-  const [state, setState] = useState({ data: {}, problems: {}, isLoading: true });
+  const [state, setState] = useState(NOTHING);
   const [round, setRound] = useState(0);
   const key = JSON.stringify(paths);
   useEffect(() => {
@@ -68,14 +70,15 @@ export function useData(paths) {
       await Promise.all(Object.entries(paths).map(async ([name, path]) => {
         try { data[name] = await get(path, stop.signal); } catch (problem) { problems[name] = problem; }
       }));
-      if (!stop.signal.aborted) setState({ data, problems, isLoading: false });
+      if (!stop.signal.aborted) setState({ key, data, problems, isLoading: false });
     };
     const look = () => { if (!document.hidden) { document.removeEventListener("visibilitychange", look); load(); } };
     setState((old) => ({ ...old, isLoading: true }));
     if (document.hidden) document.addEventListener("visibilitychange", look); else load();
     return () => { stop.abort(); document.removeEventListener("visibilitychange", look); };
   }, [key, round]);
-  return { ...state, reload: () => setRound((old) => old + 1) };
+  // What was fetched for another question is no answer to this one.
+  return { ...(state.key === key ? state : NOTHING), reload: () => setRound((old) => old + 1) };
 }
 
 // The feed: each event is the whole state, so nothing is missed between two connections. A hidden page
