@@ -11,6 +11,7 @@ REAL, PAIR, SIM, SECURE = "real_stack", "pair", "stack", "secure_stack"
 # first; what follows `stack` on its worker is another package, which ends the stack.
 FIXTURES = (REAL, PAIR, SIM, SECURE)
 _FILES = {
+    "tests/e2e/test_console.py": SIM,
     "tests/e2e/test_faults_under_load.py": PAIR,
     "tests/e2e/test_budgets.py": SIM,
     "tests/e2e/test_ledger_faults.py": SIM,

@@ -1,0 +1,168 @@
+"""Chromium drives every page of the console on a running stack, and axe looks at each.
+
+With SLUICE_SCREENSHOTS=1 the pictures of docs/console.md are taken anew.
+"""
+
+import json
+import os
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.support.chromium import BROWSER, Chromium, opened_chromium
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(BROWSER is None, reason="no chromium on PATH: apt-get install chromium"),
+]
+
+MARKUP = '<img src=x onerror="window.wasRun=1"><b>Tenant</b>'
+REQUESTS_MAX = 3
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+PICTURES = {"overview", "request", "tenant", "fleet"}
+_RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"]}
+_AXE = f"""axe.run(document, {json.dumps(_RULES)}).then((found) => found.violations.map(
+  (it) => `${{it.id}}: ${{it.nodes.slice(0, 3).map((node) => node.html.slice(0, 160)).join(" ; ")}}`))"""
+_FETCHED = "performance.getEntriesByType('resource').filter((it) => it.initiatorType === 'fetch').map((it) => it.name)"
+
+
+@pytest.fixture(scope="module")
+def request_id(stack) -> str:
+    """A request of a tenant whose name is markup, once the trace store has it."""
+    key = stack.new_key("console-markup")
+    with stack.admin() as admin:
+        body = {"name": MARKUP, "tier_id": "console-markup"}
+        admin.put("/v1/tenants/console-markup", json=body).raise_for_status()
+        deadline = time.monotonic() + 120
+        answer = None
+        while answer is None or answer.status_code != 200:
+            assert time.monotonic() < deadline, answer and answer.text
+            body = {"model": "sluice-tiny", "messages": [{"role": "user", "content": "hello"}]}
+            body |= {"stream": True, "max_tokens": 8}
+            answer = httpx.post(
+                f"{stack.base_url}/chat/completions",
+                json=body,
+                headers={"authorization": f"Bearer {key}"},
+                timeout=60,
+            )
+        found = answer.headers["x-request-id"]
+        while admin.get(f"/console/data/requests/{found}").status_code != 200:
+            assert time.monotonic() < deadline, "the trace store never had it"
+            time.sleep(0.5)
+    return found
+
+
+@pytest_asyncio.fixture
+async def page(tmp_path: Path) -> AsyncGenerator[Chromium]:
+    async with opened_chromium(tmp_path / "profile", width=1280, height=800) as found:
+        yield found
+
+
+async def sign_in(page: Chromium, stack, key: str) -> None:
+    await page.open(f"{stack.admin_url}/console/")
+    await page.until("document.querySelector('input[name=key]')")
+    script = "document.querySelector('input[name=key]').value = {key}; document.querySelector('form').requestSubmit()"
+    await page.evaluate(script.replace("{key}", json.dumps(key)))
+    await page.until("document.querySelector('.side')")
+
+
+async def show(page: Chromium, where: str) -> list[str]:
+    """Go to a page by its URL; return what it fetched."""
+    await page.evaluate("performance.clearResourceTimings()")
+    await page.evaluate(f"location.hash = {json.dumps(where)}")
+    await page.until(f"location.hash === {json.dumps('#' + where.removeprefix('#'))}")
+    await page.evaluate("new Promise((done) => setTimeout(done, 100))")
+    await page.until(
+        "document.querySelector('main h1') && !document.querySelector('.busy')?.innerText"
+    )
+    return await page.evaluate(_FETCHED)
+
+
+async def test_every_page_works_and_everybody_can_read_it(
+    page: Chromium, stack, request_id: str, node_project: Path
+) -> None:
+    pages = {
+        "overview": "#/overview",
+        "live": "#/live",
+        "requests": "#/requests?tenant=console-markup",
+        "request": f"#/requests/{request_id}",
+        "tenants": "#/tenants",
+        "tenant": "#/tenants/console-markup",
+        "usage": "#/usage?granularity=hour&by=key_id",
+        "budgets": "#/budgets",
+        "models": "#/models",
+        "model": "#/models/sluice-tiny",
+        "aliases": "#/models?view=aliases",
+        "adapters": "#/models?view=adapters",
+        "rollouts": "#/rollouts",
+        "fleet": "#/fleet",
+        "scaling": "#/scaling",
+        "quality": "#/quality",
+        "audit": "#/audit",
+        "access": "#/access",
+        "search": "#/search?q=console",
+    }
+    axe = (node_project / "node_modules" / "axe-core" / "axe.min.js").read_text()
+    await sign_in(page, stack, stack.admin_key)
+    await page.evaluate(f"{axe}; undefined")
+    found: dict[str, object] = {}
+    for name, where in pages.items():
+        fetched = await show(page, where)
+        if len(fetched) > REQUESTS_MAX or await page.evaluate(
+            "document.querySelectorAll('.note.bad').length"
+        ):
+            found[name] = (fetched, await page.evaluate("document.querySelector('main').innerText"))
+        for scheme in ("dark", "light") if name in PICTURES else ("light",):
+            media = [{"name": "prefers-color-scheme", "value": scheme}]
+            await page.call("Emulation.setEmulatedMedia", features=media)
+            if violations := await page.evaluate(_AXE):
+                found[f"{name}, {scheme}"] = violations
+        if name in PICTURES and os.environ.get("SLUICE_SCREENSHOTS"):
+            await page.picture(IMAGES / f"console-{name}.webp")
+    assert not found, json.dumps(found, indent=1)
+    assert not page.errors
+    await show(page, "#/tenants/console-markup")
+    assert MARKUP in await page.evaluate("document.querySelector('h1').innerText")
+    assert await page.evaluate("window.wasRun === undefined")
+
+
+async def test_a_key_is_made_with_the_mouse_and_shown_once(
+    page: Chromium, stack, request_id: str
+) -> None:
+    await sign_in(page, stack, stack.admin_key)
+    await show(page, "#/tenants/console-markup")
+    button = "[...document.querySelectorAll('button')].find((it) => it.innerText === 'Make a key')"
+    await page.until(button)
+    await page.evaluate(f"{button}.click()")
+    await page.until("document.querySelector('dialog[open] form')")
+    assert "shown once" in await page.evaluate("document.querySelector('dialog').innerText")
+    await page.evaluate("document.querySelector('dialog form').requestSubmit()")
+    await page.until("document.querySelector('.secret')")
+    key = await page.evaluate("document.querySelector('.secret').innerText")
+    assert key.startswith("sk-sluice-")
+    await page.evaluate("document.querySelector('dialog[open] .primary').click()")
+    await page.until("!document.querySelector('.secret')")
+    assert key not in await page.evaluate("document.documentElement.outerHTML")
+    assert not page.errors
+
+
+async def test_a_session_that_ends_elsewhere_ends_here(page: Chromium, stack) -> None:
+    with stack.admin() as admin:
+        made = admin.post("/v1/admin-keys", json={"role": "viewer", "name": "Vera"}).json()
+        await sign_in(page, stack, made["key"])
+        await show(page, "#/tenants")
+        assert not await page.evaluate("document.querySelectorAll('main button.danger').length")
+        admin.delete(f"/v1/admin-keys/{made['id']}").raise_for_status()
+    await page.evaluate("location.hash = '#/models'")
+    await page.until("document.body.innerText.includes('Your session has ended')")
+
+
+async def test_a_key_in_the_url_is_taken_away_and_told(page: Chromium, stack) -> None:
+    await page.open(f"{stack.admin_url}/console/#/?key={stack.admin_key}")
+    await page.until("document.body.innerText.includes('rotate it')")
+    assert stack.admin_key not in await page.evaluate("location.href")
+    assert await page.evaluate("document.querySelector('input[name=key]').value === ''")
