@@ -40,7 +40,7 @@ _Moment = Annotated[int, Field(ge=0, le=UNIX_MS_MAX)]
 
 
 class TotalsQuery(BaseModel):
-    """What is asked for: tenants, and a span of Unix milliseconds without its end.
+    """A query for token sums: tenants, and a span of Unix ms that excludes its end.
 
     At most 31 days, `TENANTS_MAX` tenants, and as many models that are told apart; what others have
     answered is one sum.

@@ -1,4 +1,4 @@
-"""What rollouts ask of the trace store: both arms of a rollout, window by window, as counts.
+"""Counts of both arms of a rollout, window by window, read from the trace store.
 
 `control_plane.rollouts.evidence` says what is counted, and why; this is its SQL. Windows are
 multiples of their length in Unix time, by when requests were *received*.
@@ -25,7 +25,7 @@ WINDOW_MS_MIN, WINDOW_MS_MAX = 1_000, 3_600_000
 # LIMIT 1 BY keeps the first request of each session in each window and arm, and with it one row per
 # event although duplicates may not be merged yet. Requests without a session each count.
 #
-# What answers are like is counted once per session: not where the session's answer before lies in
+# Properties of answers count once per session: not where the session's answer before lies in
 # an earlier window and not long back. So the rows begin earlier than the windows.
 #
 # A failure with a code that this version does not know counts by its status.
@@ -96,18 +96,18 @@ class ArmCounts:
     """One arm in one window; histograms as bucket -> how many, without empty buckets.
 
     Attributes:
-        requests: Those that count.
-        errors: By code.
+        requests: Requests that count.
+        errors: Failed requests, by error code.
         first_answers: Answers that are the first of their session, and those without one: what
             follows, but for times, is of these.
         refusals: Answers in which the model declined.
         empty_answers: Answers of nothing.
         repetitive_answers: Answers that say again and again what they have said.
         cut_answers: Answers that had not come to an end at the limit of their length.
-        ttft_ms: Milliseconds, of those that got a first token.
+        ttft_ms: TTFT in milliseconds, of requests that got a first token.
         tpot_us: Microseconds between tokens, the mean of each complete answer.
-        output_tokens: Of complete first answers.
-        scores: How models find answers; those that were scored, whenever they were given.
+        output_tokens: Output tokens of complete first answers.
+        scores: Likelihoods of scored answers, whenever the answers were given.
     """
 
     requests: int = 0
@@ -153,8 +153,8 @@ async def rollout_windows(
     """Return the windows of a rollout, in order and without gaps.
 
     Args:
-        store: Of the requests.
-        rollout_id: Of whose requests; an unknown one has none.
+        store: The trace store with the requests.
+        rollout_id: The rollout; an unknown one has no requests.
         starts_ms: From `complete_windows`.
 
     Raises:

@@ -34,7 +34,7 @@ _OF_TEXTS = {
 
 
 class SinkMetrics:
-    """What a sink tells of itself: events and texts apart, for what is lost of texts is no usage.
+    """Metrics of one sink; events and texts have one each, since lost texts are no lost usage.
 
     Attributes:
         lag: Messages still to be read.

@@ -40,7 +40,7 @@ class Migration:
 
 
 class TraceDatabase(Protocol):
-    """What migrating needs of a ClickHouse client."""
+    """The part of a ClickHouse client that migrations use."""
 
     async def command(self, sql: str) -> object:
         """Run a statement without rows."""

@@ -98,7 +98,7 @@ class SinkObserver:
         for one in self._client.committed(partitions, timeout=_CALL_S):
             if one.error is not None:
                 raise KafkaException(one.error)
-            # What the broker has deleted need not be read.
+            # The broker has deleted earlier messages; they need not be read.
             written[one.partition] = max(one.offset, bounds[one.partition][0])
         self.progress.written(written)
 

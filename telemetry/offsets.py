@@ -1,4 +1,4 @@
-"""Which offsets come next, and what is missing: the broker's retention can outrun us. Pure."""
+"""Next offsets and gaps of partitions: the broker's retention can outrun the sink. Pure."""
 
 from collections.abc import Iterable, Mapping
 

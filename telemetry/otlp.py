@@ -1,6 +1,6 @@
 """Sends spans to an OpenTelemetry collector, beside the sink and never in its way.
 
-Events are offered after they were written. Those that are wanted wait in a bounded queue; when the
+Events are offered after they were written. Sampled events wait in a bounded queue; when the
 collector is away or slow the oldest go, and are counted. Callers choose what is sampled, so that
 goes before what failed or was slow. Spans are made and sent in one daemon thread at a time: a send
 that hangs takes no thread from the ledger, and the process does not wait for it at its end. A
@@ -60,7 +60,7 @@ def http_exporter(endpoint: str) -> Exporter:
 
 
 class SpanExport:
-    """What is to be exported; `run` belongs into a TaskGroup."""
+    """Exports spans of sampled events from a bounded queue; `run` belongs into a TaskGroup."""
 
     def __init__(
         self, exporter: Callable[[], Exporter], metrics: TelemetryMetrics, *, slow_us: int

@@ -9,14 +9,15 @@ from collections import deque
 from collections.abc import Mapping
 
 # How long an event may be on its way from the end of its request to the broker: the producer's
-# thread and its batches take 0.1 s, a broker that stutters more. What gateways had to spool to disk
-# comes later, and nobody here can know of it.
+# thread and its batches take 0.1 s, a broker that stutters more. Events that gateways spooled to
+# disk
+# come later, and this service cannot know of them.
 HELD_MAX_MS = 3_000
 _MARKS_MAX = 600
 
 
 class IngestProgress:
-    """What is surely ingested, by the offsets of the consumer group as a whole.
+    """The time up to which all events are ingested, by the offsets of the whole consumer group.
 
     Attributes:
         until_ms: Events that gateways emitted before this Unix time are written; 0: not known. Goes

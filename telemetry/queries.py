@@ -1,4 +1,4 @@
-"""What is asked of the trace tables: SQL in one place, each query with a name and one line."""
+"""Queries on the trace tables: SQL in one place, each query with a name and one line."""
 
 import datetime
 from dataclasses import dataclass
@@ -10,26 +10,26 @@ from telemetry.store import Store
 
 @dataclass(frozen=True, slots=True)
 class TenantScope:
-    """Whose rows a query may read: those of some tenants, or of the whole fleet.
+    """The tenants whose rows a query may read: some tenants, or the whole fleet.
 
     Every query on rows of tenants takes one, and puts `sql` among its conditions.
 
     Attributes:
-        tenant_ids: None: the fleet, which only operators may ask for.
+        tenant_ids: Tenants; None: the whole fleet, which only operators may ask for.
     """
 
     tenant_ids: tuple[str, ...] | None
 
     @classmethod
     def tenants(cls, *tenant_ids: str) -> Self:
-        """Return that of some tenants; ValueError: an empty id, which is nobody's."""
+        """Return the scope of some tenants; ValueError: an id is empty."""
         if not all(tenant_ids):
             raise ValueError("a tenant's scope needs a tenant")
         return cls(tenant_ids)
 
     @classmethod
     def asked(cls, tenant_id: str) -> Self:
-        """Return that of what an operator asks for; an empty id is the fleet."""
+        """Return the scope of an operator's query; an empty id is the whole fleet."""
         return cls((tenant_id,) if tenant_id else None)
 
     @property
@@ -39,7 +39,7 @@ class TenantScope:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The value of its place."""
+        """Values of the parameters in `sql`."""
         return {} if self.tenant_ids is None else {"tenants": list(self.tenant_ids)}
 
 
@@ -67,7 +67,7 @@ _ARMS = {wire.ARM_CONTROL: "control", wire.ARM_CANARY: "canary"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilter:
-    """Which requests are listed; an empty text is no condition.
+    """Conditions on the requests of a list; an empty text is no condition.
 
     Attributes:
         tenant_id: Their tenant.

@@ -2,7 +2,7 @@
 
 The ledger is made of what gateways tell. Routers count apart from it what engines gave them, by the
 hour in which the request was received (`router.counting`), so both sides put a token into the same
-hour, however long its request ran. What is not told, or told twice, is a difference.
+hour, however long its request ran. An event that is lost, or told twice, is a difference.
 """
 
 import time
@@ -70,7 +70,7 @@ FROM (
 """  # noqa: S608 - constants of the code
 
 
-# Which hours got rows: a view marks each (`telemetry.rollups`).
+# Hours that got rows: a view marks each (`telemetry.rollups`).
 _TOUCHED = f"""
 SELECT DISTINCT toUnixTimestamp(toStartOfHour(minute, 'UTC')) * 1000 AS hour_ms
 FROM rollup_marks
@@ -82,7 +82,7 @@ _WHOLE_EVERY_MS = 3_600_000
 
 
 class ReconciliationState(StrEnum):
-    """What can be said of an hour and model."""
+    """The result of comparing one hour and model."""
 
     EQUAL = "equal"
     DIFFERS = "differs"
@@ -96,15 +96,17 @@ class Compared:
 
     Attributes:
         start_ms: Unix time of the hour.
-        ledger_tokens: Of its requests, by the ledger; copies included.
-        engine_tokens: That engines gave to gateways which took them.
-        uncertain_tokens: Besides, of streams that were cut: the ledger may have all of them, if
+        ledger_tokens: Output tokens of the hour's requests, by the ledger; copies included.
+        engine_tokens: Tokens that engines gave to gateways which took them.
+        uncertain_tokens: Further tokens, of streams that were cut: the ledger may have all of them,
+            if
             the gateway was dead, or some.
-        discarded_tokens: Made, and in neither: behind a stop string, or after the client had gone.
-        ledger_prompt_tokens: Of prompts that had a place.
-        engine_prompt_tokens: Of those that routers placed, each once.
-        uncertain_prompt_tokens: Besides, of streams that were cut.
-        resumed_prompt_tokens: Of further places of the same answers: in no ledger.
+        discarded_tokens: Tokens made and in neither count: after a stop string, or after the client
+            left.
+        ledger_prompt_tokens: Tokens of prompts that were placed, by the ledger.
+        engine_prompt_tokens: Tokens of prompts that routers placed, each once.
+        uncertain_prompt_tokens: Further prompt tokens, of streams that were cut.
+        resumed_prompt_tokens: Prompt tokens of resumed answers' later placements: in no ledger.
         has_prompts: Whether all routers of the hour count prompts; else these are not compared.
         state: See there.
     """

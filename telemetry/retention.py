@@ -25,7 +25,7 @@ AGE = {
     "usage_minutes": "start",
     "usage_hours": "start",
 }
-# Those that grow with requests.
+# Tables that grow with requests.
 TIERED = ("requests", "usage_minutes", "usage_hours")
 _TTL = re.compile(r" TTL (.+?)(?: SETTINGS .*)?$", re.DOTALL)
 _DELETES = re.compile(r"\+ toIntervalDay\((\d+)\)$")
@@ -66,7 +66,7 @@ SELECT (SELECT min(received_at) FROM {database}.requests) < now64(3) - toInterva
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What a table has; `ttl` is empty when it keeps everything."""
+    """The TTL and storage policy of a table; `ttl` is empty when it keeps everything."""
 
     ttl: str
     storage_policy: str

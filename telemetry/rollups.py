@@ -16,7 +16,8 @@ from enum import StrEnum
 from telemetry.settings import REQUESTS_DAYS_MIN
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
-# An hour is closed this long after its end. What is written later is late: spooled by a gateway
+# An hour is closed this long after its end. Rows that are written later are late: spooled by a
+# gateway
 # while the broker was away, or of a request that ran for that long.
 CLOSED_AFTER_MS = HOUR_MS
 # Marks are kept for 30 days. Rollups that are further behind are not believed, and made anew.
@@ -77,7 +78,7 @@ class RetainedSince:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What a table deletes: by what it has, which need not be what settings say.
+    """The rows that a table deletes, by its own TTL, which may differ from the settings.
 
     Attributes:
         days: How long rows are kept; 0: for ever.
@@ -94,11 +95,11 @@ class RollupState:
     """How far rollups are, for one question; Unix time.
 
     Attributes:
-        has_minutes: Whether rollups of minutes can be believed, but for what is marked.
-        has_hours: The same of hours.
+        has_minutes: Whether rollups of minutes are valid, marked minutes excepted.
+        has_hours: Whether rollups of hours are valid, marked hours excepted.
         minutes_ms: Starts of minutes that were marked since minutes were rolled up.
         hours_ms: Starts of minutes that were marked since hours were rolled up.
-        kept: See there.
+        kept: Times from which events and rollups of minutes are still stored.
     """
 
     has_minutes: bool = False
@@ -113,9 +114,9 @@ class SpanPlan:
     """Where each moment of a span is taken from; ranges are sorted and do not touch.
 
     Attributes:
-        span: Whole hours; what is asked for of others is among the events.
+        span: Whole hours; the rest of the asked span is among the events.
         minutes: Hours that are not taken from rollups of hours; inside the span.
-        events: What is taken from events. The rest of `minutes` is rollups of minutes.
+        events: Ranges that are summed from events. The rest of `minutes` is rollups of minutes.
     """
 
     span: Range
@@ -193,7 +194,7 @@ FROM requests FINAL
 WHERE {where}"""  # noqa: S608 - our own words; values are parameters
 
 
-# What requests of one row have in common, and what is summed; of the last one, the latest.
+# Columns that the requests of one row share, and columns that are summed; of the last, the latest.
 KEYS = ("tenant_id", "key_id", "model", "release", "pool_id", "is_copy")
 MEASURES = ("requests", "failed", "prompt", "cached", "output", "late", "late_at")
 SUMS = MEASURES[:-1]

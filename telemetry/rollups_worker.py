@@ -49,7 +49,7 @@ _DIRTY_MAX = 100_000
 _SPREAD_MS = HOUR_MS
 
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
-# Of each name how far it is; of each table how it was made. Never empty: tables are there.
+# The progress of each name, and the definition of each table. Never empty: tables are there.
 _KNOWN = """
 SELECT name, toUnixTimestamp64Milli(max(until)) AS until_ms, '' AS made,
     toUnixTimestamp64Milli(now64(3)) AS now_ms
@@ -114,7 +114,7 @@ SETTINGS max_execution_time = 20
 def _roll(level: Level) -> str:
     """Return the statement that sums anew whatever was marked in a span of time.
 
-    What was there and is no more becomes a row of zeros. Of a time whose events may be deleted,
+    A row without requests any more becomes a row of zeros. Of a time whose events may be deleted,
     only those rows are touched that are single, late events.
     """
     groups = ("start", "late_id", *KEYS)
@@ -202,7 +202,7 @@ def _where(rows: Iterable[dict[str, Any]], name: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the store says of rollups; times are those of its clock.
+    """The state of rollups as the store has it; times are by the store's clock.
 
     Attributes:
         until_ms: See `_KNOWN`, by name.
@@ -302,8 +302,8 @@ class Rollups:
         try:
             await self._store.write(_ROLL[level], parameters)
         except STORE_ERRORS:
-            # Less next time: perhaps it was too much. What is wrong with few as well is something
-            # else.
+            # Less next time: perhaps it was too much. A failure with few marks has some
+            # other cause.
             if self._marks_max == _MARKS_MIN:
                 raise
             self._marks_max = max(_MARKS_MIN, self._marks_max // 2)

@@ -131,16 +131,16 @@ class Poison:
 
 @dataclass(slots=True)
 class RowBatch:
-    """What one read of the broker holds.
+    """The decoded messages of one read of the broker, sorted by kind.
 
     Attributes:
         events: One per event id, in the order of arrival.
-        closings: What routers tell of requests whose gateway they have lost.
-        counts: What routers got from engines, as they counted it.
-        texts: What requests said, on a topic of its own.
-        poisons: Everything else.
+        closings: Routers' reports of requests whose gateway they have lost.
+        counts: Routers' counts of the tokens that engines gave them.
+        texts: Redacted texts of requests, from a topic of their own.
+        poisons: All other messages.
         duplicates: Messages left out because their event id came before in this batch.
-        forged: Messages left out because none of our processes made them.
+        forged: Messages left out because no process of the platform made them.
     """
 
     events: list[RequestEvent] = field(default_factory=list[RequestEvent])

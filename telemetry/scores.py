@@ -1,4 +1,4 @@
-"""How models find answers of a rollout, window by window, as counts; the SQL of scores.
+"""Likelihoods of a rollout's answers, window by window, as counts; the SQL of scores.
 
 A score is a row of its own: a copy of no rollout that names the one whose answer it is about. It
 belongs to the window in which it was *made*, so that no window waits for work of last priority.
@@ -17,7 +17,7 @@ from telemetry.store import Store
 BASE_LIKE_NATS = 0.01
 _SCORE_S_MAX = 60  # twice as long as gateways let one take
 
-# Once per session, as everything that answers are like; see `telemetry.evidence`.
+# One score per session, as all properties of answers; see `telemetry.evidence`.
 _SCORES = f"""
 SELECT
     intDiv(made_ms, {{window_ms:Int64}}) AS window,
@@ -63,10 +63,12 @@ class ScoreCounts:
     """Scores of one arm in one window; histograms as bucket -> how many, without empty buckets.
 
     Attributes:
-        answers: That were scored.
-        base_like: Those that the base finds as likely as the adapter that made them.
-        surprisal_mnats: Of them for the base: minus the mean log probability, in thousandths.
-        entropy_mnats: Mean of the distributions that their tokens were drawn from, in thousandths.
+        answers: Answers that were scored.
+        base_like: Answers that the base finds as likely as the adapter that made them.
+        surprisal_mnats: Minus the mean log probability of answers for the base, in thousandths of a
+            nat.
+        entropy_mnats: Mean entropy of the distributions that their tokens were drawn from, in
+            thousandths of a nat.
     """
 
     answers: int = 0
@@ -81,7 +83,7 @@ async def score_counts(
     """Return the scores by start of the window and whether they are canary's.
 
     Args:
-        store: Of the requests.
+        store: The trace store with the requests.
         parameters: `rollout`, `window_ms`, `start_ms`, `end_ms`; `earlier_ms`, from where on
             sessions are known; `quiet_ms`, after which one is counted as a new one.
 

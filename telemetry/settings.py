@@ -30,7 +30,8 @@ class StoreSettings(ServiceSettings):
             wait for most replicas, and queries see all that was acknowledged.
         clickhouse_is_sharded: Whether the cluster has several shards: tables are then made twice,
             on each shard, and over all of them. Never changed later.
-        clickhouse_storage_policy: Of the tables of tenants' requests; empty: the server's default.
+        clickhouse_storage_policy: Storage policy of tables of tenants' requests; empty: the
+            default.
         clickhouse_cold_volume: Volume of that policy to which old rows move.
         cold_after_days: When they move; 0: never.
         requests_days: How long events of requests are kept; 0: for ever. Longer than brokers and
@@ -75,7 +76,7 @@ class StoreSettings(ServiceSettings):
 
 
 class Settings(StoreSettings):
-    """What the service needs to know besides its store.
+    """Settings of the telemetry service besides its store.
 
     Attributes:
         kafka_bootstrap: host:port,... of the brokers.
@@ -90,14 +91,14 @@ class Settings(StoreSettings):
         http_address: host:port of queries, health and metrics.
         admin_key_sha256: SHA-256 of the admin key, in hex.
         prices_file: Price list of the fleet for costs, TOML or JSON; empty: none.
-        control_plane_url: http(s)://host:port of its REST, asked for replica-hours when somebody
+        control_plane_url: http(s)://host:port of its REST, asked for replica-hours when a caller
             asks for costs of pools of which the price list says no replicas; empty: none.
         control_plane_key: An admin key of it; a viewer's is enough.
         otlp_endpoint: Where spans go, by OTLP over HTTP: `http://collector:4318/v1/traces`; empty:
             nowhere. Headers and certificates are in OpenTelemetry's own variables
             (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE`).
         otlp_slow_s: Spans of requests that waited so long for their first token, or paused so long,
-            are exported whoever keeps their trace, as those of failed ones; 0: not of slow ones.
+            are exported whatever the sampling, as spans of failed ones; 0: not of slow ones.
     """
 
     kafka_bootstrap: Brokers
@@ -118,7 +119,7 @@ class Settings(StoreSettings):
 
 
 class MigrateSettings(StoreSettings):
-    """What `telemetry.migrate` needs; the service's other settings may be there, unread."""
+    """Settings of `telemetry.migrate`; the service's other settings may be set and stay unread."""
 
     kafka_bootstrap: str = ""
     kafka_group_protocol: str = ""

@@ -1,7 +1,8 @@
 """The loop that moves events: read a batch, write it, and only then let the broker forget it.
 
 While one batch is written the next one is read and decoded, and no more than that: two batches are
-in memory at most. It outlives both of its peers. Whatever fails, nothing is kept in memory that the
+in memory at most. The sink outlives both of its peers. After any failure, memory keeps nothing that
+the
 broker would not deliver again: the membership is closed and everything begins anew after a pause.
 """
 
@@ -85,7 +86,7 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What one read of the broker brought."""
+    """The messages of one read of the broker, and their decoded rows."""
 
     messages: list[BrokerMessage] = field(default_factory=list[BrokerMessage])
     batch: RowBatch = field(default_factory=RowBatch)
@@ -110,9 +111,9 @@ class Sink:
         Args:
             reader: Makes the broker's side of a session.
             writer: ClickHouse.
-            metrics: Of the service.
+            metrics: Metrics of this sink.
             batch_max: Messages at a time.
-            on_written: Is told events that are in ClickHouse, perhaps more than once.
+            on_written: Called with events that are in ClickHouse, perhaps more than once.
             decode: Sorts messages of the topic.
             are_texts: Whether what it tells of itself is about the topic of texts.
         """

@@ -1,7 +1,8 @@
 """From the event of a request to its spans: OpenTelemetry's names, no text of anybody. Pure.
 
 The request is a SERVER span whose parent is the caller's. Below it are the gateway's part and, for
-each submission to a router, an attempt; below an attempt its stages. What an event does not say is
+each submission to a router, an attempt; below an attempt its stages. A stage that an event does not
+tell is
 no span. Ids follow from the event, so an event that is delivered twice gives the same spans twice.
 """
 
@@ -70,7 +71,7 @@ def is_notable(event: RequestEvent, slow_us: int) -> bool:
     One that its client left after the first byte did not fail.
 
     Args:
-        event: Of the request.
+        event: The request's event.
         slow_us: From this time to the first token on (of the whole where none is known), and from
             this pause between tokens on, it is slow; 0: never.
     """

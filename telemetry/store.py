@@ -29,7 +29,7 @@ from telemetry.settings import StoreSettings
 
 log = structlog.get_logger(__name__)
 
-# What a ClickHouse that is away or unwell raises through the driver.
+# Errors that the driver raises when ClickHouse is unreachable or unwell.
 STORE_ERRORS: tuple[type[Exception], ...] = (
     ClickHouseError,
     aiohttp.ClientError,
@@ -93,7 +93,7 @@ class Store:
             STORE_ERRORS: Nothing, a part or all of it may be written; writing it again is harmless.
         """
         client = await self.prepare()
-        # Of 20,000 events it takes 0.1 s, for which nobody here would be answered; and it is not
+        # 20,000 events take 0.1 s, for which the event loop would stand still; and it is not
         # the server that would be late.
         tables = await asyncio.to_thread(_tables, batch)
         try:
@@ -225,7 +225,7 @@ class Store:
             cluster, name = self.settings.clickhouse_cluster, self.settings.clickhouse_database
             await self._change(database, await shards.needed(database, cluster, name))
         if self._has_retention:
-            # What it asks of rollups is about all shards.
+            # Its questions about rollups concern all shards.
             todo = await retention.needed(database, self.settings, self.local_database)
             await self._change(database, todo)
         client.database = self._databases[-1]

@@ -1,4 +1,4 @@
-"""Redacted texts of requests: found by whoever may read them, and erased for good.
+"""Redacted texts of requests: found by callers that may read them, and erased for good.
 
 An erasure is written down first. From then on no query shows what was received before it, also what
 comes late from a spool or the broker; a loop deletes such rows until there are none. It is gateways
@@ -25,7 +25,7 @@ SKEW_S = 300
 _ROWS_MAX = 10  # a client may send one id again and again
 _EVERY_S = 20.0
 _STEP_S = 60.0
-# What tenants are called; nothing else becomes part of a statement.
+# Ids of tenants; no other text becomes part of a statement.
 _TENANT = re.compile(ID_PATTERN)
 
 _FIND = """

@@ -50,11 +50,12 @@ class RequestTrace:
     """One request.
 
     Attributes:
-        request: Its event; while only routers have told of it, what the first of them told.
+        request: The request's event; while only routers have told of it, the first router's
+            closing.
         is_settled: Whether the event is there, not closings alone.
-        closings: What routers told because its gateway's stream was cut; of this event alone.
+        closings: Routers' reports because the gateway's stream was cut; of this event alone.
         copies: Events of copies for shadow stages, under its id.
-        attempts: Where its answers ran; empty where `request` tells all of it.
+        attempts: Placements of its answers; empty where `request` tells all of them.
         others: Other requests with the same id, the latest first: clients choose ids.
     """
 

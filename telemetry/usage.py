@@ -76,7 +76,7 @@ class Export(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """What is asked for; empty ids are all of them.
+    """A query for usage; an empty id stands for all ids.
 
     Attributes:
         from_ms: Unix time; requests that were received at or after the begin of its hour or day.
@@ -98,7 +98,7 @@ class UsageQuery:
 
     @property
     def scope(self) -> TenantScope:
-        """Whose rows are read."""
+        """The tenants whose rows are read."""
         return TenantScope.asked(self.tenant_id)
 
     @property

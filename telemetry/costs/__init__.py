@@ -1,1 +1,1 @@
-"""What the fleet costs, and whom for: prices, the division of paid hours, break-even."""
+"""The cost of the fleet by tenant: prices, the division of paid hours, break-even."""

@@ -15,13 +15,13 @@ MONTH_HOURS = 730.0
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """Tokens are of the mix that was measured: prompt, cached and output.
+    """The token volumes at which an own fleet costs as much as an API, for the measured mix.
 
     Attributes:
         utilisation: Share of paid time that is busy.
         own_per_million: Cost of 1M tokens on full replicas at that utilisation, in the currency.
-        api_per_million: Of the same mix.
-        replica_tokens: That one replica serves in a month at that utilisation.
+        api_per_million: The API's price of 1M tokens of the same mix, in the currency.
+        replica_tokens: Tokens that one replica serves in a month at that utilisation.
         first_tokens: Volume per month from which one replica is cheaper; None: it never is.
         always_tokens: Volume per month from which the fleet is cheaper at every volume.
     """
@@ -55,10 +55,10 @@ def break_even(
     """Compare; what a busy hour serves is taken as measured, however busy the fleet is.
 
     Args:
-        tokens_per_busy_hour: Of one replica, above 0.
+        tokens_per_busy_hour: Tokens that one replica serves in a busy hour; above 0.
         utilisation: Above 0, at most 1.
         replica_hour: Price of all its accelerators.
-        api_per_million: What the API charges for 1M tokens of the same mix.
+        api_per_million: The API's price of 1M tokens of the same mix.
     """
     tokens = tokens_per_busy_hour * utilisation * MONTH_HOURS
     month = replica_hour * MONTH_HOURS

@@ -1,4 +1,4 @@
-"""Who cost how much: paid pool-hours are divided by the work that requests were; pure.
+"""Divides the price of paid pool-hours among tenants by the work of their requests; pure.
 
 An hour of a pool has a price, whether it is used or not. The share of its accelerators' time in
 which their replicas had a request is *busy*, the rest is *idle*. The busy part is divided among the
@@ -24,13 +24,13 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the requests of a tenant and model were to a pool, within an hour.
+    """The work that a pool did for one tenant and model within an hour.
 
     A request that runs over an hour counts in both, by its time in each; so counts are fractions.
 
     Attributes:
         start_ms: Unix time of the hour.
-        is_copy: Made for a shadow stage: nobody's use.
+        is_copy: Whether the requests were copies for a shadow stage, which no tenant pays.
         attended_tokens: Sum over output tokens of the tokens before them.
     """
 
@@ -64,12 +64,13 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a pool's replicas held within an hour, in hours.
+    """The hours of accelerators and replicas that a pool held within one clock hour.
 
     Attributes:
         start_ms: Unix time of the hour.
-        accelerator_hours: Of accelerators that replicas were given.
-        unassigned_hours: Of replicas that were given none; how many they take is in the price list.
+        accelerator_hours: Accelerator-hours of the accelerators that replicas were given.
+        unassigned_hours: Replica-hours of replicas without assigned accelerators; the price list
+            says how many each takes.
     """
 
     start_ms: int
@@ -87,10 +88,10 @@ class CostLine:
     """A part of the cost.
 
     Attributes:
-        work: What it is for; the counts of idle lines are zero.
-        busy_micros: Divided by work.
-        idle_micros: Of time without requests: of idle lines, or spread over the others.
-        is_idle: It is nobody's.
+        work: The work that the line pays for; the counts of idle lines are zero.
+        busy_micros: The share of busy time's cost, divided by work.
+        idle_micros: The cost of time without requests: on idle lines, or spread over the others.
+        is_idle: Whether the line is idle time of no tenant.
     """
 
     work: Work
@@ -110,11 +111,12 @@ class PoolCost:
 
     Attributes:
         paid_hours: Accelerator-hours.
-        paid_by: Who says so: `list`, the price list; `given`, who asks; `recorded`, the control
+        paid_by: Source of the paid hours: `list`, the price list; `given`, the caller; `recorded`,
+            the control
             plane.
-        busy_hours: Of these with requests, as measured.
-        unpaid_hours: That were busy though not paid, so the price list has too few replicas.
-        least_hours: What the same work takes at the accelerators' data sheets.
+        busy_hours: Paid hours with requests, as measured.
+        unpaid_hours: Busy hours that were not paid: the price list has too few replicas.
+        least_hours: Hours that the same work takes by the accelerators' data sheets.
         batch: Mean number of requests of a replica while it was busy.
     """
 

@@ -44,7 +44,7 @@ class AcceleratorPrice(_Part):
     """A kind of accelerator.
 
     Attributes:
-        price_per_hour: Of one of them, used or not.
+        price_per_hour: Price of one accelerator, used or not.
         memory_bandwidth_gb_s: GB/s, from its data sheet.
         tflops: Dense peak in the weights' number format.
     """
@@ -67,14 +67,14 @@ class PriceStep(_Part):
 
 
 class PricedPool(_Part):
-    """What is paid for a pool, and what its tokens cost in work.
+    """The paid replicas of a pool, and the model figures that turn its tokens into work.
 
     Attributes:
         accelerator: A kind of the list.
         replicas: That are paid, busy or not: a number, or steps in the order of time; without it,
             those that the control plane recorded.
-        accelerators_per_replica: Which one replica is spread over.
-        parameters: Of the base; of a mixture of experts those that one token uses.
+        accelerators_per_replica: Accelerators that one replica is spread over.
+        parameters: Parameters of the base; of a mixture of experts the active ones of a token.
         bytes_per_parameter: 2 for bf16, 1 for FP8.
         kv_bytes_per_token: Keys and values of one token in all layers.
     """
@@ -114,12 +114,12 @@ class PricedPool(_Part):
 
 
 class ApiPrice(_Part):
-    """What a provider charges per 1M tokens.
+    """A provider's prices per 1M tokens.
 
     Attributes:
-        prompt_per_million: That are not in its cache.
-        cached_per_million: That are.
-        output_per_million: That it makes.
+        prompt_per_million: Price of prompt tokens that are not in its cache.
+        cached_per_million: Price of prompt tokens that are in its cache.
+        output_per_million: Price of output tokens.
     """
 
     prompt_per_million: _Price
@@ -168,7 +168,7 @@ class Prices(_Part):
 
     @property
     def replica_prices(self) -> dict[str, float]:
-        """What an hour of one replica costs, by pool."""
+        """The price of one replica-hour, by pool."""
         return {
             name: float(self.accelerator_of(name).price_per_hour) * pool.accelerators_per_replica
             for name, pool in self.pools.items()

@@ -1,4 +1,4 @@
-"""What requests were to the fleet, from the trace store."""
+"""Queries that read the busy time of pools and the work of requests from the trace store."""
 
 from clickhouse_connect.driver.exceptions import DatabaseError
 

@@ -1,4 +1,4 @@
-"""Replica-hours that the control plane recorded; asked for when somebody asks for costs."""
+"""Replica-hours that the control plane recorded; read whenever costs are queried."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -44,7 +44,7 @@ class RecordedHours:
 
         Args:
             url: http(s)://host:port of its REST; empty: there is none to ask.
-            key: Of a viewer there.
+            key: Admin key of a viewer there.
         """
         self._url = url.rstrip("/")
         self._key = key

@@ -1,4 +1,4 @@
-"""What `GET /v1/costs` says, made of measured work and a price list; pure.
+"""The answer of `GET /v1/costs`, made of measured work and a price list; pure.
 
 The command line makes the same of prices of its own, so nothing here needs the trace store.
 """
@@ -25,15 +25,15 @@ from telemetry.costs.prices import MICRO, Prices
 
 @dataclass(frozen=True, slots=True)
 class CostQuery:
-    """What is asked for.
+    """A query for costs: the span, the grouping, and the options of break-even.
 
     Attributes:
         span_ms: Unix times, not rounded.
         by: One of `pool`, `model`, `tenant`, `hour`.
-        tenant_id: Only its share, and nothing of the fleet; empty: all.
-        is_idle_spread: Give idle cost to who used the pool.
-        utilisation: Of paid time, for break-even; 0: as it was.
-        volume_tokens: Per month, to compare both bills at; 0: none.
+        tenant_id: The tenant whose share alone is shown; empty: the whole fleet.
+        is_idle_spread: Whether the pool's users share its idle cost.
+        utilisation: Busy share of paid time, for break-even; 0: the measured one.
+        volume_tokens: Tokens per month at which both bills are compared; 0: none.
         paid_hours: Accelerator-hours by pool, instead of the price list's.
     """
 
@@ -48,12 +48,12 @@ class CostQuery:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What requests were to the fleet, without prices.
+    """The measured work and busy time of the fleet, without prices.
 
     Attributes:
-        busy: Times.
-        works: Of requests.
-        recorded: Replica-hours; empty when nobody asked for them.
+        busy: Busy times of pools, by hour.
+        works: Work of requests, by hour, pool, tenant and model.
+        recorded: Replica-hours; empty when they were not asked for.
     """
 
     busy: Sequence[Busy]
