@@ -35,7 +35,7 @@ class ShareField:
     """A share that is stored in a unit of its own.
 
     Attributes:
-        name: Of the share, without a unit.
+        name: Name of the share, without a unit.
         of_percent: How much of the stored unit is one percent: 100 basis points, 10 permille.
         is_whole: Whether the stored unit is an integer.
         unit: End of the stored name.

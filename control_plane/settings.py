@@ -10,32 +10,35 @@ from sluice.settings import Address, ServiceSettings
 
 
 class Settings(ServiceSettings):
-    """What a control plane needs to know.
+    """Settings of a control plane.
 
     Attributes:
         database_url: postgresql+asyncpg://... of a migrated database.
         grpc_address: host:port of Watch and Sync.
         http_address: host:port of the admin REST, health and metrics.
         admin_key_sha256: SHA-256 of the bootstrap admin key, in hex.
-        telemetry_url: http(s)://host:port of a telemetry service, which rollouts are judged by and
-            budgets are compared with; empty: there is no evidence, and no budget is ever used up.
+        telemetry_url: http(s)://host:port of a telemetry service, the source of evidence for
+            rollouts and of usage for
+            budgets; empty: there is no evidence, and no budget is ever used up.
         telemetry_key: The admin key that it takes.
-        rollout_window_s: Of the windows of time in which both releases of a rollout are compared.
+        rollout_window_s: Length of the windows in which both releases of a rollout are compared.
         artifact_store_url: Where artifacts lie: file:///directory or s3://bucket/prefix (with AWS_*
             of the environment); empty: uploads are refused.
         artifact_rank_max: Largest rank of adapters for bases that no pool with adapters serves;
             else the pools decide, by their engine option adapter_rank.
-        artifact_adapter_bytes_max: Of one adapter's files.
-        artifact_tenant_bytes_max: Of all artifacts and uploads of a tenant; 0: any.
+        artifact_adapter_bytes_max: Largest size of one adapter's files together.
+        artifact_tenant_bytes_max: Largest size of all artifacts and uploads of a tenant; 0: any.
         artifact_signatures_required: Whether an artifact needs a signature of a registered key.
         artifact_import_roots: Directories that may be imported from, with commas between.
         artifact_import_hosts: Web servers, with commas between: `host` if its addresses are public,
             `host:port` whatever they are.
-        artifact_import_buckets: Of S3, with commas between.
+        artifact_import_buckets: S3 buckets that may be imported from, with commas between.
         artifact_grace_s: For which artifacts and chunks that nobody needs are kept; longer than any
             import takes.
-        distribution_node_bytes_per_second: What a node can send to others, and receive.
-        distribution_store_bytes_per_second: What the nodes of one region may read from the store.
+        distribution_node_bytes_per_second: Bytes per second that a node can send to others, and
+            receive.
+        distribution_store_bytes_per_second: Bytes per second that the nodes of one region may read
+            from the store.
         audit_days: For which rows of the audit log are kept.
         response_days: For which responses are kept that clients may continue.
         replica_hours_days: For which it is kept which replicas ran when.
@@ -84,7 +87,7 @@ class Settings(ServiceSettings):
 
 
 class MigrateSettings(ServiceSettings):
-    """What `control_plane.migrate` needs; the service's other settings may be there, unread."""
+    """Settings of `control_plane.migrate`; the service's other settings may be set, unread."""
 
     model_config = SettingsConfigDict(env_prefix="CONTROL_PLANE__")
 

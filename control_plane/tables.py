@@ -158,7 +158,8 @@ pools = Table(
         CheckConstraint("rollout_replicas >= 0", name="rollout_replicas"),
     ),
     Column("retire_at", DateTime(timezone=True)),
-    # What the scaling loop wants instead of `replicas_wanted`; NULL: the pool is not scaled.
+    # Replicas that the scaling loop wants instead of `replicas_wanted`; NULL: the pool is not
+    # scaled.
     Column(
         "scaled_replicas",
         Integer,
@@ -206,7 +207,7 @@ models = Table(
     Column("pool_id", Text, ForeignKey("pools.id"), nullable=False, index=True),
 )
 
-# What a model was, is or shall be. The digests of a release never change; where it is served may.
+# Past, present and future releases of models. A release's digests never change; its pool may.
 releases = Table(
     "releases",
     metadata,
@@ -309,7 +310,7 @@ nodes = Table(
     flag_column("is_lost"),
     flag_column("is_cordoned"),
     words_column("cordon_reason"),
-    # What operators want of it, and how far that is.
+    # Operators' orders for it, and their progress.
     flag_column("is_unschedulable"),
     flag_column("is_draining"),
     words_column("order_reason"),
@@ -358,10 +359,10 @@ replicas = Table(
     words_column("triton_model"),
     words_column("profile"),
     words_column("role"),
-    # What it was given on its node when it was made; never changes.
+    # Resources that it was given on its node when it was made; they never change.
     Column("accelerators", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
     object_column("reservation"),
-    # What the agent says beside it; not watched, because it changes with every heartbeat.
+    # Further facts from the agent; not watched, because they change with every heartbeat.
     words_column("metrics_address"),
     count_column("pid"),
     Column("memory_bytes", BigInteger, nullable=False, server_default="0"),

@@ -1,4 +1,4 @@
-"""What all that ask the telemetry service have in common."""
+"""The common parts of clients of the telemetry service: requests, deadlines, errors."""
 
 import aiohttp
 

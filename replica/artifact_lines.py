@@ -1,4 +1,4 @@
-"""What an engine and its node's agent say to each other about artifacts: lines of JSON.
+"""The protocol between an engine and its node's agent about artifacts: lines of JSON.
 
 The engine says all that it waits for and reads, again and whole with every change, so that an agent
 that starts anew knows as much as the one before; the agent says what became of what is waited for.

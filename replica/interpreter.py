@@ -1,4 +1,4 @@
-"""What the interpreter that Triton embeds must not have."""
+"""Checks the interpreter that Triton embeds for packages that damage its answers."""
 
 import numpy as np
 

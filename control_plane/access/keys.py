@@ -1,4 +1,4 @@
-"""What the keys of tenants and those of admins have in common; pure."""
+"""The common parts of tenants' keys and admin keys: text, hash, expiry; pure."""
 
 import hashlib
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class NewKey:
 
     @property
     def sha256(self) -> bytes:
-        """What is stored. The text has 256 random bits, so a plain hash cannot be reversed."""
+        """The stored hash. A key has 256 random bits, so a plain hash cannot be reversed."""
         return hashlib.sha256(self.text.encode()).digest()
 
 

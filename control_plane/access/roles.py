@@ -1,4 +1,4 @@
-"""Who may do what on the admin REST; pure.
+"""Permissions on the admin REST, by role, action and owner; pure.
 
 One table says how far each role reaches for each action. Viewer, operator and admin follow each
 other: each may do what the one before may. A publisher belongs to one tenant and reaches nothing
@@ -11,7 +11,7 @@ from enum import IntEnum, StrEnum
 
 
 class Role(StrEnum):
-    """What a key is for."""
+    """The role of an admin key, which decides its permissions."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -20,7 +20,7 @@ class Role(StrEnum):
 
 
 class Action(StrEnum):
-    """What a route does, as far as permission goes; every route names one."""
+    """The kind of access that a route needs; every route names one."""
 
     READ_PUBLIC = "read_public"  # bases and pools, which anybody's models are made of
     READ_TENANT = "read_tenant"  # what may belong to a tenant
@@ -73,9 +73,9 @@ def may(role: Role, tenant_id: str, action: Action, owner: str | None) -> bool:
     """Return whether a key may do something to an object.
 
     Args:
-        role: Of the key.
-        tenant_id: Of a publisher's key; empty for the other roles, which have none.
-        action: What would be done.
+        role: Role of the key.
+        tenant_id: Tenant of a publisher's key; empty for the other roles, which have none.
+        action: The access that is asked for.
         owner: Tenant of the object; None or empty: nobody's.
     """
     match reach(role, action):
@@ -96,7 +96,7 @@ def roles_for(action: Action) -> list[Role]:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who asks.
+    """The caller of an admin route, as its key identifies it.
 
     Attributes:
         id: Of the admin key; `bootstrap` for the one of the settings.

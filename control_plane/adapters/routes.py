@@ -109,7 +109,7 @@ def _adapters(actor: Actor, wanted: dict[str, str]) -> tuple[Select[Any], Column
     """Return the query of the adapters that somebody may see, and its key.
 
     Args:
-        actor: Who asks.
+        actor: The caller.
         wanted: Model, base and tenant that they are narrowed to.
     """
     is_adapter = artifacts.c.kind == literal(str(Kind.ADAPTER))

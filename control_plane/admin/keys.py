@@ -13,7 +13,7 @@ from sluice.ids import new_id, new_secret
 
 
 class AdminKeyChange(AdminBody):
-    """What may be changed of an admin key; for another role make another key."""
+    """The fields of an admin key that may change; for another role make another key."""
 
     name: Text = ""
     expires_at_unix_ms: Annotated[int, Field(ge=0, le=2**53)] = 0

@@ -33,7 +33,7 @@ _TENSOR_NAME = re.compile(
     r"base_model\.model\.model\.layers\.([0-9]{1,6})\.([a-z_.]+)\.lora_([AB])\.weight"
 )
 _DTYPES = ("F16", "BF16", "F32")
-# What people keep beside an adapter: text, which nobody runs.
+# Files that are common beside an adapter: text, which no program runs.
 _OTHER = re.compile(r"[^/]+\.(json|md|txt|jinja)|LICENSE|NOTICE|\.gitattributes")
 _PICKLED = re.compile(r".*\.(bin|pt|pth|pkl|pickle|ckpt)")
 
@@ -54,9 +54,9 @@ def check_adapter(
     """Return why an adapter is refused, one sentence each; empty when it is accepted.
 
     Args:
-        files: Of the artifact, by name.
+        files: Files of the artifact, by name.
         base_config: config.json of the base that it is for.
-        limits: Of ranks and sizes.
+        limits: Limits of ranks and sizes.
     """
     reasons = check_names(files, lambda name: name in {CONFIG_FILE, TENSOR_FILE})
     size = sum(file.size_bytes for file in files.values())

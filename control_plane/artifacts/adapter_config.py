@@ -1,4 +1,4 @@
-"""What a PEFT adapter_config.json says, as far as our engines serve it; pure.
+"""Reads a PEFT adapter_config.json, as far as our engines serve it; pure.
 
 An adapter that is applied in part gives wrong answers, not an error. So every field must be one
 that the engines use, or one that does not matter: the rest is refused by name, as the engine does.
@@ -41,10 +41,10 @@ Module = tuple[int, str]  # layer, and one of PROJECTIONS
 
 @dataclass(frozen=True, slots=True)
 class BaseShape:
-    """What an adapter has to fit to.
+    """The shape of a base that an adapter has to fit.
 
     Attributes:
-        layers: Of the base.
+        layers: Layers of the base.
         projections: (outputs, inputs) of each of `PROJECTIONS`.
     """
 
@@ -54,10 +54,10 @@ class BaseShape:
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """Which modules an adapter changes, and with which ranks.
+    """The modules that an adapter changes, with their ranks.
 
     Attributes:
-        rank: Of modules that no pattern names.
+        rank: Rank of modules that no pattern names.
         alpha: Divided by the rank, the factor of what an adapter adds.
     """
 

@@ -1,4 +1,4 @@
-"""What the admin REST takes about artifacts; pure."""
+"""Request bodies of the admin REST for artifacts; pure."""
 
 from typing import Annotated, Any, Self
 
@@ -28,7 +28,7 @@ _FILE: dict[str, Any] = {
         },
     },
 }
-# What `sluice.manifests` reads.
+# The manifests that `sluice.manifests` reads.
 MANIFEST: dict[str, Any] = {
     "type": "object",
     "required": ["format", "chunk_bytes", "files"],
@@ -42,7 +42,7 @@ MANIFEST: dict[str, Any] = {
 
 
 class _Subject(AdminBody):
-    """What is to become an artifact of a tenant; without a tenant everybody may use it.
+    """An artifact to be, of a tenant; without a tenant every tenant may use it.
 
     A publisher's artifacts are its tenant's, named or not.
     """

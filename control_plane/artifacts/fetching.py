@@ -39,7 +39,7 @@ class FetchError(Exception):
 
 
 class Files(Protocol):
-    """What an import reads."""
+    """The files of an import's source."""
 
     async def names(self) -> list[str]:
         """Return the names of all files, relative to the source."""

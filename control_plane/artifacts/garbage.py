@@ -1,4 +1,4 @@
-"""Which artifacts nobody needs any more; pure.
+"""Decides which unreferenced artifacts to retire, restore or remove; pure.
 
 An artifact goes in two steps. First it is retired: nobody sees it, but all of it is there. Some
 minutes later it is looked at again, when everything that was under way has ended: has somebody
@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 @dataclass(frozen=True, slots=True)
 class ArtifactUse:
-    """What is known of an artifact.
+    """The references to an artifact, and the state of its removal.
 
     Attributes:
         is_needed: Pinned, or named by a model, release, base, upload, or an adapter on it.
@@ -75,7 +75,7 @@ def decide(
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of an artifact if nothing changes.
+    """The next step of an artifact's removal if nothing changes.
 
     Attributes:
         state: `kept`; `noticed`: the next sweep sees that nobody needs it; `grace`: it is kept for

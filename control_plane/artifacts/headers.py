@@ -38,7 +38,7 @@ class ArtifactFile(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole file."""
+        """Size of the whole file in bytes."""
         ...
 
     def read(self, offset: int, length: int) -> bytes:
@@ -48,7 +48,7 @@ class ArtifactFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What a header says of a tensor; its bytes are known to be in the file."""
+    """A tensor's entry in a header; its bytes are known to be in the file."""
 
     dtype: str
     shape: tuple[int, ...]

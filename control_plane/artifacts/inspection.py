@@ -24,7 +24,7 @@ async def inspect_apart(job: InspectionJob, limit_s: float) -> list[str] | None:
     """Return why an artifact is refused, as a process of its own finds it.
 
     Args:
-        job: What to look at.
+        job: The artifact to inspect, with its limits.
         limit_s: Wall time after which the process is killed, and the artifact refused.
 
     Returns:

@@ -28,16 +28,16 @@ _BASE_CONFIG_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class InspectionJob:
-    """What is to be looked at.
+    """The artifact to inspect, and the limits of the inspection.
 
     Attributes:
         store_url: As `open_backend` takes it.
         kind: adapter or base.
-        manifest: Of the artifact.
-        base_manifest: Of an adapter's base.
-        rank_max: Of adapters.
-        adapter_bytes_max: Of an adapter's files together.
-        cpu_s: After which it is ended.
+        manifest: Manifest of the artifact.
+        base_manifest: Manifest of an adapter's base.
+        rank_max: Largest rank of adapters.
+        adapter_bytes_max: Largest size of an adapter's files together, in bytes.
+        cpu_s: CPU seconds after which the inspector is ended.
     """
 
     store_url: str

@@ -1,4 +1,4 @@
-"""What artifacts and uploads are; pure."""
+"""Kinds, states and limits of artifacts and uploads; pure."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,7 +11,7 @@ _PAUSE_MAX_S = 300
 
 
 class Kind(StrEnum):
-    """What an artifact is; it decides what is looked at before it is accepted."""
+    """The kind of an artifact, which decides how it is inspected before it is accepted."""
 
     ADAPTER = "adapter"
     BASE = "base"
@@ -38,13 +38,13 @@ def pause_after(attempts: int) -> timedelta:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What artifacts may be.
+    """The limits that artifacts must keep to.
 
     Attributes:
-        rank_max: Of adapters whose base no pool with adapters serves.
-        adapter_bytes_max: Of one adapter's files.
-        tenant_bytes_max: Of all artifacts of a tenant; 0: any.
-        are_signed: Nothing is accepted without a signature.
+        rank_max: Largest rank of adapters whose base no pool with adapters serves.
+        adapter_bytes_max: Largest size of one adapter's files together, in bytes.
+        tenant_bytes_max: Largest size of all artifacts of a tenant, in bytes; 0: any.
+        are_signed: Whether an artifact needs a signature.
     """
 
     rank_max: int

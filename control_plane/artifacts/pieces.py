@@ -18,7 +18,7 @@ class Pieces:
     """The way of a chunk into the store, so that a death at any point leaves nothing half there.
 
     It is reserved, so that nobody collects it; then put, whole or not at all; then noted as present
-    in its upload. Whoever dies in between leaves an upload that lacks the chunk still.
+    in its upload. A crash in between leaves an upload that still lacks the chunk.
     """
 
     def __init__(self, database: Database, store: ChunkStore) -> None:

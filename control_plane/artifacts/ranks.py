@@ -1,4 +1,4 @@
-"""Which ranks of adapters pools serve, in the transactions they are given."""
+"""Ranks of adapters that pools serve, read in the transactions they are given."""
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection

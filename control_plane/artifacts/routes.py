@@ -139,7 +139,7 @@ class ArtifactRoutes:
         if size is None:
             raise PlatformError(ErrorCode.NOT_FOUND, f"there is no chunk {sha256}")
         content = await self._service.store.get(sha256)
-        # What has this name never changes.
+        # The content of this name never changes.
         headers = {"ETag": f'"{sha256}"', "Cache-Control": "private, immutable, max-age=31536000"}
         return web.Response(body=content, headers=headers)
 

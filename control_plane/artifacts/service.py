@@ -1,4 +1,4 @@
-"""What artifacts need to run: the store, and the loop that ends uploads."""
+"""The services of artifacts: the store, and the loop that ends uploads."""
 
 import asyncio
 
@@ -32,9 +32,9 @@ class Artifacts:
         Args:
             database: For everything that points at the store.
             store_url: As `open_backend` takes it; empty: there is none.
-            bounds: What is accepted.
+            bounds: Limits of accepted artifacts.
             allowed: From where imports may come.
-            grace_s: For which what nobody needs is kept.
+            grace_s: Seconds for which unreferenced artifacts and chunks are kept.
         """
         self.bounds = bounds
         self.allowed = allowed
@@ -87,7 +87,7 @@ class Artifacts:
 
     @property
     def sweeps(self) -> SweepLoop:
-        """What removes what nobody needs; PlatformError when there is no store."""
+        """The loop that removes unreferenced artifacts; PlatformError when there is no store."""
         if self._sweeps is None:
             raise _no_store()
         return self._sweeps

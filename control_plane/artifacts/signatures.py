@@ -26,7 +26,7 @@ def signature_problems(
     """Return why the signatures of an artifact are not enough, one sentence each.
 
     Args:
-        digest: Of the artifact.
+        digest: Digest of the artifact.
         signatures: Base64 by id of the key.
         keys: Public keys in base64 by id: those whose signatures count for its tenant.
         is_required: Whether there has to be one.

@@ -1,4 +1,4 @@
-"""What may be imported from where; pure.
+"""The rules on import sources, and the check of a URI against them; pure.
 
 A control plane can reach what its callers cannot. So nothing is fetched unless an operator allows
 the directory, the bucket or the host; and a host's addresses must be public ones, unless it was
@@ -36,7 +36,7 @@ class Allowed:
     Attributes:
         roots: Directories of this machine.
         hosts: `host` for public addresses, `host:port` for any address.
-        buckets: Of S3.
+        buckets: Buckets of S3.
     """
 
     roots: tuple[str, ...]
@@ -52,7 +52,7 @@ class ImportSource:
         scheme: file, http, https or s3.
         place: Host, bucket, or the allowed directory.
         path: Below it: of the directory or prefix; of http with its first slash.
-        port: Of http.
+        port: Port of an http(s) host.
         is_private: Whether the host may have addresses that are not public.
     """
 

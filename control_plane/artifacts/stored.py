@@ -1,4 +1,4 @@
-"""Files of artifacts, read in parts from the chunks in the store, by whoever may block."""
+"""Files of artifacts, read in parts from the chunks in the store, by threads that may block."""
 
 import hashlib
 
@@ -22,7 +22,7 @@ class StoredFile:
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole file."""
+        """Size of the whole file in bytes."""
         return self._entry.size_bytes
 
     def read(self, offset: int, length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Removes what nobody needs: artifacts, uploads that were left, and chunks from the store.
+"""Removes unreferenced artifacts, abandoned uploads, and their chunks from the store.
 
 A chunk goes in three steps: doomed in PostgreSQL, deleted in the store, forgotten in PostgreSQL.
 While it is doomed nobody may rely on it, and whoever wants to put it again has to wait; so no
@@ -56,9 +56,9 @@ class Graces:
     """How long what nobody needs is kept.
 
     Attributes:
-        unused: Of artifacts and chunks.
-        settle: Between retirement and removal.
-        upload: Of uploads to which nothing is added.
+        unused: Grace time of unreferenced artifacts and chunks.
+        settle: Time between retirement and removal.
+        upload: Grace time of uploads to which nothing is added.
     """
 
     unused: timedelta
@@ -74,10 +74,10 @@ class Graces:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep did.
+    """The result of a sweep.
 
     Attributes:
-        decision: About artifacts; None: another control plane was at it.
+        decision: The decision about artifacts; None: another control plane was sweeping.
         chunks: How many were deleted from the store.
     """
 

@@ -49,7 +49,7 @@ artifacts = Table(
     Column("retired_at", DateTime(timezone=True)),
 )
 
-# Who may see an artifact; NULL: everybody.
+# Tenants that may see an artifact; NULL: every tenant.
 artifact_grants = Table(
     "artifact_grants",
     metadata,
@@ -70,7 +70,7 @@ artifact_chunks = Table(
     Column("sha256", Text, primary_key=True, index=True),
 )
 
-# What is in the store, or may be. A doomed one is being deleted there: it must not be relied on.
+# Chunks that are in the store, or may be. A doomed one is being deleted: no upload may rely on it.
 chunks = Table(
     "chunks",
     metadata,

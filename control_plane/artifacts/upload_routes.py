@@ -137,7 +137,7 @@ class UploadRoutes:
             return answer
 
         answer = await self._writes.run(request, work)
-        # What was kept under the request's key names the upload, too.
+        # The answer that was kept under the request's key names the upload, too.
         upload_id = begun[0] if begun else str(json.loads(answer.text or "{}")["id"])
         self._service.wake()
         return _checked(await self._wait(request, upload_id))

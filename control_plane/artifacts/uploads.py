@@ -47,12 +47,12 @@ _SHOWN = tuple(
 
 @dataclass(frozen=True, slots=True)
 class NewUpload:
-    """What somebody wants to upload.
+    """An upload that is about to begin, or an import.
 
     Attributes:
-        tenant_id: Whose it will be; None: everybody may see it.
+        tenant_id: The tenant that will own it; None: every tenant may see it.
         kind: adapter or base.
-        base_digest: Of an adapter's base; else empty.
+        base_digest: Digest of an adapter's base; else empty.
         source: URI of an import; else empty.
         signatures: Base64 by id of the key.
     """

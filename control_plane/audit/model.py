@@ -14,14 +14,14 @@ _TEXT_MAX = 512
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """What a request with an idempotency key was answered.
+    """The kept answer of a request with an idempotency key.
 
     Attributes:
-        request_sha256: Of the request; another one cannot use the key.
+        request_sha256: Hash of the request; another request cannot use the key.
         status: HTTP status.
         body: JSON; empty when there is none, or when it may not be kept.
         is_secret: The body held a secret, so it was not kept.
-        object_id: What was written.
+        object_id: Id of the written object.
     """
 
     request_sha256: bytes

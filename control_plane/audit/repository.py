@@ -21,15 +21,15 @@ class AuditRow(NamedTuple):
     Attributes:
         id: Sorts by time.
         actor_id: The admin key, or `bootstrap`.
-        actor_role: What it was then.
+        actor_role: The key's role at that time.
         action: A verb: create, replace, delete, ...
-        kind: Of the object, as in the path.
-        object_id: Of the object; as it was asked for when the write was refused.
+        kind: Kind of the object, as in the path.
+        object_id: Id of the object; of a refused write the id in the request.
         outcome: `done`, or the code of the refusal.
         detail: Why it was refused.
         before: As a GET would have shown it; None when there was none.
         after: The same, after the write.
-        request_id: Which the answer and the logs have too.
+        request_id: Id of the request, which the answer and the logs have too.
         idempotency_key: If the request had one.
         actor_name: Of the key or the person, for people.
     """
@@ -74,9 +74,10 @@ async def take_key(
 
     Args:
         connection: In the transaction of the write.
-        actor_id: Whose key it is.
+        actor_id: The admin key that sent the idempotency key.
         key: The key.
-        may_wait: Whether to wait for who holds it: an attempt of ours whose connection broke may.
+        may_wait: Whether to wait for the transaction that holds it: our own attempt on a broken
+            connection may.
 
     Raises:
         PlatformError: 409, another request with this key is under way.

@@ -28,7 +28,7 @@ audit = Table(
     Index("ix_audit_object_id", "object_id", "id"),
 )
 
-# What a write with an idempotency key has answered, kept in the transaction of the write.
+# Answers of writes with an idempotency key, kept in the transaction of the write.
 answers = Table(
     "idempotent_answers",
     metadata,

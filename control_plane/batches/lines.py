@@ -21,7 +21,7 @@ class ParsedLine(NamedTuple):
 
 
 class ParsedFile(NamedTuple):
-    """What a file comes to; with `mistakes` it is no batch.
+    """The parsed lines of a batch's file; with `mistakes` it is no batch.
 
     Attributes:
         lines: Its requests, numbered from 1 as the file's lines are.

@@ -41,7 +41,7 @@ _LineOf = Callable[[wire.Batch, Any], bytes]
 
 
 class BatchLoop:
-    """Of one control plane; `run` belongs into a TaskGroup."""
+    """The loop of batches in one control plane; `run` belongs into a TaskGroup."""
 
     def __init__(self, database: Database, secret: SharedSecret) -> None:
         """Prepare; `secret` makes the ids of files."""

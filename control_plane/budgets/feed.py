@@ -21,10 +21,10 @@ ASKED_MAX = 500  # tenants, and models, of one call
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What the ledger has of some tenants in one span of time.
+    """The ledger's usage of some tenants in one span of time.
 
     Attributes:
-        usage: By tenant and model that answered; the empty one is all that were not named.
+        usage: Usage by tenant and answering model; the empty model stands for all unnamed ones.
         ingested_until_ms: Unix time up to which it has all events; 0: it does not know.
     """
 
@@ -40,7 +40,7 @@ class Ledger:
 
 
 class UsageFeed(Protocol):
-    """What the loop of budgets reads."""
+    """The source of usage for the loop of budgets."""
 
     async def usage(
         self, span: BudgetSpan, tenant_ids: Collection[str], models: Collection[str]

@@ -19,7 +19,7 @@ AMOUNT_MAX = 2**53  # JSON numbers are exact up to there
 
 
 class Unit(StrEnum):
-    """What is counted."""
+    """The unit in which a budget counts usage."""
 
     TOKENS = "tokens"
     REQUESTS = "requests"
@@ -33,7 +33,7 @@ class Period(StrEnum):
 
 
 class OnExhausted(StrEnum):
-    """What follows when the amount is used up."""
+    """The consequence of using up the amount."""
 
     STOP = "stop"
     ALERT = "alert"
@@ -94,7 +94,7 @@ class BudgetSpan:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the ledger has of a tenant in a period; `cached_tokens` are prompt tokens, too."""
+    """A tenant's usage in a period, by the ledger; `cached_tokens` are prompt tokens, too."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -112,7 +112,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a decision needs of a budget; the fields are those of `BudgetBody`."""
+    """The part of a budget that decisions need; the fields are as in `BudgetBody`."""
 
     unit: Unit
     amount: int

@@ -1,4 +1,4 @@
-"""Rows of budgets, their states, and whom gateways stop.
+"""Rows of budgets, their states, and the tenants that gateways stop.
 
 Whatever changes a budget or its state holds the rows of all budgets of that tenant, in the order of
 their ids, and writes the tenant's stops anew from all of them.
@@ -58,12 +58,12 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the ledger said; times are Unix ms.
+    """The ledger's usage for one budget, and its age; times are Unix ms.
 
     Attributes:
-        due: What it was asked for.
+        due: The budget that was due for a look.
         span: The period that the usage is of.
-        usage: Of the tenant, and of the budget's model if it has one.
+        usage: Usage of the tenant, and of the budget's model if it has one.
         looked_at_ms: When it was asked; an older reading never replaces a newer one.
         ingested_until_ms: How far the ledger was by then; 0: it did not know.
     """
@@ -92,10 +92,10 @@ class BudgetChange:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What metrics say of all budgets.
+    """Counts of all budgets for metrics.
 
     Attributes:
-        states: How many have which state.
+        states: Number of budgets, by state.
         recent: How many of them reached it, or a higher soft percent, within the last hour.
         age_s: How long ago the one was looked at that waits longest.
     """
@@ -139,8 +139,8 @@ async def due(
     """Return budgets of a period whose usage is unknown or was read long ago, those first.
 
     Args:
-        connection: Of a transaction.
-        period: Of the budgets.
+        connection: Connection of a transaction.
+        period: Period of the budgets.
         interval_s: How long ago is long.
         count_max: How many are returned.
         failed: Unix ms by id of a budget: it was asked about then, in vain, and waits its turn.
@@ -258,7 +258,7 @@ async def decide_again(connection: AsyncConnection, row: Values, reached: int) -
 
     Args:
         connection: Holds the budget.
-        row: Of `with_states`, with a state, and as it is written now.
+        row: Row of `with_states`, with a state, as it is written now.
         reached: The soft percent that it had reached before it was written.
     """
     budget, usage = budget_of(row), usage_of(row)
@@ -277,7 +277,7 @@ async def write_stops(
 
     Args:
         connection: Holds the rows of all budgets of these tenants.
-        tenant_ids: Whose stops are written.
+        tenant_ids: Tenants whose stops are written.
         rows: All their budgets, as they are now.
     """
     now_ms = await clock_ms(connection)

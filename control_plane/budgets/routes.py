@@ -27,7 +27,7 @@ _KIND = "budgets"
 _SETTINGS = tuple(BudgetBody.model_fields)
 _SHOWN = ("id", "tenant_id", "name", *_SETTINGS)
 _STATES = (*State, UNKNOWN)
-# What a list says besides; null where it is not known.
+# Further fields of a list; null where a value is not known.
 _USE: dict[str, Any] = {
     "state": {"type": "string", "enum": [str(state) for state in _STATES]},
     "used": {"type": ["integer", "null"]},

@@ -1,7 +1,7 @@
 """The loop that follows budgets: asks the ledger what is used, writes down what follows.
 
 Every control plane runs it; one holds the lease, and another takes it when that was silent for
-half a minute. What is written depends on the ledger alone, so a step that is done twice, or by two
+half a minute. The written rows depend on the ledger alone, so a step that is done twice, or by two
 at once, does no harm; what is kept in memory is when to ask about what.
 """
 

@@ -43,7 +43,7 @@ budgets = Table(
 )
 Index("uq_budgets_name", budgets.c.tenant_id, budgets.c.name, unique=True)
 
-# What the ledger said of the period when it was last asked; no row: it has not been asked yet.
+# The ledger's usage of the period at the last look; no row: there was no look yet.
 budget_states = Table(
     "budget_states",
     metadata,
@@ -60,7 +60,7 @@ budget_states = Table(
     sum_column("ingested_until_unix_ms"),
 )
 
-# Who does something that one control plane at a time shall do, and how long it may be silent.
+# Holders of tasks that one control plane at a time does, and how long a holder may be silent.
 leases = Table(
     "leases",
     metadata,

@@ -1,4 +1,4 @@
-"""One round of planning: what nodes said and should have goes in, what each shall fetch comes out.
+"""One round of planning: reports and wants of nodes go in, each node's orders come out.
 
 No clock and no I/O; the service calls it in a thread, one round at a time.
 """
@@ -26,8 +26,8 @@ class Turn:
     """A node that is planned for in a round.
 
     Attributes:
-        report: What it said since the last round; without anything new if it said nothing.
-        wants: Everything that it should have; of what is not known nothing is planned.
+        report: The node's report since the last round; an empty one if it sent none.
+        wants: All artifacts that it should have; unknown ones are not planned.
     """
 
     report: NodeReport
@@ -36,7 +36,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Sifted:
-    """Of what nodes share, at a time when so many artifacts were known, those that were."""
+    """The known and unknown artifacts of a shared mapping, as of `known_count` known ones."""
 
     shared: Mapping[str, Priority]
     known_count: int
@@ -46,7 +46,7 @@ class _Sifted:
 
 @dataclass(frozen=True, slots=True)
 class _Between:
-    """What differs between two mappings; it holds them, so that nothing else has their identity."""
+    """The difference of two mappings; it holds both, so that their identities stay unique."""
 
     before: Mapping[str, Priority]
     after: Mapping[str, Priority]
@@ -62,9 +62,9 @@ class Coordinator:
         self._fresh: list[str] = []
         self._wanted: dict[str, Wants] = {}  # by node, as the planner was told
         self._sifted: dict[int, _Sifted] = {}  # by identity of what is shared
-        # What differs between two of those, in this round: it is the same for many nodes.
+        # The difference of two of them, in this round: it is the same for many nodes.
         self._between: dict[tuple[int, int], _Between] = {}
-        # What a node told before its artifact was known must not be lost: it is not told again.
+        # A report that came before its artifact was known must not be lost: it is not sent again.
         self._reports: dict[str, NodeReport] = {}
 
     def know(self, artifacts: Iterable[Artifact]) -> None:

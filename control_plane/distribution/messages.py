@@ -112,7 +112,7 @@ def write_answer(
 
     Args:
         answer: The planner's. Orders whose source has no address are left out: it is gone.
-        node_id: Who is answered.
+        node_id: The node that is answered.
         addresses: Where nodes serve chunks, by node id.
         tickets: Writes what a source wants to see.
         now_unix_s: The moment.
@@ -149,8 +149,8 @@ class WantedWriter:
 
         Args:
             answer: Changed in place.
-            wants: What the node should have.
-            told: What was shared when the agent was told last on this stream; None: not yet.
+            wants: Artifacts that the node should have.
+            told: The shared mapping of the last answer on this stream; None: no answer yet.
             knows_unchanged: Whether the agent understands an answer that leaves out the same.
         """
         if not knows_unchanged:

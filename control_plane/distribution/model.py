@@ -1,4 +1,4 @@
-"""What the planner of distribution is told and what it answers. Chunks are counted from 0."""
+"""Input and output of the planner of distribution. Chunks are counted from 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ STORE = "store"  # stands where the id of a node would
 
 
 class Priority(IntEnum):
-    """What is served first; a lower number goes before a higher one."""
+    """Urgency of an artifact for a node; a lower number goes before a higher one."""
 
     NEEDED = 0  # a request waits for it
     WARMING = 1  # promoted, or a replica that starts
@@ -33,12 +33,12 @@ class NodePlace:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What is distributed.
+    """An artifact, as the planner distributes it in chunks.
 
     Attributes:
         digest: Its name.
         chunk_count: At least 1.
-        chunk_bytes: Of every chunk; the last one may be smaller, and is planned as if it were not.
+        chunk_bytes: Size of every chunk in bytes; a smaller last chunk is planned at this size.
     """
 
     digest: str
@@ -58,7 +58,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a node says a few times a second at most.
+    """A node's report, sent at most a few times a second.
 
     Attributes:
         node_id: Its name.
@@ -66,7 +66,7 @@ class NodeReport:
         boot_id: Another one after every start of the agent.
         held: By digest, the verified chunks on its disk: bit i is chunk i. All artifacts in the
             first report of a boot and when the last answer asked for all, later only changed ones.
-        failures: Since the last report.
+        failures: Failed fetches since the last report.
         is_full: `held` names all that the node has.
         serves: Others can get chunks of it.
     """
@@ -109,14 +109,14 @@ class PlannerLimits:
 
     Attributes:
         groups_max: An artifact is planned in at most so many groups of neighbouring chunks.
-        horizon_s: What a node is told to fetch, and to serve, lasts about so long at full speed.
+        horizon_s: Seconds that a node's orders to fetch, and to serve, last at full speed.
             More than a report's interval, or links stand still between two reports.
-        up_bytes_s: What a node may send to others.
-        down_bytes_s: What a node can receive.
+        up_bytes_s: Bytes per second that a node may send to others.
+        down_bytes_s: Bytes per second that a node can receive.
         uploads_max: Orders that name one node as their source.
         downloads_max: Orders of one node.
         store_readers_max: Nodes of one region that read from the store at once.
-        store_bytes_s: What one region reads from the store.
+        store_bytes_s: Bytes per second that one region reads from the store.
         seeds: A power of two. With so many copies of a group in the region, there or on the way,
             nobody asks the store or another region for it.
         across_max: Orders of one region that are served by other regions.
@@ -127,7 +127,8 @@ class PlannerLimits:
         shun_s: After the first failure; doubled by each of the following.
         shun_max_s: Longest.
         corrupt_shun_s: After a corrupt chunk.
-        accused_max: Who blames so many different sources is itself at fault: it is not believed for
+        accused_max: A node that blames so many different sources is itself at fault: it is not
+            believed for
             a while and reads from the store; if it was for corrupt chunks, it serves nobody either.
     """
 

@@ -1,4 +1,4 @@
-"""Who asks whom for which chunks: `Planner.plan(reports, now)` is all there is.
+"""Decides which node fetches which chunks from which source: `Planner.plan(reports, now)`.
 
 A pure state machine: no clock, no randomness but a hash, nothing to store. After a restart the
 nodes' full reports bring back all that it knows. Work follows what changed: a report costs the

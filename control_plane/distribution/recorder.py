@@ -32,7 +32,7 @@ class HoldingsBatch:
 
 
 class HoldingsLedger:
-    """What nodes have, and what the rows say of it; pure."""
+    """The complete artifacts of nodes, and the rows that differ from them; pure."""
 
     def __init__(self) -> None:
         self._complete: dict[str, set[str]] = {}

@@ -39,7 +39,7 @@ async def known(connection: AsyncConnection, digests: Collection[str]) -> list[A
         .where(t.digest.in_(digests), t.retired_at.is_(None))
         .group_by(t.digest)
     )
-    # Of files that are all empty there is no chunk; one is planned that nobody has to fetch.
+    # An artifact of empty files has no chunk; one is planned that no node has to fetch.
     found = (await connection.execute(query)).tuples()
     return [Artifact(digest, max(1, count), CHUNK_BYTES) for digest, count in found]
 

@@ -1,4 +1,4 @@
-"""Distribution over gRPC: agents say what they hold, and are told whom to ask for the rest.
+"""Distribution over gRPC: agents report their chunks, and learn the sources of the rest.
 
 Each control plane plans for the agents that are connected to it. With several, each does so for its
 own: nothing is wrong then, but nodes of different ones do not ask one another.
@@ -72,9 +72,9 @@ class _Session:
 
     Attributes:
         said: Its last report.
-        pending: What it said since the last round; None: nothing.
-        wants: What the node should have: from the state, and what the agent needs itself.
-        told: What of the state's part this stream was told last; None: nothing yet.
+        pending: Its report since the last round; None: there was none.
+        wants: Artifacts that the node should have: by the state, and by the agent's own needs.
+        told: The state's part that this stream was told last; None: nothing yet.
         answer: To be sent, with what is wanted then; a newer one takes its place.
         is_due: It gets an answer though it said nothing.
     """
@@ -126,7 +126,7 @@ class DistributionService(DistributionServiceServicer):
             database: Knows the artifacts, and is told what lies where.
             feed: Has the state from which follows what nodes should have.
             metrics: Told what happens.
-            limits: Of the planner.
+            limits: Limits of the planner.
             read_chunk: Reads a chunk of the store, verified.
         """
         self._database = database

@@ -1,4 +1,4 @@
-"""Who holds which groups of one artifact, and which are rare, kept up change by change.
+"""Holders of each chunk group of one artifact, and its rarity, updated change by change.
 
 Nodes and regions are numbers here; a set of nodes or of groups is an integer, one bit for each.
 """

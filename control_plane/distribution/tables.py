@@ -1,4 +1,4 @@
-"""Which artifacts lie complete on which node, as agents said last, and the fleet's secrets."""
+"""Tables of complete artifacts by node, as agents last reported, and of the fleet's secrets."""
 
 from sqlalchemy import Column, DateTime, LargeBinary, Table, Text, func
 

@@ -12,7 +12,7 @@ from sluice.base_files import TEXT_FILE_BYTES_MAX, TEXT_FILES
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.manifests import FileEntry, parse_manifest
 
-# Each holds a chunk of 4 MiB. Who finds more at work than wait in line comes back by itself.
+# Each holds a chunk of 4 MiB. A caller that finds the line full comes back by itself.
 _READS_MAX, _WAITING_MAX = 4, 64
 _PIECE_BYTES = 1 << 20
 

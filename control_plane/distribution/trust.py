@@ -1,4 +1,4 @@
-"""Who is not asked for a while: sources that fail, accusers that blame everybody, a slow store."""
+"""Temporary distrust of failing sources, of nodes that blame every source, of a slow store."""
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -17,7 +17,7 @@ class _Record:
 
 
 class Trust:
-    """Which nodes are shunned as sources, by number, and who is believed when it blames one.
+    """Nodes that are shunned as sources, by number, and nodes whose accusations count.
 
     A corrupt chunk is its source's fault, unless the one who says so says it of everybody: then it
     is the accuser whose memory or link is broken.

@@ -1,4 +1,4 @@
-"""Which artifacts a node should have, from the state that everybody watches. Pure."""
+"""Derives the artifacts that each node should have from the watched state. Pure."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -8,13 +8,13 @@ from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 
 _NOTHING: Mapping[str, Priority] = MappingProxyType({})
-# Such a replica starts nothing again; its base stays on the disk as long as the agent runs it.
+# A replica in these states starts no engine again; its base stays on disk while the agent runs it.
 _ENDING = (wire.REPLICA_STATE_DRAINING, wire.REPLICA_STATE_STOPPED)
 _KINDS = ("replicas", "pools", "models", "splits", "releases")
 
 
 class WantedIndex:
-    """What every node should have; made anew when what it follows from has changed.
+    """The artifacts that every node should have, made anew when the state they follow from changes.
 
     Nodes that serve the same pools share one mapping, so that a thousand nodes with ten thousand
     adapters cost one look at the state, and not ten million entries.
@@ -54,7 +54,7 @@ class WantedIndex:
         if known is None:
             merged = _most_urgent(self._of_pool[pool] for pool in sorted(pools))
             before = self._before.pop(pools, None)
-            # Who has the old one may keep it, and what was made from it.
+            # Holders of the old mapping may keep it, and all that was made from it.
             if before is None or before != merged:
                 before = MappingProxyType(merged)
             known = self._of_pools[pools] = before

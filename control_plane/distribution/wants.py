@@ -1,4 +1,4 @@
-"""What a node should have, as one shared mapping and the little that is its own; pure."""
+"""Artifacts that a node should have, as a shared mapping and the node's differences; pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ _NOTHING: Mapping[str, Priority] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What a node should have: what it shares with many, and the little that is its own.
+    """The artifacts that a node should have: a shared mapping, and the node's differences.
 
     Attributes:
         shared: Digest -> priority; the same object for all who share it, never changed.
-        own: What differs from that; None: the node should not have it.
+        own: Differences from `shared`; None: the node should not have the artifact.
     """
 
     shared: Mapping[str, Priority] = field(default_factory=lambda: _NOTHING)
@@ -37,9 +37,9 @@ def wants_of(
     """Return what a node should have.
 
     Args:
-        shared: What the state says.
-        needed: What requests wait for there.
-        declined: For what it has no room; of that it gets only what is needed.
+        shared: Priorities by the state.
+        needed: Artifacts that requests wait for there.
+        declined: Artifacts without room there; the node gets only the needed ones of them.
     """
     own: dict[str, Priority | None] = {d: None for d in declined if d in shared}
     own |= dict.fromkeys(needed, Priority.NEEDED)

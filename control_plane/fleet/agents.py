@@ -1,4 +1,4 @@
-"""Sync over gRPC: agents report what runs on their nodes and are told what should.
+"""Sync over gRPC: agents report the replicas of their nodes and learn the desired ones.
 
 What should run comes from the copy in memory, so that agents keep being answered while PostgreSQL
 is away; their reports then wait for the next heartbeat, which repeats everything.
@@ -38,7 +38,7 @@ Context = grpc.aio.ServicerContext[wire.SyncRequest, wire.SyncResponse]
 
 
 class Golden(Protocol):
-    """Who knows what replicas are asked, and wants to know what they answer."""
+    """The source of golden prompts for replicas, and the receiver of their answers."""
 
     def prompts_for(self, bases: Iterable[str]) -> Sequence[wire.GoldenPrompt]:
         """Return what replicas of these bases are to be asked; nobody changes it any more."""
@@ -75,7 +75,7 @@ class _Stream:
         lifted: Cordons that operators have lifted and it still reports.
         changed: Set when it may have to be told something else.
         keeps_golden: It keeps its golden prompts when it is told that they have not changed.
-        golden: Those that it was told last; None: none yet.
+        golden: Golden prompts that it was told last; None: none yet.
     """
 
     node_id: str

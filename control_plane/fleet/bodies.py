@@ -1,4 +1,4 @@
-"""What the admin REST takes about the fleet."""
+"""Request bodies of the admin REST for the fleet."""
 
 from typing import Annotated, Literal, Self
 
@@ -21,7 +21,7 @@ def _no_roles() -> dict[Role, Share]:
 
 
 class NeedsBody(AdminBody):
-    """What one replica needs of its node; 0: nothing, or any.
+    """The resources that one replica needs of its node; 0: none, or any.
 
     A dedicated replica shares its accelerators with nobody; the others share their memory.
     """
@@ -71,7 +71,7 @@ class PoolBody(AdminBody):
 
 
 class NodeOrders(AdminBody):
-    """What operators want of a node.
+    """Operators' orders for a node: no new replicas, or drain.
 
     Nothing new goes to one that is unschedulable; one that is draining is emptied as well, and is
     unschedulable whatever is said.

@@ -14,7 +14,7 @@ from control_plane.fleet.model import Cell, Pool, Replica, ReplicaState, Router,
 # A router whose watch closed, though its address answers, has lost the connection: it is given
 # time to come back. One that said goodbye, or whose address refuses, is not waited for.
 ROUTER_GRACE_S = 1.0
-# What waits for a cell that is to be removed has so long to be served there.
+# Requests that wait for a cell that is to be removed have so many seconds to be served there.
 CELL_DRAIN_S = 5.0
 # A cell too many is kept while the others would be fuller than this share without it, so that a
 # pool that is scaled up and down at the edge does not make and drain a cell each time.
@@ -35,7 +35,7 @@ class Spread:
         revive: Draining cells that are wanted after all.
         move: Replicas that change their cell: replica id -> cell id.
         remove: Cells that have drained and hold nothing.
-        open: Of each pool, the cells that new replicas may go to, in their order.
+        open: By pool, the cells that new replicas may go to, in their order.
     """
 
     create: tuple[Cell, ...]
@@ -123,7 +123,7 @@ def _moves(
         size[target] += _counts(replica)
     limit = pool.cell_replicas_max
     for cell_id in wanted if limit else ():
-        # Those that do not serve yet first, then the newest.
+        # Replicas that do not serve yet first, then the newest.
         newest_first = reversed([r for r in members.get(cell_id, ()) if _counts(r)])
         for replica in sorted(newest_first, key=worth):
             target = smallest()

@@ -1,4 +1,4 @@
-"""What should run on which node, kept up to date change by change; pure.
+"""The replicas that should run on each node, updated change by change; pure.
 
 A change costs what it touches, whatever else there is: a look at all replicas for every node would
 be ten million at each change of a large fleet.

@@ -19,13 +19,13 @@ HOUR_US = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCounts:
-    """Of replicas: how many there are, or for how many microseconds they were.
+    """Numbers of replicas and accelerators, or the microseconds for which they were there.
 
     Attributes:
-        running: That serve, or finish what they have.
-        reserved: That are starting or have failed: they have their places.
-        accelerators: That were given to them.
-        unassigned: Of the replicas, those that were given none, so may use all of a node.
+        running: Replicas that serve, or finish their requests.
+        reserved: Replicas that are starting or have failed: they keep their places.
+        accelerators: Accelerators that were given to them.
+        unassigned: Replicas that were given no accelerators, so may use all of a node.
     """
 
     running: int = 0
@@ -48,7 +48,7 @@ class Edges:
     """Begins (+) and ends (-) of intervals of a group within one bucket of time.
 
     Attributes:
-        name: Of the group: a pool or a node.
+        name: Name of the group: a pool or a node.
         bucket_us: Unix time of the bucket's begin.
         change: By how many there are more at its end than at its begin.
         inside: For how long what has changed was there, until the bucket's end.
@@ -62,7 +62,7 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class HoursRow:
-    """What a group held within one bucket; microseconds."""
+    """The replica and accelerator time of a group within one bucket, in microseconds."""
 
     name: str
     bucket_us: int

@@ -1,4 +1,4 @@
-"""Reads and prunes when replicas were there; who writes it are triggers."""
+"""Reads and prunes the times of replicas; triggers write them."""
 
 from datetime import timedelta
 
@@ -49,10 +49,10 @@ async def edges(
     """Return begins and ends by bucket.
 
     Args:
-        connection: Of a transaction.
+        connection: Connection of a transaction.
         group: `pool_id` or `node_id`.
         span_us: Unix times.
-        width_us: Of a bucket; they begin at multiples of it, the first one with the span.
+        width_us: Width of a bucket; buckets begin at multiples of it, the first one with the span.
     """
     assert group in ("pool_id", "node_id")
     changes = ", ".join(f"sum(sign * ({count}))::bigint" for count in _COUNTS.values())

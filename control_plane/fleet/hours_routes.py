@@ -29,7 +29,7 @@ _FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a request asks for; times are Unix microseconds."""
+    """The parameters of a request; times are Unix microseconds."""
 
     by: str
     span_us: tuple[int, int]

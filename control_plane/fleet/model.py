@@ -1,4 +1,4 @@
-"""What the fleet should look like; pure decisions over records.
+"""Records of the fleet, and decisions over them: roles, states, lost nodes; pure.
 
 What replicas are for, and what an agent's report changes; which to create, drain and forget is
 decided in `control_plane.fleet.planner`, cells in `control_plane.fleet.cells`. Each function is
@@ -61,13 +61,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one replica needs of its node; nothing: it is placed without regard to room.
+    """The resources that one replica needs; none: it is placed without regard to room.
 
     Attributes:
-        memory_bytes: Of the machine.
+        memory_bytes: Memory of the machine, in bytes.
         accelerators: How many.
         accelerator_memory_bytes: On each of them; 0: any.
-        is_dedicated: Whether nobody else may use them.
+        is_dedicated: Whether no other replica may use them.
     """
 
     memory_bytes: int = 0
@@ -78,11 +78,12 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What decides about a pool's replicas.
+    """The settings that decide about a pool's replicas.
 
     Attributes:
-        replicas_wanted: By operators or the scaling loop, or by a rollout if that is more.
-        cell_replicas_max: Of each of its cells; 0 is one cell for all.
+        replicas_wanted: Replicas that operators or the scaling loop want, or a rollout if that is
+            more.
+        cell_replicas_max: Most replicas of each of its cells; 0 is one cell for all.
         prefill: How many replicas only prefill.
         decode: How many only decode; the others do both.
     """
@@ -114,7 +115,7 @@ class Node:
         is_unschedulable: Operators want nothing new there.
         is_draining: They want it empty.
         is_distrusted: So many of its replicas answered wrongly that it gets no others.
-        memory_bytes: Of the machine; None: not known.
+        memory_bytes: Memory of the machine, in bytes; None: not known.
         accelerators: All of them; None: not known.
         rack: Where it stands; empty: not known.
     """
@@ -139,10 +140,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Holdback:
-    """What is not put in the place of replicas that answered wrongly, for a while.
+    """Replacements that are held back for a while after replicas answered wrongly.
 
     Attributes:
-        pools: Of each pool, how many replicas it gets less than it wants.
+        pools: By pool, the number of wanted replicas that it does not get.
         nodes: Nodes that get no new replica.
     """
 
@@ -152,11 +153,11 @@ class Holdback:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica: what is wanted of it, and what its agent last said.
+    """A replica: its desired state, and its agent's last report.
 
     Attributes:
         accelerators: That its node gave to it, by index; none: it may use all.
-        reserved: What its pool needed when it was made.
+        reserved: Resources that its pool needed when it was made.
     """
 
     id: str
@@ -173,7 +174,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What an agent says about one replica."""
+    """An agent's report on one replica."""
 
     state: ReplicaState
     grpc_address: str

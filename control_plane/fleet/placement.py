@@ -1,4 +1,4 @@
-"""Which node and which accelerators a replica gets; pure.
+"""Chooses the node and the accelerators of a new replica; pure.
 
 Pools say what a replica needs, nodes what they have. A pool's replicas are spread first, over racks
 and then over nodes, so that one failure takes few of them; among equals the fullest node that has
@@ -26,7 +26,7 @@ class ReplicaPlace:
 
 
 class NodeRoom:
-    """What a node has left.
+    """The free room of a node.
 
     Attributes:
         load: How many replicas it has that are not draining.

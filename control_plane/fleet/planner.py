@@ -1,4 +1,4 @@
-"""Which replicas to create, drain and forget, and what is said where that cannot be done; pure.
+"""Plans which replicas to create, drain and forget, and says where there is no place; pure.
 
 Applied to its own result a plan changes nothing more, unless it was bounded: then it goes on.
 """
@@ -51,9 +51,9 @@ class FleetChanges:
     """Changes that bring the replicas to what is wanted.
 
     Attributes:
-        conditions: Of the pools for whose replicas there is no place. Said, not done: two plans
+        conditions: By pool, why there is no place for its replicas. Said, not done: two plans
             that do the same are equal.
-        notes: Of each draining node, how far it is.
+        notes: Progress of each draining node, in words.
     """
 
     create: tuple[Replica, ...] = ()
@@ -77,10 +77,10 @@ class _Members:
     """A pool's replicas.
 
     Attributes:
-        going: Those that are draining on draining nodes.
-        stranded: Nothing will come of them where they are.
-        staying: The others that count, on nodes that stay.
-        leaving: Those that count, on draining nodes.
+        going: Replicas that are draining on draining nodes.
+        stranded: Replicas that can never serve where they are.
+        staying: Other replicas that count, on nodes that stay.
+        leaving: Replicas that count, on draining nodes.
     """
 
     going: int
@@ -100,18 +100,20 @@ def plan_replicas(
     """Return what to create, drain and forget so that every pool has the replicas it wants.
 
     A replica counts while it is neither draining, nor lost with its node, nor ended on a node that
-    is cordoned. Such a one is forgotten once enough others are ready, so that a node that returns
+    is cordoned. A replica that does not count is forgotten once enough others are ready, so that a
+    node that returns
     soon finds its work still wanted. A node that is cordoned, unschedulable or draining gets
-    nothing new. What a draining node has is made elsewhere first, and drains as far as that is
+    nothing new. Replicas of a draining node are made elsewhere first, and drain as far as the new
+    ones are
     ready; where there is no room for it, one replica less than wanted is put up with.
 
     Args:
         pools: All pools.
-        cells: Of each pool that has any, the cells for new replicas; the smallest gets the next.
+        cells: By pool, the cells for new replicas, if it has any; the smallest gets the next.
         nodes: All nodes.
         replicas: All replicas.
         new_id: Source of ids; sorted by time.
-        holdback: What is not replaced at present, because it answered wrongly.
+        holdback: Replicas that are not replaced at present, because they answered wrongly.
     """
     known = [replace(node, is_distrusted=node.id in holdback.nodes) for node in nodes]
     of_pool: defaultdict[str, list[Replica]] = defaultdict(list)
@@ -204,8 +206,8 @@ def _made(
 def _may_leave(pool: Pool, members: _Members, *, has_room: bool) -> list[Replica]:
     """Return the replicas that may leave draining nodes now.
 
-    Those that serve leave when enough others are ready; while there is no room for others, so many
-    that one is missing, but never the last one. Those that do not serve yet just begin elsewhere.
+    Serving replicas leave when enough others are ready; while there is no room for others, so many
+    that one is missing, but never the last one. Replicas that do not serve yet begin elsewhere.
     """
     wanted = pool.replicas_wanted
     floor = wanted if has_room else max(1, wanted - 1)

@@ -1,4 +1,4 @@
-"""What rollouts ask of the fleet; everything runs in the caller's transaction, and may run again.
+"""Prepares pools for rollouts; all runs in the caller's transaction, and may run again.
 
 An adapter is served by the replicas that are there: it has to lie on their nodes. Another base has
 a pool of its own: while it is rolled out, that pool has as many replicas as its share of the
@@ -55,24 +55,24 @@ RETIRE_AFTER_S = 15.0
 _USERS_MAX = 3  # of a pool, named to people
 _RETIREMENTS_MAX = 20  # in one step
 
-# What operators want of a pool, or the scaling loop in their place.
+# Replicas that operators want of a pool, or the scaling loop in their place.
 _WANTED = func.coalesce(pools.c.scaled_replicas, pools.c.replicas_wanted)
 # The table is scaling's, which builds on the fleet.
 _scalings = table(
     "pool_scalings",
     *map(column, ("pool_id", "is_on", "pin", "pin_until", "pinned_by")),
 )
-# What lies on which node. The table is distribution's, whose metrics are all metrics, rollouts'
+# Artifacts by node. The table is distribution's, whose metrics are all metrics, rollouts'
 # too, which build on this module: named here, it is no circle.
 _artifacts = table("node_artifacts", column("node_id"), column("digest"))
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRelease:
-    """What a model stands for, or shall; digests in hex, no adapter: the base alone.
+    """A model's release, present or next; digests in hex; no adapter: the base alone.
 
     Attributes:
-        pool_id: That serves it; empty: none.
+        pool_id: The pool that serves it; empty: none.
     """
 
     model_id: str
@@ -84,12 +84,12 @@ class PreparedRelease:
 
 @dataclass(frozen=True, slots=True)
 class PoolDemand:
-    """What is wanted of a pool.
+    """Replicas that a pool needs.
 
     Attributes:
-        wanted: By operators, or by the scaling loop.
-        rollout: By the rollout in question; None: nothing.
-        is_ending: What the rollout wants is to go.
+        wanted: Replicas that operators want, or the scaling loop.
+        rollout: Replicas that the rollout in question wants; None: none.
+        is_ending: Whether the rollout's demand is to go.
     """
 
     wanted: int
@@ -106,8 +106,8 @@ def together(steady: int, demands: Iterable[int]) -> int | None:
     """Return how many replicas a pool needs because of rollouts; None: there are none.
 
     Args:
-        steady: That serve what is in no rollout to this pool; 0: nothing is.
-        demands: Of the rollouts.
+        steady: Replicas for models that no rollout brings to this pool; 0: there are none.
+        demands: Demands of the rollouts.
     """
     found = list(demands)
     return min(REPLICAS_MAX, steady + sum(found)) if found else None

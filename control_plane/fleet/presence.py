@@ -1,4 +1,4 @@
-"""Which routers hold a watch open with this control plane, and answer."""
+"""Tracks the routers that hold a watch open with this control plane, and answer."""
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ class Presence:
     Attributes:
         on_change: Called when a router comes, moves or leaves.
         departed: Routers that left and were not written down yet: id -> last address.
-        gone: Those of them that said goodbye, are known to have ended, or fell silent.
+        gone: Departed routers that said goodbye, are known to have ended, or fell silent.
     """
 
     on_change: Callable[[], None]

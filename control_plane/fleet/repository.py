@@ -30,7 +30,7 @@ _LOCK = 7310520303  # held by the one control plane that decides about the fleet
 # A control plane that dies cannot say that its routers left; then only their silence tells.
 _ROUTER_SILENCE_S = 6.0
 _CHANGES_KEPT = timedelta(hours=1)
-# What operators want, or the scaling loop in their place; what a rollout needs if that is more.
+# Replicas that operators or the scaling loop want; a rollout's need if that is more.
 _WANTED = func.greatest(
     func.coalesce(tables.pools.c.scaled_replicas, tables.pools.c.replicas_wanted),
     func.coalesce(tables.pools.c.rollout_replicas, 0),

@@ -69,7 +69,7 @@ def staged(known: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> dict[s
 
     Args:
         known: The row; None: there is none yet.
-        wanted: Of the body: `rules` and `active_version`.
+        wanted: Values of the body: `rules` and `active_version`.
 
     Raises:
         PlatformError: Rules shall act that were not in shadow before.

@@ -55,7 +55,7 @@ def check_repeated(request: web.Request, shown: Mapping[str, Any] | None) -> Non
     """Check the read-only fields that a body repeats.
 
     Args:
-        request: Whose body was read.
+        request: The request whose body was read.
         shown: The object as a GET shows it; None when there is none: then only what the path says
             may be repeated.
 

@@ -1,4 +1,4 @@
-"""Which JSON the columns of a table are shown as, for the OpenAPI document."""
+"""JSON schemas of a table's columns, for the OpenAPI document."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def columns(table: Table, *, is_null_shown: bool = True) -> dict[str, Json]:
     """Return the schemas of a table's columns by name; moments are shown as text.
 
     Args:
-        table: Whose rows are shown.
+        table: The table whose rows are shown.
         is_null_shown: NULL is shown as null; otherwise as the empty text.
     """
     return {str(column.name): _schema(column, is_null_shown) for column in table.columns}

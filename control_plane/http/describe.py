@@ -37,10 +37,10 @@ def operation(
     """Return the description of one method on one path.
 
     Args:
-        summary: What it does, in one line.
-        answer: Schema of what it answers; None: no body (204).
-        status: Of success, when there is a body.
-        body: What it takes.
+        summary: The operation's effect, in one line.
+        answer: Schema of its answer; None: no body (204).
+        status: HTTP status of success, when there is a body.
+        body: The body that it takes.
         query: Names of query parameters.
         also: Other statuses of success, with the same answer.
     """
@@ -81,7 +81,7 @@ def shown(
 
     Args:
         fields: Their names.
-        body: What it was written with: fields of the same names have the same types.
+        body: The body that wrote it: fields of the same names have the same types.
         types: Schemas of others, e.g. `INTEGER`, or what `control_plane.http.columns` returns; what
             is in neither is a text.
     """

@@ -1,4 +1,4 @@
-"""What an object is now, as a header, and what a caller takes it for (RFC 9110); pure."""
+"""ETags of objects, and the conditions of requests on them (RFC 9110); pure."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ def check(headers: Mapping[str, str], shown: Mapping[str, Any] | None) -> None:
     """Check `If-Match` and `If-None-Match` of a write.
 
     Args:
-        headers: Of the request.
+        headers: Headers of the request.
         shown: The object as a GET would show it; None when there is none.
 
     Raises:

@@ -33,15 +33,15 @@ class KeyKind:
     """One kind of key.
 
     Attributes:
-        name: Of the kind, as in the path.
+        name: Name of the kind, as in the path.
         table: Its rows; `id`, `secret_sha256`, `expires_at_unix_ms`, `is_disabled`, `created_at`.
         fields: Columns that are shown between the id and the time of making.
-        body: What makes one.
-        change: What may be changed later, a part of the body.
+        body: The body that makes one.
+        change: Fields that may change later, a part of the body.
         new_key: Returns a fresh one.
-        read: What reading takes.
-        write: What writing takes.
-        tenants: The table of whose keys these are, which stands in the path; None: nobody's.
+        read: The permission to read.
+        write: The permission to write.
+        tenants: The table of the keys' owners, which stands in the path; None: no owner.
     """
 
     name: str
@@ -56,7 +56,7 @@ class KeyKind:
 
     @property
     def path(self) -> str:
-        """Of the list."""
+        """The path of the list."""
         if self.tenants is None:
             return f"/v1/{self.name}"
         return f"/v1/tenants/{{tenant_id:[^/]+}}/{self.name}"

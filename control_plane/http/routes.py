@@ -1,4 +1,4 @@
-"""A route of the admin REST: what it is called, who may use it, and what it is for.
+"""A route of the admin REST: its path, its permission, its part of the document.
 
     Route("POST", "/v1/things", self.create, Action.WRITE_MODELS, "things", operation("Make one"))
 
@@ -35,8 +35,8 @@ class AdminRoute:
         method: GET, or one of `WRITES`.
         path: As aiohttp takes it, patterns included.
         handler: Answers.
-        action: What a caller must be allowed to do; None: open to all.
-        kind: Of the objects it is about, for the audit log.
+        action: The permission that a caller needs; None: open to all.
+        kind: Kind of its objects, for the audit log.
         operation: Its part of the OpenAPI document; made by `describe.operation`.
         is_audited: Whether every success leaves an audit row. Only what writes nothing that can be
             seen (a piece of an upload whose end is audited) may do without.

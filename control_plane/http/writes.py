@@ -48,7 +48,7 @@ _DONE = "done"
 
 
 class _What(NamedTuple):
-    """What is recorded of a write; see `AuditRow`."""
+    """The audit record of a write; see `AuditRow`."""
 
     verb: str
     object_id: str
@@ -61,11 +61,11 @@ class _What(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WriteReply:
-    """What a write answers.
+    """The answer of a write.
 
     Attributes:
         body: JSON; None: no body.
-        object_id: What was written.
+        object_id: Id of the written object.
         status: HTTP status; 204 goes without a body.
         is_secret: The body shows a secret this one time, and is kept nowhere.
     """
@@ -91,10 +91,10 @@ class Write:
 
     Attributes:
         connection: Its transaction.
-        request: What asks for it.
-        id: Of its first audit row.
+        request: The request that asks for it.
+        id: Id of its first audit row.
         key: Its idempotency key; empty without.
-        rows: What is recorded of it so far.
+        rows: Its audit rows so far.
         is_checked: The request's conditions were checked.
     """
 
@@ -107,12 +107,12 @@ class Write:
 
     @property
     def actor(self) -> Actor:
-        """Who asks."""
+        """The caller."""
         return self.request[ACTOR]
 
     @property
     def route(self) -> AdminRoute:
-        """What is asked for."""
+        """The route of the request."""
         return self.request[ROUTE]
 
     def check(self, shown: Values | None) -> None:
@@ -148,11 +148,11 @@ class Write:
 
         Args:
             verb: create, replace, change, delete, ...
-            object_id: Of the object.
+            object_id: Id of the object.
             before: As a GET would have shown it, so without secrets; None when there was none.
             after: The same, after the write.
             owners: Tenants it belongs to, before and after; None: nobody's.
-            kind: Of the object, when it is not the route's.
+            kind: Kind of the object, when it is not the route's.
 
         Raises:
             PlatformError: 403.
@@ -184,7 +184,7 @@ class Writes:
             deadline_s: For all attempts together.
 
         Raises:
-            PlatformError: What the work raises, or the key was used for something else.
+            PlatformError: The work raises it, or the key was used for another request.
             IntegrityError: The rows contradict others.
         """
         key, request_sha256 = await _idempotency(request)
@@ -223,7 +223,7 @@ class Writes:
 
     async def refused(self, request: web.Request, error: PlatformError) -> None:
         """Record a write that was refused, in a transaction of its own: it has none any more."""
-        # What the path names last is what would have been written.
+        # The last id in the path is the object that would have been written.
         object_id = next(reversed(request.match_info.values()), "")
         key = request.headers.get("Idempotency-Key", "")
         verb = request.method.lower()

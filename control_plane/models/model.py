@@ -1,4 +1,4 @@
-"""What can be asked for: bases, and the public names that resolve to them."""
+"""Bodies of bases, and of the public names that resolve to them."""
 
 import re
 from typing import Annotated

@@ -23,7 +23,7 @@ async def take_name(
     Args:
         connection: In the transaction that writes the name.
         name: Public name.
-        owner_tenant_id: Who will own it; None: everybody may use it.
+        owner_tenant_id: The tenant that will own it; None: every tenant may use it.
         others: The table that must not have it.
 
     Raises:

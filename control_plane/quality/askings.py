@@ -1,4 +1,4 @@
-"""Which questions are put to which replicas; pure.
+"""Derives the golden prompts that replicas are asked from models and bases; pure.
 
 An asking is a prompt that is put to a base with an adapter, and the unit in which answers are
 compared. Which adapter that is follows from what the prompt's model stands for at the moment, and
@@ -33,7 +33,7 @@ _DIGEST_CHARACTERS = 16  # of a digest, in the id of an asking
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What people ask of a model's releases; see the columns of `golden_prompts`."""
+    """A golden prompt for a model's releases; see the columns of `golden_prompts`."""
 
     id: str
     model_id: str
@@ -50,15 +50,15 @@ class Asking:
     Attributes:
         id: `prompt/base` or `prompt/base/adapter`, digests cut short.
         prompt_id: `default` for what every base is asked.
-        model_id: Whose prompt it is; empty for the default.
-        base_digest: Of the replicas that are asked.
+        model_id: Model of the prompt; empty for the default.
+        base_digest: Base of the replicas that are asked.
         adapter_digest: Empty: the base alone.
         token_ids: The prompt.
-        output_tokens_max: Of an answer.
-        every_s: Between two askings of a replica.
-        expected: What an answer has to begin with; empty: anything.
+        output_tokens_max: Most tokens of an answer.
+        every_s: Seconds between two askings of a replica.
+        expected: Tokens that an answer has to begin with; empty: any.
         owner: The tenant whose model it is about; empty: the platform's own.
-        is_rollout: A rollout of the model waits for what is expected.
+        is_rollout: Whether a rollout of the model waits for the expected answer.
     """
 
     id: str
@@ -117,7 +117,7 @@ def defaults(
 
     Args:
         state: Has the pools.
-        token_ids: Of `DEFAULT_TEXTS`, by base, as far as they are known.
+        token_ids: Tokens of `DEFAULT_TEXTS`, by base, as far as they are known.
     """
     return [
         Asking(
@@ -144,11 +144,11 @@ def _named(prompts: Sequence[tuple[int, ...]]) -> list[tuple[str, tuple[int, ...
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What decides how a model's prompts are put.
+    """The facts of a model that decide how its prompts are put.
 
     Attributes:
         owner: The tenant; empty: the platform.
-        served: (base, adapter) of what the model stands for, and of what is rolled out beside it.
+        served: (base, adapter) of the model's release, and of the release rolled out beside it.
         is_rollout: Whether a rollout shares its requests out.
     """
 

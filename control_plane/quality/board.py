@@ -1,4 +1,4 @@
-"""What is asked at present, and which of it a node is told; pure, and kept up to date cheaply.
+"""The golden prompts of the moment, and each node's part of them; pure, updated cheaply.
 
 The state changes all the time, and thousands of models may have prompts: only those whose releases
 or prompts have changed are worked out anew, and what nodes with the same bases are told once per
@@ -20,7 +20,7 @@ Prompts = tuple[Prompt, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What is asked about a model, and what that rests on."""
+    """The askings of a model, and the prompts and facts that they rest on."""
 
     about: About | None
     prompts: Prompts

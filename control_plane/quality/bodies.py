@@ -1,4 +1,4 @@
-"""What the REST of golden prompts takes."""
+"""Request bodies of golden prompts."""
 
 from typing import Annotated
 

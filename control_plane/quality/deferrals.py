@@ -1,4 +1,4 @@
-"""Which groups of answers are not judged for a while, because judging them failed; pure."""
+"""Groups of answers whose judging failed, and is put off for a while; pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -68,7 +68,7 @@ async def settle(
     Args:
         connection: In the transaction that judges.
         askings: All that are put at present.
-        right: Of `right_answers`.
+        right: Result of `right_answers`.
         quarantined: Replicas that were taken out just now.
     """
     await _end(connection, sorted(quarantined), CONFIRMED)

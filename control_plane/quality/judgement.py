@@ -37,8 +37,8 @@ class Answer:
     """The answer of one replica.
 
     Attributes:
-        number: Of all answers; later ones have greater ones.
-        text: None: it did not answer. That is for others to judge, and counts as an asking.
+        number: Number among all answers; later answers have greater ones.
+        text: None: it did not answer. The guard does not judge that; it counts as an asking.
         is_new: It was not judged before.
     """
 
@@ -60,8 +60,8 @@ class Finding:
     """A replica that is suspect.
 
     Attributes:
-        replica_id: Which.
-        difference: Of the newest answer that deviates.
+        replica_id: The replica.
+        difference: Difference of the newest answer that deviates.
         deviations: How many of its last answers deviate.
         answer: The newest of these.
     """
@@ -113,9 +113,9 @@ def judge(
     """Return what the answers of a pool's replicas to one prompt come to.
 
     Args:
-        answers: Of each replica that serves, the newest first.
-        known: What was right before, of the same base, adapter and engine.
-        expected: What people expect an answer to begin with; empty: nothing.
+        answers: Answers of each serving replica, the newest first.
+        known: Earlier right answers of the same base, adapter and engine.
+        expected: Tokens that an answer should begin with; empty: any.
         rules: How to compare.
         records: Findings of routers about replicas.
     """

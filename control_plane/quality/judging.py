@@ -1,4 +1,4 @@
-"""Judges what is new, in bounded batches, beside any number of other control planes.
+"""Judges new answers, in bounded batches, beside any number of other control planes.
 
 A batch is a transaction. It claims answers that nobody else judges, so that no two do the same work
 twice; a replica is taken out under a lock, after a second look at who serves, so that all of them
@@ -50,10 +50,10 @@ class TooSlowError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JudgingOutcome:
-    """What a batch came to.
+    """The outcome of judging one batch of groups.
 
     Attributes:
-        ruling: What follows.
+        ruling: Consequences of the judgements.
         failures: Groups that could not be judged, and why.
         judged: Groups that were.
         is_last: Nothing else is to be judged now.

@@ -27,7 +27,7 @@ class _Shared:
 
 @dataclass(slots=True)
 class _Set:
-    """What nodes with a set of bases are told in a round."""
+    """The messages for nodes with one set of bases in a round."""
 
     round: int
     shared: list[_Shared]
@@ -55,7 +55,7 @@ class Messages:
         While that is the same it is the same list, and nobody may change it.
 
         Args:
-            bases: What they serve.
+            bases: Bases that they serve.
             round_: Its number.
             choose: Returns what is told; called when it is not known.
         """

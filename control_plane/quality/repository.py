@@ -65,9 +65,9 @@ class AnswerReport:
     """An answer on its way into the database.
 
     Attributes:
-        node_id: Who reported it.
-        replica_id: Who gave it.
-        asking: What was asked.
+        node_id: The node that reported it.
+        replica_id: The replica that gave it.
+        asking: The question.
         text: None: there is none.
         error: Why.
         asked_at_unix_ms: By the clock of the node.

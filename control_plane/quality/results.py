@@ -1,4 +1,4 @@
-"""What replicas answered last, beside what is right, for people; pure."""
+"""The last answers of replicas beside the right answers, for people; pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def results(
 
     Args:
         kept: Answers by pool and asking, the newest first.
-        truths: What is known to be right.
+        truths: Answers that are known to be right.
         errors: Why there is no answer, by its number.
     """
     found: list[dict[str, Any]] = []

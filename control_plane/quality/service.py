@@ -1,7 +1,7 @@
-"""The quality guard's loop: what is asked, what was answered, and what follows.
+"""The quality guard's loop: askings, answers, and the consequences.
 
 Every control plane runs it: each tells its agents the questions, writes down what they answered,
-and judges what nobody else judges at the moment. Nobody's request waits for any of it.
+and judges groups that no other judges at the moment. No request waits for any of it.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class Quality:
 
         Args:
             database: Where answers are kept.
-            feed: What models stand for.
+            feed: Source of the models' releases.
             meter: Takes numbers.
             budget: How many quarantined replicas are replaced.
             unix_s: The time, by which questions take turns.

@@ -1,10 +1,11 @@
-"""Which questions a node is told when there are more than it can be asked; pure.
+"""Shares a node's room for golden prompts among the owners of models; pure.
 
 Room is counted in units of 4 KiB, so that 64 units are both limits: 64 prompts and 256 KiB. The
 platform's own questions, one per base, have a part of it for themselves. The rest is shared by the
 owners of models: whoever needs less than an equal share gets all, the others share what is left.
 
-What does not fit takes turns. The owners stand in a ring, and so do the prompts of each; a round
+Questions that do not fit take turns. The owners stand in a ring, and so do the prompts of each; a
+round
 goes on where the last one ended. That needs no memory: a round is known by its number, so every
 control plane says the same, and so do all nodes with the same bases, whose answers are compared.
 Releases of a prompt are asked together: else a rollout would compare answers to different prompts.
@@ -55,7 +56,7 @@ def chosen(
 
     Args:
         defaults: The platform's, by id, to the bases of the node.
-        items: Of each owner, by id, to these bases.
+        items: Questions of each owner, by id, to these bases.
         round_: Its number, from 0.
     """
     wanted = sum(item.units for all_ in items.values() for item in all_)

@@ -34,7 +34,7 @@ def _moment(name: str) -> Column[Any]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
 
 
-# What people ask a model's releases. Every base has one more, which has no row.
+# Golden prompts of models' releases. Every base has one more, which has no row.
 golden_prompts = Table(
     "golden_prompts",
     metadata,
@@ -76,7 +76,7 @@ Index(
     postgresql_where=text("NOT is_judged"),
 )
 
-# What a pool answered to an asking when it was last in agreement.
+# A pool's answer to an asking when its replicas last agreed.
 golden_truths = Table(
     "golden_truths",
     metadata,
@@ -88,7 +88,7 @@ golden_truths = Table(
     _moment("since"),
 )
 
-# What is expected of releases, and how often it was missed, by the second.
+# Runs of prompts with expected answers, and how often answers missed them, by the second.
 golden_runs = Table(
     "golden_runs",
     metadata,
@@ -112,7 +112,7 @@ ejections = Table(
     Column("evidence", Text, nullable=False),  # kind of it, of sluice.detector
     count_column("wrong"),
     count_column("asked"),
-    # Of the platform's, those that the replica has answered rightly since.
+    # Askings of the platform that the replica has answered rightly since.
     Column("right_askings", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     _moment("heard_at"),
     Column("ended_at", DateTime(timezone=True)),

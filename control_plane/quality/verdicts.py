@@ -1,4 +1,4 @@
-"""From the answers of pools to what follows: who is taken out, with evidence, and what to tell."""
+"""From answers of pools to consequences: quarantines with evidence, and alerts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ Group = tuple[str, str]  # pool, asking
 
 
 class Alert(StrEnum):
-    """What only people can settle."""
+    """The alerts that only people can settle."""
 
     SPARED = "spared"  # a replica deviates and may not be taken out
     HELD = "held"  # it was, and is not replaced now: as many were as are replaced in this time
@@ -76,8 +76,8 @@ class ReplacementBudget:
     """How many quarantined replicas are replaced in a time.
 
     Attributes:
-        pool_hour: Of a pool within an hour.
-        node_day: Of a node within a day.
+        pool_hour: Replacements of a pool within an hour.
+        node_day: Replacements of a node within a day.
     """
 
     pool_hour: int = 3
@@ -135,12 +135,12 @@ class Accusation:
 
 @dataclass(frozen=True, slots=True)
 class AskingCase:
-    """What the answers of a pool to an asking come to.
+    """The judgement of a pool's answers to one asking.
 
     Attributes:
-        asking: What was asked.
-        judgement: What the answers are worth.
-        replicas: Which were asked.
+        asking: The question.
+        judgement: The verdict on the answers.
+        replicas: Replicas that were asked.
         accusations: Suspects; none when a tenant owns the asking.
     """
 
@@ -152,14 +152,14 @@ class AskingCase:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What a round of judging comes to.
+    """The consequences of a round of judging.
 
     Attributes:
-        quarantines: Who is taken out now.
-        held: Which of them are not replaced now, because too many were in this time.
-        alerts: Of each group that was judged, what is wrong with it, and with which replicas.
+        quarantines: Replicas that are taken out now.
+        held: Quarantined replicas that are not replaced now, because too many were in this time.
+        alerts: By judged group, its alerts, and their replicas.
         deviations: How many new answers deviate, by what they differ in.
-        learned: What is known to be right from now on.
+        learned: Answers that are known to be right from now on.
     """
 
     quarantines: tuple[Quarantine, ...]
@@ -185,7 +185,7 @@ def examine(
         askings: All that are put at present; answers to others are ignored.
         kept: Answers by pool and asking, the newest first.
         serving: Replicas of these pools whose answers count.
-        truths: What is known to be right.
+        truths: Answers that are known to be right.
         begins: Told of each group before it is judged; False: leave it and all others.
         accused: Replicas that routers have ejected for their answers.
     """
@@ -257,10 +257,10 @@ def rule(
     """Decide about the pools of what was judged.
 
     Args:
-        cases: Of `examine`.
+        cases: Results of `examine`.
         kept: The answers that they rest on.
         serving: Replicas of these pools that serve now.
-        quarantined: Of each pool, how many are out already and have no replacement yet.
+        quarantined: By pool, the number of replicas that are out and have no replacement yet.
         spent: How many were taken out lately.
         budget: How many are replaced.
         new_id: Source of ids.

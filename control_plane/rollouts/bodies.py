@@ -41,6 +41,6 @@ class RolloutBody(AdminBody):
 
 
 class PromoteBody(AdminBody):
-    """Which stage is to be ended: the one that was seen, so that none is ended unseen."""
+    """The stage to end: the one that the caller saw, so that none is ended unseen."""
 
     stage: Annotated[int, Field(ge=0, le=100)]

@@ -1,4 +1,4 @@
-"""What gateways confirm, written down for whichever control plane steps the rollouts."""
+"""Stores gateways' confirmations for the control plane that steps the rollouts."""
 
 from control_plane.database import Database
 from control_plane.rollouts import repository

@@ -1,4 +1,4 @@
-"""What a step changes, in its transaction: the rollout, its event, the split, the model.
+"""Writes a step's changes in its transaction: the rollout, its event, the split, the model.
 
 The loop and the admin REST step a rollout here and nowhere else, under the lock on its row.
 """
@@ -21,7 +21,7 @@ from sluice.errors import ErrorCode, PlatformError
 
 
 class Preparation(Protocol):
-    """What rollouts ask of the fleet; `control_plane.fleet.preparation` is it."""
+    """The fleet, as rollouts prepare it; `control_plane.fleet.preparation` implements it."""
 
     def prepare(
         self,
@@ -59,7 +59,7 @@ class News:
     """A step that changed where the rollout stands.
 
     Attributes:
-        event: What led to it.
+        event: The event that led to it.
         kept: The rollout after it.
         was: The phase before it.
     """
@@ -86,9 +86,9 @@ async def tell(
     Args:
         connection: In the transaction of the step.
         kept: The rollout as it is stored.
-        told: What happened, in order.
+        told: Events, in order.
         now_ms: Unix time.
-        actor: Id of the admin key of who asked for it; empty: nobody did.
+        actor: Id of the caller's admin key; empty: the step had no caller.
 
     Raises:
         PlatformError: `CONFLICT`: a person asked for what cannot be done in this phase.

@@ -22,7 +22,7 @@ _BASELINE_MAX = 1_000
 
 
 class Metric(StrEnum):
-    """What a gate compares."""
+    """The property of requests that a gate compares."""
 
     ERRORS = "errors"
     SLOW_FIRST_TOKEN = "slow_first_token"  # noqa: S105 - no secret
@@ -40,7 +40,7 @@ class Metric(StrEnum):
     GOLDEN = "golden"
 
 
-# Of what answers are like: no incident makes answers longer or empty, so windows are compared
+# For properties of answers: no incident makes answers longer or empty, so windows are compared
 # together until control has so many. With one of canary beside two of control a window says little.
 CONTENT_REFERENCE_MIN = 32
 CONTENT = frozenset(
@@ -87,16 +87,18 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class ScoreEvidence:
-    """How models find answers of one release; scores that were *made* in a window.
+    """Likelihoods of one release's answers, by scores that were *made* in a window.
 
-    Engines score answers when they have time, and some never do. Of each session one counts, as of
-    all that answers are like.
+    Engines score answers when they have time, and some never do. One per session counts, as for
+    all properties of answers.
 
     Attributes:
-        answers: That were scored.
-        base_like: Those that the base finds as likely as the adapter that made them.
-        surprisal_mnats: Of them for the base: minus the mean log probability, in thousandths.
-        entropy_mnats: Mean of the distributions that their tokens were drawn from, in thousandths.
+        answers: Answers that were scored.
+        base_like: Answers that the base finds as likely as the adapter that made them.
+        surprisal_mnats: Minus the mean log probability of answers for the base, in thousandths of a
+            nat.
+        entropy_mnats: Mean entropy of the distributions that their tokens were drawn from, in
+            thousandths of a nat.
     """
 
     answers: int = 0
@@ -106,22 +108,22 @@ class ScoreEvidence:
 
     @property
     def base_likes(self) -> Count:
-        """Those that are the base's own, of all."""
+        """Scored answers that the base finds as likely as the adapter does, of all."""
         return Count(self.base_like, self.answers)
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What came of the requests of one release that were *received* in a window.
+    """Outcomes of one release's requests that were *received* in a window.
 
     Counted when all of them have ended or timed out: by the end of the window only the quick ones
     have. Without requests of pinned tenants, who were not drawn by lot. Of each session at most
-    one request, the first in the window. What answers are like is counted once per session: its
+    one request, the first in the window. Properties of answers count once per session: its
     turns are alike whenever they come, and would be taken for independent ones.
 
     Attributes:
         requests: All of them.
-        errors: Those that ended with an error, by code.
+        errors: Requests that ended with an error, by code.
         first_answers: Answers that are the first of their session, and those without a session:
             refusals, flaws and lengths are of these. None: of all answers, as an older telemetry
             service counts them.
@@ -129,13 +131,13 @@ class Arm:
         empty_answers: Answers of nothing.
         repetitive_answers: Answers that say again and again what they have said.
         cut_answers: Answers that had not come to an end at the limit of their length.
-        ttft_ms: Of those that got a first token.
+        ttft_ms: TTFT in milliseconds, of requests that got a first token.
         tpot_us: Mean time between tokens of an answer, one value each: the single gaps (ITL) of an
             answer are no independent observations.
-        output_tokens: Of complete first answers.
-        scores: How models find answers.
-        golden_runs: Golden prompts that were asked, which are no requests of the above.
-        golden_mismatches: Those whose answer is not the one that its release is known by.
+        output_tokens: Output tokens of complete first answers.
+        scores: Likelihoods of scored answers.
+        golden_runs: Golden prompts that were asked; they are not among `requests`.
+        golden_mismatches: Golden runs whose answer is not the one that its release is known by.
     """
 
     requests: int = 0

@@ -1,4 +1,4 @@
-"""What the loop tells the machine, from what it found in the world; pure."""
+"""Turns the loop's findings into events for the state machine; pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,26 +22,26 @@ from control_plane.rollouts.state import (
 
 # A gateway that has not confirmed anything for so long is not there any more.
 GATEWAY_LIVE_S = 15.0
-# Of requests that are older than this nobody waits for the end: they count as they are.
+# Evidence does not wait for the end of requests older than this: they count as they are.
 OPEN_MAX_MS = 60_000
 # A confirmation tells of the moment before it was sent, by another clock.
 _CLOCK_MARGIN_MS = 1_000
 # How much is read at once when there is a lot to catch up with.
 _CATCH_UP_MS = 300_000
-# What has changed but in the time of its last step is written down this often.
+# A rollout that changed only in the time of its last step is written down this often.
 _STORE_INTERVAL_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayFacts:
-    """What a gateway's worker process last confirmed; times are Unix time in milliseconds.
+    """The last confirmation of a gateway's worker process; times are Unix milliseconds.
 
     Attributes:
-        version: Of the state by which it decides about new requests.
+        version: Version of the state by which it decides about new requests.
         oldest_open_ms: When the longest-running request was received that a split decided about;
             0: there is none.
         seen_ms: When it said so.
-        missing_bases: Digests of what is rolled out that it cannot serve yet.
+        missing_bases: Digests of bases being rolled out that it cannot serve yet.
     """
 
     version: int
@@ -52,7 +52,7 @@ class GatewayFacts:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """What a gateway's worker process says of itself; see `GatewayFacts`."""
+    """A confirmation of a gateway's worker process; see `GatewayFacts`."""
 
     gateway_id: str
     version: int
@@ -62,10 +62,10 @@ class Confirmation:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the world is like when a rollout is stepped.
+    """Findings of the loop about a rollout at one step.
 
     Attributes:
-        is_taken_over: Another process stepped it before.
+        is_taken_over: Whether another process stepped it before.
         not_ready: Stages that the fleet cannot serve.
         ready: Stages that it can serve.
         windows: Evidence since the last that was taken.
@@ -93,7 +93,7 @@ def is_confirmed(
 
     Args:
         gateways: All that ever confirmed something.
-        version: Of the state with the split as it is.
+        version: Version of the state with the present split.
         changed_ms: When the split became what it is.
         now_ms: By the same clock.
     """
@@ -123,8 +123,8 @@ def is_on_trial(rollout: Rollout, adapter_digest: str, codes: frozenset[str]) ->
 
     Args:
         rollout: As it stands.
-        adapter_digest: Of canary; empty: the base alone, which ready replicas have loaded.
-        codes: Of nodes' results, see `control_plane.rollouts.trials`.
+        adapter_digest: Adapter of canary; empty: the base alone, which ready replicas have loaded.
+        codes: Codes of nodes' results, see `control_plane.rollouts.trials`.
     """
     return rollout.stage == NO_STAGE and bool(adapter_digest) and not codes
 
@@ -175,7 +175,7 @@ def events(rollout: Rollout, facts: Facts) -> tuple[Event, ...]:
     if facts.windows:
         told.append(Evidence(facts.windows))
     told += [Ready(stage) for stage in sorted(facts.ready) if _is_news(rollout, stage)]
-    # What a step of now changes is not what was confirmed.
+    # Gateways have confirmed the split before this step, not its changes.
     if rollout.phase is Phase.HALTED and facts.is_confirmed:
         told.append(SentBack())
     return tuple(told) or (Tick(),)

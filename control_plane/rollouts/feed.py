@@ -19,14 +19,14 @@ from sluice.errors import ErrorCode
 from sluice.identity import CertificateRole
 
 _DEADLINE_S = 5.0
-# Of one call, so that a control plane that was away for long catches up in steps that take no time.
+# Windows per call, so that a control plane that was away for long catches up in short steps.
 _WINDOWS_MAX = 60
 _ROLLOUTS_MAX = 1_000
 _ASKED_MAX = 1_000
 
 
 class EvidenceFeed(Protocol):
-    """What the loop of rollouts reads."""
+    """The source of evidence for the loop of rollouts."""
 
     async def windows(self, rollout_id: str, after_ms: int, until_ms: int) -> tuple[Window, ...]:
         """Return whole windows in order and without gaps, with no golden counts.
@@ -34,7 +34,7 @@ class EvidenceFeed(Protocol):
         Maybe fewer than there are; the rest comes when it is asked for, or a little later.
 
         Args:
-            rollout_id: Whose requests.
+            rollout_id: The rollout of the requests.
             after_ms: Unix time; the first window begins at it or at the next multiple of the
                 length of windows.
             until_ms: Unix time; what was received before it has ended by now, or counts as it is.
@@ -63,7 +63,7 @@ async def open_feed(
     """Open a feed; the telemetry service need not be there.
 
     Args:
-        telemetry_url: Of the service; empty: there is none.
+        telemetry_url: URL of the service; empty: there is none.
         telemetry_key: The admin key that it takes.
         window_ms: Length of windows.
     """

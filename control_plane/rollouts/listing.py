@@ -47,7 +47,7 @@ def summary(row: Values, unread: Mapping[str, str]) -> Values:
     """Return what lists show of a row.
 
     Args:
-        row: Of `listed`.
+        row: Row of `listed`.
         unread: Rollouts that this control plane cannot step, and why.
     """
     times = {name: row[name].isoformat() if row[name] else "" for name in _TIMES}

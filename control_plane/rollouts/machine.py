@@ -52,7 +52,7 @@ from sluice.errors import ErrorCode, PlatformError
 # Steps follow each other every few seconds; who was away for longer has missed something.
 STEP_GAP_MAX_MS = 30_000
 _NOTHING = Count(0, 0)
-# What people expect of a release is right until control shows otherwise: as if it had been seen so
+# An expected answer counts as right until control shows otherwise: as if it had been seen so
 # often. Without that, control would have to be asked 50 times before canary's answers count.
 _EXPECTED = Count(0, 50)
 # Golden prompts that a stage waits for, once its model has any with an expectation.
@@ -64,11 +64,11 @@ _WAITS_FOR_EVIDENCE = (Phase.PAUSED, Reason.NO_EVIDENCE)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step led to.
+    """The result of a step.
 
     Attributes:
         rollout: To be stored.
-        actions: What the world shall be like from now on, see `due`; empty when nothing new. To be
+        actions: The state of the world from now on, see `due`; empty when nothing changes. To be
             stored in the same transaction.
     """
 
@@ -81,7 +81,7 @@ def step(rollout: Rollout, event: Event, now_ms: int) -> Step:
 
     Args:
         rollout: As it was stored.
-        event: What happened; `Tick` when nothing did.
+        event: The event; `Tick` when nothing happened.
         now_ms: Unix time in milliseconds. A clock that was set back stands still meanwhile.
 
     Raises:
@@ -154,7 +154,7 @@ def _after_end(rollout: Rollout, event: SentBack | Gone) -> Rollout:
     return rollout
 
 
-# What people may do, and in which phases.
+# Commands of people, with the phases in which each is allowed.
 _COMMANDS: dict[type, frozenset[Phase]] = {
     Start: frozenset({Phase.PLANNED}),
     Pause: frozenset({Phase.PAUSED}) | _GOING,  # for another reason, which may pass by itself

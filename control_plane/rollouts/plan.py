@@ -1,4 +1,4 @@
-"""What a rollout shall do, as data: stages, gates, and what happens when it cannot go on; pure."""
+"""The plan of a rollout as data: stages, gates, and the reaction to short traffic; pure."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -133,7 +133,7 @@ class Plan(AdminBody):
         alpha: False-alarm rate of the whole rollout: how likely it is at most that a release which
             is not worse than tolerated is rolled back by a gate, in any stage, however long it
             lasts. Divided evenly among the gates and the stages that are compared.
-        when_short: What happens when the traffic of a stage's longest duration is too little:
+        when_short: Reaction when the traffic of a stage's longest duration is too little:
             wait for a person, go on with what there is, or roll back.
         ready_max_s: How long the fleet may take to hold the release for a stage; then the rollout
             pauses until it does.

@@ -27,7 +27,7 @@ from control_plane.tables import changes, models, releases, splits, tenants
 from sluice.errors import ErrorCode, PlatformError
 from sluice.ids import new_id
 
-# Who was silent for so long does not step any more; much longer than a round of the loop.
+# A process that was silent for so long loses its lease; much longer than a round of the loop.
 _LEASE = timedelta(seconds=15)
 _RENEW = timedelta(seconds=1)
 _EVENTS_MAX = 1_000  # of a rollout; the oldest go
@@ -39,12 +39,12 @@ class KeptRollout:
     """A rollout as it is stored.
 
     Attributes:
-        id: Of the rollout.
-        model_id: Whose release it rolls out.
+        id: Id of the rollout.
+        model_id: The model whose release it rolls out.
         control: Name of the release that the model stands for.
         canary: Name of the new one.
         owner: Tenant; None: nobody's.
-        salt: Of its split.
+        salt: Salt of its split.
         state: All else.
         version: One more with every step that is stored.
         is_live: Whether gateways or fleet still have something of it.
@@ -69,7 +69,7 @@ class UnreadableError(PlatformError):
     """The state of a rollout is none that we know: another version of the control plane wrote it.
 
     Attributes:
-        problem: What to tell people, in one line.
+        problem: The problem for people, in one line.
         reason: Where it differs, in many.
     """
 
@@ -81,7 +81,7 @@ class UnreadableError(PlatformError):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a process steps.
+    """The rollouts that a process steps.
 
     Attributes:
         own: Its rollouts.

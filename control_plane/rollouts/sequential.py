@@ -67,7 +67,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class SequentialTest:
-    """What is known after some windows: of constant size, and nothing but numbers.
+    """The state of a sequential test after some windows: of constant size, numbers alone.
 
     Attributes:
         margin: Tolerated difference of the rates, 0 to below 1; see the module.
@@ -77,11 +77,11 @@ class SequentialTest:
         log_bet: The same of what each alternative has; in the order of the alternatives.
         memory_bad: Bad control requests in memory; older ones count less.
         memory_total: Control requests in memory.
-        canary: All that was counted in windows that were bet on: what the e-value says is of these.
+        canary: Counts of windows that were bet on: the e-value is about these.
         control: The same of control.
         waiting_windows: Windows that are put together and not bet on yet.
-        waiting_canary: What was counted in these.
-        waiting_control: The same of control.
+        waiting_canary: Canary's counts in the waiting windows.
+        waiting_control: Control's counts in the waiting windows.
     """
 
     margin: float
@@ -141,8 +141,8 @@ def rescaled(test: SequentialTest, past: Count) -> SequentialTest:
     """Return the test for windows in which something else is bad.
 
     Args:
-        test: What it has won or lost stays, as does what it has counted.
-        past: What control's past is on the new scale.
+        test: The test; its stake and its counts stay.
+        past: Control's past on the new scale.
     """
     test = _settled(test)
     return _with_memory(replace(test, memory_bad=0.0, memory_total=0.0), past)

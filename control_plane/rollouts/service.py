@@ -1,4 +1,4 @@
-"""The loop that steps rollouts: reads what the world is like, tells the machine, writes it down.
+"""The loop that steps rollouts: reads facts, steps the machine, writes the results.
 
 Every control plane runs it; each live rollout is taken by one of them, and by another when that was
 silent for some seconds. A step reads, decides and writes in one transaction under the lock on the
@@ -58,9 +58,9 @@ class Rollouts:
 
         Args:
             database: Where the rollouts are.
-            evidence: What requests came to; while nobody knows, rollouts pause.
+            evidence: Source of requests' outcomes; while it is away, rollouts pause.
             fleet: Gets ready for stages.
-            golden: What golden prompts came to, per release.
+            golden: Source of golden prompts' outcomes, per release.
             show: Takes how many live rollouts are in which phase, or `UNREADABLE`, and how old
                 (seconds) the newest evidence is of the rollout that has the oldest, for metrics.
             count_rollback: Is told of every rollout that is sent back: the gate, else the reason.
@@ -136,7 +136,7 @@ class Rollouts:
         now_ms = await repository.clock_ms(connection)
         phases = await repository.live_phases(connection)
         seen = {**phases, UNREADABLE: len(taken.unreadable)}
-        # Those under way may be locked by their own step.
+        # Rollouts under way may be locked by their own step.
         stepping = {name: kept for name, kept in self._own.items() if name in self._under_way}
         self._own = stepping | {kept.id: kept for kept in taken.own}
         self._show(seen, _evidence_age_s(self._own.values(), now_ms))

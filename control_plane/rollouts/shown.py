@@ -150,8 +150,8 @@ def waiting_for(state: Rollout, base_digest: str | None, lacking: Sequence[str])
     """Return what a rollout waits for before its next stage, in one line; empty: for nothing.
 
     Args:
-        state: Of the rollout.
-        base_digest: Of canary; None: nobody knows its release any more.
+        state: State of the rollout.
+        base_digest: Base of canary; None: its release is gone.
         lacking: Ids of the gateways that cannot serve it yet.
     """
     if not state.is_held:

@@ -1,4 +1,4 @@
-"""What is kept of a rollout, what can happen to it, and what it asks for; pure data.
+"""The stored state of a rollout, its events, and its actions; pure data.
 
 `STATE` and `EVENT` are the forms in which the database keeps them: JSON, without loss.
 """
@@ -58,16 +58,16 @@ class Verdict:
     """That canary is worse, and what says so.
 
     Attributes:
-        metric: Whose gate was breached.
+        metric: Metric of the breached gate.
         stage: Number of the stage.
-        suspect: What was counted in the stage on the side that is worse: canary's, except for
+        suspect: Counts of the stage on the worse side: canary's, except for
             `FEWER_REFUSALS`.
         reference: The same on the other side.
-        tolerated: By the gate.
+        tolerated: Difference that the gate tolerates.
         log_e: Natural logarithm of the e-value.
-        log_needed: What it had to reach.
+        log_needed: Threshold of `log_e`.
         window_end_ms: End of the window that was the last straw, in Unix time.
-        at_ms: When it was looked at.
+        at_ms: Unix time of the verdict.
     """
 
     metric: Metric
@@ -100,10 +100,10 @@ def explain(verdict: Verdict) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GateEvidence:
-    """What a gate saw in a stage.
+    """Counts and e-value of one gate in a stage.
 
     Attributes:
-        metric: That it compares.
+        metric: Metric that it compares.
         canary: Requests of canary, and how many of them were bad.
         control: The same of control.
         log_e: Natural logarithm of the e-value.
@@ -119,7 +119,7 @@ class GateEvidence:
 
 @dataclass(frozen=True, slots=True)
 class StageEvidence:
-    """What was seen in a stage that has ended; counts as in `Rollout`."""
+    """The evidence of one stage; counts as in `Rollout`."""
 
     stage: int
     share: int
@@ -156,10 +156,10 @@ class Rollout:
             windows in which it was compared, where there is something to compare with.
         control_sample: The same of control.
         tests: One for each gate, of this stage.
-        thresholds: Of this stage.
+        thresholds: Thresholds of this stage.
         baseline: Control's recent past.
         reason: Why it is paused, or was sent back.
-        verdict: What was found when the reason is `WORSE`.
+        verdict: The finding when the reason is `WORSE`.
         past: Evidence of the stages that have ended.
     """
 
@@ -190,7 +190,7 @@ class Rollout:
 
     @property
     def evidence(self) -> StageEvidence:
-        """What was seen in the present stage."""
+        """The evidence of the present stage."""
         return StageEvidence(
             stage=self.stage,
             share=self.share,
@@ -249,7 +249,7 @@ _OPEN = frozenset({Phase.SHADOW, Phase.RUNNING, Phase.PAUSED})
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Somebody starts it."""
+    """A person starts the rollout."""
 
     kind: Literal["start"] = "start"
 
@@ -272,28 +272,28 @@ class NotReady:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Somebody holds it: the share stays, and what goes wrong is still sent back."""
+    """A person holds the rollout: the share stays, and a worse release is still sent back."""
 
     kind: Literal["pause"] = "pause"
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Somebody lets it go on."""
+    """A person lets a paused rollout go on."""
 
     kind: Literal["resume"] = "resume"
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Somebody ends it; everybody goes back."""
+    """A person ends the rollout; all requests go back to control."""
 
     kind: Literal["abort"] = "abort"
 
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """Somebody ends a stage early; `stage` is the one they saw."""
+    """A person ends a stage early; `stage` is the one that the person saw."""
 
     stage: int
     kind: Literal["promote"] = "promote"
@@ -301,7 +301,7 @@ class Promote:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Windows, in their order; those that were told before are passed over."""
+    """Windows of evidence, in their order; repeated ones are passed over."""
 
     windows: tuple[Window, ...]
     kind: Literal["evidence"] = "evidence"
@@ -316,7 +316,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Whoever steps it has just begun to: after a restart, or as a new leader."""
+    """A process steps the rollout for the first time: after a restart, or as a new leader."""
 
     kind: Literal["restarted"] = "restarted"
 
@@ -330,7 +330,7 @@ class SentBack:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """What it is about is not there any more."""
+    """The rollout's model, release or pool is not there any more."""
 
     reason: Reason
     kind: Literal["gone"] = "gone"

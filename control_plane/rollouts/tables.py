@@ -92,7 +92,7 @@ rollout_trials = Table(
     _moment("tried_at"),
 )
 
-# What the rollouts of a model shall do, where that is not the default.
+# Plans for the rollouts of a model, where they differ from the default.
 rollout_plans = Table(
     "rollout_plans",
     metadata,

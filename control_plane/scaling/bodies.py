@@ -1,4 +1,4 @@
-"""What the admin REST takes about scaling."""
+"""Request bodies of the admin REST for scaling."""
 
 from typing import Annotated, Self
 

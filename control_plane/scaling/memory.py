@@ -1,4 +1,4 @@
-"""What scaling keeps of a pool between two looks, and how a look renews it; pure.
+"""Scaling's memory of a pool between two looks, and how a look renews it; pure.
 
 Times are seconds of PostgreSQL's clock: clocks of control planes do not matter.
 """
@@ -34,7 +34,7 @@ class Memory:
         looked_at: When it was last looked at; 0: never.
         observes_until: Until then numbers stay.
         missing_since: Since when fewer replicas are ready than are wanted; 0: they are not.
-        came: What came between the last two looks, by tier.
+        came: Demand that came between the last two looks, by tier.
         came_s: Seconds between these.
     """
 
@@ -92,18 +92,18 @@ def _sums(rows: Mapping[str, Sequence[int]]) -> dict[int, Sums]:
 
 @dataclass(frozen=True, slots=True)
 class PoolSight:
-    """What a look sees of a pool.
+    """Observations of one look at a pool.
 
     Attributes:
-        reports: Of its cells, by all routers that are not forgotten.
-        fresh: Keys of those that are from a present owner, and of late.
+        reports: Reports on its cells, by all routers that are not forgotten.
+        fresh: Keys of recent reports from present owners.
         unheard: Cells whose owner has not reported of late, or that have none.
         ready: Replicas that serve.
         booting: Replicas that start.
         booted_s: Boot times of the replicas that became ready since the last look.
         planned: Replicas that the last plan asked for; None: none.
         unplaced: Replicas that find no place.
-        unplaced_s: For how long.
+        unplaced_s: Seconds for which that has been so.
         objective_s: First-token objectives in seconds, by priority of the tier.
     """
 
@@ -129,10 +129,10 @@ def look(
     """Take what is seen into the memory; return the state to plan by.
 
     Args:
-        memory: Of the pool; is renewed.
-        sight: What is seen now.
-        settings: Of the pool.
-        speed: Of its replicas; None: nobody has measured it yet.
+        memory: Memory of the pool; is renewed.
+        sight: Observations of this look.
+        settings: Settings of the pool.
+        speed: Speed of its replicas; None: not measured yet.
         now: Time.
     """
     interval_s = memory.history.bucket_s

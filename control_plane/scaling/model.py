@@ -33,7 +33,7 @@ class ScalingReason:
     """One step of the way to a number of replicas.
 
     Attributes:
-        cause: What the step follows from.
+        cause: The cause of the step.
         replicas: Replicas that this cause asks for, or allows.
         text: The step in words and numbers.
     """
@@ -45,7 +45,7 @@ class ScalingReason:
 
 @dataclass(frozen=True, slots=True)
 class ScalingSettings:
-    """What operators set for one pool.
+    """Operators' settings for one pool.
 
     Attributes:
         replicas_min: Replicas that the pool keeps at least; 0 lets it go to none while it is idle.
@@ -87,7 +87,7 @@ class FleetBudget:
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """What is observed of a pool now.
+    """Observed facts of a pool now.
 
     Attributes:
         ready: Replicas that serve.
@@ -120,11 +120,11 @@ class PoolFacts:
 
 @dataclass(slots=True)
 class PoolState:
-    """What `plan` knows of one pool.
+    """The input of `plan` for one pool.
 
     Attributes:
-        settings: What operators set.
-        facts: What is observed now.
+        settings: Operators' settings.
+        facts: Observed facts.
         history: The pool's demand, as far back as it is known.
         asks: Times of earlier plans and the replicas that demand asked for, the oldest first.
         boots_s: Seconds that the last replicas took to boot.
@@ -159,7 +159,7 @@ class PoolPlan:
         wanted: Replicas to have.
         ask: Replicas that demand asks for, before holding, bounds and budget; not rounded.
         reasons: The steps to `wanted`, in order; the last one decided.
-        warnings: What an operator must know, in words.
+        warnings: Warnings for operators, in words.
     """
 
     wanted: int
@@ -170,7 +170,7 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What metrics say of a pool.
+    """Figures of a pool for metrics.
 
     Attributes:
         wanted: Replicas that it shall have.

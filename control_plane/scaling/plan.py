@@ -191,7 +191,7 @@ def _within(
     """Cut plans so that all pools together stay within the budget.
 
     Replicas that serve and are wanted come first, then each pool in turn gets the replica that
-    brings it nearest to its ask. What finds no place for long holds nothing.
+    brings it nearest to its ask. Replicas that find no place for long hold nothing.
     """
     asked = {key: _placeable(pools[key], decided) for key, decided in plans.items()}
     if _fits(budget, pools, asked):

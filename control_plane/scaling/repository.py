@@ -43,7 +43,7 @@ class ScaledPool:
         speed_key: Base, hardware and configuration.
         hand: Replicas that operators want, without scaling.
         scaled: Replicas that the last plan asked for; None: it did not count.
-        sight: What is seen now.
+        sight: Present observations.
     """
 
     id: str
@@ -114,7 +114,7 @@ async def scaled_pools(
     Args:
         connection: To read with.
         fresh_s: A report that is older says nothing of the present.
-        pool_ids: Of the pools; None: all.
+        pool_ids: Ids of the pools; None: all.
     """
     p, s, kept, said = (
         tables.pools.c,
@@ -187,7 +187,7 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_Seen") -> ScaledPool:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What is seen of some pools, by pool."""
+    """Rows about some pools, by pool."""
 
     reports: dict[str, list[Any]]
     fresh: frozenset[str]

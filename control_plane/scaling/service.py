@@ -41,7 +41,7 @@ class Looked:
     """A pool with what a look made of it.
 
     Attributes:
-        speed: Of its replicas; None: nobody has measured it.
+        speed: Speed of its replicas; None: not measured.
         is_measured: Whether it was measured of late.
         late_s: For how long its actuator has been late with replicas.
     """

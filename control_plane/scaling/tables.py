@@ -1,4 +1,4 @@
-"""Rows of scaling: what operators set, what routers report, what is kept, and what was decided."""
+"""Rows of scaling: operators' settings, routers' reports, memory, and decisions."""
 
 from sqlalchemy import (
     BigInteger,
@@ -35,7 +35,7 @@ pool_scalings = Table(
     words_column("pinned_by"),
 )
 
-# What the loop keeps between two looks (`memory`), and what it decided last (`decision`).
+# The loop's memory between two looks (`memory`), and its last decision (`decision`).
 pool_scaling_states = Table(
     "pool_scaling_states",
     metadata,

@@ -1,4 +1,4 @@
-"""From what routers report to the demand of pools: sums become work, once; pure.
+"""Turns routers' reports into the demand of pools: sums become work, once; pure.
 
 Work is counted in the seconds of one replica: computed prompt tokens and output tokens, each by
 what it costs on a replica of the same base, hardware and configuration that is full.
@@ -23,12 +23,12 @@ NO_SUMS: Sums = (0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class PoolSpeed:
-    """What one replica does that has as many sequences as it can serve within its objective.
+    """Speed of one replica at as many sequences as it can serve within its objective.
 
     Attributes:
         prompt_token_s: Seconds per computed prompt token.
         output_token_s: Seconds per output token.
-        sequences: At once.
+        sequences: Sequences at once.
     """
 
     prompt_token_s: float
@@ -58,11 +58,11 @@ class CellWork:
 
     Attributes:
         key: Cell and router.
-        epoch: Of the router's book; a later one begins at 0.
-        sums: By priority of the tier.
+        epoch: Epoch of the router's book; a later one begins at 0.
+        sums: Sums by priority of the tier.
         queued: (requests, prompt tokens) that wait, by priority of the tier.
         running: Sequences on replicas.
-        speed: Of its replicas; None: not measured.
+        speed: Speed of its replicas; None: not measured.
         first_token_s: TTFT of a usual request on an idle replica; 0: not known.
     """
 
@@ -82,8 +82,8 @@ def news(reports: Iterable[CellWork], seen: Seen | None) -> tuple[dict[int, Sums
     """Return what came since the last look, by tier, and what is counted now.
 
     Args:
-        reports: Of all routers that ever told of the pool's cells and are not forgotten.
-        seen: What was counted at the last look; None: there was none, so nothing is news.
+        reports: Reports of all routers that ever told of the pool's cells and are not forgotten.
+        seen: Counts of the last look; None: there was none, so nothing is news.
     """
     came: dict[int, Sums] = {}
     now_seen: Seen = {}

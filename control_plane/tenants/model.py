@@ -1,4 +1,4 @@
-"""Who uses the platform: tiers, tenants and their API keys."""
+"""Bodies of tiers, tenants and their API keys."""
 
 import re
 from collections.abc import Iterable
@@ -78,7 +78,7 @@ _Limits, _MeteredLimits = _limits(NAMES), _limits(METERED_NAMES)
 
 
 class LimitsBody(_Limits):
-    """What one caller may use; 0 is no limit, or in an exception: as without it."""
+    """The limits of one caller; 0 is no limit, or in an exception: as without it."""
 
     @model_serializer
     def _set_ones(self) -> dict[str, int]:

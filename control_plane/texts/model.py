@@ -1,4 +1,4 @@
-"""Whether a tenant's prompts and answers are kept, and what is taken out of them before; pure."""
+"""A tenant's policy of keeping prompts and answers, and their redaction before; pure."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -13,7 +13,7 @@ WORDS_MAX = 100
 
 
 class RedactedText(StrEnum):
-    """What gateways look for (`gateway.texts.redaction`)."""
+    """The kinds of text that gateways redact (`gateway.texts.redaction`)."""
 
     EMAIL = "email"
     PHONE = "phone"

@@ -21,7 +21,7 @@ _Rows = TypeAdapter(dict[str, list[dict[str, Any]]])
 
 
 class TextStore(Protocol):
-    """What the routes of texts ask."""
+    """The store of texts, as the routes use it."""
 
     async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
         """Return what is kept of a tenant's requests with this id; FeedDownError: it is away."""
@@ -53,7 +53,7 @@ async def open_store(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[T
     """Open a store; the telemetry service need not be there.
 
     Args:
-        telemetry_url: Of the service; empty: there is none.
+        telemetry_url: URL of the service; empty: there is none.
         telemetry_key: The admin key that it takes.
     """
     if not telemetry_url:

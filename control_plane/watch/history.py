@@ -26,7 +26,7 @@ def joined(deltas: Sequence[Delta], *, bytes_max: int = 256 * 1024) -> Iterator[
 
     Args:
         deltas: In order.
-        bytes_max: Of a message that is made of several.
+        bytes_max: Size limit of a merged message.
     """
     row: list[Delta] = []
     row_bytes = 0

@@ -51,7 +51,7 @@ class WatchService:
         """Prepare.
 
         Args:
-            feed: What is served.
+            feed: The state and changes that are served.
             present: (router id, address) -> the router lives while this context is open.
             leave: Takes the id of a router that says goodbye.
             count: (role, +1 or -1) -> keeps the number of watchers.

@@ -67,7 +67,7 @@ class Agent:
         """Take the parts.
 
         Args:
-            settings: Of the node.
+            settings: Settings of the node.
             launcher: Starts engines.
             prober: Asks them for a sign of life.
             open_hardware: Returns who can be asked about accelerators; called in a thread.

@@ -1,4 +1,4 @@
-"""As whom engines run: what is loaded there must not be root because the agent is."""
+"""The user that engines run as: loaded code must not be root because the agent is."""
 
 import json
 import os
@@ -35,7 +35,7 @@ class EngineUser:
 
     Attributes:
         uid: User and group id.
-        view: What its engines see of directories that are closed to it.
+        view: The part of closed directories that its engines see.
     """
 
     uid: int

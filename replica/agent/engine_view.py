@@ -1,4 +1,4 @@
-"""Which parts of closed directories engines of another user need to see.
+"""The parts of closed directories that engines of another user need to see.
 
 A node's Python may be installed in a home that its owner alone may enter. Its mode stays. Engines
 get a mount namespace in which that directory holds nothing but what they need (`engine_entry`).
@@ -28,7 +28,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """What has to be opened for a user.
+    """The directories that have to be opened for a user.
 
     Attributes:
         closed: By path of the directory; none of them lies in another one.
@@ -77,7 +77,7 @@ class _Way:
         end: The path, or where it goes on behind the link.
         closed: First directory on it that the user may not enter; empty: none.
         link: First symbolic link on it; empty: none.
-        target: What that says.
+        target: Target of the link.
         is_shut: Whether the end itself is a directory that the user may not enter.
     """
 

@@ -100,7 +100,7 @@ class NodeReplicas:
     def apply(self, desired: agent.SyncResponse) -> None:
         """Make the node have exactly the desired replicas, in the background.
 
-        Those whose accelerators are cordoned drain, whatever is desired. Those whose base is on
+        Replicas with cordoned accelerators drain, whatever is desired. Replicas whose base is on
         its way wait for it.
         """
         if self._is_stopping:

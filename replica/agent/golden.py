@@ -51,7 +51,7 @@ class GoldenTarget:
         replica_id: Its id.
         address: host:port of its gRPC.
         engine: Name of its driver.
-        base_digest: What it serves.
+        base_digest: Base that it serves.
     """
 
     replica_id: str
@@ -72,7 +72,7 @@ class GoldenObserver(Protocol):
 
 
 class GoldenSchedule:
-    """Which prompt a replica is asked next; pure. Times are monotonic seconds."""
+    """Chooses the next golden prompt of each replica; pure. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, agent.GoldenPrompt] = {}

@@ -40,16 +40,16 @@ CORDON_XIDS: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What one accelerator says about itself.
+    """One reading of an accelerator.
 
     Attributes:
         index: As its driver counts.
         uuid: Never another's.
         name: Its model.
         memory_bytes: In total.
-        memory_used_bytes: Of it.
-        temperature_c: Of the chip; 0 when it does not tell.
-        power_w: Drawn now; 0 when it does not tell.
+        memory_used_bytes: Used part of its memory.
+        temperature_c: Temperature of the chip in degrees Celsius; 0 when it does not tell.
+        power_w: Power drawn now, in watts; 0 when it does not tell.
         ecc_uncorrected: Uncorrected memory errors since its driver was loaded; 0 without ECC.
         has_remap_failure: Whether a broken row of its memory could not be replaced.
         is_lost: Whether its driver cannot reach it any more.
@@ -96,7 +96,7 @@ class Cordon:
     """An accelerator is out of service.
 
     Attributes:
-        uuid: Which.
+        uuid: The accelerator.
         index: Its place when the cordon was set.
         reason: In words.
         since_unix_s: When it was set.
@@ -115,7 +115,7 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True)
 class HardwareState:
-    """What is known about the accelerators of a node.
+    """The last readings and the cordons of a node's accelerators.
 
     Attributes:
         gpus: Last readings; of one that is gone, the last that there were.
@@ -138,7 +138,7 @@ def judge(state: HardwareState, readings: Readings, now_unix_s: float) -> Hardwa
 
     Args:
         state: As returned last.
-        readings: What the accelerators say.
+        readings: Readings of the accelerators.
         now_unix_s: Wall-clock time, for people to read.
     """
     seen = {gpu.uuid: gpu for gpu in readings.gpus}
@@ -156,7 +156,7 @@ def judge(state: HardwareState, readings: Readings, now_unix_s: float) -> Hardwa
 
 
 def lift(state: HardwareState, ids: Collection[str]) -> HardwareState:
-    """Return the state without these cordons. What is broken still does not bring them back."""
+    """Return the state without these cordons. Faults that persist do not bring them back."""
     uuids = {cordon.uuid for cordon in state.cordons.values() if cordon.id in ids}
     if not uuids:
         return state

@@ -73,7 +73,7 @@ class CordonFile:
 
 
 class HardwareWatch:
-    """What is known about the accelerators, kept fresh by `run`."""
+    """The state of the node's accelerators, kept fresh by `run`."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ SHM = Path("/dev/shm")  # noqa: S108 - POSIX shared memory is there, on every Li
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What of this environment matters to Triton.
+    """The parts of this environment that matter to Triton.
 
     Attributes:
         python: Version that the stub must be built for, e.g. `3.11`.
@@ -32,7 +32,7 @@ class Installation:
         libpython: File name of the shared libpython; not `.so` when Python is linked statically.
         libpython_dir: Where that is; empty when the system's loader knows it, None when nowhere.
         glibc: As (major, minor); None when the C library is another one.
-        versions: Of the distributions that matter; absent ones are missing.
+        versions: Versions of the distributions that matter; absent ones are missing.
         triton: `pytriton/tritonserver` of the wheel, else where NVIDIA's images have it; None when
             it is in neither place.
         shm_bytes_free: Room in /dev/shm; None when there is none at all.

@@ -1,4 +1,4 @@
-"""What the agent's streams to the control plane have in common: how one is opened and kept."""
+"""The base of the agent's streams to the control plane: opens a stream and keeps it."""
 
 import asyncio
 import random
@@ -46,9 +46,9 @@ class Link(ABC, Generic[Sent, Received]):
         """Take where to connect.
 
         Args:
-            address: Of the control plane, host:port.
-            name: Of what is connected, for the log.
-            answers: What the control plane sends.
+            address: host:port of the control plane.
+            name: Name of the stream, for the log.
+            answers: Type of the control plane's messages.
             pause_max_s: Longest pause before it is tried again.
         """
         self._address = address

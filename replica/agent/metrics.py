@@ -24,7 +24,7 @@ _STATES = ("starting", "ready", "draining", "failed", "stopped")
 
 
 class ArtifactMetrics:
-    """Of a node's artifact folder."""
+    """Metrics of a node's artifact folder."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register."""

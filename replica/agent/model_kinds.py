@@ -1,4 +1,4 @@
-"""Which Triton model serves an engine, and which inference proves that it is alive.
+"""The table of engines: the Triton model of each, and the inference that proves it alive.
 
 One table. An engine that is missing here cannot be offered by a node, whatever AGENT__ENGINES says.
 """

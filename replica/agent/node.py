@@ -1,4 +1,4 @@
-"""What a node offers: processors, memory, accelerators."""
+"""The resources that a node offers: processors, memory, accelerators."""
 
 import os
 from contextlib import suppress

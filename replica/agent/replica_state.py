@@ -24,12 +24,12 @@ _START_WORK_RATIO = 0.1
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What a replica runs. Two different specs never share an engine process.
+    """The engine that a replica runs. Two different specs never share an engine process.
 
     Attributes:
         engine: Name of the driver.
-        base_digest: Of the base artifact.
-        options: Of the driver, sorted by name.
+        base_digest: Digest of the base artifact.
+        options: Options of the driver, sorted by name.
         accelerators: Indexes of those it may use; none: all of the node.
     """
 
@@ -137,7 +137,7 @@ class Probed:
     """A probe is over.
 
     Attributes:
-        run: Of which engine.
+        run: Number of the engine's run.
         problem: Why it counts as missed; empty for a good answer.
         active: Sequences that the engine holds for routers.
         busy: Processors that the engine used since the probe before, e.g. 0.3; at least 1 when it
@@ -155,7 +155,7 @@ class Probed:
 
     @property
     def verdict(self) -> AnswerVerdict:
-        """What the answer is worth."""
+        """The verdict on the answer."""
         if self.is_wrong:
             return AnswerVerdict.WRONG
         return AnswerVerdict.UNANSWERED if self.problem else AnswerVerdict.RIGHT
@@ -220,7 +220,7 @@ class LocalReplicaState:
         retry_at_s: End of the back-off, in WAITING.
         misses: Missed probes in a row.
         stalls: Probes in the same row during which we stood still ourselves.
-        record: Of the engine's answers.
+        record: Record of the engine's answers.
         probed_at_s: End of the last probe of a starting engine, or its begin.
         idle_s: How long a starting engine has done nothing; work takes it back.
         failures: Failures in a row, without healthy time between them.
@@ -267,7 +267,7 @@ def decide(
 
     Args:
         state: As returned last, or `ReplicaState()`.
-        event: What happened.
+        event: The event.
         now_s: Monotonic seconds.
         limits: Patience.
     """

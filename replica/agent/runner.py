@@ -85,7 +85,7 @@ class Leftover:
     """An engine that an earlier agent left running.
 
     Attributes:
-        record: What that agent wrote down about it.
+        record: The earlier agent's record of it.
         launch: Where it listens, and how to clean up after it.
         process: Its group; ours from now on.
         age_s: Since its start.
@@ -99,7 +99,7 @@ class Leftover:
 
 @dataclass(slots=True)
 class _Run:
-    """What the owner task of an engine is told."""
+    """Signals to the owner task of an engine."""
 
     became_ready: asyncio.Event = field(default_factory=asyncio.Event)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -168,7 +168,7 @@ class ReplicaRunner:
 
     @property
     def wanted(self) -> EngineSpec | None:
-        """What the replica is to run; None when it is to go away."""
+        """The engine that the replica is to run; None when it is to go away."""
         return self._wish.spec
 
     @property

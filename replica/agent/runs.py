@@ -1,4 +1,4 @@
-"""What an agent writes down about each engine that it starts, so that the next one can adopt it.
+"""Records of started engines on disk, so that the node's next agent can adopt them.
 
 An agent that dies, or that is told to leave its engines alone, loses nothing but its memory. The
 record is enough to find the engine again and to be sure that it is the one: its process id, when
@@ -28,8 +28,8 @@ class RunRecord:
     """One running engine.
 
     Attributes:
-        replica_id: Whose.
-        spec: What it was started as.
+        replica_id: The replica of the engine.
+        spec: Spec with which it was started.
         run: Its number within the replica.
         pid: Leader of its process group.
         start_ticks: When the leader started, as /proc counts.

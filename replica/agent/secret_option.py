@@ -26,7 +26,7 @@ _GATE = "LD_PRELOAD"
 _OPEN_S = 10.0  # the program's own start; a millisecond on an idle machine
 _POLL_S = 0.001
 _WORD = 8
-# Of /proc/PID/stat, counted from 1.
+# Fields of /proc/PID/stat, counted from 1.
 _START_STACK, _ENV_START, _ENV_END = 28, 50, 51
 
 
@@ -63,17 +63,17 @@ class SecretOption:
 
     @property
     def arguments(self) -> Sequence[str]:
-        """What stands for the option at the end of the arguments."""
+        """Arguments that stand for the option at the end of the command line."""
         return (PLACEHOLDER,)
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the program's environment needs besides, from its start or from before."""
+        """Environment variables with the option, which the program needs at its start or before."""
         return {_OPTION: self._option}
 
     @property
     def gate(self) -> Mapping[str, str]:
-        """What it needs as well; whatever has this is held."""
+        """Environment variables that hold a program until `hand_over`."""
         return {_GATE: str(self._gate)}
 
     def hand_over(self, pid: int) -> None:

@@ -10,29 +10,30 @@ from sluice.settings import Address, BindAddress, OptionalBindAddress, ServiceSe
 
 
 class AgentSettings(ServiceSettings):
-    """What an agent must know about its node.
+    """Settings of the node agent.
 
     Attributes:
         node_id: Unique in the fleet and stable over restarts.
         control_address: host:port of the control plane's gRPC.
         state_dir: The agent's own directory: desired state, replicas, logs.
         artifacts_dir: Holds one directory per artifact digest.
-        artifacts_max_bytes: Of all artifacts together; 0: what their disk has left, without
-            `artifacts_reserve_bytes`. What is used least makes way.
-        artifacts_reserve_bytes: Of that disk, left free for others.
+        artifacts_max_bytes: Most bytes of all artifacts together; 0: the free bytes of their disk,
+            without
+            `artifacts_reserve_bytes`. The least used artifact makes way.
+        artifacts_reserve_bytes: Bytes of that disk that stay free for others.
         artifact_store_url: Where the chunks of artifacts lie, as the control plane has it; with S3,
             AWS_* of the environment. Empty: the node fetches nothing, and artifacts are put there
             by hand.
         peer_address: host:port on which other nodes are served chunks; port 0 picks one.
         peer_advertised: host:port at which other nodes reach it, port 0 the bound one; empty: the
             bound address. If that is the loopback or a wildcard, and the control plane is on
-            another machine, the node serves nobody.
-        region: In which the node stands: nodes ask those of their own region first.
-        rack: In which it stands there: nodes ask those of their own rack before.
+            another machine, the node serves no other node.
+        region: Region of the node: nodes ask nodes of their own region first.
+        rack: Rack of the node in its region: nodes ask nodes of their own rack before others.
         downloads_max: Chunks that are fetched at once.
         uploads_max: Chunks that are served at once; some more requests wait.
-        download_bytes_per_second: Of all downloads together; 0: any.
-        upload_bytes_per_second: Of all uploads together; 0: any.
+        download_bytes_per_second: Bytes per second of all downloads together; 0: any.
+        upload_bytes_per_second: Bytes per second of all uploads together; 0: any.
         http_address: host:port for /healthz, /readyz and /metrics.
         engines: Drivers that this node offers, separated by commas.
         engine_host: Address that Triton listens on, or a name of it, looked up at the start;
@@ -41,7 +42,7 @@ class AgentSettings(ServiceSettings):
             directories they need is opened for them alone; 0: as the agent.
         hides_secrets: Whether the secret of an engine is kept from other users of the node, who can
             list its processes. Without it, the secret is an argument of Triton's.
-        on_stop: What SIGTERM does to engines: `stop` ends them, too; `leave` ends the agent alone,
+        on_stop: Effect of SIGTERM on engines: `stop` ends them, too; `leave` ends the agent alone,
             to replace it, and the next one adopts the engines, as it does after a crash.
         start_timeout_s: From the start of an engine to its first good canary.
         start_stall_s: A starting engine that does not answer and uses no processor for so long is

@@ -51,7 +51,7 @@ def is_fault(code: ErrorCode, failures: int) -> bool:
     """Return whether an adapter is at fault; pure.
 
     Args:
-        code: Of the last attempt.
+        code: Result code of the last attempt.
         failures: Attempts, with the last one, whose code may say something of the adapter.
     """
     if code is ErrorCode.ADAPTER_INVALID:

@@ -1,4 +1,4 @@
-"""What Triton's log says."""
+"""Reads the last error from Triton's log."""
 
 import os
 from contextlib import suppress

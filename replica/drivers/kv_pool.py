@@ -18,7 +18,7 @@ class KvPool:
     """`blocks` blocks of `BLOCK_TOKENS` tokens each, shared by all compiled graphs of one base.
 
     Attributes:
-        layout: Of the bytes of a block: every layer's keys, then its values, layer by layer.
+        layout: Layout of a block's bytes: every layer's keys, then its values, layer by layer.
     """
 
     def __init__(self, ports: Iterable[Any], blocks: int) -> None:
@@ -40,7 +40,7 @@ class KvPool:
         kinds = f"keys {parts[0]} values {parts[1]}"
         assert set(parts) == {parts[0], parts[1]}, parts
         self.block_bytes = sum(array.shape[1] for array in self._bytes)
-        # What stands inside a u8 block is the plugin's business, and may change with it.
+        # The inside of a u8 block belongs to the plugin, and may change with its version.
         version = ".".join(ov.__version__.split("-")[0].split(".")[:2])
         self.layout = (
             f"openvino {version}: {BLOCK_TOKENS} tokens, {len(inputs) // 2} layers of {kinds}"

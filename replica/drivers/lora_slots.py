@@ -63,7 +63,7 @@ class LoraSlots:
         """Set the LoRA inputs of a request for one step.
 
         Args:
-            request: Of the LoRA graph; always the same.
+            request: Inference request of the LoRA graph; always the same.
             tokens: Computed in the step.
             users: (slot, first token, end) of each run of tokens; NO_SLOT for the base.
         """

@@ -38,7 +38,7 @@ _KV_PRECISIONS = {"auto", "f32", "bf16", "u8"}
 
 @dataclass(frozen=True, slots=True)
 class OpenvinoOptions:
-    """What SLUICE_ENGINE_OPTIONS may set.
+    """Options of the driver `openvino`, set by SLUICE_ENGINE_OPTIONS.
 
     Attributes:
         threads: 0: by the size of the base. One is fastest for small ones on a busy machine,
@@ -46,11 +46,13 @@ class OpenvinoOptions:
         blocks: KV pool, of 32 tokens each.
         step_tokens_max: Tokens per graph call; larger ones delay those who decode.
         context_tokens_max: 0: as the base says.
-        precision: Of the computation; auto: bf16 where the CPU has instructions for it, else f32.
-        kv_precision: Of the pool; auto: u8 with bf16, else f32 (which is deterministic).
+        precision: Number format of the computation; auto: bf16 where the CPU has instructions for
+            it, else f32.
+        kv_precision: Number format of the KV pool; auto: u8 with bf16, else f32 (which is
+            deterministic).
         adapter_slots: Adapters in one batch; 0: the base alone.
-        adapter_rank: Largest rank of an adapter. What a step costs grows with it.
-        adapter_memory_bytes: Of all adapters in host memory.
+        adapter_rank: Largest rank of an adapter. The cost of a step grows with it.
+        adapter_memory_bytes: Most bytes of all adapters in host memory.
         base_graph: Whether steps without adapters have a graph of their own: twice as fast for
             small bases, at the price of a second copy of the weights. auto: for small bases.
         draft_tokens: Tokens that are tried per step and sequence by prompt lookup, 0 to 16; -1: as

@@ -56,7 +56,7 @@ class OpenvinoBackend:
         Args:
             base: Kept, because compiled graphs read its files.
             sampler: For logits of this base.
-            properties: Of the CPU plugin.
+            properties: Properties of the CPU plugin.
             blocks: KV blocks.
             capabilities: Adapter slots and their rank among them.
             has_two_graphs: A graph of its own for steps without adapters. Without, there is one
@@ -82,7 +82,7 @@ class OpenvinoBackend:
 
     @property
     def block_layout(self) -> str:
-        """Of the bytes of a KV block."""
+        """Layout of a KV block's bytes, in words."""
         return self._pool.layout
 
     def check_request(self, request: SequenceRequest) -> None:

@@ -44,7 +44,7 @@ def load_driver(
         directory: The base artifact; None when the node does not have it, which only engines
             without weights accept.
         base_digest: Names the base; part of every prefix hash.
-        options: Of the engine; unknown ones are refused.
+        options: Options of the engine; unknown ones are refused.
 
     Raises:
         ValueError: It cannot serve; the message names the fix.

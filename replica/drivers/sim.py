@@ -58,7 +58,7 @@ _RANK_BYTES = 66_000_000 // 8
 
 @dataclass(frozen=True, slots=True)
 class SimOptions:
-    """What SLUICE_ENGINE_OPTIONS may set.
+    """Options of the driver `sim`, set by SLUICE_ENGINE_OPTIONS.
 
     The defaults of the constants resemble an 8B model in FP8 on one GPU with 8 TB/s of memory,
     rounded: a step launches its kernels and reads 8 GB of weights (2 ms), prefill computes 250,000
@@ -72,21 +72,21 @@ class SimOptions:
         context_tokens_max: 0: as the base says.
         speed: Divides every duration; 2 is an engine twice as fast.
         cost: Name of a cost model of `sim_costs`: custom, h70, m8, or a GPU and a model.
-        cost_step_s: Of every step. This and the next three: of `custom`.
-        cost_decode_row_s: Of every sequence that decodes.
-        cost_prefill_token_s: Of every prompt token that is computed.
-        cost_context_token_s: Of every token that is attended to.
+        cost_step_s: Seconds of every step. This and the next three are for the cost model `custom`.
+        cost_decode_row_s: Seconds of every sequence that decodes.
+        cost_prefill_token_s: Seconds of every prompt token that is computed.
+        cost_context_token_s: Seconds of every token that is attended to.
         noise: Standard deviation of the logarithm of a factor on each step; its mean is 1.
-        seed: Of the noise.
+        seed: Seed of the noise.
         adapter_slots: Adapters in one batch.
         adapter_rank: Largest rank of an adapter.
-        adapter_memory_bytes: Of all adapters in host memory.
+        adapter_memory_bytes: Most bytes of all adapters in host memory.
         adapter_read_s: Disk to host memory. The platform assumes about 1 s from NVMe.
         adapter_load_s: Host memory to a slot, in a step. The platform assumes about 50 ms.
         faults: A plan of `sim_faults`, from the start on.
         faults_file: Path of a file with such a plan; every change of it is a new plan.
         steps_file: Path of a file that gets a line for each step: when it ended, in seconds of the
-            monotonic clock. What comes later at a client was added on the way.
+            monotonic clock. A client's later time was added on the way.
     """
 
     blocks: int = 0
@@ -362,12 +362,12 @@ def load_sim(
     Without a directory: any base of 32,000 ids and 8,192 tokens of context.
 
     Args:
-        directory: Of the base.
+        directory: Directory of the base.
         base_digest: Names the base.
-        options: Of `SimOptions`.
+        options: Fields of `SimOptions`.
         clock: Seconds; in a simulation, its own.
         sleep: Lets that clock advance.
-        die: What the fault `die` does; in a simulation, something that can be survived.
+        die: Effect of the fault `die`; in a simulation, one that can be survived.
 
     Raises:
         OptionsError: An option is unknown, of the wrong type, or impossible.

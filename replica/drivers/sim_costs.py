@@ -33,7 +33,7 @@ _SEQUENCES = 256
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one step computes.
+    """The work of one step, as cost models count it.
 
     Attributes:
         prefill_tokens: Prompt tokens.
@@ -54,7 +54,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class EngineSize:
-    """What an engine can hold, where the options do not say.
+    """The capacity of an engine, where the options do not say.
 
     Attributes:
         blocks: KV blocks.
@@ -72,7 +72,7 @@ class CostModel(Protocol):
 
     @property
     def size(self) -> EngineSize:
-        """What it can hold."""
+        """The capacity of the engine."""
         ...
 
     def step_s(self, work: StepWork) -> float:

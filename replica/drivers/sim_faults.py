@@ -20,7 +20,7 @@ from typing import Any, cast
 
 
 class FaultKind(StrEnum):
-    """What goes wrong, and what its `amount` means.
+    """The kind of a fault, with the meaning of its `amount`.
 
     STALL: seconds for which the step, and with it the whole engine, stands still. SLOW: times that
     each step takes (for `for_s` seconds; 0: until the next such fault). DIE: nothing, the process

@@ -56,7 +56,7 @@ _REFUSED = (
 )
 # These say that there is no room now.
 _BUSY = ("Maximum queue size", "Exceeds maximum queue size", "Cache is full")
-# Of Rust's regular expressions, which the grammar compiler speaks.
+# Special characters of Rust's regular expressions, which the grammar compiler speaks.
 _REGEX_META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")
 
 Importer = Callable[[str], Any]

@@ -28,10 +28,10 @@ class RequestTokens:
     """New tokens of a request.
 
     Attributes:
-        handle: Of the request.
+        handle: Handle of the request.
         tokens: New ones, in order.
         logprobs: Per token: id -> object with `logprob` and `rank`; empty when not asked for.
-        cached_tokens: Of the prompt, found in the prefix cache.
+        cached_tokens: Prompt tokens that were found in the prefix cache.
     """
 
     handle: int
@@ -51,14 +51,14 @@ class RequestEnd:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of one iteration of the engine."""
+    """Statistics of one iteration of the engine."""
 
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvents:
-    """What happened in the KV cache, in order."""
+    """Events of the KV cache, in order."""
 
     events: list[Mapping[str, Any]]
 

@@ -76,11 +76,11 @@ class TrtllmDriver:
         """Take over a loaded engine.
 
         Args:
-            api: That loaded it.
+            api: The API that loaded it.
             client: The engine.
-            facts: Of the base.
+            facts: Facts of the base.
             limits: Constant from here on.
-            options: With which it was loaded.
+            options: Options with which it was loaded.
             root: Hash chain root of sequences that name none.
             check_grammar: RefusedError for one that cannot be served; None: there is no check.
             clock: Seconds.

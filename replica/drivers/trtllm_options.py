@@ -31,19 +31,19 @@ _GRAMMAR_ENGINES = ("llguidance", "")
 
 @dataclass(frozen=True, slots=True)
 class TrtllmOptions:
-    """What SLUICE_ENGINE_OPTIONS may set.
+    """Options of the driver `trtllm`, set by SLUICE_ENGINE_OPTIONS.
 
     Quantized checkpoints need no option: TensorRT-LLM reads the method from the checkpoint.
 
     Attributes:
         tensor_parallel: GPUs over which each layer is spread.
         pipeline_parallel: GPUs over which the layers are spread.
-        expert_parallel: Of mixture-of-experts layers; 0: TensorRT-LLM decides.
-        dtype: Of the computation; auto: as the checkpoint.
+        expert_parallel: GPUs that share the experts of a mixture; 0: TensorRT-LLM decides.
+        dtype: Number format of the computation; auto: as the checkpoint.
         sequences_max: In one batch; `max_batch_size` is one more, for probes.
         step_tokens_max: Computed per iteration (`max_num_tokens`); longer prompts are chunked.
         context_tokens_max: 0: as the base says.
-        kv_memory_share: Of the GPU memory that is free after loading.
+        kv_memory_share: Share of the GPU memory that is free after loading.
         kv_tokens_max: An upper bound of the cache in tokens; 0: memory decides.
         kv_dtype: auto, fp8, ... as TensorRT-LLM names them.
         kv_host_bytes: Host memory to which blocks are evicted first.
@@ -55,7 +55,7 @@ class TrtllmOptions:
         adapter_slots: LoRA adapters in one batch; 0: none are served.
         adapter_rank: Largest rank of an adapter.
         adapter_modules: TensorRT-LLM's names, by commas.
-        adapter_memory_bytes: Of all adapters in host memory.
+        adapter_memory_bytes: Most bytes of all adapters in host memory.
         adapters_cached_max: Adapters that TensorRT-LLM itself keeps there (`max_cpu_loras`).
         speculation: JSON object with decoding_type (NGram, Eagle3, MTP, DraftTarget, ...) and the
             fields of its class; empty for none.

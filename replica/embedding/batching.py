@@ -1,4 +1,4 @@
-"""Which texts are computed together. Pure.
+"""Groups texts of similar length into batches. Pure.
 
 A graph call computes a rectangle: every text of it costs as many tokens as the longest. One long
 text among short ones would make them all long, so texts of about the same length go together.
@@ -17,8 +17,9 @@ def plan_batches(
 
     Args:
         lengths: Tokens of each text, at least 1.
-        tokens_max: Of a group of more than one text, padding included: bounds the memory of a call.
-        call_tokens: What a call costs beside its tokens, in tokens.
+        tokens_max: Most tokens of a group of several texts, padding included: bounds the memory of
+            a call.
+        call_tokens: Fixed cost of a call, in tokens.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     best = [0]  # best[n]: cost of the n shortest

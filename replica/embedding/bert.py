@@ -1,4 +1,4 @@
-"""What a sentence-embedding BERT is, and the refusal of everything that our graph does not compute.
+"""Reads the configuration of a sentence-embedding BERT; refuses all that our graph cannot compute.
 
 A field that a graph builder ignores gives wrong vectors, not an error. So every field must be one
 that we use, one that does not matter, or one with the only value that we support. That holds for

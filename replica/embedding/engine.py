@@ -28,7 +28,7 @@ _KERNEL_CACHE = "64"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOptions:
-    """What SLUICE_ENGINE_OPTIONS may set.
+    """Options of the embedding engine, set by SLUICE_ENGINE_OPTIONS.
 
     Attributes:
         threads: One leaves the other cores to the chat engine; long batches scale with more.
@@ -41,11 +41,11 @@ class EmbeddingOptions:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingLimits:
-    """What a request must keep to.
+    """The limits of a request for embeddings.
 
     Attributes:
         dimensions: Length of an embedding.
-        tokens_max: Of one text, special tokens included.
+        tokens_max: Most tokens of one text, special tokens included.
         vocabulary: Number of token ids.
     """
 
@@ -56,13 +56,13 @@ class EmbeddingLimits:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingBatch:
-    """What became of requests that were computed together.
+    """The results of requests that were computed together.
 
     Attributes:
         outcomes: In the order of the requests: float32 [texts, dimensions], or why there is none.
         texts: How many texts were computed.
-        tokens: Of these texts.
-        padding_tokens: What the graph computed beside them.
+        tokens: Tokens of these texts.
+        padding_tokens: Padding tokens that the graph computed beside them.
     """
 
     outcomes: list[Array | PlatformError]

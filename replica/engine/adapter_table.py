@@ -42,7 +42,7 @@ class AdapterTable:
 
         Args:
             slots: Adapters in one batch; 0: none can be served.
-            memory_bytes: Of all adapters in host memory together.
+            memory_bytes: Most bytes of all adapters in host memory together.
         """
         self.memory_bytes = memory_bytes
         self._used_bytes = 0

@@ -1,4 +1,4 @@
-"""Which checkpoints our graph computes, and the refusal of everything else.
+"""Reads the configuration of a checkpoint; refuses all that our graph does not compute.
 
 A field that a graph builder ignores gives wrong tokens, not an error. So every field of config.json
 must be one that we use, one that does not matter, or one with the only value that we support.
@@ -55,7 +55,7 @@ class Architecture:
     """In what a family of dense decoders differs from Llama.
 
     Attributes:
-        has_qkv_bias: Of the projections to query, key and value.
+        has_qkv_bias: Whether the projections to query, key and value have a bias.
         has_qk_norm: An RMS norm over each head of query and key, before the rotation.
         required: Fields without which the reference implementation assumes values of its own.
         window: Fields that say which layers attend to a sliding window; none of them: no layer.

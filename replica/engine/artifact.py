@@ -1,4 +1,4 @@
-"""What an engine reads of a base artifact besides its weights: vocabulary, context, end ids."""
+"""Reads a base artifact's facts besides its weights: vocabulary, context, end ids."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-# What a byte-level BPE entry looks like that is a plain English word, with or without its space.
+# A byte-level BPE entry that is a plain English word, with or without its space.
 _ORDINARY = re.compile("Ġ?[A-Za-z]+")
 
 
@@ -16,7 +16,7 @@ class ArtifactError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BaseFacts:
-    """What limits and ends sequences.
+    """The facts of a base that limit and end sequences.
 
     Attributes:
         vocabulary: Number of token ids.

@@ -29,7 +29,7 @@ class Weight:
 
     Attributes:
         values: float32, float16, `BFLOAT16`, or int8 with a scale.
-        scale: Of int8 values: float32 [rows].
+        scale: Scale of int8 values: float32 [rows].
     """
 
     values: Array
@@ -126,7 +126,7 @@ def check_shapes(
     """Raise ArtifactError unless the weights are those that config.json describes.
 
     Args:
-        weights: Of the checkpoint.
+        weights: Weights of the checkpoint.
         wanted: Name -> shape.
         optional: Names that may be there, and are not used.
     """

@@ -1,4 +1,4 @@
-"""Grammars: what may follow in a constrained answer.
+"""Compiled grammars: the tokens that may follow in a constrained answer.
 
 With `replica.engine.grammar_source`, which reads their text, the only module that knows llguidance.
 """
@@ -176,7 +176,7 @@ class GrammarCompiler:
         source = grammar_source(grammar)
         compiled = LLMatcher(self._load(), source, log_level=0, limits=_limits())
         text_mask = self._text_mask(grammar)
-        # The first mask builds tables that the copies share. What is too ambiguous shows there or
+        # The first mask builds tables that the copies share. Too ambiguous a grammar fails there or
         # a little further on.
         mask = np.frombuffer(compiled.compute_bitmask(), np.int32)
         probe = compiled.deep_copy()

@@ -1,6 +1,7 @@
-"""Which numbers of a schema llguidance keeps, and what to write for a bound that it does not. Pure.
+"""Finds numbers of a schema that llguidance does not keep, and their replacements. Pure.
 
-It holds each as a float. To whole numbers it then gives 64 bits, whose least value, which is also
+llguidance holds each as a float. To whole numbers it then gives 64 bits, whose least value, which
+is also
 what lower ones become, overflows its stack; others it compares as text, by their shortest digits.
 """
 
@@ -68,14 +69,14 @@ def kept_bound(value: float, side: int, *, is_open: bool, is_whole: bool) -> int
 
     Args:
         value: From 2^53 on.
-        side: Which it lets through: 1, those above; -1, those below.
+        side: Numbers that it lets through: 1, greater ones; -1, lesser ones.
         is_open: It does not let itself through.
         is_whole: It is of whole numbers alone: its digits are not compared.
     """
     if value * side > _KEPT_MAX:
         return None
     kept = float(max(-_KEPT_MAX, min(value, _KEPT_MAX)))
-    # Of an open one, the next whole number is taken, which is not always another float.
+    # An open bound moves to the next whole number, which is not always another float.
     while not _lets_through_less(kept, value, side, is_whole) or (is_open and kept == value):
         kept = math.nextafter(kept, math.inf * side)
     return int(kept) if abs(kept) <= _KEPT_MAX else None

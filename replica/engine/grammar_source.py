@@ -2,7 +2,7 @@
 
 A grammar is text from a stranger, and llguidance neither watches the clock nor its stack: a chain
 of a thousand references kills the process, a large `multipleOf` never ends. So the text is looked
-at first. What is let through compiles in one or two milliseconds typically, in 0.2 s where it is
+at first. An accepted text compiles in one or two milliseconds typically, in 0.2 s where it is
 large, and in under two seconds at worst (a product of many `anyOf` in one `allOf`, which is then
 refused). The worst step takes 30 ms, and a few such steps end the answer with an error.
 """
@@ -60,7 +60,7 @@ _UNQUOTABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
 # that it learned to write.
 _SPACED: Any = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _MESSAGE_CHARACTERS = 300
-# Of llguidance's messages: lines of the grammar, or its state, behind it; the place before it.
+# Parts of llguidance's messages: lines of the grammar, or its state, behind; the place before.
 _BEHIND_MESSAGE = re.compile(r"\n(?:<|\s*[0-9]+ \| )")
 _PLACE = re.compile(r"at ([0-9]+)\([0-9]+\): ")
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
@@ -200,7 +200,7 @@ class _Place(Enum):
 
 @dataclass(slots=True)
 class _Survey:
-    """What there is in a schema, as far as it decides what compiling it takes.
+    """The features of a schema that decide the cost of compiling it.
 
     Attributes:
         depth: Levels of objects and arrays.

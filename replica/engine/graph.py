@@ -46,7 +46,7 @@ class Base:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all tensors, as they are stored."""
+        """Bytes of all tensors, as they are stored."""
         return sum(weight.values.nbytes for weight in self.weights.values())
 
 

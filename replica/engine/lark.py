@@ -18,9 +18,9 @@ class LarkText:
     """A grammar.
 
     Attributes:
-        bare: What is neither string, expression, comment nor schema.
-        texts: What stands before, between and behind the schemas.
-        schemas: What stands behind each `%json`.
+        bare: Text that is neither string, expression, comment nor schema.
+        texts: Texts before, between and behind the schemas.
+        schemas: The schema behind each `%json`.
         is_open: A string or an expression is not closed on its line.
     """
 

@@ -21,7 +21,7 @@ def token_logprobs(
         logits: Shape (rows, vocabulary), as the model gave them.
         tokens: Chosen, or of the prompt.
         tops: How many of the best to report; equal ones by id.
-        keys: Of the sequences.
+        keys: Keys of the sequences.
     """
     entries: list[TokenLogprobs] = []
     size = max(1, _BLOCK_ELEMENTS // logits.shape[1])

@@ -55,7 +55,7 @@ Module = tuple[int, str]  # layer, and one of PROJECTIONS
 
 @dataclass(frozen=True, slots=True)
 class LoraDelta:
-    """What an adapter adds to one projection: y += (x down^T) up.
+    """An adapter's change to one projection: y += (x down^T) up.
 
     Attributes:
         down: float32 [rank, inputs].
@@ -75,7 +75,7 @@ class LoraAdapter:
 
     @property
     def memory_bytes(self) -> int:
-        """Of all matrices."""
+        """Bytes of all matrices."""
         return sum(delta.down.nbytes + delta.up.nbytes for delta in self.deltas.values())
 
 
@@ -85,8 +85,8 @@ def read_adapter(digest: str, directory: Path, base: ModelConfig, rank_max: int)
     Args:
         digest: Names it in errors.
         directory: In PEFT's layout.
-        base: Whose projections it changes.
-        rank_max: Of one adapter.
+        base: The base whose projections it changes.
+        rank_max: Largest rank of one adapter.
 
     Raises:
         RefusedError: ADAPTER_NOT_FOUND without a directory, else ADAPTER_INVALID: the message

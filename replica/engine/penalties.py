@@ -75,7 +75,7 @@ class PenaltyCounts:
 
 
 class Changes:
-    """What a step changes in the logits of some of its rows; collected first, then applied once."""
+    """Changes of a step to the logits of some rows; collected first, then applied once."""
 
     def __init__(self) -> None:
         self._penalized: list[tuple[int, Sampling, Ids, Floats]] = []

@@ -1,12 +1,12 @@
-"""What a scheduler asks of a backend in one step, and what it gets back.
+"""The interface between scheduler and backend: plans of steps, and their output.
 
 A backend computes; it knows nothing of queues and pools. The rows of logits of a step have one
 order, which backends and `replica.engine.sampler` share:
 
 1. `plan.decode`, in order: 1 + len(draft) rows each, for the token after the last one and, if the
    draft is right so far, for the one after each of its tokens;
-2. of `plan.prefill`, in order, those whose last token is computed: one row, shared by their forks;
-3. of `plan.prefill`, in order, those that want logprobs of their prompt: `told_rows`, which the
+2. parts of `plan.prefill` whose last token is computed, in order: one row, shared by their forks;
+3. parts of `plan.prefill` that want logprobs of their prompt, in order: `told_rows`, which the
    row of the last of all its tokens is none of (it is of the second kind).
 """
 
@@ -37,7 +37,7 @@ class ScheduledSequence:
         tokens: Prompt and emitted ids.
         computed: Leading tokens whose KV values are in the pool.
         blocks: Held blocks, in the order of the tokens.
-        slot: Of its adapter, while it runs; NO_SLOT for the base.
+        slot: Slot of its adapter, while it runs; NO_SLOT for the base.
         scratch: The backend's own, kept for the life of the sequence.
         sampler: The sampler's own, likewise; None at first.
         leader: The sequence whose prompt this one waits for, to be forked from it.
@@ -120,7 +120,7 @@ class ScheduledSequence:
 
     @property
     def final_score(self) -> Score | None:
-        """Of the scored tokens; None: not all of them have been computed, or there are none."""
+        """Score of the scored tokens; None: not all of them are computed, or there are none."""
         count = self.request.scored_tokens
         if not count or self.scored < self.prompt_tokens:
             return None
@@ -160,7 +160,7 @@ class ScheduledSequence:
 
     @property
     def drafts(self) -> DraftCounts:
-        """What was tried ahead of the model."""
+        """Counts of tokens that were tried ahead of the model."""
         return NO_DRAFTS if self.drafter is None else self.drafter.counts
 
     def rank(self) -> tuple[int, int]:
@@ -173,17 +173,17 @@ class Adapter(Protocol):
 
     @property
     def rank(self) -> int:
-        """Of its matrices."""
+        """Rank of its matrices."""
         ...
 
     @property
     def memory_bytes(self) -> int:
-        """That it takes in host memory."""
+        """Bytes that it takes in host memory."""
         ...
 
 
 class StepPlan:
-    """What one step computes.
+    """The sequences and tokens that one step computes.
 
     Attributes:
         decode: The last of `tokens`, and the draft if there is one.
@@ -229,15 +229,15 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What a computed step brought; indices are into `plan.sampled`.
+    """The result of a computed step; indices are into `plan.sampled`.
 
     Attributes:
         tokens: The first new token of each sampled sequence.
         more: Index -> the tokens behind the first, where a draft was right.
         logprobs: Index -> one entry per new token, for the sequences that asked.
-        prompt_logprobs: Of prompt parts computed in this step.
+        prompt_logprobs: Logprobs of prompt parts computed in this step.
         failed: Index -> why this sequence cannot go on; its tokens of this step do not count.
-        refused: Those of `failed` whose request is the reason, with the field at fault, e.g. its
+        refused: Indices of `failed` whose request is the reason, with the field at fault, e.g. its
             grammar is stuck: they would fail again wherever they are tried.
     """
 
@@ -258,12 +258,12 @@ class Backend(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can compute; constant."""
+        """Capabilities of the backend; constant."""
         ...
 
     @property
     def block_layout(self) -> str:
-        """Of the bytes of a KV block, in words; empty when it cannot hand them out."""
+        """Layout of a KV block's bytes, in words; empty when it cannot hand them out."""
         ...
 
     def check_request(self, request: SequenceRequest) -> None:

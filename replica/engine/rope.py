@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 _LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-# What each kind needs besides its name.
+# Fields that each kind needs besides its name.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),

@@ -52,7 +52,7 @@ def read_safetensors(
     """Return all tensors of a file by name, as views of the memory-mapped file.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         keeps_bf16: BF16 stays `BFLOAT16`; else it is widened to float32, which is no view.
         is_mapped: Else the file is read into memory: then a disk that fails is an OSError, where a
             mapped file would end the process.

@@ -24,14 +24,14 @@ Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.int32]
 _NOT_FINITE = "the model's logits are not finite; the base, the adapter or the precision is broken"
 _DEAD_END = "the grammar allows no token of this model's vocabulary here"
-# What to add to eight logits for each byte of a bit mask.
+# Values to add to eight logits for each byte of a bit mask.
 _BYTE_TO_LOGITS = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
 ).astype(np.float32)
 
 
 class _State:
-    """What the sampler keeps of a sequence.
+    """The sampler's state of one sequence.
 
     A function of its request and tokens, so it stays right when the sequence is preempted and
     computed again.
@@ -102,7 +102,7 @@ class _State:
 
 @dataclass(slots=True)
 class _Prepared:
-    """What is known of a step before its logits.
+    """The part of a step's sampling that is prepared before its logits.
 
     A step has one pick per sampled sequence and one per token of a draft, each behind its
     sequence's first. `changes` and `masked` name rows by their picks.
@@ -111,7 +111,7 @@ class _Prepared:
         owners: Pick -> index into `plan.sampled`.
         rows: Pick -> row of the logits.
         offsets: Pick -> tokens of the draft before it.
-        changes: To the logits, but for grammars.
+        changes: Changes to the logits, grammars excepted.
         masked: Picks with a grammar.
         masks: One per entry of `masked`.
         refused: Index into `plan.sampled` -> why its grammar cannot go on.
@@ -180,7 +180,7 @@ class Sampler:
 
         Args:
             logits: Shape (rows, vocabulary), in the order of `replica.engine.plan`; not changed.
-            plan: What was computed; prepared now if it was not before.
+            plan: The computed plan; prepared now if it was not before.
         """
         prepared, self._prepared = self._prepared, None
         if prepared is None or prepared.plan is not plan:
@@ -277,7 +277,7 @@ class Sampler:
             assert state.matcher is not None
             masks[row] &= state.matcher.text_mask & ~state.stop_mask
             emitted = state.emitted(sequence) + prepared.offsets[pick]
-            # Whoever does not want an end yet gets it only where nothing else can follow.
+            # A sequence that does not want an end yet gets it only where no other token can follow.
             is_early = emitted < sequence.request.sampling.tokens_min or not sequence.stop_ids
             if is_complete[row] and not (is_early and masks[row].any()):
                 masks[row] |= state.stop_mask if sequence.stop_ids else self._grammars.eos_mask

@@ -9,7 +9,8 @@ emitted; most of that is usually still cached. The most important sequence alway
 stands still; pinned blocks give way when it could not move otherwise.
 
 Siblings (n > 1) wait for the prompt of the first of them, their leader. In the step that computes
-its end they join: they share its full blocks and get a copy of the unfinished one. Of those that do
+its end they join: they share its full blocks and get a copy of the unfinished one. Of siblings that
+do
 not fit, the first becomes leader of the rest and queues; so it does when the leader ends early.
 """
 
@@ -146,7 +147,7 @@ class EngineScheduler:
         self._grow()
         self._admit_urgent(now_s)
         plan = StepPlan(self._decoding, [], self._decoding.copy())
-        # Who was preempted just now would be the first to come back, and to be preempted again.
+        # A sequence that was preempted just now would come back first, and be preempted again.
         self._fill(plan, now_s, admits=self.preemptions == preempted_before)
         if plan:
             plan.loads = self.adapters.take_loads()
@@ -478,7 +479,7 @@ class EngineScheduler:
         if request.adapter_digest:
             self.adapters.leave(request.adapter_digest, sequence.output_tokens)
         if sequence.forks:
-            # Nobody has reported the prompt yet.
+            # The prompt is not reported yet.
             heir = self._hand_over(sequence)
             heir.request = replace(heir.request, prompt_logprobs=request.prompt_logprobs)
         self._events.finished.append(

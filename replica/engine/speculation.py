@@ -1,4 +1,4 @@
-"""Drafts by prompt lookup: what followed the last tokens where they stood before is tried again.
+"""Drafts by prompt lookup: tries the tokens that followed the last ones earlier in the text.
 
 A caller that knows what the answer will be like (a file with one change) sends it as a prediction;
 its tokens are tried wherever the answer follows it, and come before those of the lookup.
@@ -15,8 +15,8 @@ from replica.engine.types import DraftCounts
 
 # Tokens that must agree: two agree by chance too often, four find little in short prompts.
 NGRAM_TOKENS = 3
-# Of a prompt that is looked at per step: about a millisecond. A long one all at once would hold up
-# everybody's step.
+# Prompt tokens that are read per step: about a millisecond. A long one all at once would hold up
+# the step of all sequences.
 READ_TOKENS_MAX = 2048
 DRAFT_TOKENS_MAX = 16  # per step and sequence
 _ID_BITS = 24  # more than any vocabulary has
@@ -170,7 +170,7 @@ class PromptLookup:
             width_max: Tokens of a draft; 0: of the prediction alone.
             prompt_tokens: Leading tokens that are equal for all siblings.
             sibling: Has the same prompt, and shares what it knows of it.
-            prediction: Of the answer; None: nobody made one.
+            prediction: Prediction of the answer; None: the request has none.
         """
         self.counts = DraftCounts()
         self._prediction, self._is_predicted = prediction, False
@@ -189,7 +189,7 @@ class PromptLookup:
 
         Args:
             tokens: The whole sequence; it only ever grows.
-            count_max: What there is room for.
+            count_max: Tokens that there is room for.
         """
         if self._prediction is not None:
             predicted = self._prediction.propose(tokens, count_max)

@@ -1,4 +1,4 @@
-"""Makes a tokenizer spell what its added tokens are written as.
+"""Makes a tokenizer spell the text of its added tokens.
 
 The compiler of grammars asks the tokenizer how text that must come is written, and the tokenizer
 takes an added token wherever it finds its text: `<|im_end|>` in a schema's `const` would be the end
@@ -26,7 +26,7 @@ def spelled(tokenizer_json: str, special_ids: Iterable[int]) -> str:
     """
     document: _Document = json.loads(tokenizer_json)
     model: _Document = document["model"]
-    # What a sequence begins and ends with is named there; only bare text is asked for.
+    # The first and last tokens of a sequence are named there; only bare text is asked for.
     document["post_processor"] = None
     added: list[_Document] = document.get("added_tokens") or []
     document["added_tokens"] = added = added + _missing(model, added, special_ids)
@@ -62,7 +62,7 @@ def _vocabulary(model: _Document) -> Iterable[tuple[str, int]]:
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         return cast("dict[str, int]", vocabulary).items()
-    # Of a unigram model: pieces with scores.
+    # A unigram model has pieces with scores.
     return ((piece[0], token) for token, piece in enumerate(vocabulary))
 
 

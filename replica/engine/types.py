@@ -1,4 +1,4 @@
-"""What an engine host and a driver tell each other: requests, events and states, all of them data.
+"""Data between an engine host and a driver: requests, events and states.
 
 `replica.engine.driver` has the interface itself. Keys are chosen by the caller, unique among living
 sequences.
@@ -38,7 +38,7 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the text of an answer must match. Equal grammars are compiled once."""
+    """The grammar that an answer must match. Equal grammars are compiled once."""
 
     kind: GrammarKind
     text: str = ""
@@ -62,7 +62,7 @@ class Sampling:
         logit_bias: (token, what is added to its logit), at most one per token.
         tokens_min: No end-of-sequence and no stop token before so many emitted tokens.
         logprobs: Alternatives to report per token; 0 reports the token's own alone, -1 nothing.
-        grammar: What the answer must match, if anything.
+        grammar: Grammar that the answer must match; None: any text.
     """
 
     temperature: float = 0.0
@@ -115,7 +115,7 @@ class SequenceRequest:
             computed in full then, whatever is cached.
         draft_tokens_max: Tokens to try per step by prompt lookup; 0: as the engine's option says.
             The answer is the same.
-        prediction: What the answer is expected to be: tried where the answer follows it.
+        prediction: Expected answer: tried where the answer follows it.
         scored_tokens: So many trailing tokens of the prompt are scored and not reported one by one;
             `prompt_logprobs` is 0 then, and only these are computed in full.
         trace: W3C trace context, for engines that make spans of their own: headers by name.
@@ -142,19 +142,19 @@ class SequenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do beyond plain sampling; requests for the rest are refused.
+    """The abilities of an engine beyond plain sampling; requests for others are refused.
 
     Attributes:
         adapter_slots: Adapters in one batch; 0: none can be served.
-        adapter_rank_max: Of one adapter.
+        adapter_rank_max: Largest rank of one adapter.
         logprobs_max: Alternatives per token; 0: no logprobs at all.
-        has_prompt_logprobs: Of the prompt's tokens.
+        has_prompt_logprobs: Logprobs of the prompt's tokens.
         has_penalties: Penalties, bias, min_p and tokens_min.
         has_grammars: Constrained answers.
         has_drafts: Speculative decoding by prompt lookup.
         has_kv_transfer: Export and import of blocks.
         rereads_adapters: The files of adapters in host memory are read again and must stay.
-        has_scores: Of answers that it is shown.
+        has_scores: Scores of answers that it is shown.
     """
 
     adapter_slots: int = 0
@@ -171,7 +171,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine can hold.
+    """The capacity of an engine.
 
     Attributes:
         context_tokens_max: Prompt and output of one sequence together.
@@ -219,8 +219,8 @@ class DraftCounts(NamedTuple):
     Attributes:
         tried: Proposed and computed.
         accepted: Of these, right.
-        prediction_tried: Of `tried`, those of the caller's prediction.
-        prediction_accepted: Of these, right.
+        prediction_tried: Tried tokens that came from the caller's prediction.
+        prediction_accepted: Predicted tokens that were right.
     """
 
     tried: int = 0
@@ -247,14 +247,14 @@ class FinishedEvent:
     Attributes:
         key: The sequence.
         reason: See `Finish`.
-        code: Of `sluice.errors`; for REFUSED, BUSY and FAILED.
+        code: Code of `sluice.errors`; for REFUSED, BUSY and FAILED.
         message: For people.
         prompt_tokens: Length of the prompt.
         output_tokens: Tokens emitted.
         prefill_s: First scheduled -> first token; 0 when there was none.
         param: As of `RefusedError`; for REFUSED.
-        drafts: Of the sequence alone.
-        score: Of `SequenceRequest.scored_tokens`, if there are any and the engine tells it.
+        drafts: Draft counts of the sequence alone.
+        score: Score of `SequenceRequest.scored_tokens`, if there are any and the engine tells it.
     """
 
     key: int
@@ -275,9 +275,9 @@ class TokenLogprobs:
 
     Attributes:
         key: The sequence.
-        logprob: Of the token itself.
+        logprob: Logprob of the token itself.
         top: (token, logprob) of the most probable ones, best first.
-        entropy: Of the distribution, where tokens are scored.
+        entropy: Entropy of the distribution, where tokens are scored.
     """
 
     key: int
@@ -288,7 +288,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Of consecutive prompt tokens, each given those before it; the very first has none.
+    """Logprobs of consecutive prompt tokens, each given those before; the very first has none.
 
     Attributes:
         key: The sequence.
@@ -303,14 +303,14 @@ class PromptLogprobs:
 
 @dataclass(slots=True)
 class StepEvents:
-    """What one step brought.
+    """Events of one step.
 
     Attributes:
         keys: Column; several tokens of one sequence stand in their order.
         tokens: Column; the new token of `keys[i]`.
         has_runs: Whether a sequence may appear more than once.
         logprobs: One entry per token of the sequences that asked for them, in the columns' order.
-        prompt_logprobs: Of prompt parts computed in this step.
+        prompt_logprobs: Logprobs of prompt parts computed in this step.
         admitted: In order.
         finished: In order; their tokens of this step are in the columns.
         kv: Block hash -> whether it is now cached (True: stored, False: removed). The last word on
@@ -339,12 +339,12 @@ class EngineLoad:
         step_s: Duration of the last step.
         preemptions: Since the start.
         prompt_tokens: Admitted since the start.
-        cached_tokens: Of these, found in the prefix cache.
+        cached_tokens: Admitted prompt tokens that were found in the prefix cache.
         kv_blocks_pinned: Cached blocks that may not be evicted now.
         draft_tokens: Tried since the start.
-        accepted_tokens: Of these, right.
+        accepted_tokens: Tried draft tokens that were right.
         adapters_resident: Digests in slots, sorted; the same object until they change.
-        prefilling: Of the running ones, those whose prompt is not computed yet.
+        prefilling: Running sequences whose prompt is not computed yet.
         step_prompt_tokens: Prompt tokens computed in the last step.
     """
 
@@ -369,9 +369,9 @@ class AdapterState:
     """An adapter that an engine holds.
 
     Attributes:
-        digest: Of its artifact.
+        digest: Digest of its artifact.
         is_in_slot: Whether a batch can use it as it is; else it is in host memory.
-        rank: Of its matrices.
+        rank: Rank of its matrices.
         memory_bytes: In host memory.
         sequences: Living ones that use it.
         prompt_tokens: Computed or found in the cache for it, since the engine started.
@@ -394,7 +394,8 @@ class KvBlocks:
     """Contents of cached KV blocks, to go from one engine to another.
 
     Attributes:
-        layout: Of a block's bytes: types and shapes, in words. Engines with equal layouts and equal
+        layout: Layout of a block's bytes: types and shapes, in words. Engines with equal layouts
+            and equal
             bases can use one another's blocks.
         hashes: Names of the blocks, in the order of their chain.
         data: One array of bytes per block, all of the same length.
@@ -409,7 +410,7 @@ class RefusedError(ValueError):
     """The sequence cannot be served by this engine, and trying again does not help.
 
     Attributes:
-        code: What happened.
+        code: Error code.
         message: For people.
         param: The field of `SequenceRequest` or `Sampling` at fault; empty: none is known.
     """

@@ -1,8 +1,9 @@
-"""What a sequence must be before an engine sees it.
+"""Checks a sequence before an engine sees it.
 
-An engine does not notice these by itself: an id outside the vocabulary gives silent nonsense, an
-empty or oversized prompt waits for ever, a position beyond the context goes on in noise. What only
-a backend can judge is in `Backend.check_request`.
+An engine does not notice bad input by itself: an id outside the vocabulary gives nonsense, an
+empty or oversized prompt waits for ever, a position beyond the context goes on in noise. Checks
+that only
+a backend can make are in `Backend.check_request`.
 """
 
 import math
@@ -58,7 +59,7 @@ def check_request(request: SequenceRequest, limits: Limits, capabilities: Capabi
 
 
 _PLAIN = Sampling()
-# What an engine without `has_penalties` does not do.
+# Fields that an engine without `has_penalties` does not support.
 _OF_LOGITS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "min_p", "tokens_min"),

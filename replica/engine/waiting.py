@@ -1,7 +1,7 @@
 """The queue of sequences that do not run: who is next, where adapters compete for slots.
 
 The order is that of `ScheduledSequence.rank`. A sequence whose adapter is in no slot, while all
-slots are busy, is passed over, so that it does not block those behind it. Those behind it must not
+slots are busy, is passed over, so that it does not block the sequences behind it. They must not
 keep it out for ever by keeping the slots busy: when OVERTAKEN_MAX of them with adapters have been
 admitted before the first one passed over, that one claims the slot with the fewest sequences.
 Nobody behind it joins that slot any more; it is empty when those who use it, and those who wait for

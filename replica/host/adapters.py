@@ -1,4 +1,4 @@
-"""Adapters on their way into the engine, and who waits for them; owned by the step loop.
+"""Adapters on their way into the engine, and their waiting sequences; owned by the step loop.
 
 Files are read by background threads, one read per digest however many wait; what was read is put
 into the driver by the step loop, and then those who wait are told, in their order. An adapter that
@@ -88,11 +88,11 @@ class AdapterDesk:
         """Make an idle desk.
 
         Args:
-            driver: Of the engine.
+            driver: Driver of the engine.
             directory: Holds artifacts by digest; None: there are none.
             background: Reads files.
-            counters: Of the host.
-            shelf: Gets what is not in the directory; None: nobody does.
+            counters: Counters of the host.
+            shelf: Gets artifacts that are not in the directory; None: they stay missing.
         """
         self._driver = driver
         self._directory = directory
@@ -102,7 +102,7 @@ class AdapterDesk:
         self._waiting: dict[str, list[_Waiter]] = {}
         self._waiters = 0
         self._fetching: dict[str, int] = {}  # digest -> how often it was asked for at the shelf
-        # What is wrong with an artifact stays wrong, unless its directory is put there anew: one
+        # A refused artifact stays refused, unless its directory is put there anew: one
         # that was being removed, or that a broken disk had bitten, may be whole the next time.
         self._refused: dict[str, _Refusal] = {}
 
@@ -110,7 +110,7 @@ class AdapterDesk:
         """Make sure that the driver has an adapter, then call `done`, at once or in a later turn.
 
         Args:
-            digest: Of the adapter.
+            digest: Digest of the adapter.
             done: Gets the reason if it cannot be had. It must use the adapter before it returns:
                 later ones may take its place.
             is_wanted: Whether somebody still waits; else `done` may never be called.

@@ -1,4 +1,4 @@
-"""Who is attached, and which sequences are whose; data of the step loop."""
+"""Attached routers and their sequences; data of the step loop."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,19 +33,19 @@ class HostAttachment:
     """One router's view of the engine.
 
     Attributes:
-        router_id: Who.
+        router_id: The attached router.
         epoch: Names the attachment; a router's epochs grow.
-        outbox: What it has not been told yet.
+        outbox: News that it has not been told yet.
         sequences: By the router's ids; the living ones.
         adapters_told: Resident ones that its router knows from the start.
-        news: Of the step in progress.
+        news: News of the step in progress.
         told_step: Last step that was posted.
-        told_at_s: When.
+        told_at_s: Time of that post.
         silence_max_s: A router that confirms nothing for so long is taken for frozen; 0: it may.
         silent_s: For so long it has confirmed nothing, though there was something.
         grants: When it last did, as a number of grants.
         orphaned_at_s: When its stream was found dead; None while it lives.
-        unconfirmed: Of an orphan: ends of sequences that its router may not know.
+        unconfirmed: Ends of an orphan's sequences that its router may not know.
     """
 
     router_id: str
@@ -100,7 +100,7 @@ class Hosted:
 
     Attributes:
         key: In the driver.
-        id: Of the router, unique in its attachment.
+        id: The router's id of the sequence, unique in its attachment.
         owner: Changes when its router resumes.
         is_parked: The driver does not have it yet: something that it needs is being read.
         load_us: How long it waited for its adapter; 0: that was there, or it needs none.

@@ -54,8 +54,8 @@ class HostCore:
         """Make an idle host.
 
         Args:
-            driver: Used by nobody else.
-            base_digest: What the engine serves.
+            driver: Used by this core alone.
+            base_digest: Base that the engine serves.
             waiting_max: Sequences beyond the running ones that are taken; more are BUSY.
             entropy: Seeds of sequences that name none.
             background: Reads files and checks bytes.

@@ -1,4 +1,4 @@
-"""What an engine host has done since its start; written by the step loop, read by metrics."""
+"""Counts of an engine host since its start; written by the step loop, read by metrics."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field

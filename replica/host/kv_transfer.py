@@ -12,7 +12,7 @@ from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-# Of one message. Triton and Python's interpreter lock copy it several times, some 5 ms each, during
+# Most bytes of one message. Triton and Python copy it several times, some 5 ms each, during
 # which no step begins; a block that is larger travels alone.
 EXPORT_BYTES_MAX = 16 << 20
 IMPORT_BYTES_MAX = 64 << 20

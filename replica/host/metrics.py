@@ -1,4 +1,4 @@
-"""What an engine host shows on Triton's metrics port: names, and values from a look at the host.
+"""Metrics of an engine host on Triton's port: names, and values from a look at the host.
 
 Families that TensorRT-LLM's own backend has bear its names and label values, so that one dashboard
 reads both; of those, values that only it has (memory on the GPU, micro-batches, paused requests)
@@ -24,7 +24,7 @@ _WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class MetricKind(StrEnum):
-    """What may be done with a metric: set, raised to a total, or observed."""
+    """The kind of a metric: a value is set, raised to a total, or observed."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -38,7 +38,7 @@ class Family:
     Attributes:
         name: In the text format.
         kind: See there.
-        text: What it means.
+        text: Its meaning.
         labels: Names.
         buckets: Upper bounds, of a histogram.
     """
@@ -195,10 +195,10 @@ class MetricsSample:
 
     Attributes:
         load: After the last step.
-        limits: Of the engine.
+        limits: Limits of the engine.
         counters: Since the start; the lists in it are taken out.
-        adapters: That the engine holds.
-        step_age_s: Of the step in progress.
+        adapters: Adapters that the engine holds.
+        step_age_s: Age of the step in progress.
         memory_bytes: Resident memory of the process.
         time_us: Since 1970.
     """

@@ -1,4 +1,4 @@
-"""What an attachment has not been told yet: merged by step, bounded, confirmed by credit.
+"""News that an attachment has not been told yet: merged by step, bounded, confirmed by credit.
 
 The step loop posts, the attachment's sender takes. Without credit nothing is queued: the news of
 further steps are merged into the same pending ones. This is a per-token path: columns are kept
@@ -13,7 +13,8 @@ from replica.engine.types import EngineLoad, TokenLogprobs
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 _IDLE = EngineLoad()
-# Of a router that takes no frames: tokens, logprobs and changes of the cache. Some ten minutes of a
+# Pending entries of a router that takes no frames: tokens, logprobs, cache changes. Ten minutes of
+# a
 # fast engine, and some 100 MB.
 PENDING_ENTRIES_MAX = 2_000_000
 # Ends that a router has not confirmed are kept for the case that it resumes; of one that never
@@ -29,8 +30,8 @@ class SequenceRecord:
     Attributes:
         output: Tokens emitted.
         admitted: The fact, once there is one.
-        logprobs: Of each output token, if the sequence asked; 8 bytes per alternative.
-        prompt_logprobs: Likewise.
+        logprobs: Logprobs of each output token, if the sequence asked; 8 bytes per alternative.
+        prompt_logprobs: Logprobs of the prompt's tokens, in the same form.
     """
 
     output: list[int] = field(default_factory=list[int])
@@ -48,7 +49,7 @@ class SequenceEnd:
 
     @property
     def weight(self) -> int:
-        """What keeping it costs, in tokens."""
+        """Memory cost of keeping it, in tokens."""
         told = self.told
         if told is None:
             return _ENDED_WEIGHT
@@ -59,7 +60,7 @@ class SequenceEnd:
 
 @dataclass(slots=True)
 class StepNews:
-    """What one attachment learns from one step, or from several merged ones.
+    """The news of one attachment from one step, or from several merged ones.
 
     Attributes:
         step: Number of the last step covered.
@@ -68,7 +69,7 @@ class StepNews:
         has_runs: Whether a sequence may appear more than once in one of the columns.
         entries: Weight of columns and logprobs, in tokens.
         logprobs: (sequence, entry), in the order of the tokens.
-        prompt_logprobs: Of parts of prompts.
+        prompt_logprobs: Logprobs of parts of prompts.
         admitted: Facts, once per sequence.
         ended: Facts, once per sequence.
         kv: Block hash -> whether it is cached now.

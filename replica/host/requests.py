@@ -1,7 +1,7 @@
 """From a wire `Sequence` to the driver's `SequenceRequest`: total, so that garbage is an answer.
 
-Here stands what the two do not share: absent and zero mean "off", columns must agree, numbers must
-name something. What an engine can serve is for the driver to judge.
+The module holds the rules between the two: absent and zero mean "off", columns agree, numbers
+name something. The driver judges what an engine can serve.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ def decode_sequence(
     Args:
         message: As the router sent it.
         keys: For the sequence and each of its forks, in order.
-        base_digest: What the engine serves.
+        base_digest: Base that the engine serves.
         seen_at_s: When it arrived; queue time counts from here.
         entropy: Seeds of those that name none.
 

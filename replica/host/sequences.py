@@ -37,7 +37,7 @@ from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-# Of a sequence's message beyond its prompt: a grammar has 64 KiB, the rest is a few thousand bytes.
+# Bytes of a sequence's message beyond its prompt: a grammar has 64 KiB, the rest a few thousand.
 _EXTRAS_BYTES_MAX = 1 << 18
 _TOKEN_BYTES_MAX = 5  # as a varint
 
@@ -139,7 +139,7 @@ class SequenceBook:
         """Put what a step brought into the news of the sequences' owners.
 
         Args:
-            events: Of the step.
+            events: Events of the step.
             sole: The attachment that all sequences of routers belong to, if there is only one.
             now_s: Monotonic seconds.
         """

@@ -100,10 +100,10 @@ class EngineHost:
         """Make a host; `start` it before the first `handle`.
 
         Args:
-            driver: Used by nobody else from now on.
-            base_digest: What it serves.
+            driver: Used by this host alone from now on.
+            base_digest: Base that it serves.
             artifacts_dir: Where adapters lie by digest; None: there are none.
-            agent_socket: Of the node's agent, who gets adapters; None: there is no agent.
+            agent_socket: Socket of the node's agent, which gets adapters; None: there is no agent.
             waiting_max: Sequences beyond the running ones that are taken; more are BUSY.
             clock: Monotonic seconds, the driver's own clock.
         """
@@ -153,7 +153,7 @@ class EngineHost:
 
     @property
     def counters(self) -> HostCounters:
-        """What the host has done; for metrics, from any thread."""
+        """Counts of the host's work; for metrics, from any thread."""
         return self._core.counters
 
     @property
@@ -282,7 +282,8 @@ class EngineHost:
             self._failure = "the engine host has stopped"
             core.drain_all()
         except BaseException as error:
-            # A bug, or an engine beyond repair. Everybody is told, and the host answers nothing
+            # A bug, or an engine beyond repair. All attachments are told, and the host answers
+            # nothing
             # any more; the agent's probe fails and the process is replaced.
             log.exception("step_loop_failed")
             self._failure = f"the engine stopped: {error!r}"

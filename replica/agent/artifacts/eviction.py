@@ -1,4 +1,4 @@
-"""What leaves the disk when something else needs the room. Pure."""
+"""Chooses the artifacts that leave the disk to make room for another. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -63,7 +63,8 @@ def to_evict(
     Args:
         items: All that is there.
         room_bytes: To be freed; 0 or less: nothing.
-        needed: Somebody waits for it. Otherwise what is wanted here stays: one prefetched artifact
+        needed: A request waits for the room. Otherwise wanted artifacts stay: one prefetched
+            artifact
             is worth as much as another.
     """
     highest = Hold.PREFETCHED if needed else Hold.NONE

@@ -1,4 +1,4 @@
-"""The agent's stream of distribution: what the node holds up, what it shall fetch down."""
+"""The agent's stream of distribution: the node's chunks go up, its orders to fetch come down."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ _Call = grpc.aio.StreamStreamCall[wire.DistributionReport, wire.DistributionAnsw
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """What a node says of itself in each report."""
+    """The id and place of a node, sent in each report."""
 
     node_id: str
     region: str
@@ -41,7 +41,7 @@ class NodeIdentity:
 
 
 class ArtifactNews:
-    """Told by anybody that the control plane should hear something at once."""
+    """Signals that the control plane should hear a change at once."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -76,12 +76,12 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
         """Take the control plane's address, who we are, and both directions.
 
         Args:
-            address: Of the control plane, host:port.
-            identity: Of the node.
+            address: host:port of the control plane.
+            identity: Id and place of the node.
             fetcher: Says what is new, and does what is answered.
-            keys: Of this node, for what others show it; they change every hour.
+            keys: Keys of this node for the tickets that other nodes show; they change every hour.
             news: When to report at once.
-            directory: Of artifacts; its disk's free space is reported.
+            directory: Directory of artifacts; its disk's free space is reported.
         """
         super().__init__(address, "distribution", wire.DistributionAnswer, _BACKOFF_MAX_S)
         self._identity = identity

@@ -41,7 +41,7 @@ _FAILURES_MAX = 1024
 
 
 class UnknownArtifactError(Exception):
-    """Nobody knows the artifact."""
+    """The control plane does not know the artifact."""
 
 
 class ChunkSource(Protocol):
@@ -60,7 +60,7 @@ AskManifest = Callable[[str], Awaitable[Manifest]]
 
 @dataclass(slots=True)
 class _Wait:
-    """Somebody waits for an artifact."""
+    """The callers that wait for an artifact."""
 
     since_s: float
     count: int = 0
@@ -77,7 +77,7 @@ class _Download:
 
 @dataclass(slots=True)
 class _State:
-    """What is remembered from one moment to the next; all by digest."""
+    """The fetcher's memory of waits, problems and downloads; all by digest."""
 
     waits: dict[str, _Wait] = field(default_factory=dict[str, _Wait])
     problems: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
@@ -108,11 +108,11 @@ class Fetcher:
         """Take the parts.
 
         Args:
-            holdings: What the node has.
+            holdings: The node's artifacts and parts.
             source: Where chunks come from.
             ask_manifest: Asks the control plane what an artifact consists of.
-            node_id: Of the node; when it asks the store by itself depends on it.
-            downloads_max: At once.
+            node_id: Id of the node; the moment when it asks the store by itself depends on it.
+            downloads_max: Chunks that are fetched at once.
             on_news: Told when the control plane should hear something at once.
         """
         self._holdings = holdings

@@ -1,4 +1,4 @@
-"""What the files of verified artifacts looked like, so that a second look need not read them.
+"""Inode, size and time of verified artifacts' files, so that a second look need not read them.
 
 A file that has the inode, size and time of change that it had when it was verified is taken to be
 the same one. A disk that rots changes none of the three: after a doubt everything is read again.

@@ -1,4 +1,4 @@
-"""What a node has of artifacts: whole ones, parts, and the manifests that say what belongs to them.
+"""A node's artifacts: whole ones, parts, and the manifests that list their files.
 
 Manifests stay on the disk under `.manifests/`, also of artifacts that made way: with one, an
 artifact can be fetched from the store while no control plane answers.

@@ -1,8 +1,8 @@
-"""Which chunks of an artifact that is on its way are verified and on the disk.
+"""The journal of an artifact's chunks that are verified and on the disk.
 
 A file that only grows: a header with the artifact's digest, then a record for each chunk. It is
-read up to the first byte that is not as it was written, and goes on from there. So whatever kills
-us while we write costs the last records, and no chunk is believed that was not there.
+read up to the first byte that is not as it was written, and goes on from there. So a crash
+while we write costs the last records, and no chunk is believed that was not there.
 """
 
 import os
@@ -29,8 +29,8 @@ class Journal:
         """Open the journal, or make it.
 
         Args:
-            path: Of the file.
-            digest: Of the artifact; a journal of another one is begun anew.
+            path: Path of the file.
+            digest: Digest of the artifact; a journal of another one is begun anew.
             count: Chunks of the artifact.
 
         Returns:

@@ -1,4 +1,4 @@
-"""What lies in a node's artifact folder, and what makes way when it is full.
+"""A node's artifact folder: whole artifacts, and the eviction that makes room.
 
 The folder is the third tier of adapters, below device slots and host memory of the engines, and
 above the store. An artifact is there as a whole or not at all: it comes by a rename, and leaves by
@@ -61,10 +61,10 @@ class Library:
 
         Args:
             directory: Made when it is missing.
-            max_bytes: Of all artifacts together; 0: what the disk has.
-            reserve_bytes: Of the disk, left to others.
+            max_bytes: Most bytes of all artifacts together; 0: the disk's size decides.
+            reserve_bytes: Bytes of the disk that stay free for others.
             clock: Unix time in seconds.
-            free_bytes: What the disk has left; None asks it.
+            free_bytes: Returns the free bytes of the disk; None asks the disk.
         """
         self._directory = directory
         self._max_bytes = max_bytes
@@ -131,7 +131,7 @@ class Library:
 
     @property
     def used_bytes(self) -> int:
-        """Of all artifacts that are there as a whole."""
+        """Bytes of all artifacts that are there as a whole."""
         return sum(entry.size_bytes for entry in self._entries.values())
 
     def want(self, wanted: Mapping[str, int]) -> None:
@@ -160,8 +160,8 @@ class Library:
         """Free so much room that an artifact fits; False, and nothing is evicted, if it cannot be.
 
         Args:
-            size_bytes: Of the whole artifact.
-            needed: Somebody waits for it: what was only prefetched makes way for it.
+            size_bytes: Size of the whole artifact.
+            needed: A request waits for it: artifacts that were only prefetched make way for it.
             digest: Keeps the room for this one until it is admitted or given up; empty: whoever
                 comes first takes it.
         """

@@ -60,8 +60,8 @@ class LocalApi:
 
         Args:
             state_dir: Where the socket is made.
-            library: What lies on the node.
-            fetcher: Gets what does not.
+            library: The artifacts on the node.
+            fetcher: Gets missing artifacts.
             uid: User that engines run as; None: as we do.
         """
         self._uid = uid

@@ -37,23 +37,23 @@ _ASK_AGAIN_S = 5.0  # for a base that nobody knows
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """What a node must know to fetch and serve.
+    """Options of a node for fetching and serving artifacts.
 
     Attributes:
-        node_id: Of the node.
+        node_id: Id of the node.
         region: In which the node stands.
         rack: Unique within its region.
         control_address: host:port of the control plane's gRPC.
-        directory: Of artifacts.
+        directory: Directory of artifacts.
         store_url: Where chunks lie.
         keys_file: Where the keys are kept with which the tickets of others are checked.
         peer_address: host:port on which others are served; port 0 picks one.
         peer_advertised: host:port at which they reach it, port 0 the bound one; empty: the bound
             address, unless it is known to be of no use to others.
-        downloads_max: At once.
-        uploads_max: At once.
-        download_bytes_per_s: Of all downloads; 0: any.
-        upload_bytes_per_s: Of all uploads; 0: any.
+        downloads_max: Chunks that are fetched at once.
+        uploads_max: Chunks that are served at once.
+        download_bytes_per_s: Bytes per second of all downloads; 0: any.
+        upload_bytes_per_s: Bytes per second of all uploads; 0: any.
     """
 
     node_id: str
@@ -77,7 +77,8 @@ def advertised(bound: str, told: str, control_address: str) -> str:
     Args:
         bound: host:port that is listened on.
         told: host:port that the operator says others reach, port 0 the bound one; empty: nothing.
-        control_address: Of the control plane: if it is of this machine, so are the other nodes.
+        control_address: Address of the control plane: if it is of this machine, so are the other
+            nodes.
     """
     port = bound.rpartition(":")[2]
     if told:

@@ -64,7 +64,7 @@ class Partial:
 
         Args:
             root: The artifact's own directory, made if need be.
-            manifest: Of the artifact.
+            manifest: Manifest of the artifact.
 
         Raises:
             OSError: Disk full, no permission.

@@ -100,10 +100,10 @@ async def serve_peers(
 
     Args:
         address: host:port to listen on; port 0 picks one.
-        holdings: What there is.
-        keys: With which tickets are checked.
+        holdings: The node's artifacts and parts.
+        keys: Keys with which tickets are checked.
         uploads_max: At once; some more wait in line.
-        bytes_per_s: Of all uploads together; 0: any.
+        bytes_per_s: Bytes per second of all uploads together; 0: any.
         count: Told the bytes of each chunk that was sent.
 
     Yields:

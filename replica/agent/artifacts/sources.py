@@ -57,7 +57,7 @@ class Sources:
 
         Args:
             store_url: As `open_backend` takes it.
-            bytes_per_s: Of all downloads together; 0: any.
+            bytes_per_s: Bytes per second of all downloads together; 0: any.
 
         Raises:
             ValueError: The URL names no store.
@@ -78,8 +78,8 @@ class Sources:
 
         Args:
             address: host:port of a peer; empty: the store.
-            digest: Of the artifact.
-            number: Of the chunk.
+            digest: Digest of the artifact.
+            number: Number of the chunk.
             piece: The chunk.
             ticket: Shown to the peer.
 
