@@ -18,8 +18,8 @@ class Settings(ServiceSettings):
         http_address: host:port of the admin REST, health and metrics.
         admin_key_sha256: SHA-256 of the bootstrap admin key, in hex.
         telemetry_url: http(s)://host:port of a telemetry service, the source of evidence for
-            rollouts and of usage for
-            budgets; empty: there is no evidence, and no budget is ever used up.
+            rollouts and of usage for budgets; empty: there is no evidence, and no budget is ever
+            used up.
         telemetry_key: The admin key that it takes.
         rollout_window_s: Length of the windows in which both releases of a rollout are compared.
         artifact_store_url: Where artifacts lie: file:///directory or s3://bucket/prefix (with AWS_*
