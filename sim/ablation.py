@@ -27,7 +27,7 @@ class AblatedRule:
     Attributes:
         text: The rule, for people.
         owner: Module or class with the constant or method.
-        name: Of the constant or method.
+        name: Name of the constant or method.
         instead: Replacement that switches the rule off.
     """
 

@@ -46,8 +46,8 @@ class DistributionScenario:
 
     Attributes:
         nodes: All want the artifact at second 0, and have nothing.
-        size_bytes: Of the artifact.
-        step_s: Of the fluid; what ends within a step ends with it.
+        size_bytes: Size of the artifact.
+        step_s: Step of the fluid model; a transfer that ends within a step ends with it.
         regions: The nodes are spread evenly.
         rack_nodes: Nodes of a rack.
         report_s: Between two reports of a node.

@@ -28,12 +28,12 @@ class Job:
     """One request on its way through a run; times are those of the timeline.
 
     Attributes:
-        request: What the trace says.
+        request: The request of the trace.
         number: Order of arrival, from 0.
         arrived_at: When it reached the router.
-        prompt_tokens: Of the current attempt: the prompt, and what was emitted before it.
+        prompt_tokens: Tokens of the current attempt: the prompt, and all tokens emitted before it.
         output_tokens: Still to emit in the current attempt.
-        blocks: Of the current attempt's prompt.
+        blocks: Blocks of the current attempt's prompt.
         sequence: Name of the current attempt on its engine.
         replica: Number of the engine that has it, or had it last; -1 before the first.
         hit_tokens: Prompt tokens that the last engine found in its cache.
@@ -127,7 +127,7 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class StepRecord:
-    """What an engine reports of one step, or of a stretch of steps that only decoded.
+    """An engine's report of one step, or of a stretch of steps that only decoded.
 
     Attributes:
         steps: Steps covered.
@@ -137,7 +137,7 @@ class StepRecord:
         admitted: Jobs that were scheduled for the first time since the last record.
         firsts: Jobs that got their first token.
         finished: Jobs that ended.
-        cancelled: Jobs that ended because somebody wished so.
+        cancelled: Jobs that were cancelled.
     """
 
     steps: int

@@ -36,8 +36,8 @@ class FairCase:
         cells: With one replica each.
         age_s: Age of the oldest service that cells know of one another; None: each counts by
             itself.
-        seed: Of arrivals and lengths.
-        duration_s: Of arrivals; the share is measured from `WARM_UP_S` on.
+        seed: Seed of arrivals and lengths.
+        duration_s: Seconds of arrivals; the share is measured from `WARM_UP_S` on.
     """
 
     cells: int

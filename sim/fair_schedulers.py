@@ -23,7 +23,7 @@ _SMOOTHING = 0.1
 
 
 class FairScheduler:
-    """Whose request an engine admits next; subclasses rank and charge."""
+    """Chooses the client whose request an engine admits next; subclasses rank and charge."""
 
     def __init__(self, output_mean: float) -> None:
         self.queues: dict[str, deque[Job]] = {}  # by client, by arrival

@@ -171,15 +171,16 @@ class TieredSluice(Sluice):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a run is judged by; NaN where it does not apply.
+    """Fairness figures of a run; NaN where one does not apply.
 
     Attributes:
         mean_gap: Over 60-s windows of the sum over tenants of min(best served - own, own unmet
             demand), in units of service: prompt tokens + 2 x output tokens.
-        max_gap: Of these.
+        max_gap: Largest gap of these windows.
         tokens_per_s: Prompt and output of what ended before the last arrival.
-        ttft_p50_s: Of the watched tenant: the one that asks least, of many the median one.
-        ttft_p99_s: Of the same.
+        ttft_p50_s: Median TTFT of the watched tenant: the one that asks least, of many the median
+            one.
+        ttft_p99_s: 99th percentile of the same tenant's TTFT.
         weight_error: Largest |share / (weight / sum of weights) - 1| in any 60 s with all
             tenants waiting.
         behind_lower_s: Longest time that a request waited after one of a lower tier, or came

@@ -40,7 +40,7 @@ class FaultScenario:
 
     Attributes:
         fault: One of `FAULTS`, on the first replica.
-        seed: Of the workload.
+        seed: Seed of the workload.
         replicas: In the cell.
         rate_per_s: Arrivals, all over the run.
         fault_at_s: When it happens.
@@ -59,7 +59,7 @@ class FaultScenario:
 
 @dataclass(slots=True, eq=False)
 class FaultClient:
-    """What one client has seen, over all resumes of its request."""
+    """One client's view of its request, over all resumes."""
 
     prompt: list[int]
     output_max: int
@@ -79,14 +79,15 @@ class FaultClient:
 
 @dataclass(frozen=True, slots=True)
 class FaultReport:
-    """What a run was like for clients, and how fast the router saw it.
+    """Effects of a fault on clients, and the times in which the router saw it.
 
     Attributes:
         requests: Submitted by clients.
-        lost: That did not end with all of their tokens.
-        duplicated: That were told more tokens than they asked for.
-        wrong_tokens: Told to clients; only of a replica that lied, before it was found out.
-        wrong_later: Of these, more than a step after it was found out.
+        lost: Requests that did not end with all of their tokens.
+        duplicated: Requests that were told more tokens than they asked for.
+        wrong_tokens: Wrong tokens told to clients; only of a lying replica, before it was found
+            out.
+        wrong_later: Wrong tokens told more than a step after it was found out.
         resumed: Times that a request went on elsewhere after some tokens.
         pause_s: Longest time between two tokens of one stream.
         ttft_p99_s: Over all requests.

@@ -22,7 +22,7 @@ class SimHost:
     Attributes:
         is_down: Connections are refused and open ones break.
         is_frozen: Connections stay open and silent, no step is done.
-        stream: Of the one router, while it is attached.
+        stream: Stream of the one router, while it is attached.
         frames_sent: In all.
         merges: Steps that found no credit.
     """

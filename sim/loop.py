@@ -1,8 +1,10 @@
 """An asyncio event loop on virtual time: `asyncio.sleep(3600)` takes no time at all.
 
 The selector polls without waiting; when nothing is ready, the time the loop would have waited is
-added to its clock. Whatever takes its time from the loop obeys: `asyncio.sleep`, `asyncio.timeout`,
-third-party code. What waits elsewhere (threads, gRPC's own poller) does not belong here; threads
+added to its clock. Code that takes its time from the loop obeys: `asyncio.sleep`,
+`asyncio.timeout`,
+third-party code. Code that waits elsewhere (threads, gRPC's own poller) does not belong here;
+threads
 are refused, because nothing would advance the clock for them in order.
 """
 

@@ -1,8 +1,8 @@
-"""What a run is judged by: goodput, TTFT, TPOT, hit ratio.
+"""Figures of a run: goodput, TTFT, TPOT, hit ratio.
 
 TTFT and TPOT are taken at the engine, for every policy alike. A request is good if its TTFT is at
 most 0.5 s + twice the time of its whole prompt alone on an idle replica of speed 1, and its mean
-TPOT at most 100 ms. What was never served counts as not good; it has no TTFT.
+TPOT at most 100 ms. A request that was never served is not good; it has no TTFT.
 """
 
 from dataclasses import dataclass

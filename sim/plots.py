@@ -14,7 +14,7 @@ def compare(records: Sequence[Record], path: Path) -> None:
 
     Args:
         records: As `sim.routing` writes them.
-        path: Of the picture; its ending says the kind.
+        path: Path of the picture; its ending says the kind.
     """
     import matplotlib as mpl
 

@@ -56,12 +56,12 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SimPoolPlan:
-    """What a pool is made of, and what happens to it.
+    """The make-up of a simulated pool, and its faults and growth.
 
     Attributes:
         replicas: At the start.
         speed_spread: Speeds are drawn uniformly from 1 - spread to 1 + spread.
-        seed: Of speeds and of the policy's draws.
+        seed: Seed of speeds and of the policy's draws.
         lose_at_s: When replica 0 dies, in virtual seconds; None: it does not.
         add_at_s: When one more replica with an empty cache joins.
         kv_tokens: KV memory of a replica; None: what the cost model says.

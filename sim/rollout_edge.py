@@ -14,7 +14,7 @@ from control_plane.rollouts.plan import Plan, Stage
 from control_plane.rollouts.sequential import Count, SequentialTest, observe
 from sluice.split import SHARE_MAX
 
-# Of control; they rise and fall by half.
+# Rates of control; they rise and fall by half.
 _RATES = {
     Metric.ERRORS: 0.01,
     Metric.SLOW_FIRST_TOKEN: 0.05,

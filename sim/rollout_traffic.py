@@ -81,9 +81,9 @@ class _Callers:
 
     Attributes:
         style: Factor of their answers' lengths.
-        is_canary: Whom canary answers.
-        is_pinned: Whose tenant is.
-        is_new: Who has had no answer of that release before.
+        is_canary: Requests that canary answers.
+        is_pinned: Requests of pinned tenants.
+        is_new: Requests of sessions without an earlier answer of that release.
     """
 
     style: _Floats

@@ -70,13 +70,13 @@ class RolloutOutcome:
     """How a rollout ended.
 
     Attributes:
-        seed: Of traffic and salt.
+        seed: Seed of traffic and salt.
         phase: `DONE` or `ROLLED_BACK`; another one if it had not ended after `_WINDOWS_MAX`.
         stage: Number of the last stage.
-        metric: Whose gate was breached.
+        metric: Metric of the breached gate.
         lasted_s: From the first stage's share to the end.
         exposed: Requests of tenants who are not pinned that canary served.
-        judged: Of what the breached gate counts, those of canary.
+        judged: Canary's requests that the breached gate counts.
     """
 
     seed: int

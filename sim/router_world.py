@@ -61,7 +61,7 @@ class Fault:
 
 @dataclass(slots=True)
 class WorldClient:
-    """What one client has seen, over all resumes of its request."""
+    """One client's view of its request, over all resumes."""
 
     submit: wire.Submit
     arrived_at: float = 0.0

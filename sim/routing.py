@@ -33,10 +33,10 @@ class RoutingResult:
     Attributes:
         policy: As asked for; a group's name where one was.
         winner: The policy that the figures are of.
-        run: Of the first seed.
+        run: Run of the first seed.
         seeds: All.
         by_seed: Figures, one per seed.
-        candidates: Of a group: goodput on the first seed, by policy.
+        candidates: Goodput of a group's policies on the first seed.
     """
 
     policy: str
@@ -124,7 +124,7 @@ def compare(
         policies: Names of policies or groups.
         loads: Shares of capacity.
         seeds: At least one.
-        executor: Of processes; None: run here.
+        executor: Executor of processes; None: run here.
 
     Raises:
         TraceError: The trace cannot be read.

@@ -42,11 +42,11 @@ class Run:
         cost: Name of a cost model.
         load: Share of the pool's capacity, see `capacity`.
         policy: Name of a policy, not of a group.
-        seed: Of trace, speeds and policy.
+        seed: Seed of trace, speeds and policy.
         speed_spread: See `SimPoolPlan`.
         report_age_s: How old everything is that our router knows of an engine.
         index_delay_s: How old its index is.
-        cells: Of our router; peers route the whole pool.
+        cells: Cells of our router; peers route the whole pool.
         lose_at_s: See `SimPoolPlan`.
         add_at_s: See `SimPoolPlan`.
     """
@@ -100,7 +100,7 @@ def play(run: Run, requests_per_s: float) -> SimPool:
     """Run to the end.
 
     Args:
-        run: What to run.
+        run: The run.
         requests_per_s: The pool's `capacity`.
 
     Raises:

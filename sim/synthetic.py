@@ -17,16 +17,16 @@ _THINK_S = 30.0  # mean time of a user between two turns
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """What is generated.
+    """Settings of a generated workload.
 
     Attributes:
         requests: How many.
         rate: Sessions begun per second; a load rescales all times.
         burst: Rate inside of bursts by rate outside; 1 is Poisson.
         prompt: Median tokens that a turn adds to its history.
-        prompt_sigma: Of the logarithm.
+        prompt_sigma: Standard deviation of the prompt length's logarithm.
         output: Median tokens.
-        output_sigma: Of the logarithm.
+        output_sigma: Standard deviation of the output length's logarithm.
         turns: Mean turns of a conversation; the history grows by prompt and answer.
         systems: Distinct system prompts; 0: none.
         system_tokens: Length of each, rounded down to blocks.

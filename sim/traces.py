@@ -41,7 +41,7 @@ def load(path: Path, format_name: str, *, seed: int = 0, requests_max: int | Non
     Args:
         path: The file.
         format_name: One of `FORMATS`.
-        seed: Of the draws inside of time buckets.
+        seed: Seed of the draws inside of time buckets.
         requests_max: Read only so many requests from the beginning of the file.
 
     Raises:
@@ -209,7 +209,7 @@ class SessionChains:
 
         Args:
             session: 0 shares with nobody.
-            prompt_tokens: Of the whole prompt.
+            prompt_tokens: Tokens of the whole prompt.
             system: Full blocks that the session begins with.
         """
         blocks, tokens = self._chains.get(session, (system, len(system) * self._block_tokens))

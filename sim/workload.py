@@ -1,4 +1,4 @@
-"""What is replayed: requests as a trace has them, without any content."""
+"""The replayed workload: requests as a trace has them, without any content."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,8 @@ class TraceRequest:
             be partly filled.
         session: Requests of one conversation have one number; a negative one stands for a request
             whose conversation, if any, the trace does not name.
-        tenant: Who asks; empty if the trace does not say.
-        priority: Of its tier; higher is more important.
+        tenant: Tenant of the request; empty if the trace does not say.
+        priority: Priority of its tier; higher is more important.
     """
 
     arrived_s: float

@@ -1,4 +1,4 @@
-"""What gateway and router add to an engine, and how many streams a worker holds.
+"""Measures the latency that gateway and router add, and the streams that a worker holds.
 
 One operation: one request through gateway, router and the `sim` driver inside a real Triton, with
 keys, limits, tokenizing and events on. Not measured: a network, TLS, an engine that computes; the

@@ -1,4 +1,4 @@
-"""What the gateway costs beside the replica that makes embeddings.
+"""Measures the gateway's cost beside the replica that makes embeddings.
 
 One operation: one request for the embedding of one short text (about 9 tokens) through the whole
 local stack: key, limits, tokenizing, event, answer as base64. `gateway_cpu_ms` is the processor

@@ -1,4 +1,4 @@
-"""What lies between the end of an engine step and a token's arrival at its client.
+"""Times between the end of an engine step and a token's arrival at its client.
 
 The `sim` driver writes down when its steps ended, clients when tokens came, both by the machine's
 monotonic clock. A sequence that has begun gets one token in every step, so that only its first step

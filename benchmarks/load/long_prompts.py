@@ -37,7 +37,7 @@ def sent(kind: str, load: StreamLoad, engine: tuple[str, str]) -> Generator[list
 
     Args:
         kind: One of `KINDS`.
-        load: Of the others; says where the gateway is.
+        load: Load of the other clients; says where the gateway is.
         engine: Address and model of the Triton.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What open streams cost the gateway: one worker process, a router with a script, real sockets.
+"""Measures the gateway's cost of open streams: one worker, a scripted router, real sockets.
 
 No engine takes part: one whose steps are so long that ten thousand sequences cost nothing is taken
 for frozen by its agent and replaced, and a router lets 4,096 requests wait. The router here gives
@@ -59,9 +59,9 @@ async def running_site(
     """Run a gateway with one worker, Valkey and a scripted router in a folder of their own.
 
     Args:
-        step_s: Of the router, between two messages.
+        step_s: Seconds between two messages of the router.
         plan: How each request is answered.
-        program: What Python is told to run as the gateway.
+        program: Program that Python runs as the gateway.
     """
     router = ScriptedRouter(lambda _: plan, step_s=step_s)
     with tempfile.TemporaryDirectory(prefix="sluice-parked-") as folder:
@@ -207,7 +207,7 @@ async def parked(site: ParkedSite, streams: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """What became of streams that came and went.
+    """Results of a load of streams that come and go.
 
     Attributes:
         begun: How many there were.

@@ -27,7 +27,7 @@ from benchmarks.load.stack import started
 from benchmarks.results import write_result
 from sluice.process import free_port
 
-# What each peer's program is told first.
+# First arguments of each peer's program.
 _PEERS: dict[str, tuple[str, ...]] = {
     "smg": ("launch",),
     "sglang-router": ("launch",),

@@ -5,7 +5,8 @@ figures are means of goodput, TTFT, TPOT and hit ratio. Not measured: processor 
 networks; times of steps come from cost models (see docs/routing-study.md). Peers have exact and
 instant state, the router core has reports 100 ms and an index 3 s old.
 Run: `SLUICE_TRACES=FOLDER python -m benchmarks.load.routing_study [--cases ...] [--policies ...]`;
-without a folder of traces it only says so. What is not run again stays in the results as it was.
+without a folder of traces it only says so. Cases that are not run again stay in the results as they
+were.
 """
 
 import argparse
@@ -64,10 +65,10 @@ class StudyCase:
         title: In the docs.
         trace: File name and format, or settings of a generated workload.
         loads: Shares of capacity; empty where there is a rate.
-        options: Of `Run`, besides these.
+        options: Further options of `Run`.
         has_picture: Drawn for the docs.
-        rate_per_s: Of requests, instead of loads; 0: none.
-        seeds: Of the runs.
+        rate_per_s: Requests per second, instead of loads; 0: none.
+        seeds: Seeds of the runs.
     """
 
     title: str

@@ -22,11 +22,12 @@ _STAMPS = 35  # SO_TIMESTAMPNS: each read says when the kernel got the last of i
 
 @dataclass(frozen=True, slots=True)
 class StreamLoad:
-    """What to send: `streams` connections until `requests` are done.
+    """The load of a client: `streams` connections until `requests` are done.
 
     Attributes:
-        ramp_s: Connections begin evenly over so long. Those that begin at once also end at once,
-            and what is measured then is how a burst of requests is taken.
+        ramp_s: Connections begin evenly over so long. Connections that begin at once also end at
+            once,
+            and such a load measures a burst of requests.
         is_stamped: Tokens come when the kernel has them, not when this client, which shares the
             cores and reads one connection after the other, gets to them.
     """
@@ -64,10 +65,10 @@ class StreamLoad:
 
 @dataclass(slots=True)
 class StreamTally:
-    """What came back; times in seconds.
+    """Counts and times of the answers, in seconds.
 
     Attributes:
-        arrivals_s: Of each answer, when each token came, by the monotonic clock.
+        arrivals_s: Arrival times of each answer's tokens, by the monotonic clock.
     """
 
     started: int = 0

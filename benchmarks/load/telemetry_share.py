@@ -1,4 +1,4 @@
-"""What telemetry takes of the CPU time of gateway and router.
+"""Measures telemetry's share of the CPU time of gateway and router.
 
 One operation: one unary request of one token, through a gateway worker and a router in processes of
 their own with the `sim` driver behind; such a request has the least other work, so the share of

@@ -1,4 +1,4 @@
-"""What a request makes the gateway do, by layer: calls, and objects that the collector follows.
+"""Counts a request's calls and collected objects in the gateway, by layer.
 
 One operation: one streamed chat completion of two tokens, of a caller without limits, from a router
 with a script; one worker, real sockets and Valkey. `python`: calls of functions in Python; `c`: of

@@ -47,7 +47,7 @@ _WINDOW_MS = 10_000
 _MERGES_S = 60
 _ROWS_AT_ONCE = 300_000  # seconds of the store, also on a busy machine
 _VIEW = "rollup_marks_of_requests"
-# Of the cube of a random number: few tenants have most requests.
+# Tenants by the cube of a random number: few tenants have most requests.
 _FILL = """
 INSERT INTO requests (event_id, received_at, ingested_at, tenant_id, key_id, session_hash, model,
     release, pool_id, replica_id, rollout_id, arm, outcome, status, choices, endpoint,
@@ -219,7 +219,7 @@ async def _measure(store: Store, pid: int, requests: int) -> dict[str, object]:
     await _roll(store, to_ms)
     rolled_s, rolled_cpu_s = time.perf_counter() - started, cpu_s([pid]) - spent_s
     print(f"rolled up in {rolled_s:.0f} s, {rolled_cpu_s:.0f} s of CPU", flush=True)
-    # What has come since: told again, of the last ten minutes.
+    # New events since: requests of the last ten minutes, told again.
     first = requests - requests * 10 // (_DAYS * 24 * 60)
     fresh = {"from_ms": to_ms - _DAYS * DAY_MS, "length_ms": _DAYS * DAY_MS, "requests": requests}
     fresh |= {"tenants": _TENANTS, "is_last": True, "first": first, "count": requests - first}

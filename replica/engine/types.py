@@ -218,7 +218,7 @@ class DraftCounts(NamedTuple):
 
     Attributes:
         tried: Proposed and computed.
-        accepted: Of these, right.
+        accepted: Tried tokens that were right.
         prediction_tried: Tried tokens that came from the caller's prediction.
         prediction_accepted: Predicted tokens that were right.
     """

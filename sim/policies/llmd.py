@@ -21,7 +21,7 @@ class LlmdScores(ArrivalPolicy):
     """Largest weighted sum of three grades: short queue (range-normalised), free KV, prefix match.
 
     Args:
-        weights: Of queue, KV use and prefix.
+        weights: Weights of queue, KV use and prefix.
         is_exact: The prefix grade comes from the exact index; else from own decisions, of which
             the first 4,096 tokens and the latest 500,000 tokens per replica are kept.
     """

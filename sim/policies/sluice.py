@@ -52,8 +52,8 @@ class RouterSettings:
         report_age_s: From the end of a step to its frame at the router.
         index_delay_s: From a cache's change to the router's knowledge of it.
         cells: Each has a core of its own and every n-th replica.
-        config: Of the core.
-        output_max: What clients allow, tokens; None: twice the longest answer of the trace.
+        config: Configuration of the core.
+        output_max: Tokens that clients allow; None: twice the longest answer of the trace.
         service_age_s: Age of the oldest service that cells know of one another, at most; None: each
             counts by itself.
     """
@@ -70,7 +70,7 @@ class _Link:
     """One replica as the router is attached to it.
 
     Attributes:
-        number: Of its engine.
+        number: Number of its engine.
         jobs: Alive there or on the way, by sequence.
         events: (when, block, whether it was stored), not told yet.
         frames: Sent so far.

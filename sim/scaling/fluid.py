@@ -46,7 +46,7 @@ class Terms:
 
 @dataclass(slots=True)
 class Sight:
-    """What a policy sees of the pool.
+    """The pool as a scaling policy sees it.
 
     Attributes:
         demand: Work-seconds that came in each second so far.
@@ -84,7 +84,7 @@ class ScalingRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScalingOutcome:
-    """What a policy reached on one curve.
+    """The result of a policy on one curve.
 
     Attributes:
         violation_minutes: Minutes whose 99th percentile of first-token time misses the objective.
@@ -202,7 +202,7 @@ def play(demand: Sequence[float], rule: ScalingRule, terms: Terms, seed: int = 0
         demand: Work-seconds per second, one value per second.
         rule: The policy.
         terms: Terms of the run.
-        seed: Of the boot times.
+        seed: Seed of the boot times.
     """
     first = max(terms.replicas_min, 1, ceil(sum(demand[:_FIRST_S]) / _FIRST_S / FIRST_UTILISATION))
     if (own := getattr(rule, "replicas", None)) is not None:
