@@ -27,6 +27,7 @@ from gateway.endpoints.completer import Completer
 from gateway.endpoints.completions import CompletionTask
 from gateway.endpoints.copies import spare_work
 from gateway.endpoints.embeddings import Embeddings
+from gateway.endpoints.guards import GuardBoard
 from gateway.endpoints.models import Models
 from gateway.endpoints.openapi import describe
 from gateway.endpoints.reply import ReplyWriter
@@ -163,6 +164,7 @@ class Gateway:
             copies=self.copies,
             scores=self.scores,
             texts=self.texts,
+            guards=GuardBoard(self.metrics.guard_matches),
         )
         embeddings = Embeddings(
             directory=self.directory,

@@ -190,6 +190,13 @@ class GatewayMetrics:
             "Requests passed to the model that stands in for a saturated one",
             registry=self.registry,
         )
+        self.guard_matches = Counter(
+            "gateway_guard_matches_total",
+            "Places in texts of requests and answers that rules of tenants match, of rules that act"
+            " (acting) and of those that are counted alone (shadow)",
+            ("stage",),
+            registry=self.registry,
+        )
         self.decided = Counter(
             "gateway_rollout_requests_total",
             "Accepted requests whose release a rollout (control, canary) or a pin (pinned) chose,"

@@ -25,6 +25,7 @@ class ErrorCode(StrEnum):
     PRECONDITION_FAILED = "precondition_failed"
     IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
     ROLLOUT_UNSUPPORTED = "rollout_unsupported"
+    CONTENT_FILTER = "content_filter"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     RATE_LIMIT_REQUESTS = "rate_limit_requests"
     RATE_LIMIT_TOKENS = "rate_limit_tokens"
@@ -129,6 +130,8 @@ POLICIES: dict[ErrorCode, ErrorPolicy] = {
     ErrorCode.PRECONDITION_FAILED: _Policy(status=412),
     ErrorCode.IDEMPOTENCY_KEY_REUSED: _Policy(status=422),
     ErrorCode.ROLLOUT_UNSUPPORTED: _Policy(status=422),
+    # A rule of the caller's tenant: nothing has failed, as the tenant wants it.
+    ErrorCode.CONTENT_FILTER: _Policy(status=400, is_failure=False),
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: _Policy(status=400, is_passed_over=True, is_of_engine=True),
     ErrorCode.RATE_LIMIT_REQUESTS: _Policy(status=429),
     ErrorCode.RATE_LIMIT_TOKENS: _Policy(status=429),

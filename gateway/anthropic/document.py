@@ -6,7 +6,7 @@ import orjson
 
 from gateway.text.answer import ChoiceText
 
-_STOPPED = {"length": "max_tokens", "tool_calls": "tool_use"}
+_STOPPED = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
 def stop_reason(reason: str, stop_sequence: str) -> str:

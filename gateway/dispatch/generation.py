@@ -8,12 +8,13 @@ import zlib
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum, auto
 from typing import NamedTuple
 
 from gateway.dialects.delta import NOTHING, AnswerDelta, joined
 from gateway.dispatch.attempts import Attempt, AttemptPlacement, begun, detached, placement_of
 from gateway.dispatch.cell_choice import Wish, prefix_key
+from gateway.dispatch.endings import EndKind, GenerationEnd, ending_of
+from gateway.guard.answer import AnswerGuard
 from gateway.text.answer import ChoiceText
 from gateway.text.logprobs import (
     LogprobFormat,
@@ -39,6 +40,7 @@ class GenerationSpec(NamedTuple):
     Attributes:
         new_pipe: Makes the pipe from its tokens to text.
         new_logprobs: Makes the writer of their log probabilities; None: the request wants none.
+        new_guard: Makes the guard of the answer by the tenant's rules; None: there are none.
         block_hashes: Hashes of the prompt's full blocks, concatenated; see `sluice.hashing`.
         packed_prompt: Packed form of a long prompt; shared by its answers.
         tier_reserved_permille: The tier's share of a cell while it has work.
@@ -71,6 +73,7 @@ class GenerationSpec(NamedTuple):
     traceparent: str
     new_pipe: Callable[[], TextPipe]
     new_logprobs: NewLogprobs | None = None
+    new_guard: Callable[[], AnswerGuard] | None = None
     block_hashes: bytes = b""
     packed_prompt: PackedPrompt | None = None
     tier_reserved_permille: int = 0
@@ -91,60 +94,6 @@ class GenerationSpec(NamedTuple):
         prefix = prefix_key(self.block_hashes)
         salt = zlib.crc32(self.request_id.encode())
         return Wish(self.session_hash, prefix, len(self.prompt), salt)
-
-
-class EndKind(Enum):
-    """How an attempt ended."""
-
-    STOP = auto()
-    LENGTH = auto()
-    REFUSED = auto()  # rejected, evicted, or failed for good: `code` says why
-    LOST = auto()  # the replica, the router or the connection is gone: to be resumed
-
-
-class GenerationEnd(NamedTuple):
-    """The end of an attempt; all but `kind` when it is not a success.
-
-    Attributes:
-        param: The field of the engine's request at fault; empty: none is known.
-    """
-
-    kind: EndKind
-    code: ErrorCode = ErrorCode.INTERNAL
-    message: str = ""
-    retry_after_s: float | None = None
-    param: str = ""
-
-    @property
-    def outcome(self) -> str:
-        """Name it as events do."""
-        if self.kind is EndKind.STOP:
-            return "stop"
-        return "length" if self.kind is EndKind.LENGTH else self.code
-
-
-_KINDS = {
-    wire.OUTCOME_KIND_STOP: EndKind.STOP,
-    wire.OUTCOME_KIND_LENGTH: EndKind.LENGTH,
-    wire.OUTCOME_KIND_REJECTED: EndKind.REFUSED,
-    wire.OUTCOME_KIND_EVICTED: EndKind.REFUSED,
-    wire.OUTCOME_KIND_FAILED: EndKind.REFUSED,
-    wire.OUTCOME_KIND_CANCELLED: EndKind.LOST,  # not by us: our own cancels are not waited for
-    wire.OUTCOME_KIND_LOST: EndKind.LOST,
-}
-
-
-_CODES = {code.value: code for code in ErrorCode}
-
-
-def ending_of(outcome: wire.Outcome) -> GenerationEnd:
-    """Return what a router's outcome means here."""
-    kind = _KINDS.get(outcome.kind, EndKind.REFUSED)
-    code = _CODES.get(outcome.code)
-    if code is None:  # a success, or a newer router
-        code = ErrorCode.REPLICA_LOST if kind is EndKind.LOST else ErrorCode.ENGINE_FAILED
-    retry_after_s = outcome.retry_after_ms / 1000 if outcome.retry_after_ms else None
-    return GenerationEnd(kind, code, outcome.message, retry_after_s, outcome.param)
 
 
 class Generation(ABC):
@@ -168,6 +117,7 @@ class Generation(ABC):
         attempts: Its attempts, as far as a dispatcher has submitted it.
         attempt_from: Emitted tokens when the current attempt was submitted.
         was_nudged: Whether the client has waited for long, and was to be given a sign of life.
+        guard: Holds it to the tenant's rules; None: there are none.
         listener: Called at the first token of an attempt, at its end, and at a nudge.
         score: Score of the scored tokens, where the engine tells it.
     """
@@ -175,6 +125,7 @@ class Generation(ABC):
     __slots__ = (
         "_format_logprobs",
         "_line",
+        "_rest",
         "attempt_from",
         "attempts",
         "cached_tokens",
@@ -183,6 +134,7 @@ class Generation(ABC):
         "emitted",
         "ending",
         "first_at_s",
+        "guard",
         "is_fresh",
         "itl_max_s",
         "last_at_s",
@@ -205,6 +157,8 @@ class Generation(ABC):
         self._format_logprobs: LogprobFormat | None = None
         if spec.new_logprobs is not None:
             self._line, self._format_logprobs = spec.new_logprobs()
+        self.guard = None if spec.new_guard is None else spec.new_guard()
+        self._rest: tuple[AnswerDelta, list[TokenLogprob]] | None = None
         self.emitted = array("I")
         self.first_at_s = self.last_at_s = self.itl_max_s = 0.0
         self.placed: AttemptPlacement | None = None
@@ -263,8 +217,25 @@ class Generation(ABC):
             told += line.rest() if pipe.is_parsed else line.shown(pipe.shown)
         return delta, told
 
+    @property
+    def is_filtered(self) -> bool:
+        """Whether a rule has ended it; to be asked once it has ended."""
+        if self.guard is None:
+            return False
+        self.held_back()  # the end of the text may be what a rule waits for
+        return bool(self.guard.blocked_by)
+
     def held_back(self) -> tuple[AnswerDelta, list[TokenLogprob]]:
         """Return what an answer that has ended still had to show."""
+        guard = self.guard
+        if guard is None:
+            return self._piped_rest()
+        if self._rest is None:
+            delta, entries = guard.passed(*self._piped_rest())
+            self._rest = joined(delta, guard.flush()), entries + guard.rest()
+        return self._rest
+
+    def _piped_rest(self) -> tuple[AnswerDelta, list[TokenLogprob]]:
         pipe, line = self.pipe, self._line
         was_stopped = pipe.is_stopped
         delta = pipe.flush()
@@ -487,7 +458,12 @@ class WholeGeneration(Generation):
         if self.ending is None:
             self.emitted.extend(tokens)
             self.note_time(now_s)
-            self.answer.add(*self.taken(tokens))
+            delta, entries = self.taken(tokens)
+            if (guard := self.guard) is not None:
+                delta, entries = guard.passed(delta, entries)
+                if guard.blocked_by:
+                    self.end(GenerationEnd(EndKind.FILTERED, ErrorCode.CONTENT_FILTER))
+            self.answer.add(delta, entries)
             if self.pipe.is_stopped:
                 self.end(GenerationEnd(EndKind.STOP))
 

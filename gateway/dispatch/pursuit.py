@@ -18,7 +18,7 @@ from sluice.errors import ErrorCode
 
 _GRACE_S = 2.0  # the router decides about deadlines; beyond this it does not answer at all
 
-_SUCCESS = (EndKind.STOP, EndKind.LENGTH)
+_SUCCESS = (EndKind.STOP, EndKind.LENGTH, EndKind.FILTERED)
 _NOBODY = GenerationEnd(
     EndKind.REFUSED, ErrorCode.NO_CAPACITY, "No router serves this model at the moment.", 2.0
 )

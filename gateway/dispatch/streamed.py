@@ -81,7 +81,7 @@ class StreamedGeneration(Generation):
         self._pace: AttemptPace | _LastStep = pace
         self._held = b""  # a chunk that waits for the one behind it
         self._is_counted = False
-        self._is_plain = self._line is None and self.pipe.is_transparent
+        self._is_plain = self._line is None and self.guard is None and self.pipe.is_transparent
         self._early: list[bytes] | None = []
         self._tail = _framed(chunks.tail)
         self.take_head()
@@ -142,10 +142,15 @@ class StreamedGeneration(Generation):
     def _push_slowly(self, tokens: Sequence[int]) -> None:
         pipe = self.pipe
         delta, entries = self.taken(tokens)
-        self._is_plain = self._line is None and pipe.is_transparent and not self._is_counted
+        if (guard := self.guard) is not None:
+            delta, entries = guard.passed(delta, entries)
+        elif self._line is None:
+            self._is_plain = pipe.is_transparent and not self._is_counted
         if delta is not NOTHING or entries:
             self._show(delta, entries)
-        if pipe.is_stopped:
+        if guard is not None and guard.blocked_by:
+            self.end(GenerationEnd(EndKind.FILTERED, ErrorCode.CONTENT_FILTER))
+        elif pipe.is_stopped:
             self.end(GenerationEnd(EndKind.STOP))
 
     def _show(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:

@@ -12,7 +12,7 @@ from sluice.limits import METERED_NAMES
 
 Count = Annotated[int, Field(ge=0)]
 Logprob = Annotated[float, Field(le=0.001)]
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class Shape(BaseModel):

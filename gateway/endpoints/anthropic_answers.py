@@ -6,7 +6,7 @@ from pydantic import Field
 
 from gateway.endpoints.answers import Count, Shape
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 
 
 class AnthropicText(Shape):

@@ -14,6 +14,7 @@ from gateway.dispatch.generation import GenerationSpec
 from gateway.dispatch.tally import Tally
 from gateway.endpoints.copies import Copies
 from gateway.endpoints.exchange import HttpExchange, Lost, flaws_in
+from gateway.endpoints.guards import GuardBoard
 from gateway.endpoints.reading import read_parsed
 from gateway.endpoints.reply import ReplyWriter
 from gateway.endpoints.scores import ScoreSampler
@@ -55,6 +56,7 @@ class Completer:
         copies: Copies,
         scores: ScoreSampler,
         texts: Texts,
+        guards: GuardBoard,
     ) -> None:
         """Compose.
 
@@ -72,6 +74,7 @@ class Completer:
             copies: Makes copies for shadow stages.
             scores: Scores answers of adapters that are rolled out.
             texts: Keeps requests and answers of tenants that opted in.
+            guards: Holds requests and answers to the rules of their tenants.
         """
         self._directory = directory
         self._assets = assets
@@ -86,6 +89,7 @@ class Completer:
         self._copies = copies
         self._scores = scores
         self._texts = texts
+        self._guards = guards
 
     async def handle(self, api: type[TextTask], request: web.Request) -> web.StreamResponse:
         """Answer one request of an API."""
@@ -207,9 +211,16 @@ class Completer:
         principal: Principal,
         resolved: ResolvedModel,
     ) -> list[GenerationSpec]:
-        return await specs_of(
+        plan = None
+        if principal.guard_sets:
+            plan = await self._guards.plan(principal, (task.model, resolved.model.id))
+        if plan is not None:
+            assets = await self._assets.get(resolved.model.base_digest)
+            await self._guards.check(task, plan, assets.table, principal, identity.request_id)
+        specs = await specs_of(
             task, identity=identity, principal=principal, resolved=resolved, cache=self._assets
         )
+        return specs if plan is None else self._guards.guarded(specs, plan)
 
     async def _specs_with_time_left(
         self, request: web.Request, exchange: HttpExchange, resolved: ResolvedModel
@@ -318,6 +329,9 @@ class Completer:
     ) -> None:
         """Settle, count and tell: once per accepted request, whatever happened."""
         ended_at_s, metrics, tally = time.monotonic(), self._metrics, exchange.tally
+        if exchange.principal.guard_sets:
+            tenant_id = exchange.principal.tenant.id
+            self._guards.close(exchange.generations, tenant_id, exchange.request_id)
         was_served = tally.output_tokens > 0 or not exchange.has_failed
         self._settle(exchange, tally, was_served=was_served)
         if exchange.has_begun and not exchange.first_sent_at_s:  # it began with a sign of life

@@ -160,8 +160,8 @@ class HttpExchange:
 
     @property
     def has_failed(self) -> bool:
-        """Whether an error is the outcome."""
-        return policy_of(self.outcome) is not None
+        """Whether an error is the outcome; an answer that a rule has ended is none."""
+        return policy_of(self.outcome) is not None and self.outcome != ErrorCode.CONTENT_FILTER
 
     @property
     def is_charged(self) -> bool:
@@ -281,6 +281,8 @@ class HttpExchange:
 
 def finish_reason(generation: Generation) -> str:
     """Return why an answer that has ended well has ended, in OpenAI's words."""
+    if generation.is_filtered:
+        return str(ErrorCode.CONTENT_FILTER)
     if generation.ending is not None and generation.ending.kind is EndKind.LENGTH:
         return "length"
     return "tool_calls" if generation.pipe.has_calls else "stop"

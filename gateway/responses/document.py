@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
+# By the finish reason of a completion.
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
 
 class ResponseFrame:
     """The fixed fields of a response, written whatever its outcome.
@@ -87,7 +90,8 @@ class ResponseFrame:
 
 def ended_as(reason: str) -> tuple[str, str | None]:
     """Return status and details of a response, by the finish reason of a completion."""
-    return ("incomplete", "max_output_tokens") if reason == "length" else ("completed", None)
+    details = _INCOMPLETE.get(reason)
+    return ("completed" if details is None else "incomplete"), details
 
 
 def text_part(text: bytes = b"", logprobs: bytes = b"") -> bytes:

@@ -271,7 +271,7 @@ class Automaton:
         self.made += 1
         self.remembered += 1
         if self.remembered > REMEMBERED_MAX:
-            for it in self._states.values():
+            for it in [*self._states.values()]:
                 it.steps.clear()
                 it.leaps.clear()
             self._states.clear()

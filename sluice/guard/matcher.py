@@ -112,6 +112,11 @@ class GuardedText:
         self.blocked_by: int | None = None
 
     @property
+    def rules(self) -> Sequence[GuardRule]:
+        """Those that hold for it, by their index."""
+        return self._matcher.rules
+
+    @property
     def held(self) -> str:
         """The held text, which may become a part of a match."""
         return self._held
@@ -148,7 +153,7 @@ class GuardedText:
         if self.blocked_by is not None:
             return ""
         self._take(self._matcher.automaton.end(self._state), self.length)
-        self._origins = ()
+        self._origins, self._state = (), self._matcher.automaton.start
         return "" if self.blocked_by is not None else self._released()
 
     def _push_finds(self, text: str) -> str:

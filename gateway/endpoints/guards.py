@@ -1,0 +1,111 @@
+"""Which rules hold for a caller and a model: compiled when first needed, kept until they change."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import structlog
+from prometheus_client import Counter as CounterMetric
+
+from gateway.directory import Principal
+from gateway.dispatch.generation import Generation, GenerationSpec
+from gateway.endpoints.task import TextTask
+from gateway.guard.answer import AnswerGuard
+from gateway.guard.plan import GuardPlan
+from gateway.guard.requests import asks_for, look_at
+from gateway.text.detokenizer import TokenTable
+from sluice.errors import ErrorCode, PlatformError
+from sluice.wire.control.v1 import control_pb2 as wire
+
+log = structlog.get_logger(__name__)
+
+# Compiled sets in memory: the largest take some 50 MB with what their automaton remembers.
+_PLANS_MAX = 64
+_Key = tuple[tuple[str, int, int], ...]
+
+
+class GuardBoard:
+    """The rules of one worker.
+
+    A request waits until the rules that hold for it are compiled, at most some 100 ms and once for
+    each version: none is answered without them.
+    """
+
+    def __init__(self, matches: CounterMetric) -> None:
+        """Prepare; `matches` counts by `stage`."""
+        self._plans: dict[_Key, asyncio.Future[GuardPlan]] = {}
+        self._acting, self._shadow = matches.labels("acting"), matches.labels("shadow")
+
+    async def plan(self, principal: Principal, names: Iterable[str]) -> GuardPlan | None:
+        """Return the rules for a caller and a model, by each of its names; None: there are none."""
+        wanted = frozenset(names)
+        sets = [
+            it
+            for it in principal.guard_sets
+            if (not it.models or not wanted.isdisjoint(it.models))
+            and (not it.keys or principal.key.id in it.keys)
+        ]
+        if not sets:
+            return None
+        key = tuple([(it.id, it.version, it.active_version) for it in sets])
+        plan = await self._compiled(key, sets)
+        return plan if plan.targets else None
+
+    async def _compiled(self, key: _Key, sets: Sequence[wire.GuardSet]) -> GuardPlan:
+        known = self._plans.get(key)
+        if known is None:
+            while len(self._plans) >= _PLANS_MAX:
+                del self._plans[next(iter(self._plans))]
+            loop = asyncio.get_running_loop()
+            known = self._plans[key] = loop.run_in_executor(None, partial(GuardPlan, sets))
+        # Whoever waits may hang up; others wait for the same.
+        return await asyncio.shield(known)
+
+    async def check(
+        self,
+        task: TextTask,
+        plan: GuardPlan,
+        table: TokenTable,
+        principal: Principal,
+        request_id: str,
+    ) -> None:
+        """Look at what a request says.
+
+        Raises:
+            PlatformError: A rule blocks it.
+        """
+        if not asks_for(plan):
+            return
+        findings = await look_at(task.texts(table), plan)
+        self._tell(findings.found, principal.tenant.id, request_id)
+        if findings.blocked_by:
+            message = f"The request was blocked by the rule '{findings.blocked_by}' of its tenant."
+            raise PlatformError(ErrorCode.CONTENT_FILTER, message)
+
+    @staticmethod
+    def guarded(specs: Sequence[GenerationSpec], plan: GuardPlan) -> list[GenerationSpec]:
+        """Return specs whose answers are held to rules."""
+        make = partial(AnswerGuard, plan)
+        return [it._replace(new_guard=make) for it in specs]
+
+    def close(self, generations: Iterable[Generation], tenant_id: str, request_id: str) -> None:
+        """Count and tell what rules have found in answers that have ended."""
+        found = Counter[tuple[str, bool]]()
+        for it in generations:
+            if it.guard is not None:
+                found += it.guard.findings()
+        self._tell(found, tenant_id, request_id)
+
+    def _tell(self, found: Counter[tuple[str, bool]], tenant_id: str, request_id: str) -> None:
+        """Count matches, and say which rules have matched; never the text."""
+        for (rule, acts), count in sorted(found.items()):
+            (self._acting if acts else self._shadow).inc(count)
+            log.info(
+                "guard_matched",
+                rule=rule,
+                matches=count,
+                is_shadow=not acts,
+                tenant_id=tenant_id,
+                request_id=request_id,
+            )

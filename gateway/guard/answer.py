@@ -1,0 +1,189 @@
+"""One answer under rules: what of it may be shown, whatever pieces it comes in. Pure.
+
+Content, reasoning and the arguments of each call are texts of their own. The log probabilities of
+tokens leave once nothing is held back, and never if something was taken out since.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from gateway.dialects.delta import NOTHING, AnswerDelta, CallDelta
+from gateway.guard.json_text import JsonReader, written
+from gateway.guard.plan import GuardPlan, TargetRules
+from gateway.text.logprobs import TokenLogprob
+from sluice.guard.matcher import GuardedText
+from sluice.guard.rules import GuardTarget
+
+_NONE = TargetRules(None, None)
+
+
+class Lane:
+    """One text under the rules that act and those that are counted.
+
+    Attributes:
+        blocked_by: Id of the rule that has ended it; empty: none has.
+    """
+
+    __slots__ = ("_acting", "_counted", "_reader", "blocked_by")
+
+    def __init__(self, rules: TargetRules, *, is_json: bool = False) -> None:
+        """Begin a text; `is_json`: it is JSON, and rules are for what its strings mean."""
+        self._acting = None if rules.acting is None else GuardedText(rules.acting)
+        self._counted = None if rules.counted is None else GuardedText(rules.counted)
+        self._reader = JsonReader() if is_json and rules != _NONE else None
+        self.blocked_by = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether something waits."""
+        return self._acting is not None and bool(self._acting.held)
+
+    @property
+    def rewritten(self) -> int:
+        """How many places were replaced."""
+        return 0 if self._acting is None else self._acting.rewritten
+
+    def push(self, piece: str) -> str:
+        """Take the next piece; return what may leave."""
+        reader = self._reader
+        if reader is None:
+            return self._passed(piece)
+        return written(self._passed(reader.push(piece)))
+
+    def flush(self) -> str:
+        """The text has ended: return the rest."""
+        reader, rest = self._reader, ""
+        if reader is not None:
+            rest = self._passed(reader.flush())
+        if self._counted is not None:
+            self._counted.flush()
+        if self._acting is not None and not self.blocked_by:
+            rest += self._acting.flush()
+            self._note_block(self._acting)
+        return rest if reader is None else written(rest)
+
+    def findings(self) -> Counter[tuple[str, bool]]:
+        """Return how often rules have matched: by their ids, and whether they act."""
+        found = Counter[tuple[str, bool]]()
+        for text, acts in ((self._acting, True), (self._counted, False)):
+            if text is not None:
+                for number, count in text.counts.items():
+                    found[text.rules[number].id, acts] += count
+        return found
+
+    def _passed(self, piece: str) -> str:
+        if self.blocked_by:
+            return ""
+        if self._counted is not None:
+            self._counted.push(piece)
+        if self._acting is None:
+            return piece
+        piece = self._acting.push(piece)
+        if self._acting.blocked_by is not None:
+            self._note_block(self._acting)
+        return piece
+
+    def _note_block(self, text: GuardedText) -> None:
+        if text.blocked_by is not None:
+            self.blocked_by = text.rules[text.blocked_by].id
+
+
+class AnswerGuard:
+    """The texts of one answer.
+
+    Attributes:
+        blocked_by: Id of the rule that has ended the answer; empty: none has.
+    """
+
+    __slots__ = ("_calls", "_content", "_entries", "_plan", "_reasoning", "_seen", "blocked_by")
+
+    def __init__(self, plan: GuardPlan) -> None:
+        """Begin an answer."""
+        self._plan = plan
+        rules = plan.targets.get(GuardTarget.ANSWER, _NONE)
+        self._content, self._reasoning = Lane(rules), Lane(rules)
+        self._calls: list[Lane] = []
+        self._entries: list[TokenLogprob] = []  # that wait
+        self._seen = 0  # places that were replaced when nothing was held last
+        self.blocked_by = ""
+
+    def passed(
+        self, delta: AnswerDelta, entries: Sequence[TokenLogprob] = ()
+    ) -> tuple[AnswerDelta, list[TokenLogprob]]:
+        """Take what comes next; return what may be shown of it, and the entries that may."""
+        if self.blocked_by:
+            return NOTHING, []
+        reasoning = self._push(self._reasoning, delta.reasoning)
+        if (delta.content or delta.calls) and self._reasoning.holds:  # it has ended
+            reasoning += self._rest(self._reasoning)
+        content = self._push(self._content, delta.content)
+        calls = tuple([it for call in delta.calls for it in self._call(call)])
+        return AnswerDelta(content, reasoning, calls), self._told(entries)
+
+    def flush(self) -> AnswerDelta:
+        """The answer has ended: return the rest of it."""
+        if self.blocked_by:
+            return NOTHING
+        reasoning, content = self._rest(self._reasoning), ""
+        if not self.blocked_by:
+            content = self._rest(self._content)
+        calls = list[CallDelta]()
+        if self._calls and not self.blocked_by and (rest := self._rest(self._calls[-1])):
+            calls.append(CallDelta(len(self._calls) - 1, rest))
+        return AnswerDelta(content, reasoning, tuple(calls))
+
+    def rest(self) -> list[TokenLogprob]:
+        """Return the entries that wait, once the answer has ended."""
+        return self._told(())
+
+    def findings(self) -> Counter[tuple[str, bool]]:
+        """Return how often rules have matched: by their ids, and whether they act."""
+        found = Counter[tuple[str, bool]]()
+        for lane in (self._content, self._reasoning, *self._calls):
+            found += lane.findings()
+        return found
+
+    def _push(self, lane: Lane, piece: str) -> str:
+        if not piece or self.blocked_by:
+            return ""
+        piece = lane.push(piece)
+        self._note_block(lane)
+        return piece
+
+    def _rest(self, lane: Lane) -> str:
+        rest = lane.flush()
+        self._note_block(lane)
+        return rest
+
+    def _call(self, call: CallDelta) -> list[CallDelta]:
+        """Return what may be shown of a piece of a call; the one before it has ended."""
+        if self.blocked_by:
+            return []
+        found = list[CallDelta]()
+        if call.index >= len(self._calls):
+            if self._calls and (rest := self._rest(self._calls[-1])):
+                found.append(CallDelta(call.index - 1, rest))
+            if self.blocked_by:
+                return found
+            rules = self._plan.targets.get(GuardTarget.TOOL_ARGUMENTS, _NONE)
+            self._calls.append(Lane(rules, is_json=True))
+        arguments = self._push(self._calls[call.index], call.arguments)
+        if arguments or call.call_id:
+            found.append(call._replace(arguments=arguments))
+        return found
+
+    def _note_block(self, lane: Lane) -> None:
+        self.blocked_by = self.blocked_by or lane.blocked_by
+
+    def _told(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+        """Return the entries of what was shown; those beside something taken out never are."""
+        self._entries += entries
+        lanes = (self._content, self._reasoning, *self._calls[-1:])
+        if self.blocked_by:
+            self._entries.clear()
+        if not self._entries or any(it.holds for it in lanes):
+            return []
+        told, self._entries = self._entries, []
+        seen = sum([it.rewritten for it in (self._content, self._reasoning, *self._calls)])
+        is_whole, self._seen = seen == self._seen, seen
+        return told if is_whole else []

@@ -1,0 +1,90 @@
+"""The text of JSON as rules see it: escapes inside strings stand for what they mean. Pure.
+
+Arguments of tools come as JSON text, in pieces cut anywhere. Rules look at the characters that are
+meant, and what leaves is written as JSON again; quotes and backslashes of the text are set apart
+from those of JSON by two signs that no text has.
+"""
+
+import re
+
+# Noncharacters of Unicode: they stand for a quote and a backslash that belong to a string.
+_QUOTE, _BACKSLASH = "\ufdd0", "\ufdd1"
+_MEANT = {
+    '"': _QUOTE,
+    "\\": _BACKSLASH,
+    "/": "/",
+    "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t",
+}
+_ESCAPES = {
+    ord(_QUOTE): '\\"',
+    ord(_BACKSLASH): "\\\\",
+    **{number: f"\\u{number:04x}" for number in range(0x20)},
+    ord("\b"): "\\b", ord("\f"): "\\f", ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t",
+}
+_SPACE = str.maketrans("\n\r\t", "   ")  # between values, where any blank is as good
+_PART = re.compile(r'["\\]')
+_SURROGATES = range(0xD800, 0xE000)
+
+
+class JsonReader:
+    """Turns pieces of JSON text into the characters that are meant."""
+
+    __slots__ = ("_is_string", "_rest")
+
+    def __init__(self) -> None:
+        """Begin outside a string."""
+        self._is_string = False
+        self._rest = ""
+
+    def push(self, piece: str) -> str:
+        """Take the next piece; an escape that has only begun waits for its rest."""
+        text, found, at = self._rest + piece, list[str](), 0
+        while at < len(text):
+            match = _PART.search(text, at)
+            end = len(text) if match is None else match.start()
+            part = text[at:end]
+            found.append(part if self._is_string else part.translate(_SPACE))
+            at = end
+            if match is None:
+                break
+            if text[at] == '"':
+                self._is_string = not self._is_string
+                found.append('"')
+                at += 1
+                continue
+            size = 6 if text[at + 1 : at + 2] == "u" else 2
+            if len(text) < at + size:
+                break
+            found.append(_meant(text[at : at + size]))
+            at += size
+        self._rest = text[at:]
+        return "".join(found)
+
+    def flush(self) -> str:
+        """Return what has only begun: the text was cut."""
+        rest, self._rest = self._rest, ""
+        return rest
+
+
+def written(text: str) -> str:
+    """Return characters that are meant as JSON text again."""
+    return text.translate(_ESCAPES)
+
+
+def quoted(text: str) -> str:
+    """Return a text that is to stand inside a string, as `JsonReader` gives it."""
+    return text.replace("\\", _BACKSLASH).replace('"', _QUOTE)
+
+
+def _meant(escape: str) -> str:
+    """Return what an escape means; itself where that cannot be told apart, or is half of a sign."""
+    if escape[1] != "u":
+        return _MEANT.get(escape[1], escape)
+    try:
+        number = int("0x" + escape[2:], 0)
+    except ValueError:
+        return escape
+    if number in _SURROGATES:
+        return escape
+    character = chr(number)
+    return _MEANT[character] if character in {'"', "\\"} else character

@@ -1,0 +1,96 @@
+"""What a request says, under rules, before anything is computed: its prompt and results of tools.
+
+Long texts are looked at in pieces, with pauses in which others have their turn.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
+
+from gateway.guard.answer import Lane
+from gateway.guard.plan import GuardPlan
+from gateway.texts.documents import TextTokens
+from sluice.guard.rules import OF_REQUESTS, GuardTarget
+
+_PIECE_CHARACTERS = 256
+_STEP_S = 0.001  # of work before others have their turn
+# The fields of messages and of their parts that hold text.
+_TEXTS = ("content", "text", "reasoning_content", "refusal", "arguments", "function", "tool_calls")
+
+
+class RequestFindings:
+    """What rules have found in a request.
+
+    Attributes:
+        blocked_by: Id of the rule that blocks it; empty: none does.
+        found: How often rules have matched: by their ids, and whether they act.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.blocked_by = ""
+        self.found = Counter[tuple[str, bool]]()
+
+
+def asks_for(plan: GuardPlan) -> bool:
+    """Return whether a plan has rules for what requests say."""
+    return not OF_REQUESTS.isdisjoint(plan.targets)
+
+
+async def look_at(
+    parts: Iterable[tuple[str, Iterable[object]]], plan: GuardPlan
+) -> RequestFindings:
+    """Look at what `TextTask.texts` says, up to the first rule that blocks."""
+    findings = RequestFindings()
+    began_s = time.monotonic()
+    for name, values in parts:
+        if name == "tools":  # what they are is no text of a prompt
+            continue
+        for value in values:
+            target = _target(value)
+            if target not in plan.targets:
+                continue
+            lane = Lane(plan.targets[target])
+            for piece in _pieces(value):
+                lane.push(piece)
+                if time.monotonic() - began_s > _STEP_S:
+                    await asyncio.sleep(0)
+                    began_s = time.monotonic()
+                if lane.blocked_by:
+                    break
+            lane.flush()
+            findings.found += lane.findings()
+            findings.blocked_by = lane.blocked_by
+            if findings.blocked_by:
+                return findings
+    return findings
+
+
+def _target(value: object) -> GuardTarget:
+    if isinstance(value, dict) and cast("Mapping[str, object]", value).get("role") == "tool":
+        return GuardTarget.TOOL_RESULTS
+    return GuardTarget.PROMPT
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """Yield all text of a message or a prompt; its parts are one text, as templates join them."""
+    for text in _strings(value):
+        for at in range(0, len(text), _PIECE_CHARACTERS):
+            yield text[at : at + _PIECE_CHARACTERS]
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, TextTokens):
+        delta = value.pipe.push(value.ids)
+        yield delta.content + value.pipe.flush().content
+    elif isinstance(value, list):
+        for it in cast("list[object]", value):
+            yield from _strings(it)
+    elif isinstance(value, dict):
+        fields = cast("Mapping[str, object]", value)
+        for name in _TEXTS:
+            yield from _strings(fields.get(name))
