@@ -161,6 +161,7 @@ class GatewayMetrics:
             registry=self.registry,
         )
         self._declare_requests()
+        self._declare_texts()
         self._declare_goodput()
 
     def _declare_requests(self) -> None:
@@ -190,13 +191,6 @@ class GatewayMetrics:
             "Requests passed to the model that stands in for a saturated one",
             registry=self.registry,
         )
-        self.guard_matches = Counter(
-            "gateway_guard_matches_total",
-            "Places in texts of requests and answers that rules of tenants match, of rules that act"
-            " (acting) and of those that are counted alone (shadow)",
-            ("stage",),
-            registry=self.registry,
-        )
         self.decided = Counter(
             "gateway_rollout_requests_total",
             "Accepted requests whose release a rollout (control, canary) or a pin (pinned) chose,"
@@ -216,6 +210,15 @@ class GatewayMetrics:
             "Copies of requests for a shadow stage: sent, or dropped because too many were under"
             " way",
             ("fate",),
+            registry=self.registry,
+        )
+
+    def _declare_texts(self) -> None:
+        self.guard_matches = Counter(
+            "gateway_guard_matches_total",
+            "Places in texts of requests and answers that rules of tenants match, of rules that act"
+            " (acting) and of those that are counted alone (shadow)",
+            ("stage",),
             registry=self.registry,
         )
         self.texts = Counter(
