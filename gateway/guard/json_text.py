@@ -13,13 +13,21 @@ _MEANT = {
     '"': _QUOTE,
     "\\": _BACKSLASH,
     "/": "/",
-    "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t",
+    "b": "\b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
 }
 _ESCAPES = {
     ord(_QUOTE): '\\"',
     ord(_BACKSLASH): "\\\\",
     **{number: f"\\u{number:04x}" for number in range(0x20)},
-    ord("\b"): "\\b", ord("\f"): "\\f", ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t",
+    ord("\b"): "\\b",
+    ord("\f"): "\\f",
+    ord("\n"): "\\n",
+    ord("\r"): "\\r",
+    ord("\t"): "\\t",
 }
 _SPACE = str.maketrans("\n\r\t", "   ")  # between values, where any blank is as good
 _PART = re.compile(r'["\\]')
