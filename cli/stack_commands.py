@@ -28,7 +28,7 @@ _STOP_TIMEOUT_S = 90.0  # the layers' grace times together
 
 
 class EngineOption(StrEnum):
-    """What the replicas run."""
+    """Engines that replicas of a local stack can run."""
 
     OPENVINO = "openvino"
     SIM = "sim"

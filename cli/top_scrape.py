@@ -1,4 +1,4 @@
-"""What was scraped, and what two scrapes a moment apart say together; pure.
+"""Scraped metrics, and rates from two scrapes a moment apart; pure.
 
 A series keeps the labels of its target (`instance`, of engines `pool`), so that a restart or a loss
 of one process is told from a counter that went down.

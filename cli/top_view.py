@@ -1,4 +1,4 @@
-"""What `sluice top` shows: made of two scrapes, then of text; pure.
+"""Pictures of `sluice top`, made of two scrapes; pure.
 
 Everything may be missing: None is shown as `-`, never as 0.
 """
@@ -68,7 +68,7 @@ class RouterView:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one tenant, or one model, took."""
+    """Load of one tenant, or of one model."""
 
     name: str
     requests_per_s: Number

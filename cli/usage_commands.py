@@ -28,7 +28,7 @@ _COMPARED = (
 
 
 class GranularityOption(StrEnum):
-    """What one row is about."""
+    """Time span of one row."""
 
     HOUR = "hour"
     DAY = "day"

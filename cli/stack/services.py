@@ -50,19 +50,19 @@ INTERNAL_PORTS = (
 )
 _PROBE_TIMEOUT_S = 2.0
 _CERTIFICATE_DAYS = 90  # each start makes new ones
-# What a collector wants to see, in OpenTelemetry's own names.
+# Settings of a collector, in OpenTelemetry's own names.
 _OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_CERTIFICATE")
-# Who presses Ctrl-C does not want to wait for half a minute of other people's answers.
+# After Ctrl-C nobody should wait half a minute for other people's answers.
 _DRAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """What the user chose.
+    """Options of a local stack.
 
     Attributes:
-        port: Of the gateway.
-        admin_port: Of the admin REST.
+        port: Port of the gateway.
+        admin_port: Port of the admin REST.
         base: Directory of the base to serve; None is the shipped one.
         has_embeddings: Whether to serve embeddings, too, if their model is installed.
         otlp_endpoint: Where telemetry sends spans; empty: nowhere.
@@ -80,17 +80,17 @@ class StackOptions:
 
     @property
     def scheme(self) -> str:
-        """Of our own addresses."""
+        """Scheme of the stack's addresses."""
         return "https" if self.has_tls else "http"
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client is given."""
+        """Base URL for an OpenAI client."""
         return f"{self.scheme}://{HOST}:{self.port}/v1"
 
     @property
     def admin_url(self) -> str:
-        """Where the admin REST is."""
+        """URL of the admin REST."""
         return f"{self.scheme}://{HOST}:{self.admin_port}"
 
 

@@ -19,7 +19,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _DATA_START = re.compile(rb"[ \t]*;?[ \t]*\r?\n?")
-# What may follow the table of an INSERT that brings no data of its own.
+# Words that may follow the table of an INSERT without data of its own.
 _OWN_DATA = {b"VALUES", b"SELECT", b"WITH", b"FROM", b"WATCH"}
 _RETURNS_ROWS = {
     *(b"SELECT", b"WITH", b"SHOW", b"DESCRIBE", b"DESC", b"EXPLAIN", b"EXISTS", b"CHECK"),

@@ -1,4 +1,4 @@
-"""What runs: the file that `status`, `logs` and `down` read while the supervisor writes it."""
+"""State of a running stack: the supervisor writes the file, `status`, `logs` and `down` read it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the admin REST takes about alerts."""
+"""Bodies of the admin REST about alerts."""
 
 import re
 from datetime import datetime
@@ -42,7 +42,7 @@ class AlertReport(BaseModel):
 
 
 class AlertReports(RootModel[Annotated[list[AlertReport], Field(max_length=ALERTS_MAX)]]):
-    """What Prometheus posts."""
+    """Alerts as Prometheus posts them."""
 
 
 class MatcherBody(AdminBody):
@@ -73,13 +73,13 @@ class SilenceBody(AdminBody):
 
 
 class AlertNote(AdminBody):
-    """What somebody says of an alert that he looks at."""
+    """An acknowledgement of an alert, with a note."""
 
     note: Annotated[str, Field(max_length=4000)] = ""
 
 
 class IncidentText(AdminBody):
-    """What was found out, or what it was."""
+    """A note on an incident, or its cause at the close."""
 
     text: Words
 

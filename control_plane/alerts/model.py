@@ -21,7 +21,7 @@ _RANKS = {
     **dict.fromkeys(("p2", "error", "high", "warning"), 2),
 }
 _LOWEST = 3
-# Those that open an incident although nobody is woken.
+# Alerts that open an incident without waking a person.
 _INCIDENTS = frozenset({"RolloutRolledBack"})
 
 Labels = Mapping[str, str]
@@ -101,11 +101,11 @@ class GroupAlert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldGroup:
-    """What a receiver was told of a group at last.
+    """Last notice of a group to a receiver.
 
     Attributes:
-        fingerprints: That fired then; empty: that all are over.
-        told_ms: When.
+        fingerprints: Alerts that fired then; empty: all were over.
+        told_ms: Time of the notice.
     """
 
     fingerprints: frozenset[str]

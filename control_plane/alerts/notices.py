@@ -1,4 +1,4 @@
-"""What receivers of each kind are sent; pure."""
+"""Messages for receivers of each kind; pure."""
 
 import hashlib
 import hmac
@@ -37,7 +37,7 @@ class NoticeAlert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """What is told of a group.
+    """A notice about a group of alerts.
 
     Attributes:
         group: Its key.

@@ -1,4 +1,4 @@
-"""Who is told of alerts: the file that names them, checked before anything starts."""
+"""Receivers of alerts: the file that names them, checked before anything starts."""
 
 import ipaddress
 import json

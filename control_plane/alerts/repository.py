@@ -178,7 +178,7 @@ class AlertGroup:
 
     @property
     def members(self) -> list[GroupAlert]:
-        """What `telling` looks at."""
+        """Alerts of the group, as `telling` takes them."""
         return [
             GroupAlert(
                 fingerprint=row["fingerprint"],

@@ -46,7 +46,7 @@ silences = Table(
     _moment("ends_at"),
 )
 
-# What each receiver was told of each group at last, and how that went.
+# The last notice to each receiver about each group, and its result.
 notifications = Table(
     "alert_notifications",
     metadata,

@@ -1,6 +1,6 @@
-"""What pages of the console ask for besides the admin REST: numbers of requests, one overview.
+"""Data of console pages besides the admin REST: figures of requests, and one overview.
 
-A publisher sees its tenant's; another tenant's ids are not there for it.
+A publisher sees its own tenant. Ids of other tenants are 404 for it.
 """
 
 import json

@@ -35,7 +35,7 @@ _HEADERS = {"Cache-Control": "no-store"}
 
 
 class SignInBody(AdminBody):
-    """Who signs in, for the audit log; with a key that several people share, say who."""
+    """Name of the person who signs in, for the audit log: several people may share a key."""
 
     name: Annotated[Text, Field(max_length=64)] = ""
 

@@ -17,7 +17,7 @@ _TOLD = frozenset({200, 400, 404})
 
 @dataclass(frozen=True, slots=True)
 class TelemetryAnswer:
-    """What it says: an answer, or what was wrong with the question (400, 404)."""
+    """Answer of the telemetry service, or its refusal of a question (400, 404)."""
 
     status: int
     content_type: str

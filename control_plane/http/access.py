@@ -1,4 +1,4 @@
-"""Who asks, and whether they may: admin keys, the bootstrap key of the settings, sessions."""
+"""Finds the actor of a request: by admin key, bootstrap key of the settings, or session."""
 
 import hashlib
 import hmac
@@ -65,7 +65,7 @@ class Identities:
         if scheme.lower() == "bearer":
             if bootstrap := self._of_bootstrap(given):
                 return bootstrap, given
-            # What strangers make up costs the database nothing, unless it looks like a key.
+            # A made-up key costs the database nothing, unless it has the form of one.
             if key.startswith(ADMIN_KEY_PREFIX):
                 found = await self._database.run(lambda connection: find_actor(connection, given))
                 if found is not None:

@@ -34,7 +34,7 @@ _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancel
 
 
 class Batches:
-    """Those of all tenants, as far as one worker is asked."""
+    """Routes of `/v1/batches` in one worker, for all tenants."""
 
     def __init__(self, directory: Directory, client: BatchClient, files: FileStore) -> None:
         """Compose."""

@@ -25,7 +25,7 @@ class ConversationRequest(Body):
 
 
 class MetadataChange(Body):
-    """What something stored is to say of itself from now on."""
+    """New metadata of a stored object."""
 
     metadata: Metadata
 

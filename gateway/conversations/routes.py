@@ -30,7 +30,7 @@ _ITEMS = "items"
 
 
 class Conversations:
-    """Those of all tenants, as far as one worker is asked."""
+    """Routes of `/v1/conversations` in one worker, for all tenants."""
 
     def __init__(self, directory: Directory, store: ConversationStore) -> None:
         """Compose."""

@@ -59,7 +59,7 @@ class GuardBoard:
                 del self._plans[next(iter(self._plans))]
             loop = asyncio.get_running_loop()
             known = self._plans[key] = loop.run_in_executor(None, partial(GuardPlan, sets))
-        # Whoever waits may hang up; others wait for the same.
+        # A client that waits may hang up while others wait for the same rules.
         return await asyncio.shield(known)
 
     async def check(

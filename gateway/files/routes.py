@@ -30,7 +30,7 @@ _UPLOADS_MAX = 8  # at once in one worker: each holds 2 MiB
 
 
 class TenantFiles:
-    """Those of all tenants, as far as one worker is asked."""
+    """Routes of `/v1/files` in one worker, for all tenants."""
 
     def __init__(self, directory: Directory, store: FileStore) -> None:
         """Compose."""

@@ -1,6 +1,6 @@
-"""What a request says, under rules, before anything is computed: its prompt and results of tools.
+"""Checks prompts and tool results against rules, before any token is computed.
 
-Long texts are looked at in pieces, with pauses in which others have their turn.
+Long texts are checked in pieces, with pauses for other requests.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _TEXTS = ("content", "text", "reasoning_content", "refusal", "arguments", "funct
 
 
 class RequestFindings:
-    """What rules have found in a request.
+    """Matches of rules in a request.
 
     Attributes:
         blocked_by: Id of the rule that blocks it; empty: none does.

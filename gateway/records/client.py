@@ -1,4 +1,4 @@
-"""What tenants keep besides responses; the control plane reads and writes it while callers wait."""
+"""Records of tenants besides responses: the control plane answers while a caller waits."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 

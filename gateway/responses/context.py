@@ -1,4 +1,4 @@
-"""What a response continues: a chain of responses or a conversation; items that it refers to."""
+"""Earlier turns of a response: a chain or a conversation, and items that it refers to."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """What a response continues.
+    """The items that a response continues, and its own.
 
     Attributes:
         before: Items of earlier turns, oldest first.
-        items: Of its own turn; what was referred to stands where the reference was.
+        items: Items of its own turn; referenced items stand in place of their references.
         ancestors: Ids of the responses that it continues, oldest first.
         session: Groups the turns; empty: it continues nothing.
         conversation_id: To which its items are added; empty: to none.

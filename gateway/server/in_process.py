@@ -60,12 +60,12 @@ class _SinkWriter:
         self._transport = transport
 
     async def write_headers(self, status_line: str, headers: object) -> None:
-        """Nobody reads them."""
+        """Skip the head: the caller in this process reads the body alone."""
         del status_line, headers
         self._transport.write(_HEAD_END)
 
     def send_headers(self) -> None:
-        """They are out."""
+        """Do nothing: headers are never sent late."""
 
     async def write(self, chunk: bytes, **_: object) -> None:
         """Hand a piece of the body on."""
@@ -77,11 +77,11 @@ class _SinkWriter:
             self._transport.write(chunk)
 
     async def drain(self) -> None:
-        """Nothing waits."""
+        """Return at once: no buffer lies between writer and reader."""
 
 
 class _InProcess:
-    """What a request asks of its connection."""
+    """Connection of a request that comes from the worker itself."""
 
     ssl_context = peername = sockname = None
     access_log = None

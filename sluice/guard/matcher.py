@@ -113,7 +113,7 @@ class GuardedText:
 
     @property
     def rules(self) -> Sequence[GuardRule]:
-        """Those that hold for it, by their index."""
+        """The rules of the text, by their index."""
         return self._matcher.rules
 
     @property

@@ -84,7 +84,7 @@ class TooLargeError(ValueError):
 
 
 class Places:
-    """Those of one automaton; expressions are built from their end to their begin."""
+    """Places of one automaton; expressions are built from their end to their begin."""
 
     def __init__(self, most: int) -> None:
         """Prepare; `most`: so many places at most."""
