@@ -21,7 +21,16 @@ LABELS = {
     "direction",
     *("endpoint", "fate", "general_type", "health", "index", "inflight_batcher_specific_metric"),
     *("kind", "kv_cache_block_type", "level", "memory_type", "phase", "place", "pool", "priority"),
-    *("reason", "request_type", "response_metric_type", "result", "role", "route", "source"),
+    *(
+        "reason",
+        "receiver",
+        "request_type",
+        "response_metric_type",
+        "result",
+        "role",
+        "route",
+        "source",
+    ),
     *("stage", "state", "status", "tenant", "trouble", "way", "xid"),
 }
 
