@@ -67,7 +67,10 @@ COMMANDS: dict[str, CommandEntry] = {
     "top": CommandEntry(
         "top_commands:top", "Show pools, routers, tenants and models live; q or Ctrl-C ends it."
     ),
-    "version": _local("version_command:version", "Print the version."),
+    "version": _local(
+        "version_command:version",
+        "Print the version, and which build of the router's core is installed.",
+    ),
     "tenants": CommandEntry("tenant_commands:tenants", "Who may use the platform."),
     "keys": CommandEntry("key_commands:keys", "API keys of a tenant."),
     "tiers": CommandEntry("tier_commands:tiers", "Priority classes and their limits."),

@@ -37,7 +37,7 @@ _NAMED = {
     "sluice.rollout.id": "rollout_id",
     "sluice.adapter.digest": "adapter_digest",
 }
-_GOOD = frozenset({"stop", "length", "tool_calls"})
+_GOOD = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _request_attributes(event: RequestEvent, operation: str) -> Iterator[tuple[s
     yield "gen_ai.usage.input_tokens", event.prompt_tokens
     yield "gen_ai.usage.output_tokens", event.output_tokens
     yield "gen_ai.usage.cache_read.input_tokens", event.cached_tokens
-    if event.outcome in _GOOD:
+    if event.outcome in _GOOD and event.status < _HTTP_ERROR:
         yield "gen_ai.response.finish_reasons", [event.outcome]
     elif _final_status(event) >= _HTTP_ERROR:
         yield "error.type", event.outcome

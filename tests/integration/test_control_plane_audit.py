@@ -110,6 +110,8 @@ async def test_every_refused_write_leaves_a_row(plane) -> None:
     for number, (method, path, kind) in enumerate(await write_routes(plane)):
         if path.endswith(("/sweeps", "/texts")):  # take nothing that could be wrong
             continue
+        if "/alertmanager/" in path:  # reports come every few seconds, and are no writes of people
+            continue
         request_id = f"audit-refused-{number}"
         concrete = re.sub("{[a-z_]+}", "no-such-thing", path)
         answer = await plane.admin.request(

