@@ -23,7 +23,7 @@ _FETCH = """
 import asyncio, sys
 from pathlib import Path
 from gateway.bases.fetcher import BaseFetcher
-from gateway.bases.shelf import Shelf
+from gateway.bases.shelf import BaseShelf
 from gateway.bases.source import fetch_base
 from sluice import shared_secret
 
@@ -32,7 +32,7 @@ shared_secret.use()
 async def main(address, root, digest):
     came = asyncio.Event()
     fetcher = BaseFetcher(
-        None, Shelf(Path(root), 1 << 30), lambda it: fetch_base(address, it),
+        None, BaseShelf(Path(root), 1 << 30), lambda it: fetch_base(address, it),
         on_arrival=lambda _: came.set(), count=lambda _: None,
     )
     task = asyncio.ensure_future(fetcher.run())
