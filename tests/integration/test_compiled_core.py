@@ -6,18 +6,27 @@ all that follows is different, so that equal traces are equal decisions.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.real
+HEADER = Path(sysconfig.get_path("include"), "Python.h")
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(
+        shutil.which("cc") is None or not HEADER.is_file(),
+        reason="no C compiler or no Python.h: install gcc and python3-dev",
+    ),
+]
 
 ROOT = Path(__file__).parents[2]
 COMPILE_S = 600.0  # a minute and a half of a free core
-# Those that replace no part of the core: what is compiled cannot be patched.
+# Tests that replace no part of the core: compiled code cannot be patched.
 TESTS = ("test_core_rules.py", "test_core_replicas.py", "test_placement.py")
 WORLDS = """
 import hashlib, json
@@ -42,7 +51,7 @@ print(json.dumps({"traces": traces, "core": find_spec("router.core.router").orig
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a wheel with the compiled core installs."""
+    """Unpack a wheel with the compiled core."""
     home = tmp_path_factory.mktemp("compiled")
     run(
         ["-m", "hatchling", "build", "-t", "wheel", "-d", str(home)],
