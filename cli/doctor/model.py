@@ -15,13 +15,13 @@ class DoctorLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One line.
+    """One finding of `sluice doctor`.
 
     Attributes:
-        check: What was looked at.
-        level: How it stands.
-        found: What was seen, in words.
-        fix: What to do; empty when all is well.
+        check: Name of the check.
+        level: Result of the check.
+        found: Finding in words.
+        fix: Next step for the operator; empty when all is well.
     """
 
     check: str

@@ -60,9 +60,9 @@ class AlertMatcher:
     """One condition of a silence, as Alertmanager has them.
 
     Attributes:
-        name: Of a label; an alert without it has the value "".
+        name: Name of a label; an alert without it has the value "".
         operator: `=`, `!=`, `=~` or `!~`; patterns match whole values.
-        value: That is compared with.
+        value: Text that the label's value is compared with.
     """
 
     name: str
@@ -90,8 +90,8 @@ class GroupAlert:
 
     Attributes:
         fingerprint: Its name.
-        since_ms: When it began to fire.
-        is_acknowledged: Somebody looks at it already.
+        since_ms: Unix time at which it began to fire.
+        is_acknowledged: Whether an operator works on it.
     """
 
     fingerprint: str
@@ -118,8 +118,8 @@ def telling(
     """Return what a receiver is to be told of a group now; None: nothing.
 
     Args:
-        firing: Those that fire and are not silenced.
-        told: What it was told at last; None: never anything.
+        firing: Alerts of the group that fire and are not silenced.
+        told: Last notice to the receiver; None: there was none.
         now_ms: Unix time.
     """
     before = told.fingerprints if told is not None else frozenset[str]()
@@ -144,8 +144,8 @@ def retry_after_ms(attempts: int, asked_ms: int = 0) -> int | None:
     """Return how long to wait after so many failures; None: it is given up.
 
     Args:
-        attempts: That failed.
-        asked_ms: What the receiver asked for (Retry-After); at most five minutes are heard.
+        attempts: Failed attempts so far.
+        asked_ms: `Retry-After` of the receiver; at most five minutes are heard.
     """
     if attempts >= ATTEMPTS_MAX:
         return None

@@ -23,10 +23,10 @@ class NoticeAlert:
     """An alert as it is told.
 
     Attributes:
-        labels: Of it.
-        annotations: Of it: summary, description, runbook_url.
-        starts_at: When it began to fire, RFC 3339.
-        ends_at: When it was over; empty while it fires.
+        labels: Labels of the alert.
+        annotations: Its summary, description and runbook_url.
+        starts_at: Time at which it began to fire, RFC 3339.
+        ends_at: Time of its end; empty while it fires.
     """
 
     labels: Mapping[str, str]
@@ -42,7 +42,7 @@ class Notice:
     Attributes:
         group: Its key.
         status: Whether anything of it fires.
-        alerts: Those that fire, or, at its end, that did.
+        alerts: Alerts that fire; at the group's end, alerts that did.
     """
 
     group: str

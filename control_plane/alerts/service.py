@@ -48,10 +48,10 @@ class AlertService:
         """Prepare; `run` belongs into a TaskGroup.
 
         Args:
-            database: Where alerts are.
-            receivers: Who is told.
+            database: Database of alerts.
+            receivers: Receivers of notices.
             count: Is told of each try: the receiver, and `sent`, `failed` or `given_up`.
-            source: What PagerDuty shows as where it comes from.
+            source: Name that PagerDuty shows as the origin.
         """
         self._database = database
         self._receivers = {receiver.name: receiver for receiver in receivers}

@@ -17,7 +17,7 @@ class TargetRules(NamedTuple):
     """Rules for one kind of text.
 
     Attributes:
-        acting: That block and rewrite; None: none do.
+        acting: Rules that block and rewrite; None: there are none.
         counted: All others, those in shadow among them; None: there are none.
     """
 
@@ -29,7 +29,7 @@ class GuardPlan:
     """Rules by the kind of text.
 
     Attributes:
-        targets: Those that have rules.
+        targets: Rules by the kind of text; kinds without rules are left out.
         shadow: Ids of rules that are in shadow; ids begin with that of their set.
     """
 

@@ -27,9 +27,9 @@ class Find(NamedTuple):
     """A rule has matched.
 
     Attributes:
-        origin: Where: an open candidate by its index, `~n`: n characters behind the piece's begin.
+        origin: Begin of the match: an open candidate's index, or `~n`, n characters into the piece.
         end: Behind the match: so many characters behind the piece's begin.
-        rule: That has matched.
+        rule: Index of the rule.
     """
 
     origin: int

@@ -72,7 +72,7 @@ class MatchRun:
     Attributes:
         start: In characters of the text.
         end: Behind the last of them.
-        rules: That match, a bit for each.
+        rules: Rules that match, a bit for each.
     """
 
     __slots__ = ("end", "rules", "start")

@@ -42,7 +42,7 @@ class GuardRuleError(ValueError):
     """Rules that cannot be used.
 
     Attributes:
-        field: Where, as `rules[3].expression`.
+        field: Field at fault, as `rules[3].expression`.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -56,7 +56,7 @@ class GuardRule:
 
     Attributes:
         id: Unique in its set; told to clients, events and metrics.
-        action: What follows.
+        action: Consequence of a match.
         targets: The texts that it is for.
         words: A dictionary.
         expression: See `expressions`.
