@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+import orjson
 import structlog
 from aiohttp import web
 
@@ -33,8 +34,8 @@ _CALL_BYTES_MAX = 2 << 20  # of results in one call; gRPC takes 4 MiB
 _RESULT_BYTES_MAX = 3 << 20
 _STOP_S = 5.0
 _LINE_S = 3600.0
-# The platform has no room, or is not there: nothing that the line can help.
-_PASSING = frozenset({429, 502, 503})
+# The platform has no room, or is away: another time the line may be answered.
+_PASSING = frozenset({429, 503})
 
 Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Place = tuple[str, int]
@@ -141,7 +142,7 @@ class BatchWorker:
             if isinstance(error, asyncio.CancelledError):
                 raise
             return
-        if status in _PASSING:
+        if is_passing(status, body):
             self._room = max(1, self._room // 2)
             self._given_back.append(line.name)
             return
@@ -183,6 +184,16 @@ class BatchWorker:
             text = "The key that began the batch may not be used any more."
             raise PlatformError(ErrorCode.INVALID_API_KEY, text)
         return principal
+
+
+def is_passing(status: int, body: bytes) -> bool:
+    """Whether a refusal may be gone later; `body` is the API's JSON.
+
+    A line whose engines fail or die is not tried again: it would kill engines until its batch ends.
+    """
+    if status not in _PASSING:
+        return False
+    return orjson.loads(body)["error"]["code"] != ErrorCode.REPLICA_LOST
 
 
 def _identity(line: wire.BatchLine) -> CallerIdentity:
