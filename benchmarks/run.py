@@ -40,6 +40,7 @@ MODULES = {
     "peers": "benchmarks.load.peers",
     "routing": "benchmarks.load.routing_study",
     "rollouts": "benchmarks.load.rollouts",
+    "scores": "benchmarks.micro.scores",
     "distribution": "benchmarks.load.distribution",
     "watch": "benchmarks.load.watch",
     "publish": "benchmarks.load.publish",
