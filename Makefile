@@ -92,8 +92,9 @@ lock: setup ## Resolve requirements/dev.lock anew from pyproject.toml, and from 
 	@$(IMAGE_LOCK) pyproject.toml --extra replica -o requirements/replica-cpu.lock
 	@printf 'hatchling>=1.27\nmypy>=2.4\nsetuptools>=80\n' | $(IMAGE_LOCK) - -o requirements/build.lock
 
-docs: setup ## Write docs/config.md, docs/metrics.md and the tables of docs/overload.md and docs/security.md anew
+docs: setup ## Write docs/config.md, docs/metrics.md and the tables of docs/overload.md, security.md and benchmarks.md anew
 	@$(BIN)/python -m cli.reference
+	@$(BIN)/python -m benchmarks.page
 
 train-default: ## Train the default model and its adapters anew into build/ (about two hours of one core)
 	@$(PYTHON) -m venv build/train && build/train/bin/pip install --quiet 'torch>=2.10' 'numpy<2' 'tokenizers>=0.22' 'safetensors>=0.6'

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.page import PAGE, benchmarks_page
 from benchmarks.run import MODULES, about
 
 ROOT = Path(__file__).parents[3]
@@ -26,4 +27,9 @@ def test_all_that_can_be_run_is_in_the_table() -> None:
         for path in (ROOT / "benchmarks").rglob("*.py")
         if '__name__ == "__main__"' in path.read_text()
     }
-    assert runnable - {"benchmarks.run"} == set(MODULES.values())
+    assert runnable - {"benchmarks.run", "benchmarks.page"} == set(MODULES.values())
+
+
+def test_the_figures_of_the_page_are_those_of_the_result_files() -> None:
+    page = PAGE.read_text()
+    assert page == benchmarks_page(page), "run `make docs`"

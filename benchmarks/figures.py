@@ -1,0 +1,460 @@
+"""Figures of docs/benchmarks.md, each out of one result file.
+
+No figure is typed here, so the page says what the files say.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FigureRow:
+    """A row of the page.
+
+    Attributes:
+        measure: Text of the first column.
+        file: Name of the result file, without suffix.
+        figure: Text of the figure, from the result.
+        target: The target that the figure misses, with its unit; empty: none.
+    """
+
+    measure: str
+    file: str
+    figure: Callable[[Result], str]
+    target: str = ""
+
+
+def _plans(result: Result, part: str, policy: str) -> tuple[float, float]:
+    """Return mean violation minutes of a day, and accelerator hours relative to the oracle's."""
+    rows = [it for it in result[part] if it["demand"].startswith("diurnal24")]
+
+    def of(name: str, figure: str) -> float:
+        return mean(it[figure] for it in rows if it["policy"] == name)
+
+    return of(policy, "violation_minutes"), of(policy, "gpu_hours") / of("oracle", "gpu_hours")
+
+
+def _scaling(result: Result, part: str) -> str:
+    pairs = [_plans(result, part, policy) for policy in ("sluice", "hpa")]
+    return "; ".join(f"{minutes:.1f} min, {hours:.2f} x" for minutes, hours in pairs)
+
+
+def _goodput(result: Result, policy: str, load: float) -> str:
+    rows = result["cases"]["conversation-8"]
+    found = (it for it in rows if it["policy"] == policy and it["load"] == load)
+    return f"{next(found)['goodput_mean']:.3f}"
+
+
+def _goodputs(result: Result) -> str:
+    policies = "sluice", "dynamo_best", "oracle"
+    pairs = ([_goodput(result, policy, load) for load in (0.95, 1.05)] for policy in policies)
+    return "; ".join(" / ".join(pair) for pair in pairs)
+
+
+def _last_s(result: Result, run: str) -> str:
+    figures = result["runs"][run]["figures"]
+    return f"{mean(it['last_s'] for it in figures):.1f} s (bound {figures[0]['bound_s']:.1f})"
+
+
+def _rollouts(result: Result) -> str:
+    rows = {it["scenario"]: it for it in result["scenarios"]}
+    bad = [it for name, it in rows.items() if name not in ("identical", "better")]
+
+    def of(*scenarios: Result) -> str:
+        back = sum(it["rolled_back"] for it in scenarios)
+        return f"{back} of {sum(it['rollouts'] for it in scenarios)}"
+
+    return f"{of(rows['identical'])}; {of(*bad)}"
+
+
+def _jitter(result: Result) -> str:
+    streams = [result[f"{count}_streams"] for count in (50, 200, 500)]
+    return ", ".join(f"{it['added_p99_ms']:.1f}" for it in streams) + " ms"
+
+
+def _peer(result: Result, name: str) -> str:
+    row = result[name]
+    tokens = f"{row['us_per_token_500_streams']:.1f} / {row['us_per_token_100_streams']:.1f}"
+    return f"{tokens} µs, {row['us_per_request_of_two_tokens']:.0f} µs"
+
+
+def _late_looks(result: Result) -> str:
+    counts = dict(line.rsplit(" ", 1) for line in result["loop_lag"])
+    within, all_looks = (
+        float(counts[f'gateway_loop_lag_seconds_bucket{{le="{edge}"}}'])
+        for edge in ("0.005", "+Inf")
+    )
+    return f"{all_looks - within:.0f} of {all_looks:.0f} looks"
+
+
+def _calls(result: Result) -> str:
+    every = result["per_request"]["all"]
+    return f"{every['python']:.0f} + {every['c']:.0f}"
+
+
+def _per_request(result: Result, replicas: int) -> str:
+    rows = (it for it in result["per_request"] if it["replicas"] == replicas)
+    row = next(it for it in rows if not it["decoding"])
+    return f"p50 {row['p50_us']:.0f}, p99 {row['p99_us']:.0f} µs"
+
+
+def _served(result: Result) -> str:
+    rows = result["figures"]["served"]["sequences"]
+    return ", ".join(f"{100 * rows[count]['ratio']:.0f} %" for count in ("1", "8", "32", "256"))
+
+
+def _month(result: Result) -> str:
+    worst = [it["p99_ms"] for it in result["with_rollups"].values()]
+    return f"{min(worst):.0f}-{max(worst):.0f} ms"
+
+
+def _scores(result: Result) -> str:
+    ratios = [it["both_of_answer"] for it in result["shapes"]]
+    return f"{min(ratios):.2f}-{max(ratios):.2f} of the answer's"
+
+
+def _cpu(result: Result, load: str, figure: str = "cpu_us_per_token_total") -> str:
+    return f"{result[load][figure]:.1f}"
+
+
+def _short(result: Result) -> str:
+    """Return CPU of a request with two tokens: that of both tokens is in it."""
+    loads = (result[f"{count}_short_streams"] for count in (100, 500))
+    per_request = [sum(it["cpu_s"].values()) / it["requests"] * 1e6 for it in loads]
+    return " / ".join(f"{it:.0f}" for it in per_request) + " µs"
+
+
+_DATA_PLANE = (
+    FigureRow(
+        "CPU of gateway and router per streamed token; 500 / 100 streams of 100 tokens; keys,"
+        " limits, tokenizing and"
+        " events on",
+        "proxy_cpu",
+        lambda it: f"{_cpu(it, '500_streams')} / {_cpu(it, '100_streams')} µs",
+    ),
+    FigureRow(
+        "the same, 500 streams of 1,000 tokens",
+        "proxy_cpu",
+        lambda it: f"{_cpu(it, '500_long_streams')} µs",
+    ),
+    FigureRow(
+        "CPU of gateway and router per request of two tokens, 100 / 500 streams",
+        "proxy_cpu",
+        _short,
+    ),
+    FigureRow(
+        "beside other proxies in turns, engine steps of 20 ms: CPU per token of 500 / 100"
+        " streams, per request of two"
+        " tokens; Sluice with everything on",
+        "peers",
+        lambda it: _peer(it, "sluice"),
+    ),
+    *(
+        FigureRow(f"{name}, which passes on what it gets", "peers", lambda it, n=key: _peer(it, n))
+        for name, key in (
+            ("smg 1.13", "smg"),
+            ("sglang-router 0.3.2", "sglang-router"),
+            ("vllm-router 0.1.17", "vllm-router"),
+        )
+    ),
+    FigureRow(
+        "the gateway's own work per streamed token, without the `send()`",
+        "gateway_paths",
+        lambda it: f"{it['token_us']:.1f} µs",
+    ),
+    FigureRow(
+        "whole answers of one token, one worker, 64 connections: per second; CPU of gateway /"
+        " router per request",
+        "gateway_unary",
+        lambda it: (
+            f"{it['requests_per_s']:,}/s; {it['cpu_us_per_request']['gateway']} /"
+            f" {it['cpu_us_per_request']['router']} µs"
+        ),
+    ),
+    FigureRow(
+        "TTFT that gateway and router add to an engine whose steps take no time, p50 / p99, best"
+        " of three rounds",
+        "gateway_ttft",
+        lambda it: f"{it['added_ms']['p50']:.1f} / {it['added_ms']['p99']:.1f} ms",
+    ),
+    FigureRow(
+        "TTFT p99 on a machine without a free core: alone / beside two prompts of 220 KB per"
+        " second / beside the same"
+        " prompts sent straight to the engine",
+        "gateway_prompts",
+        lambda it: (
+            " / ".join(
+                f"{it[part]['ttft_ms']['p99']:.0f}"
+                for part in ("alone", "beside_gateway", "beside_engine")
+            )
+            + " ms"
+        ),
+    ),
+    FigureRow(
+        "memory of a gateway worker per open stream, 10,000 of them",
+        "gateway_streams",
+        lambda it: f"{it['kib_per_stream']} KiB",
+    ),
+    FigureRow(
+        "10,000 streams, 50 of which come and go per second, for an hour: the worker after a"
+        " minute / in the last ten",
+        "gateway_soak",
+        lambda it: (
+            f"{it['mib'][0]:.0f} / {min(it['mib'][-10:]):.0f}-{max(it['mib'][-10:]):.0f} MiB"
+        ),
+    ),
+    FigureRow(
+        "an event on a request's way: its part for the router, the event, handing it over",
+        "event_emit",
+        lambda it: f"{it['request_path']['sum_us']:.1f} µs",
+    ),
+    FigureRow(
+        "rules on answers, 200 expressions, 20,000 words and the named sets, per token: known"
+        " text / new text / the"
+        " first texts",
+        "guarding",
+        lambda it: (
+            f"{it['all']['known_us_per_token']:.1f} / {it['all']['last_us_per_token']:.1f} /"
+            f" {it['all']['first_us_per_token']:.0f} µs"
+        ),
+    ),
+)
+_ENGINES = (
+    FigureRow(
+        "64 streams on the OpenVINO engine, through everything against the engine alone, medians"
+        " of tokens/s",
+        "through_everything",
+        lambda it: (
+            f"{median(it['tokens_per_s_through']):,.0f} of"
+            f" {median(it['tokens_per_s_alone']):,.0f}: {100 * it['ratio_of_medians']:.0f} %"
+        ),
+    ),
+    FigureRow(
+        "the CPU engine behind Triton and step frames against the engine alone; 1, 8, 32, 256"
+        " sequences",
+        "replica",
+        _served,
+    ),
+    FigureRow(
+        "the simulated engine through Triton, 1,000 sequences, steps that take no time",
+        "replica",
+        lambda it: f"{it['figures']['sim']['served_tok_s']:,} tokens/s",
+    ),
+    FigureRow(
+        "TTFT of 1,024 tokens on the CPU engine, nothing cached / 1,000 cached",
+        "replica",
+        lambda it: (
+            f"{it['figures']['served']['ttft_1024']['cold_ms']:.0f} /"
+            f" {it['figures']['served']['ttft_1024']['cached_1000_ms']:.0f} ms"
+        ),
+    ),
+    FigureRow(
+        "32 sequences: base and three adapters mixed against the base alone",
+        "replica",
+        lambda it: f"{100 * it['figures']['adapters']['ratio']:.0f} % of the tokens/s",
+    ),
+    FigureRow(
+        "an adapter from disk to its first token: the first of an engine, which compiles its"
+        " graph / the next",
+        "replica",
+        lambda it: (
+            f"{it['figures']['adapters']['hot_add_first_token_ms'][0]:.0f} /"
+            f" {median(it['figures']['adapters']['hot_add_first_token_ms'][1:]):.0f} ms"
+        ),
+    ),
+    FigureRow(
+        "CPU of both scores of an answer while an adapter is rolled out, CPU engine",
+        "scores",
+        _scores,
+    ),
+)
+_ROUTING = (
+    FigureRow(
+        "simulated, conversation trace, 8 replicas of a 70B model, load 0.95 / 1.05: goodput of"
+        " Sluice; of the best"
+        " tuned peer; bound",
+        "routing_study",
+        _goodputs,
+    ),
+    FigureRow(
+        "the same trace, 64 replicas in one cell / in eight cells, load 0.95",
+        "routing_study",
+        lambda it: " / ".join(
+            f"{it['cases'][case][0]['goodput_mean']:.3f}" for case in ("cells-1", "cells-8")
+        ),
+    ),
+    FigureRow(
+        "placing a request among 64 replicas", "router_core", lambda it: _per_request(it, 64)
+    ),
+    FigureRow(
+        "simulated faults, 8 replicas: requests lost and doubled; longest pause of a stream when"
+        " one is killed /"
+        " frozen",
+        "router_faults",
+        lambda it: (
+            f"{sum(plan['lost'] + plan['duplicated'] for plan in it['plans'].values())};"
+            f" {it['plans']['kill']['pause_max_s']:.2f} /"
+            f" {it['plans']['freeze']['pause_max_s']:.2f} s"
+        ),
+    ),
+    FigureRow(
+        "scaling, fluid model, days with flash crowds: violated minutes, hours over the oracle's;"
+        " Sluice; Kubernetes'"
+        " HPA",
+        "scaling",
+        lambda it: _scaling(it, "plain"),
+    ),
+)
+_OPERATION = (
+    FigureRow(
+        "`sluice up`, everything installed, empty home: first token",
+        "stack_start",
+        lambda it: f"{it['seconds_to_first_token']} s",
+    ),
+    FigureRow(
+        "memory of the whole stack, both Tritons and models included",
+        "stack_start",
+        lambda it: f"{it['memory_total_mib'] / 1024:.2f} GiB",
+    ),
+    FigureRow(
+        "CPU of `sluice --help`; of a list of tenants; of an interpreter that does nothing",
+        "cli_start",
+        lambda it: f"{it['ms']['--help']}; {it['ms']['tenants list']}; {it['ms']['bare']} ms",
+    ),
+    FigureRow(
+        "an engine frozen while ready: noticed / another one ready, medians of five",
+        "agent_faults",
+        lambda it: (
+            f"{it['sim']['frozen']['detected_s']['median']:.1f} /"
+            f" {it['sim']['frozen']['ready_s']['median']:.1f} s"
+        ),
+    ),
+    FigureRow(
+        "clients hang up: until the engine's metrics show no KV block in use, which they do every"
+        " 0.25 s",
+        "cancel",
+        lambda it: f"{it['worst_s']:.2f} s",
+    ),
+    FigureRow(
+        "a new adapter on a local stack, from the start of `sluice models publish` to its first"
+        " token, median / worst"
+        " of five",
+        "publish",
+        lambda it: (
+            f"{it['promoted']['first_token_s']['median']:.1f} /"
+            f" {it['promoted']['first_token_s']['max']:.1f} s"
+        ),
+    ),
+    FigureRow(
+        "10,000 models, 50,000 tenants, 200,000 keys: a watcher's first snapshot; a change at"
+        " each of 500 watchers of"
+        " one control plane, p50 / p99",
+        "watch",
+        lambda it: (
+            f"{it['first_snapshot_s']['median']:.1f} s; {it['change_at_a_watcher_ms']['p50']:.0f} /"
+            f" {it['change_at_a_watcher_ms']['p99']:.0f} ms"
+        ),
+    ),
+    FigureRow(
+        "simulated, 10 Gbit/s links: a 100 MB adapter on the last of 1,000 nodes; a 140 GB base"
+        " on the last of 200",
+        "distribution",
+        lambda it: f"{_last_s(it, 'adapter')}; {_last_s(it, 'base')}",
+    ),
+    FigureRow(
+        "a tenant's month of usage among 50 million requests, p99 of a query", "trace_month", _month
+    ),
+    FigureRow(
+        "simulated rollouts: identical releases sent back; bad ones of ten kinds sent back",
+        "rollouts",
+        _rollouts,
+    ),
+    FigureRow(
+        "`docker compose up` with images built, stand-ins for servers of others: first answer",
+        "compose",
+        lambda it: f"{it['start']['first_answer_s']:.0f} s",
+    ),
+    FigureRow(
+        "the same, each container restarted in turn under 32 streams: requests that failed",
+        "compose",
+        lambda it: f"{it['rolling_restart']['failed']} of {it['rolling_restart']['requests']:,}",
+    ),
+    FigureRow(
+        "image of gateways and routers, unpacked / packed",
+        "compose",
+        lambda it: (
+            f"{it['images']['sluice-edge:check']['unpacked_mb']:.0f} /"
+            f" {it['images']['sluice-edge:check']['packed_mb']:.0f} MB"
+        ),
+    ),
+)
+_MISSED = (
+    FigureRow(
+        "CPU per streamed token, 500 / 100 streams of 100 tokens",
+        "proxy_cpu",
+        lambda it: f"{_cpu(it, '500_streams')} / {_cpu(it, '100_streams')} µs",
+        "12 / 20 µs",
+    ),
+    FigureRow(
+        "the same beside the best proxy in Rust; each step wakes router and gateway, for 100"
+        " tokens or for one",
+        "peers",
+        lambda it: " / ".join(
+            f"{it['sluice'][load] / min(it[peer][load] for peer in it if 'router' in peer):.2f} x"
+            for load in ("us_per_token_500_streams", "us_per_token_100_streams")
+        ),
+        "0.9 x / 1.2 x",
+    ),
+    FigureRow("CPU per request of two tokens, 100 / 500 streams", "proxy_cpu", _short, "300 µs"),
+    FigureRow(
+        "calls of functions per request in the gateway, in Python + in C; flat over some 400"
+        " functions",
+        "request_calls",
+        _calls,
+        "290 + 220",
+    ),
+    FigureRow(
+        "client CPU of a limit's check, 64 callers at a time",
+        "limiter",
+        lambda it: f"{it['closed_check_64']['client_us']:.1f} µs",
+        "3 µs",
+    ),
+    FigureRow(
+        "ITL added at 60 % load, p99; 50, 200, 500 streams", "gateway_jitter", _jitter, "3 ms"
+    ),
+    FigureRow(
+        "the gateway's loop later than 5 ms beside prompts of 220 KB",
+        "gateway_prompts",
+        _late_looks,
+        "never",
+    ),
+    FigureRow(
+        "placing a request among 64 replicas, p99",
+        "router_core",
+        lambda it: _per_request(it, 64),
+        "100 µs",
+    ),
+    FigureRow(
+        "rules on answers, per token, the first 20,000 tokens of new text",
+        "guarding",
+        lambda it: f"{it['all']['first_us_per_token']:.0f} µs",
+        "2 µs",
+    ),
+    FigureRow(
+        "scaling with sleepers, days with flash crowds: violated minutes, hours over the oracle's",
+        "scaling",
+        lambda it: _scaling(it, "ladder").partition(";")[0],
+        "0 min, 1.3 x",
+    ),
+)
+GROUPS = (
+    ("The data plane", _DATA_PLANE),
+    ("Engines", _ENGINES),
+    ("Routing and scaling", _ROUTING),
+    ("Operation", _OPERATION),
+    ("Targets that are not met", _MISSED),
+)
