@@ -53,7 +53,7 @@ _METRICS_HEAD = """# Metrics
 
 Each process answers `GET /metrics` on its HTTP address in Prometheus' text format. Labels come from
 closed sets: requests and replicas are never labels, tenants only as the busiest ones and `other`.
-What rules and dashboards make of them is in [alerts](alerts.md). Gateways with several workers tell
+Rules and dashboards on them are in [alerts](alerts.md). Gateways with several workers tell
 of all of them at their [operations address](operations.md#operations-address).
 """
 _METRICS_COLUMNS = ("metric", "type", "labels", "meaning")
@@ -62,7 +62,7 @@ _ENGINE_HEAD = """
 
 At `/engines/REPLICA/metrics` of the agent, besides Triton's own, with the labels `model` and
 `version`. The agent reads them from the loopback: Triton itself asks nobody for a secret there.
-Those that begin with `nv_` bear TensorRT-LLM's names.
+Metrics that begin with `nv_` bear TensorRT-LLM's names.
 
 """
 _ERRORS_BEGIN, _ERRORS_END = "<!-- errors: made by `make docs` -->", "<!-- end of errors -->"
