@@ -12,10 +12,11 @@ from cli.render import show_objects
 from cli.stack_commands import fail
 
 guard = typer.Typer(
-    help="Rules on prompts and answers: blocked, rewritten or counted.", no_args_is_help=True
+    help="Rules on prompts and answers: blocked, rewritten, marked or counted.",
+    no_args_is_help=True,
 )
 
-_SETTINGS = ("owner_tenant_id", "models", "keys", "rules", "active_version")
+_SETTINGS = ("owner_tenant_id", "models", "keys", "rules", "active_version", "is_withheld_free")
 _SHOWN = ("id", "owner_tenant_id", "version", "active_version", "rules", "models", "keys")
 GuardSetId = Annotated[str, typer.Argument(help="Name of the set of rules.")]
 
@@ -32,6 +33,10 @@ def set_rules(
     key: Annotated[
         list[str] | None, typer.Option(help="For this key's id alone (repeat). Default: all.")
     ] = None,
+    free_withheld: Annotated[
+        bool | None,
+        typer.Option(help="Whether tokens that its blocks withhold are not billed."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Send rules: they are counted and do nothing until they are promoted; those before go on."""
@@ -42,6 +47,7 @@ def set_rules(
     changes = {"owner_tenant_id": tenant, "rules": rules}
     changes |= {"models": model} if model else {}
     changes |= {"keys": key} if key else {}
+    changes |= {} if free_withheld is None else {"is_withheld_free": free_withheld}
 
     def change(known: Json) -> Json:
         return _kept(known) | changes

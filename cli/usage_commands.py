@@ -17,7 +17,7 @@ from cli.stack_commands import fail
 _IDS = ("start", "tenant_id", "key_id", "model")
 _COUNTS = (
     *("requests", "failed_requests", "prompt_tokens", "cached_tokens"),
-    *("output_tokens", "late_requests"),
+    *("output_tokens", "withheld_tokens", "unbilled_tokens", "late_requests"),
 )
 _PATH = "/v1/usage"
 _COMPARED = (

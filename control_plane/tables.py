@@ -285,6 +285,7 @@ guard_sets = Table(
     Column("rules", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
     count_column("active_version"),
     Column("active_rules", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
+    flag_column("is_withheld_free"),
 )
 
 # `target` is what readers are told; the columns behind it keep what it names from going away.

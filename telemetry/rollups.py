@@ -187,6 +187,8 @@ SELECT received_at AS at, {", ".join(KEYS)}, event_id, ingested_at,
     )) AS prompt,
     toUInt64(cached_tokens) AS cached,
     toUInt64(output_tokens) AS output,
+    toUInt64(withheld_tokens) AS withheld,
+    toUInt64(unbilled_tokens) AS unbilled,
     toUInt64(ingested_at >= toStartOfHour(received_at) + toIntervalHour(1)
         + toIntervalMillisecond({CLOSED_AFTER_MS})) AS late,
     if(late > 0, ingested_at, fromUnixTimestamp64Milli(0, 'UTC')) AS late_at
@@ -196,7 +198,10 @@ WHERE {where}"""  # noqa: S608 - our own words; values are parameters
 
 # Columns that the requests of one row share, and columns that are summed; of the last, the latest.
 KEYS = ("tenant_id", "key_id", "model", "release", "pool_id", "is_copy")
-MEASURES = ("requests", "failed", "prompt", "cached", "output", "late", "late_at")
+MEASURES = (
+    *("requests", "failed", "prompt", "cached", "output", "withheld", "unbilled", "late"),
+    "late_at",
+)
 SUMS = MEASURES[:-1]
 
 

@@ -35,6 +35,8 @@ _NAMED = {
     "sluice.pool.id": "pool_id",
     "sluice.release": "release",
     "sluice.rollout.id": "rollout_id",
+    "sluice.guard.rules": "guard_rules",
+    "sluice.guard.withheld_tokens": "withheld_tokens",
     "sluice.adapter.digest": "adapter_digest",
 }
 _GOOD = frozenset({"stop", "length", "tool_calls", "content_filter"})

@@ -35,6 +35,8 @@ SELECT
     sum(prompt) AS prompt_tokens,
     sum(cached) AS cached_tokens,
     sum(output) AS output_tokens,
+    sum(withheld) AS withheld_tokens,
+    sum(unbilled) AS unbilled_tokens,
     sum(late) AS late_requests,
     if(late_requests > 0, {corrected}, '') AS corrected_at
 FROM (

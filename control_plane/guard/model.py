@@ -50,7 +50,8 @@ class GuardSetBody(AdminBody):
 
     New `rules` are counted and do nothing (shadow), under the next `version`. They act once
     `active_version` is set to that version; those that act meanwhile go on. 0: none act.
-    `models` and `keys` narrow the set; empty: all of the tenant's.
+    `models` and `keys` narrow the set; empty: all of the tenant's. `is_withheld_free`: tokens that
+    its blocks keep from the client are not billed.
     """
 
     owner_tenant_id: Id
@@ -62,6 +63,7 @@ class GuardSetBody(AdminBody):
         AfterValidator(_checked),
     ]
     active_version: Count = 0
+    is_withheld_free: bool = False
 
 
 def staged(known: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> dict[str, Any]:

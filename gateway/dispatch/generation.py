@@ -218,6 +218,17 @@ class Generation(ABC):
         return delta, told
 
     @property
+    def withheld_tokens(self) -> int:
+        """How many of its tokens a rule has kept from the client."""
+        return 0 if self.guard is None else self.guard.withheld_tokens(len(self.emitted))
+
+    @property
+    def unbilled_tokens(self) -> int:
+        """How many of these the tenant does not pay for."""
+        is_free = self.guard is not None and self.guard.is_withheld_free
+        return self.withheld_tokens if is_free else 0
+
+    @property
     def is_filtered(self) -> bool:
         """Whether a rule has ended it; to be asked once it has ended."""
         if self.guard is None:
@@ -231,7 +242,7 @@ class Generation(ABC):
         if guard is None:
             return self._piped_rest()
         if self._rest is None:
-            delta, entries = guard.passed(*self._piped_rest())
+            delta, entries = guard.passed(*self._piped_rest(), len(self.emitted))
             self._rest = joined(delta, guard.flush()), entries + guard.rest()
         return self._rest
 
@@ -460,7 +471,7 @@ class WholeGeneration(Generation):
             self.note_time(now_s)
             delta, entries = self.taken(tokens)
             if (guard := self.guard) is not None:
-                delta, entries = guard.passed(delta, entries)
+                delta, entries = guard.passed(delta, entries, len(self.emitted))
                 if guard.blocked_by:
                     self.end(GenerationEnd(EndKind.FILTERED, ErrorCode.CONTENT_FILTER))
             self.answer.add(delta, entries)

@@ -16,7 +16,7 @@ from gateway.dispatch.pace import AttemptPace
 from gateway.metrics import FastHistogram
 from gateway.text.detokenizer import json_fragment
 from gateway.text.logprobs import TokenLogprob
-from gateway.text.sse import KEEP_ALIVE, ChunkWriter, CountedChunks, StreamHead
+from gateway.text.sse import KEEP_ALIVE, ChunkWriter, CountedChunks, StreamHead, annotated
 from sluice.errors import ErrorCode
 
 # A reader this far behind (about a thousand tokens) is cut: memory is for those who read.
@@ -143,7 +143,7 @@ class StreamedGeneration(Generation):
         pipe = self.pipe
         delta, entries = self.taken(tokens)
         if (guard := self.guard) is not None:
-            delta, entries = guard.passed(delta, entries)
+            delta, entries = guard.passed(delta, entries, len(self.emitted))
         elif self._line is None:
             self._is_plain = pipe.is_transparent and not self._is_counted
         if delta is not NOTHING or entries:
@@ -272,7 +272,8 @@ class StreamedGeneration(Generation):
         held = self._taken_held() + self.take_early()
         if delta.content or delta.reasoning or delta.calls or entries:
             held += self._chunk(delta, entries)
-        return held + self.chunks.finish(reason)
+        found = None if self.guard is None else self.guard.annotations()
+        return held + annotated(self.chunks.finish(reason), found)
 
 
 @lru_cache(maxsize=8)

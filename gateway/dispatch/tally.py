@@ -24,6 +24,8 @@ class Tally:
         placed: Place of the first answer that has one.
         attempts: Attempts of each answer.
         unshown_tokens: Of `output_tokens`, tokens of answers that are their prompts alone.
+        withheld_tokens: Of `output_tokens`, tokens that a rule kept from the client.
+        unbilled_tokens: Of these, tokens that the tenant does not pay for.
         drafts: Tokens tried ahead of the model; None: none were.
         is_predicted: Whether the caller gave an expected answer.
     """
@@ -43,6 +45,8 @@ class Tally:
     placed: AttemptPlacement | None = None
     attempts: Sequence[Sequence[Attempt]] = ()
     unshown_tokens: int = 0
+    withheld_tokens: int = 0
+    unbilled_tokens: int = 0
     drafts: engine.Drafts | None = None
     is_predicted: bool = False
 
@@ -75,6 +79,8 @@ def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> 
         tally.placed = tally.placed or it.placed
         tally.output_tokens += len(it.emitted)
         tally.unshown_tokens += len(it.emitted) * it.spec.is_echo_alone
+        tally.withheld_tokens += it.withheld_tokens
+        tally.unbilled_tokens += it.unbilled_tokens
         tally.drafts = summed(tally.drafts, it.drafts)
         tally.resumes += it.resumes
         tally.itl_max_s = max(tally.itl_max_s, it.itl_max_s)

@@ -106,6 +106,33 @@ class ChatLogprobs(Shape):
     refusal: None
 
 
+class FilteredRule(Shape):
+    """A rule of the tenant that has matched; `filtered`: it kept something back."""
+
+    id: str
+    filtered: bool
+
+
+class FilteredRules(Shape):
+    """Rules of the tenant."""
+
+    filtered: bool
+    details: list[FilteredRule]
+
+
+class FilterResults(Shape):
+    """Matches of the tenant's rules, in the manner of Azure."""
+
+    custom_blocklists: FilteredRules
+
+
+class PromptFilterResults(Shape):
+    """The same for one prompt."""
+
+    prompt_index: Count
+    content_filter_results: FilterResults
+
+
 class ChatChoice(Shape):
     """One answer."""
 
@@ -113,6 +140,7 @@ class ChatChoice(Shape):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    content_filter_results: FilterResults | None = None
 
 
 class _Generated(Shape):
@@ -122,6 +150,7 @@ class _Generated(Shape):
     system_fingerprint: str
     service_tier: str | None = None
     usage: CompletionUsage
+    prompt_filter_results: list[PromptFilterResults] | None = None
 
 
 class ChatCompletion(_Generated):
@@ -147,6 +176,7 @@ class TextChoice(Shape):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: FinishReason
+    content_filter_results: FilterResults | None = None
 
 
 class TextCompletion(_Generated):

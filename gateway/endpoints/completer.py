@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiohttp import hdrs, web
+from multidict import istr
 
 from gateway.bases.assets import AssetCache
 from gateway.bodies.parsing import parse
@@ -21,6 +22,7 @@ from gateway.endpoints.scores import ScoreSampler
 from gateway.endpoints.submission import specs_of
 from gateway.endpoints.task import TextTask
 from gateway.endpoints.texts import KeptRequest, Texts
+from gateway.guard.findings import Findings, rule_ids
 from gateway.limits.limiter import Limiter, Reservation
 from gateway.metrics import GatewayMetrics
 from gateway.rollouts.decided import Decided
@@ -35,6 +37,8 @@ from sluice.errors import ErrorCode, PlatformError, RejectedError
 _ABSENCE_MS = 3000
 # Above this a body takes work before its tokens are known: it is counted as a request first.
 _COUNTED_LATER_BYTES_MAX = 16 << 10
+# `true`: the answer says what the tenant's rules have found.
+_FILTER_RESULTS = istr("x-sluice-filter-results")
 
 
 class Completer:
@@ -111,7 +115,7 @@ class Completer:
         try:
             if _takes_work(request):
                 counted = await self._limiter.count(principal, resolved.model.id)
-            specs = await self._specs(task, identity, principal, resolved)
+            specs = await self._specs(task, request, principal, resolved)
             if principal.tenant.fallbacks:
                 specs = self._with_patience(specs, task, principal)
             exchange = HttpExchange(
@@ -207,20 +211,24 @@ class Completer:
     async def _specs(
         self,
         task: TextTask,
-        identity: CallerIdentity,
+        request: web.Request,
         principal: Principal,
         resolved: ResolvedModel,
     ) -> list[GenerationSpec]:
-        plan = None
+        identity, plan, found = identity_of(request), None, Findings()
         if principal.guard_sets:
             plan = await self._guards.plan(principal, (task.model, resolved.model.id))
         if plan is not None:
             assets = await self._assets.get(resolved.model.base_digest)
-            await self._guards.check(task, plan, assets.table, principal, identity.request_id)
+            request_id = identity.request_id
+            found = await self._guards.check(task, plan, assets.table, principal, request_id)
         specs = await specs_of(
             task, identity=identity, principal=principal, resolved=resolved, cache=self._assets
         )
-        return specs if plan is None else self._guards.guarded(specs, plan)
+        if plan is None:
+            return specs
+        is_told = request.headers.get(_FILTER_RESULTS) == "true"
+        return self._guards.guarded(specs, plan, found, is_told=is_told)
 
     async def _specs_with_time_left(
         self, request: web.Request, exchange: HttpExchange, resolved: ResolvedModel
@@ -229,8 +237,8 @@ class Completer:
 
         A tier's deadline starts again: it says how long somebody waits in one queue.
         """
-        task, identity = exchange.body, identity_of(request)
-        specs = await self._specs(task, identity, exchange.principal, resolved)
+        task = exchange.body
+        specs = await self._specs(task, request, exchange.principal, resolved)
         if task.deadline_ms is None:
             return specs
         left_ms = task.deadline_ms - round((time.monotonic() - exchange.received_at_s) * 1000)
@@ -331,7 +339,8 @@ class Completer:
         ended_at_s, metrics, tally = time.monotonic(), self._metrics, exchange.tally
         if exchange.principal.guard_sets:
             tenant_id = exchange.principal.tenant.id
-            self._guards.close(exchange.generations, tenant_id, exchange.request_id)
+            found = self._guards.close(exchange.generations, tenant_id, exchange.request_id)
+            exchange.guard_rules = rule_ids(found)
         was_served = tally.output_tokens > 0 or not exchange.has_failed
         self._settle(exchange, tally, was_served=was_served)
         if exchange.has_begun and not exchange.first_sent_at_s:  # it began with a sign of life

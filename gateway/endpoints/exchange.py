@@ -77,6 +77,7 @@ class HttpExchange:
         score: Score that it has found.
         applied: The reservation, also when it is settled.
         lost: Usage of a model that another one stands in for.
+        guard_rules: Ids of the tenant's rules that its texts have met, with blanks between.
         first_sent_at_s: Monotonic time when the first token left; 0 before.
         outcome: The finish reason or the error code.
         status: HTTP status.
@@ -108,6 +109,7 @@ class HttpExchange:
     score: AnswerScore | None = None
     applied: Reservation | None = None
     lost: Lost | None = None
+    guard_rules: str = ""
     first_sent_at_s: float = 0.0
     outcome: str = ""
     status: int = 0
@@ -205,8 +207,7 @@ class HttpExchange:
         event.outcome, event.status = self.outcome, self.status
         if tally.resumes:
             event.resumes = tally.resumes
-        if self.decision is not None or self.score is not None:
-            self._tell_findings(event)
+        self._tell_findings(event, tally)
         if (placed := tally.placed) is not None:
             event.replica_id = placed.replica_id
             event.queue_us = placed.queue_us
@@ -235,8 +236,12 @@ class HttpExchange:
             generation.closing = head + event.SerializeToString()
         self._begun = generations[0].closing
 
-    def _tell_findings(self, event: RequestEvent) -> None:
-        """Write what rollouts look at: the answer's flaws, and its score."""
+    def _tell_findings(self, event: RequestEvent, tally: Tally) -> None:
+        """Write what rules have found, and what rollouts look at: the answer's flaws and score."""
+        if self.guard_rules:
+            event.guard_rules = self.guard_rules
+            event.withheld_tokens = tally.withheld_tokens
+            event.unbilled_tokens = tally.unbilled_tokens
         flaws, score = self.flaws, self.score
         if flaws != _FLAWLESS:
             event.is_refusal, event.is_empty = flaws.is_refusal, flaws.is_empty

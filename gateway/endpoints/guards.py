@@ -1,7 +1,6 @@
 """Which rules hold for a caller and a model: compiled when first needed, kept until they change."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -12,6 +11,7 @@ from gateway.directory import Principal
 from gateway.dispatch.generation import Generation, GenerationSpec
 from gateway.endpoints.task import TextTask
 from gateway.guard.answer import AnswerGuard
+from gateway.guard.findings import Findings
 from gateway.guard.plan import GuardPlan
 from gateway.guard.requests import asks_for, look_at
 from gateway.text.detokenizer import TokenTable
@@ -69,43 +69,58 @@ class GuardBoard:
         table: TokenTable,
         principal: Principal,
         request_id: str,
-    ) -> None:
-        """Look at what a request says.
+    ) -> Findings:
+        """Look at what a request says; return what rules have found.
 
         Raises:
             PlatformError: A rule blocks it.
         """
         if not asks_for(plan):
-            return
+            return Findings()
         findings = await look_at(task.texts(table), plan)
         self._tell(findings.found, principal.tenant.id, request_id)
         if findings.blocked_by:
             message = f"The request was blocked by the rule '{findings.blocked_by}' of its tenant."
             raise PlatformError(ErrorCode.CONTENT_FILTER, message)
+        return findings.found
 
     @staticmethod
-    def guarded(specs: Sequence[GenerationSpec], plan: GuardPlan) -> list[GenerationSpec]:
-        """Return specs whose answers are held to rules."""
-        make = partial(AnswerGuard, plan)
+    def guarded(
+        specs: Sequence[GenerationSpec], plan: GuardPlan, request: Findings, *, is_told: bool
+    ) -> list[GenerationSpec]:
+        """Return specs whose answers are held to rules.
+
+        Args:
+            specs: Requested answers.
+            plan: Rules.
+            request: What they have found in the request.
+            is_told: Whether the client has asked for annotations.
+        """
+        make = partial(AnswerGuard, plan, request, is_told=is_told)
         return [it._replace(new_guard=make) for it in specs]
 
-    def close(self, generations: Iterable[Generation], tenant_id: str, request_id: str) -> None:
-        """Count and tell what rules have found in answers that have ended."""
-        found = Counter[tuple[str, bool]]()
-        for it in generations:
-            if it.guard is not None:
-                found += it.guard.findings()
-        self._tell(found, tenant_id, request_id)
+    def close(self, generations: Iterable[Generation], tenant_id: str, request_id: str) -> Findings:
+        """Count and tell what rules have found in answers that have ended.
 
-    def _tell(self, found: Counter[tuple[str, bool]], tenant_id: str, request_id: str) -> None:
+        Returns:
+            What they have found there and in the request.
+        """
+        guards = [it.guard for it in generations if it.guard is not None]
+        found = Findings()
+        for it in guards:
+            found += it.findings()
+        self._tell(found, tenant_id, request_id)
+        return found + guards[0].request if guards else found
+
+    def _tell(self, found: Findings, tenant_id: str, request_id: str) -> None:
         """Count matches, and say which rules have matched; never the text."""
-        for (rule, acts), count in sorted(found.items()):
-            (self._acting if acts else self._shadow).inc(count)
+        for it, count in sorted(found.items()):
+            (self._acting if it.acts else self._shadow).inc(count)
             log.info(
                 "guard_matched",
-                rule=rule,
+                rule=it.rule,
                 matches=count,
-                is_shadow=not acts,
+                is_shadow=not it.acts,
                 tenant_id=tenant_id,
                 request_id=request_id,
             )

@@ -19,7 +19,7 @@ from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.endpoints.exchange import HttpExchange, finish_reason
 from gateway.endpoints.keep_alive import KeepAlive, KeepAlives
-from gateway.endpoints.task import StreamEnd, TextTask
+from gateway.endpoints.task import StreamEnd, TextTask, prompt_annotations
 from gateway.metrics import FastHistogram
 from gateway.server.errors import AnsweredError
 from gateway.server.identity import identity_of
@@ -118,6 +118,10 @@ class ReplyWriter:
         if writers.counted is not None:
             for stream in streams:
                 stream.count_usage(writers.counted)
+        if writers.head is not None and (
+            found := prompt_annotations(streams, exchange.answers_per_prompt)
+        ):
+            streams[0].send(writers.head.prompt_chunk(found))
         return streams, writers.end
 
     # --- whole ------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import orjson
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.generation import GenerationFields
 from gateway.directory import ResolvedModel
-from gateway.dispatch.generation import GenerationSpec, WholeGeneration
+from gateway.dispatch.generation import Generation, GenerationSpec, WholeGeneration
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.dispatch.tally import Tally
 from gateway.server.errors import body_of
@@ -46,11 +46,13 @@ class StreamWriters(NamedTuple):
         chunks: Writer of each choice's chunks.
         end: Writer of the end of the stream.
         counted: The head of chunks that each tell the usage until then; None: no chunk tells it.
+        head: The head of chunks that have no choice; None: the API has none.
     """
 
     chunks: Sequence[ChunkWriter]
     end: StreamEnd
     counted: StreamHead | None = None
+    head: StreamHead | None = None
 
 
 class TextTask(GenerationFields):
@@ -141,12 +143,19 @@ class TextTask(GenerationFields):
             "created": created_unix_s,
             "model": model,
             "system_fingerprint": fingerprint,
-            "choices": [self.choice_of(generation, reason) for generation, reason in answers],
+            "choices": [self._annotated(it, self.choice_of(it, reason)) for it, reason in answers],
             "usage": usage,
         }
+        if found := prompt_annotations([it for it, _ in answers], self.choices):
+            answer["prompt_filter_results"] = found
         if self.served_tier:
             answer["service_tier"] = self.served_tier
         return orjson.dumps(answer)
+
+    @staticmethod
+    def _annotated(it: WholeGeneration, choice: dict[str, object]) -> dict[str, object]:
+        found = None if it.guard is None else it.guard.annotations()
+        return choice if found is None else choice | {"content_filter_results": found}
 
     def stream_writers(
         self,
@@ -171,12 +180,13 @@ class TextTask(GenerationFields):
             [self.chunks(head, spec.choice) for spec in specs],
             _CompletionEnd(head) if self.include_usage else _BARE_END,
             head if self.counts_usage else None,
+            head,
         )
 
     @staticmethod
     def usage_of(tally: Tally, reasoning_tokens: int) -> dict[str, object]:
         """Return what was used, as clients are told."""
-        output_tokens = tally.output_tokens - tally.unshown_tokens
+        output_tokens = tally.output_tokens - tally.unshown_tokens - tally.unbilled_tokens
         details = {"reasoning_tokens": reasoning_tokens}
         if tally.is_predicted:
             drafts = tally.drafts or engine.Drafts()
@@ -206,6 +216,18 @@ class _CompletionEnd:
 
     def failure(self, error: PlatformError) -> bytes:
         return error_event(body_of(error))
+
+
+def prompt_annotations(
+    generations: Sequence[Generation], answers_per_prompt: int
+) -> list[dict[str, object]]:
+    """Return what clients are told of their prompts, as Azure writes it; none: nothing."""
+    guard = generations[0].guard
+    found = None if guard is None else guard.request_annotations()
+    if found is None:
+        return []
+    count = len(generations) // answers_per_prompt
+    return [{"prompt_index": it, "content_filter_results": found} for it in range(count)]
 
 
 _BARE_END = _CompletionEnd(None)

@@ -4,10 +4,11 @@ Content, reasoning and the arguments of each call are texts of their own. The lo
 tokens leave once nothing is held back, and never if something was taken out since.
 """
 
-from collections import Counter
+from collections import deque
 from collections.abc import Sequence
 
 from gateway.dialects.delta import NOTHING, AnswerDelta, CallDelta
+from gateway.guard.findings import Finding, Findings, annotations, has_marks
 from gateway.guard.json_text import JsonReader, written
 from gateway.guard.plan import GuardPlan, TargetRules
 from gateway.text.logprobs import TokenLogprob
@@ -43,6 +44,16 @@ class Lane:
         """How many places were replaced."""
         return 0 if self._acting is None else self._acting.rewritten
 
+    @property
+    def released(self) -> int:
+        """How many of its characters rules have let go, rewritten ones among them."""
+        return 0 if self._acting is None else self._acting.released
+
+    @property
+    def length(self) -> int:
+        """How many characters came."""
+        return 0 if self._acting is None else self._acting.length
+
     def push(self, piece: str) -> str:
         """Take the next piece; return what may leave."""
         reader = self._reader
@@ -62,13 +73,14 @@ class Lane:
             self._note_block(self._acting)
         return rest if reader is None else written(rest)
 
-    def findings(self) -> Counter[tuple[str, bool]]:
-        """Return how often rules have matched: by their ids, and whether they act."""
-        found = Counter[tuple[str, bool]]()
-        for text, acts in ((self._acting, True), (self._counted, False)):
+    def findings(self) -> Findings:
+        """Return how often rules have matched."""
+        found = Findings()
+        for text in (self._acting, self._counted):
             if text is not None:
                 for number, count in text.counts.items():
-                    found[text.rules[number].id, acts] += count
+                    rule = text.rules[number]
+                    found[Finding(rule.id, rule.action)] += count
         return found
 
     def _passed(self, piece: str) -> str:
@@ -92,14 +104,24 @@ class AnswerGuard:
     """The texts of one answer.
 
     Attributes:
+        request: What rules have found in the request.
         blocked_by: Id of the rule that has ended the answer; empty: none has.
     """
 
-    __slots__ = ("_calls", "_content", "_entries", "_plan", "_reasoning", "_seen", "blocked_by")
+    __slots__ = (
+        *("_calls", "_content", "_entries", "_is_told", "_marks", "_plan", "_reasoning", "_seen"),
+        *("_shown_tokens", "blocked_by", "request"),
+    )
 
-    def __init__(self, plan: GuardPlan) -> None:
-        """Begin an answer."""
+    def __init__(
+        self, plan: GuardPlan, request: Findings | None = None, *, is_told: bool = False
+    ) -> None:
+        """Begin an answer; `is_told`: the client has asked for annotations."""
         self._plan = plan
+        self._is_told = is_told
+        self._marks = deque[tuple[int, int]]()  # tokens, and characters that came with them
+        self._shown_tokens = 0
+        self.request = Findings() if request is None else request
         rules = plan.targets.get(GuardTarget.ANSWER, _NONE)
         self._content, self._reasoning = Lane(rules), Lane(rules)
         self._calls: list[Lane] = []
@@ -108,9 +130,12 @@ class AnswerGuard:
         self.blocked_by = ""
 
     def passed(
-        self, delta: AnswerDelta, entries: Sequence[TokenLogprob] = ()
+        self, delta: AnswerDelta, entries: Sequence[TokenLogprob] = (), tokens: int = 0
     ) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """Take what comes next; return what may be shown of it, and the entries that may."""
+        """Take what comes next; return what may be shown of it, and the entries that may.
+
+        `tokens`: how many tokens the answer has with it.
+        """
         if self.blocked_by:
             return NOTHING, []
         reasoning = self._push(self._reasoning, delta.reasoning)
@@ -118,7 +143,27 @@ class AnswerGuard:
             reasoning += self._rest(self._reasoning)
         content = self._push(self._content, delta.content)
         calls = tuple([it for call in delta.calls for it in self._call(call)])
+        self._note_tokens(tokens)
         return AnswerDelta(content, reasoning, calls), self._told(entries)
+
+    def withheld_tokens(self, tokens: int) -> int:
+        """Return how many of so many tokens a block has kept back; those it was shown without."""
+        return tokens - self._shown_tokens if self.blocked_by else 0
+
+    @property
+    def is_withheld_free(self) -> bool:
+        """Whether the tenant does not pay for what was kept back."""
+        return self.blocked_by in self._plan.unbilled
+
+    def annotations(self) -> dict[str, object] | None:
+        """Return what clients are told of the answer once it has ended; None: nothing."""
+        found = self.findings()
+        return annotations(found) if self._is_told or has_marks(found) else None
+
+    def request_annotations(self) -> dict[str, object] | None:
+        """Return what clients are told of the request; None: nothing."""
+        is_told = self._is_told or has_marks(self.request)
+        return annotations(self.request) if is_told else None
 
     def flush(self) -> AnswerDelta:
         """The answer has ended: return the rest of it."""
@@ -136,12 +181,20 @@ class AnswerGuard:
         """Return the entries that wait, once the answer has ended."""
         return self._told(())
 
-    def findings(self) -> Counter[tuple[str, bool]]:
-        """Return how often rules have matched: by their ids, and whether they act."""
-        found = Counter[tuple[str, bool]]()
+    def findings(self) -> Findings:
+        """Return how often rules have matched."""
+        found = Findings()
         for lane in (self._content, self._reasoning, *self._calls):
             found += lane.findings()
         return found
+
+    def _note_tokens(self, tokens: int) -> None:
+        """Learn which tokens are shown: those whose characters rules have all let go."""
+        lanes, marks = (self._content, self._reasoning, *self._calls), self._marks
+        marks.append((tokens, sum([it.length for it in lanes])))
+        released = sum([it.released for it in lanes])
+        while marks and marks[0][1] <= released:
+            self._shown_tokens = marks.popleft()[0]
 
     def _push(self, lane: Lane, piece: str) -> str:
         if not piece or self.blocked_by:

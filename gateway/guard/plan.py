@@ -12,13 +12,15 @@ from sluice.guard.matcher import RuleMatcher
 from sluice.guard.rules import GuardAction, GuardRule, GuardTarget
 from sluice.wire.control.v1 import control_pb2 as wire
 
+_CHANGE_TEXTS = frozenset({GuardAction.BLOCK, GuardAction.REWRITE})
+
 
 class TargetRules(NamedTuple):
     """Rules for one kind of text.
 
     Attributes:
         acting: Rules that block and rewrite; None: there are none.
-        counted: All others, those in shadow among them; None: there are none.
+        counted: All others, those that mark and those in shadow among them; None: there are none.
     """
 
     acting: RuleMatcher | None
@@ -30,7 +32,7 @@ class GuardPlan:
 
     Attributes:
         targets: Rules by the kind of text; kinds without rules are left out.
-        shadow: Ids of rules that are in shadow; ids begin with that of their set.
+        unbilled: Ids of rules whose blocked tokens are not billed.
     """
 
     def __init__(self, sets: Sequence[wire.GuardSet]) -> None:
@@ -39,10 +41,12 @@ class GuardPlan:
         for it in sets:
             for rule in it.active_rules:
                 named = _rule(it.id, rule)
-                (counted if named.action is GuardAction.COUNT else acting).append(named)
+                (acting if named.action in _CHANGE_TEXTS else counted).append(named)
             if it.version != it.active_version:
                 shadow = [_rule(f"{it.id}@{it.version}", rule) for rule in it.rules]
                 counted += [replace(rule, action=GuardAction.COUNT) for rule in shadow]
+        free = tuple([f"{it.id}/" for it in sets if it.is_withheld_free])
+        self.unbilled = frozenset([it.id for it in acting if free and it.id.startswith(free)])
         self.targets: Mapping[GuardTarget, TargetRules] = {
             target: found
             for target in GuardTarget

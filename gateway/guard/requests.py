@@ -5,11 +5,11 @@ Long texts are checked in pieces, with pauses for other requests.
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
 from gateway.guard.answer import Lane
+from gateway.guard.findings import Findings
 from gateway.guard.plan import GuardPlan
 from gateway.texts.documents import TextTokens
 from sluice.guard.rules import OF_REQUESTS, GuardTarget
@@ -25,13 +25,13 @@ class RequestFindings:
 
     Attributes:
         blocked_by: Id of the rule that blocks it; empty: none does.
-        found: How often rules have matched: by their ids, and whether they act.
+        found: How often rules have matched.
     """
 
     def __init__(self) -> None:
         """Begin with nothing."""
         self.blocked_by = ""
-        self.found = Counter[tuple[str, bool]]()
+        self.found = Findings()
 
 
 def asks_for(plan: GuardPlan) -> bool:

@@ -13,6 +13,7 @@ from gateway.dialects.delta import AnswerDelta, CallDelta
 from gateway.text.detokenizer import json_fragment
 
 DONE = b"data: [DONE]\n\n"
+_CHOICE_END = b"}]}\n\n"
 _NO_USAGE = b'"usage":null,'
 _CHAT_TEXT, _TEXT = b'"delta":{"content":"', b'"text":"'
 # A comment: clients skip it, proxies between see that the stream lives.
@@ -65,6 +66,25 @@ class StreamHead:
     def usage_chunk(self, usage: dict[str, object]) -> bytes:
         """Return the last chunk, with what was used and no choice."""
         return self.opening + b'"choices":[],"usage":%b}\n\n' % orjson.dumps(usage)
+
+    def prompt_chunk(self, found: list[dict[str, object]]) -> bytes:
+        """Return the first chunk, with what filters have found in prompts and no choice."""
+        results = orjson.dumps(found)
+        return self.opening + b'%b"choices":[],"prompt_filter_results":%b}\n\n' % (
+            self.usage,
+            results,
+        )
+
+
+def annotated(chunk: bytes, found: dict[str, object] | None) -> bytes:
+    """Return the last chunk of a choice, with what filters have found, where it has an end."""
+    if found is None or not chunk.endswith(_CHOICE_END):
+        return chunk
+    return b'%b,"content_filter_results":%b%b' % (
+        chunk.removesuffix(_CHOICE_END),
+        orjson.dumps(found),
+        _CHOICE_END,
+    )
 
 
 class ChunkWriter(Protocol):

@@ -117,6 +117,11 @@ class GuardedText:
         return self._matcher.rules
 
     @property
+    def released(self) -> int:
+        """Characters that have left, replaced ones among them."""
+        return self._start
+
+    @property
     def held(self) -> str:
         """The held text, which may become a part of a match."""
         return self._held

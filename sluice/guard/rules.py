@@ -23,6 +23,7 @@ class GuardAction(StrEnum):
 
     BLOCK = "block"  # the text ends before it
     REWRITE = "rewrite"  # something else stands in its place
+    MARK = "mark"  # the client is told, and the text stays
     COUNT = "count"
 
 

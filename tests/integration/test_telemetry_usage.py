@@ -36,7 +36,10 @@ pytestmark = pytest.mark.real
 
 ADMIN_KEY = "admin-key-of-the-test"
 HOUR_MS = 3_600_000
-TOTALS = ("requests", "failed_requests", "prompt_tokens", "cached_tokens", "output_tokens")
+TOTALS = (
+    *("requests", "failed_requests", "prompt_tokens", "cached_tokens", "output_tokens"),
+    *("withheld_tokens", "unbilled_tokens"),
+)
 
 
 @pytest_asyncio.fixture
@@ -86,6 +89,8 @@ def random_event(random: Random, number: int, received_ms: int) -> RequestEvent:
         prompt_tokens=random.randrange(2**32),
         cached_tokens=random.randrange(2**32) if placed else 0,
         output_tokens=random.randrange(2**32) if placed else 0,
+        withheld_tokens=random.randrange(2**20) if placed else 0,
+        unbilled_tokens=random.choice([0, 77]) if placed else 0,
         outcome="engine_failed" if failed else "stop",
         status=502 if failed else 200,
         is_copy=random.random() < 0.2,
@@ -106,7 +111,8 @@ def totals_of(events: Iterable[RequestEvent], length_ms: int) -> dict[tuple[str,
         is_computed = event.status < 400 or event.replica_id or "embeddings" in event.endpoint
         total["prompt_tokens"] += event.prompt_tokens if is_computed else 0
         total["cached_tokens"] += event.cached_tokens
-        total["output_tokens"] += event.output_tokens
+        for name in ("output_tokens", "withheld_tokens", "unbilled_tokens"):
+            total[name] += getattr(event, name)
     return {key: {name: total[name] for name in TOTALS} for key, total in found.items()}
 
 

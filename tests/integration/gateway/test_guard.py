@@ -1,10 +1,14 @@
 """Answers of tenants with rules: rewritten, ended and counted, in every dialect, whole and streamed."""
 
+import asyncio
 import json
 
 import pytest
 
+from sluice.events import EventProducer
 from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.router.v1 import router_pb2 as wire
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 from tests.support.scripted_router import Plan
 
 from .conftest import KEY, OTHER_KEY
@@ -17,6 +21,7 @@ RULES = [
         id="word", action="block", words=["falcon"], targets=["prompt", "answer", "tool_results"]
     ),
 ]
+STOPS = wire.OUTCOME_KIND_STOP
 SAID = "Write to user@example.com today"
 SHOWN = "Write to [mail] today"
 BLOCKED = "Its name is falcon, they say, and much more of this"
@@ -26,7 +31,7 @@ RESPONSE = {"model": "tiny", "input": "hi", "store": False}
 MESSAGE = {"model": "tiny", "messages": CHAT["messages"], "max_tokens": 99}
 
 
-async def _guarded(w, eventually, *, active: bool = True) -> None:
+async def _guarded(w, eventually, *, active: bool = True, is_withheld_free: bool = False) -> None:
     objects = w.feed.objects
     del objects.guard_sets[:]
     version = 1 if active else 0
@@ -37,6 +42,7 @@ async def _guarded(w, eventually, *, active: bool = True) -> None:
         rules=RULES,
         active_version=version,
         active_rules=RULES if active else [],
+        is_withheld_free=is_withheld_free,
     )
     w.feed.replace(objects)
     sets = lambda: w.gateway.watcher.state.guard_sets  # noqa: E731
@@ -114,6 +120,87 @@ async def test_a_block_ends_the_answer_and_the_engine(world, eventually) -> None
             await eventually(lambda: w.router.cancelled)
             tops = {**CHAT, "logprobs": True, "top_logprobs": 1}
             assert "falc" not in _all_text(await _events(http, "/v1/chat/completions", tops))
+
+
+async def test_annotations_come_in_the_manner_of_azure_when_asked_for(
+    world, eventually, guard_events
+) -> None:
+    async with world() as w:
+        await _guarded(w, eventually)
+        w.text = SAID
+        async with w.sdk() as sdk:
+            asked = {"x-sluice-filter-results": "true"}
+            whole = await sdk.chat.completions.create(**CHAT, extra_headers=asked)
+            found = whole.choices[0].model_extra["content_filter_results"]
+            detail = {"id": "set/mail", "filtered": True}
+            assert found == {"custom_blocklists": {"filtered": True, "details": [detail]}}
+            clean = {"custom_blocklists": {"filtered": False, "details": []}}
+            prompts = [{"prompt_index": 0, "content_filter_results": clean}]
+            assert whole.model_extra["prompt_filter_results"] == prompts
+            stream = await sdk.chat.completions.create(**CHAT, stream=True, extra_headers=asked)
+            chunks = [it async for it in stream]
+            assert chunks[1].model_extra["prompt_filter_results"] == prompts
+            assert chunks[-1].choices[0].model_extra["content_filter_results"] == found
+            unasked = await sdk.chat.completions.create(**CHAT)
+            assert "content_filter_results" not in unasked.choices[0].model_extra
+        assert {it.guard_rules for it in guard_events} == {"set/mail"}
+        assert {it.withheld_tokens for it in guard_events} == {0}
+
+
+@pytest.fixture
+def guard_events(monkeypatch) -> list[RequestEvent]:
+    found: list[RequestEvent] = []
+    parse = RequestEvent.FromString
+    monkeypatch.setattr(EventProducer, "emit", lambda _, payload: found.append(parse(payload)))
+    return found
+
+
+@pytest.mark.parametrize("is_free", [False, True])
+async def test_a_block_cancels_at_once_and_what_it_withholds_is_in_the_ledger(
+    world, eventually, guard_events, is_free: bool
+) -> None:
+    async with world() as w:
+        await _guarded(w, eventually, is_withheld_free=is_free)
+        shown, hidden = w.ids("Its name is "), w.ids("falcon, they")
+        more = [[w.ids(" more")[0]]] * 400
+        w.router.plan = lambda _: Plan([*[[it] for it in shown + hidden], *more])
+        async with w.http(KEY) as http:
+            answer = await http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 240})
+        usage = answer.json()["usage"]
+        await eventually(lambda: w.router.cancelled)  # with nearly all of its steps to come
+        [event] = guard_events
+        assert (event.outcome, event.guard_rules) == ("content_filter", "set/word")
+        # The comma ends the word; behind it no token is taken.
+        assert event.output_tokens <= len(shown + hidden)
+        assert 0 < event.withheld_tokens <= len(hidden)
+        assert event.unbilled_tokens == (event.withheld_tokens if is_free else 0)
+        assert usage["completion_tokens"] == event.output_tokens - event.unbilled_tokens
+
+
+async def test_rules_hold_over_the_place_where_a_stream_is_resumed(
+    world, eventually, guard_events
+) -> None:
+    async with world() as w:
+        await _guarded(w, eventually)
+        ids = w.ids(SAID)
+        half = next(n for n in range(len(ids)) if "user" in w.tokenizer.decode(ids[:n])) + 1
+
+        def plan(submit) -> Plan:
+            if not submit.resumed_tokens:
+                return Plan([[it] for it in ids[:half]], outcome=None)
+            assert list(submit.prompt[-half:]) == ids[:half]
+            return Plan([*[[it] for it in ids[half:]], [2]], wire.Outcome(kind=STOPS))
+
+        w.router.plan = plan
+        async with w.http(KEY) as http, asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(_events(http, "/v1/chat/completions", CHAT))
+            await eventually(lambda: len(w.router.submits) == 1)
+            await asyncio.sleep(w.router.step_s * (half + 5))
+            w.router.break_streams()
+            chunks = await running
+        pieces = [it["choices"][0]["delta"].get("content") or "" for it in chunks]
+        assert "".join(pieces) == SHOWN
+        assert guard_events[0].resumes == 1
 
 
 async def test_a_blocked_request_is_refused_before_any_queue(world, eventually) -> None:

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from gateway.dialects.delta import AnswerDelta, CallDelta
 from gateway.guard.answer import AnswerGuard
+from gateway.guard.findings import Finding, Findings, annotations, rule_ids
 from gateway.guard.json_text import JsonReader, quoted, written
 from gateway.guard.plan import GuardPlan
 from gateway.guard.requests import look_at
 from gateway.text.answer import ChoiceText
 from gateway.text.logprobs import TokenLogprob
+from sluice.guard.rules import GuardAction
 from sluice.wire.control.v1 import control_pb2 as wire
 
 MAIL = wire.GuardRule(
@@ -52,7 +54,7 @@ def test_content_is_rewritten_however_it_is_cut(places: list[int]) -> None:
     text = "write to user@example.com or to a.b@c.org, please; not to @nobody."
     shown, guard = _shown(_plan(MAIL), [AnswerDelta(it) for it in _cut(text, places)])
     assert shown.content == "write to [mail] or to [mail], please; not to @nobody."
-    assert guard.findings() == {("s/mail", True): 2}
+    assert guard.findings() == {Finding("s/mail", GuardAction.REWRITE): 2}
 
 
 @given(_PLACES)
@@ -98,7 +100,67 @@ def test_a_word_at_the_very_end_blocks_when_the_text_ends() -> None:
 def test_rules_in_shadow_are_counted_and_do_nothing() -> None:
     shown, guard = _shown(_plan(MAIL, shadow=(WORD,)), [AnswerDelta("falcon: a@b.de")])
     assert shown.content == "falcon: [mail]"
-    assert guard.findings() == {("s/mail", True): 1, ("s@2/word", False): 1}
+    rewrites, counts = GuardAction.REWRITE, GuardAction.COUNT
+    assert guard.findings() == {Finding("s/mail", rewrites): 1, Finding("s@2/word", counts): 1}
+
+
+def test_marks_leave_the_text_and_are_told() -> None:
+    mark = wire.GuardRule(id="said", action="mark", words=["falcon"], targets=["answer"])
+    shown, guard = _shown(_plan(MAIL, mark), [AnswerDelta("a falcon: a@b.de")])
+    assert shown.content == "a falcon: [mail]"
+    assert guard.annotations() == {
+        "custom_blocklists": {
+            "filtered": True,
+            "details": [{"id": "s/mail", "filtered": True}, {"id": "s/said", "filtered": False}],
+        }
+    }
+    assert guard.request_annotations() is None
+
+
+def test_annotations_are_told_to_those_who_ask() -> None:
+    guard = AnswerGuard(_plan(MAIL))
+    guard.passed(AnswerDelta("a@b.de "))
+    assert guard.annotations() is None
+    guard = AnswerGuard(_plan(MAIL), is_told=True)
+    assert guard.annotations() == {"custom_blocklists": {"filtered": False, "details": []}}
+    assert guard.request_annotations() == guard.annotations()
+
+
+def test_ids_of_rules_are_bounded_and_counted_rules_are_told_to_nobody() -> None:
+    found = Findings({Finding(f"s/r{it:02}", GuardAction.COUNT): 1 for it in range(40)})
+    assert rule_ids(found).split() == [f"s/r{it:02}" for it in range(16)]
+    assert annotations(found) == {"custom_blocklists": {"filtered": False, "details": []}}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "withheld"),
+    [
+        (["it ", "is ", "a ", "fal", "con", ", yes"], 3),
+        (["it ", "is ", "a falcon "], 1),  # a part of it was shown
+        (["it ", "is ", "an eagle"], 0),
+        (["fal", "ling ", "fal", "con", " ", " more"], 3),
+    ],
+)
+def test_tokens_behind_the_place_of_a_block_are_withheld(pieces: list[str], withheld: int) -> None:
+    guard = AnswerGuard(_plan(WORD))
+    for number, piece in enumerate(pieces, 1):
+        guard.passed(AnswerDelta(piece), (), number)
+        if guard.blocked_by:
+            break
+    else:
+        guard.flush()
+    assert guard.withheld_tokens(number) == withheld
+    assert not guard.is_withheld_free
+
+
+def test_withheld_tokens_are_free_where_the_set_says_so() -> None:
+    free = wire.GuardSet(
+        id="s", version=1, rules=[WORD], active_version=1, active_rules=[WORD],
+        is_withheld_free=True,
+    )  # fmt: skip
+    guard = AnswerGuard(GuardPlan([free]))
+    guard.passed(AnswerDelta("falcon "), (), 1)
+    assert guard.is_withheld_free
 
 
 def test_reasoning_leaves_before_what_follows_it() -> None:

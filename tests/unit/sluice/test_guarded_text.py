@@ -1,7 +1,6 @@
 """Rules on texts: any cutting gives the same, no character of a match leaves, no more is held."""
 
 import itertools
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from sluice.guard.rules import (
     check,
     rules_from,
 )
+from tests.support.guard_oracle import matches_of, rewritten
 
 LETTERS = "ab- "
 
@@ -42,48 +42,6 @@ def _shown(rules: tuple[GuardRule, ...], pieces: list[str]) -> tuple[str, Guarde
         if text.blocked_by is not None:
             return shown, text
     return shown + text.flush(), text
-
-
-# --- an oracle of another kind: all pairs of begin and end, by Python's own expressions -----------
-
-
-def _is_match(rule: GuardRule, text: str, start: int, end: int) -> bool:
-    if rule.words:
-        is_in = text[start:end].lower() in {it.lower() for it in rule.words}
-        is_free = rule.is_within_words or not (_joins(text, start) or _joins(text, end))
-        return is_in and is_free
-    rest = len(text) - end
-    bounded = re.compile(f"(?:{rule.expression})(?=(?s:.{{{rest}}})\\Z)", re.IGNORECASE)
-    return bounded.match(text, start) is not None
-
-
-def _joins(text: str, at: int) -> bool:
-    return 0 < at < len(text) and all(it.isalnum() or it == "_" for it in text[at - 1 : at + 1])
-
-
-def _matches(rules: tuple[GuardRule, ...], text: str) -> list[tuple[int, int, int]]:
-    pairs = itertools.combinations(range(len(text) + 1), 2)
-    return [
-        (start, end, number)
-        for start, end in pairs
-        for number, rule in enumerate(rules)
-        if _is_match(rule, text, start, end)
-    ]
-
-
-def _rewritten(rules: tuple[GuardRule, ...], text: str) -> str:
-    runs = list[list[int]]()
-    for start, end, number in sorted(_matches(rules, text)):
-        if runs and start < runs[-1][1]:
-            runs[-1][1] = max(runs[-1][1], end)
-            runs[-1][2] = min(runs[-1][2], number)
-        else:
-            runs.append([start, end, number])
-    parts, at = list[str](), 0
-    for start, end, number in runs:
-        parts += (text[at:start], rules[number].replacement)
-        at = end
-    return "".join(parts) + text[at:]
 
 
 # --- random rules, texts and cuttings -------------------------------------------------------------
@@ -134,7 +92,7 @@ def _cut(draw: st.DrawFn) -> list[str]:
 def test_any_cutting_gives_the_rewriting_of_the_whole(
     rules: tuple[GuardRule, ...], pieces: list[str]
 ) -> None:
-    assert _shown(rules, pieces)[0] == _rewritten(rules, "".join(pieces))
+    assert _shown(rules, pieces)[0] == rewritten(rules, "".join(pieces))
 
 
 @given(_SETS, _cut())
@@ -145,7 +103,7 @@ def test_blocked_texts_end_alike_and_before_the_match(
     shown, text = _shown(blocking, pieces)
     whole = "".join(pieces)
     once, _ = _shown(blocking, [whole])
-    matches = _matches(rules, whole)
+    matches = matches_of(rules, whole)
     assert shown == once
     assert (text.blocked_by is not None) == bool(matches)
     if matches:
@@ -173,7 +131,7 @@ def test_the_held_text_is_the_longest_that_may_still_be_covered(
         return
     more = ["".join(it) for count in range(5) for it in itertools.product("ab-", repeat=count)]
     assert any(
-        start <= begin < end for it in more for start, end, _ in _matches(rules, text + it)
+        start <= begin < end for it in more for start, end, _ in matches_of(rules, text + it)
     ), guarded.held
 
 

@@ -481,7 +481,7 @@ class GuardRule(_message.Message):
     def __init__(self, id: _Optional[str] = ..., action: _Optional[str] = ..., targets: _Optional[_Iterable[str]] = ..., words: _Optional[_Iterable[str]] = ..., expression: _Optional[str] = ..., named: _Optional[str] = ..., is_case_sensitive: _Optional[bool] = ..., is_within_words: _Optional[bool] = ..., replacement: _Optional[str] = ...) -> None: ...
 
 class GuardSet(_message.Message):
-    __slots__ = ("id", "owner_tenant_id", "models", "keys", "version", "rules", "active_version", "active_rules")
+    __slots__ = ("id", "owner_tenant_id", "models", "keys", "version", "rules", "active_version", "active_rules", "is_withheld_free")
     ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
@@ -490,6 +490,7 @@ class GuardSet(_message.Message):
     RULES_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_RULES_FIELD_NUMBER: _ClassVar[int]
+    IS_WITHHELD_FREE_FIELD_NUMBER: _ClassVar[int]
     id: str
     owner_tenant_id: str
     models: _containers.RepeatedScalarFieldContainer[str]
@@ -498,7 +499,8 @@ class GuardSet(_message.Message):
     rules: _containers.RepeatedCompositeFieldContainer[GuardRule]
     active_version: int
     active_rules: _containers.RepeatedCompositeFieldContainer[GuardRule]
-    def __init__(self, id: _Optional[str] = ..., owner_tenant_id: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., version: _Optional[int] = ..., rules: _Optional[_Iterable[_Union[GuardRule, _Mapping]]] = ..., active_version: _Optional[int] = ..., active_rules: _Optional[_Iterable[_Union[GuardRule, _Mapping]]] = ...) -> None: ...
+    is_withheld_free: bool
+    def __init__(self, id: _Optional[str] = ..., owner_tenant_id: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., version: _Optional[int] = ..., rules: _Optional[_Iterable[_Union[GuardRule, _Mapping]]] = ..., active_version: _Optional[int] = ..., active_rules: _Optional[_Iterable[_Union[GuardRule, _Mapping]]] = ..., is_withheld_free: _Optional[bool] = ...) -> None: ...
 
 class Alias(_message.Message):
     __slots__ = ("id", "owner_tenant_id", "target")

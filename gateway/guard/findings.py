@@ -1,0 +1,50 @@
+"""Matches of rules in texts: for events, metrics, and the annotations that clients get. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sluice.guard.rules import GuardAction
+
+_RULES_MAX = 16  # ids that an event has
+# The actions that clients may be told of, and whether they keep something back.
+_TOLD = {GuardAction.BLOCK: True, GuardAction.REWRITE: True, GuardAction.MARK: False}
+
+
+class Finding(NamedTuple):
+    """A rule that has matched.
+
+    Attributes:
+        rule: Its id, with that of its set.
+        action: Its action; `COUNT` for rules in shadow.
+    """
+
+    rule: str
+    action: GuardAction
+
+    @property
+    def acts(self) -> bool:
+        """Whether it did more than count."""
+        return self.action is not GuardAction.COUNT
+
+
+Findings = Counter[Finding]
+
+
+def rule_ids(found: Mapping[Finding, int]) -> str:
+    """Return the ids of rules that have matched, with blanks between; at most 16 of them."""
+    return " ".join(sorted({it.rule for it in found})[:_RULES_MAX])
+
+
+def has_marks(found: Mapping[Finding, int]) -> bool:
+    """Return whether a client is to be told unasked."""
+    return any(it.action is GuardAction.MARK for it in found)
+
+
+def annotations(found: Mapping[Finding, int]) -> dict[str, object]:
+    """Return rules that have matched, as Azure tells of a customer's own lists."""
+    details = [
+        {"id": it.rule, "filtered": _TOLD[it.action]} for it in sorted(found) if it.action in _TOLD
+    ]
+    is_filtered = any(it["filtered"] for it in details)
+    return {"custom_blocklists": {"filtered": is_filtered, "details": details}}
