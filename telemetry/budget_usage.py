@@ -26,7 +26,7 @@ SELECT
     sum(requests) AS requests,
     sum(prompt) AS prompt_tokens,
     sum(cached) AS cached_tokens,
-    sum(output) - sum(unbilled) AS output_tokens
+    greatest(0, sum(output) - sum(unbilled)) AS output_tokens
 FROM ({rows}) AS summed
 WHERE NOT is_copy
 GROUP BY tenant_id, counted

@@ -1,6 +1,5 @@
 """Answers of tenants with rules: rewritten, ended and counted, in every dialect, whole and streamed."""
 
-import asyncio
 import json
 
 import pytest
@@ -22,6 +21,7 @@ RULES = [
     ),
 ]
 STOPS = wire.OUTCOME_KIND_STOP
+LOST = wire.Outcome(kind=wire.OUTCOME_KIND_LOST, code="replica_lost", message="gone")
 SAID = "Write to user@example.com today"
 SHOWN = "Write to [mail] today"
 BLOCKED = "Its name is falcon, they say, and much more of this"
@@ -187,17 +187,13 @@ async def test_rules_hold_over_the_place_where_a_stream_is_resumed(
 
         def plan(submit) -> Plan:
             if not submit.resumed_tokens:
-                return Plan([[it] for it in ids[:half]], outcome=None)
+                return Plan([[it] for it in ids[:half]], LOST)
             assert list(submit.prompt[-half:]) == ids[:half]
             return Plan([*[[it] for it in ids[half:]], [2]], wire.Outcome(kind=STOPS))
 
         w.router.plan = plan
-        async with w.http(KEY) as http, asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(_events(http, "/v1/chat/completions", CHAT))
-            await eventually(lambda: len(w.router.submits) == 1)
-            await asyncio.sleep(w.router.step_s * (half + 5))
-            w.router.break_streams()
-            chunks = await running
+        async with w.http(KEY) as http:
+            chunks = await _events(http, "/v1/chat/completions", CHAT)
         pieces = [it["choices"][0]["delta"].get("content") or "" for it in chunks]
         assert "".join(pieces) == SHOWN
         assert guard_events[0].resumes == 1
