@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from gateway.dialects.delta import NOTHING, AnswerDelta, CallDelta
-from gateway.guard.findings import Finding, Findings, annotations, has_marks
+from gateway.guard.findings import Findings, RuleMatch, annotations, has_marks
 from gateway.guard.json_text import JsonReader, written
 from gateway.guard.plan import GuardPlan, TargetRules
 from gateway.text.logprobs import TokenLogprob
@@ -80,7 +80,7 @@ class Lane:
             if text is not None:
                 for number, count in text.counts.items():
                     rule = text.rules[number]
-                    found[Finding(rule.id, rule.action)] += count
+                    found[RuleMatch(rule.id, rule.action)] += count
         return found
 
     def _passed(self, piece: str) -> str:

@@ -11,7 +11,7 @@ _RULES_MAX = 16  # ids that an event has
 _TOLD = {GuardAction.BLOCK: True, GuardAction.REWRITE: True, GuardAction.MARK: False}
 
 
-class Finding(NamedTuple):
+class RuleMatch(NamedTuple):
     """A rule that has matched.
 
     Attributes:
@@ -28,20 +28,20 @@ class Finding(NamedTuple):
         return self.action is not GuardAction.COUNT
 
 
-Findings = Counter[Finding]
+Findings = Counter[RuleMatch]
 
 
-def rule_ids(found: Mapping[Finding, int]) -> str:
+def rule_ids(found: Mapping[RuleMatch, int]) -> str:
     """Return the ids of rules that have matched, with blanks between; at most 16 of them."""
     return " ".join(sorted({it.rule for it in found})[:_RULES_MAX])
 
 
-def has_marks(found: Mapping[Finding, int]) -> bool:
+def has_marks(found: Mapping[RuleMatch, int]) -> bool:
     """Return whether a client is to be told unasked."""
     return any(it.action is GuardAction.MARK for it in found)
 
 
-def annotations(found: Mapping[Finding, int]) -> dict[str, object]:
+def annotations(found: Mapping[RuleMatch, int]) -> dict[str, object]:
     """Return rules that have matched, as Azure tells of a customer's own lists."""
     details = [
         {"id": it.rule, "filtered": _TOLD[it.action]} for it in sorted(found) if it.action in _TOLD

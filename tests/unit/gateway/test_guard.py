@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.delta import AnswerDelta, CallDelta
 from gateway.guard.answer import AnswerGuard
-from gateway.guard.findings import Finding, Findings, annotations, rule_ids
+from gateway.guard.findings import Findings, RuleMatch, annotations, rule_ids
 from gateway.guard.json_text import JsonReader, quoted, written
 from gateway.guard.plan import GuardPlan
 from gateway.guard.requests import look_at
@@ -54,7 +54,7 @@ def test_content_is_rewritten_however_it_is_cut(places: list[int]) -> None:
     text = "write to user@example.com or to a.b@c.org, please; not to @nobody."
     shown, guard = _shown(_plan(MAIL), [AnswerDelta(it) for it in _cut(text, places)])
     assert shown.content == "write to [mail] or to [mail], please; not to @nobody."
-    assert guard.findings() == {Finding("s/mail", GuardAction.REWRITE): 2}
+    assert guard.findings() == {RuleMatch("s/mail", GuardAction.REWRITE): 2}
 
 
 @given(_PLACES)
@@ -101,7 +101,7 @@ def test_rules_in_shadow_are_counted_and_do_nothing() -> None:
     shown, guard = _shown(_plan(MAIL, shadow=(WORD,)), [AnswerDelta("falcon: a@b.de")])
     assert shown.content == "falcon: [mail]"
     rewrites, counts = GuardAction.REWRITE, GuardAction.COUNT
-    assert guard.findings() == {Finding("s/mail", rewrites): 1, Finding("s@2/word", counts): 1}
+    assert guard.findings() == {RuleMatch("s/mail", rewrites): 1, RuleMatch("s@2/word", counts): 1}
 
 
 def test_marks_leave_the_text_and_are_told() -> None:
@@ -127,7 +127,7 @@ def test_annotations_are_told_to_those_who_ask() -> None:
 
 
 def test_ids_of_rules_are_bounded_and_counted_rules_are_told_to_nobody() -> None:
-    found = Findings({Finding(f"s/r{it:02}", GuardAction.COUNT): 1 for it in range(40)})
+    found = Findings({RuleMatch(f"s/r{it:02}", GuardAction.COUNT): 1 for it in range(40)})
     assert rule_ids(found).split() == [f"s/r{it:02}" for it in range(16)]
     assert annotations(found) == {"custom_blocklists": {"filtered": False, "details": []}}
 
