@@ -100,6 +100,23 @@ class CellBook:
         self._runs_below_of = 0
         self._runs_below_until = float("-inf")
 
+    def aside(self) -> "CellBook":
+        """Return a cell with the same books, that learns and promises for itself alone.
+
+        By hand: a compiled class has neither `copy` nor names of slots.
+        """
+        aside = CellBook(self.cell_id, self.config, self.epoch)
+        aside.is_owned, aside.queue, aside.fleet = self.is_owned, self.queue, self.fleet
+        aside.forecast, aside.answers = self.forecast.aside(), self.answers
+        aside.work, aside.adapter_waiters = self.work, self.adapter_waiters
+        aside.uncached_mean, aside.told = self.uncached_mean, self.told
+        aside.is_dirty, aside._claims = self.is_dirty, self._claims
+        aside._preempt_at, aside._priced = self._preempt_at, self._priced
+        aside._supply, aside._supply_until = self._supply, self._supply_until
+        aside._runs_below, aside._runs_below_of = self._runs_below, self._runs_below_of
+        aside._runs_below_until = self._runs_below_until
+        return aside
+
     # --- replicas ---------------------------------------------------------------------------
 
     def update(self, book: ReplicaBook) -> None:

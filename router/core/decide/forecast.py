@@ -125,6 +125,12 @@ class Accuracy:
     def __init__(self) -> None:
         self._actual_s = self._predicted_s = _PRIOR_S
 
+    def aside(self) -> "Accuracy":
+        """Return a copy that learns for itself."""
+        aside = Accuracy()
+        aside._predicted_s, aside._actual_s = self._predicted_s, self._actual_s
+        return aside
+
     def observe(self, predicted_s: float, actual_s: float) -> None:
         """Learn from one request; `predicted_s` as it was before the correction."""
         self._predicted_s += _SMOOTHING * (predicted_s - self._predicted_s)
@@ -146,6 +152,12 @@ class Arrivals:
     def __init__(self) -> None:
         self._since: float | None = None  # when the first one came
         self._tiers: dict[int, tuple[float, float, float]] = {}  # requests, tokens, when
+
+    def aside(self) -> "Arrivals":
+        """Return a copy that counts for itself."""
+        aside = Arrivals()
+        aside._since, aside._tiers = self._since, dict(self._tiers)
+        return aside
 
     def add(self, priority: int, tokens: int, now: float) -> None:
         """Note a request that was let in."""
@@ -180,6 +192,12 @@ class Promises:
 
     def __init__(self) -> None:
         self._until: dict[int, float] = {}  # by tier: what was promised is served until then
+
+    def aside(self) -> "Promises":
+        """Return a copy that promises for itself."""
+        aside = Promises()
+        aside._until = dict(self._until)
+        return aside
 
     def retry_after_s(self, priority: int, wait_s: float, service_s: float, now: float) -> float:
         """Return the time after which one more request fits, behind those that were refused before.
@@ -248,6 +266,15 @@ class FirstTokenForecast:
         self.promises = Promises()
         self._top = 0
         self._top_until = float("-inf")
+
+    def aside(self) -> "FirstTokenForecast":
+        """Return a copy that learns and promises for itself."""
+        aside = FirstTokenForecast()
+        aside._accuracies = tuple(it.aside() for it in self._accuracies)
+        aside.arrivals = self.arrivals.aside()
+        aside.promises = self.promises.aside()
+        aside._top, aside._top_until = self._top, self._top_until
+        return aside
 
     def accuracy(self, uncached_tokens: int, mean: float) -> Accuracy:
         """Return what is known about predictions for prompts of a size.

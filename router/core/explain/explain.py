@@ -5,7 +5,6 @@ question does so on a copy.
 """
 
 from collections.abc import Sequence
-from copy import copy, deepcopy
 from typing import Protocol
 
 from router.core.cell import CellBook
@@ -190,7 +189,7 @@ def _new(core: ExplainedCore, request: Request, now: float) -> wire.Explanation:
     request.arrived_at = now
     request.deadline_at = now + request.longest_wait_s(core.config.deadline_default_s)
     found = core.cells.get(request.cell_id)
-    cell = None if found is None else _aside(found)
+    cell = None if found is None else found.aside()
     pressure = None if cell is None else cell.price(request)
     rejection = admission.rejection(
         request,
@@ -227,13 +226,6 @@ def _choice(
     if choice is not None and cell.fleet.open_prefillers:
         return core.handovers.refine(cell, request, choice, now)
     return choice if cell.fleet.opens_at(now) <= now else None
-
-
-def _aside(cell: CellBook) -> CellBook:
-    """Return a cell with the same books, that learns and promises for itself alone."""
-    aside = copy(cell)
-    aside.forecast = deepcopy(cell.forecast)
-    return aside
 
 
 def _predict(

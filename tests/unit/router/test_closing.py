@@ -12,6 +12,7 @@ from router.closing import (
     Closings,
     closed,
 )
+from router.core.types.account import ServiceAccount, TierTotals
 from router.core.types.batch import GatewayBatch
 from router.core.types.request import ConnectedGateway, Dispatch, Request
 from router.counting import HOUR_MS, OTHER, TokenCounts
@@ -43,13 +44,11 @@ def ended(handle: int, tokens: int, kind: wire.OutcomeKind = FINISH) -> GatewayB
 def running(handle: int, emitted: int, output: list[int] | None = None) -> Request:
     request = Request(handle=handle, cell_id="c", prompt_tokens=7)
     request.output = output
-    request.dispatch = Dispatch(request, _Tenant(), "r", sequence=handle, now=0.0)  # type: ignore[arg-type]
+    request.dispatch = Dispatch(
+        request, ServiceAccount(TierTotals()), "r", sequence=handle, now=0.0
+    )
     request.dispatch.emitted = emitted
     return request
-
-
-class _Tenant:
-    weight = 1
 
 
 def told(closings: Closings) -> dict[str, RequestEvent]:

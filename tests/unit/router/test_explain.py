@@ -1,12 +1,13 @@
 """Explanations: what placement saw, in its order, with a reason; asking changes nothing."""
 
 import pickle
-from copy import deepcopy
+from inspect import isdatadescriptor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.core.cell import CellBook
 from router.core.explain.explain import explain
 from router.core.handovers import FEATURE
 from router.core.types.plan import EngineLimits, ReplicaPlan, ReplicaRole
@@ -280,19 +281,15 @@ def books(world) -> bytes:
     values = [
         (cell.uncached_mean, cell.answers.mean, cell.queue.requests, cell.queue.tokens),
         [entry.correction() for entry in cell.forecast._accuracies],
-        deepcopy(vars_of(cell.forecast.promises)),
+        dict(cell.forecast.promises._until),
         (world.core.dispatcher.sequences, world.core.live_requests, len(cell.fleet.index)),
         [
             (book.replica_id, book.kv_booked, len(book.dispatches))
             for book in cell.fleet.replicas.values()
         ],
-        (world.core.next_tick_at(world.now), vars(world.core.lifecycle)["_orders"]),
+        (world.core.next_tick_at(world.now), world.core.lifecycle._orders),
     ]
     return pickle.dumps(values)
-
-
-def vars_of(thing) -> dict:
-    return {name: getattr(thing, name) for name in thing.__slots__}
 
 
 @st.composite
@@ -344,3 +341,11 @@ def test_an_explanation_says_what_then_happens_and_changes_nothing(worlds, comin
         assert "kept for others" not in explanation.reason
     else:
         assert not dispatches
+
+
+def test_a_cell_aside_has_the_same_books_and_a_forecast_of_its_own(bench):
+    cell = bench(replicas=1).core.cells[CELL]
+    aside = cell.aside()
+    names = {name for name, it in vars(CellBook).items() if isdatadescriptor(it)}
+    assert len(names) > 15
+    assert [it for it in names if getattr(aside, it) != getattr(cell, it)] == ["forecast"]

@@ -167,3 +167,24 @@ def test_the_highest_tier_of_late_is_the_top():
     assert not forecast.is_top(1)
     forecast.seen(1, 100.0)
     assert forecast.is_top(1)
+
+
+def test_a_forecast_aside_knows_the_same_and_learns_for_itself():
+    forecast = FirstTokenForecast()
+    forecast.accuracy(10, 1.0).observe(1.0, 2.0)
+    forecast.arrivals.add(1, 100, 0.0)
+    forecast.promises.retry_after_s(1, 1.0, 1.0, 0.0)
+    forecast.seen(2, 0.0)
+
+    def known() -> tuple[object, ...]:
+        return forecast.accuracy(10, 1.0).correction(), forecast.arrivals.above(0, 1.0)
+
+    aside, before = forecast.aside(), known()
+    assert aside.accuracy(10, 1.0).correction() == before[0]
+    assert aside.arrivals.above(0, 1.0) == before[1]
+    assert not aside.is_top(1)
+    aside.accuracy(10, 1.0).observe(1.0, 50.0)
+    aside.arrivals.add(1, 100, 0.5)
+    late_s = aside.promises.retry_after_s(1, 1.0, 1.0, 0.0)
+    assert known() == before
+    assert forecast.promises.retry_after_s(1, 1.0, 1.0, 0.0) == late_s

@@ -2,7 +2,6 @@
 
 import asyncio
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +9,7 @@ from router import outgoing
 from router import wire as convert
 from router.closing import Accounts
 from router.core.router import RouterCore
+from router.core.types.account import ServiceAccount, TierTotals
 from router.core.types.batch import GatewayBatch
 from router.core.types.config import CoreConfig
 from router.core.types.plan import EngineLimits, ReplicaPlan
@@ -226,7 +226,7 @@ async def test_a_preempted_request_goes_on_behind_what_it_has_emitted():
     request = convert.request(submit)
     assert request.output == []
     request.output += [70, 80_000]
-    dispatch = Dispatch(request, SimpleNamespace(weight=1), "replica", sequence=3, now=0.0)
+    dispatch = Dispatch(request, ServiceAccount(TierTotals()), "replica", sequence=3, now=0.0)
     dispatch.output_max = 38
     [sequence] = convert.submit_message(1, [dispatch]).sequences
     assert list(sequence.prompt) == [1, 2, 3, 300_000, 70, 80_000]
@@ -266,7 +266,7 @@ async def test_hashes_that_cannot_be_the_prompts_are_the_gateways_error(blocks: 
 
 async def test_a_resumed_attachment_keeps_cancels_and_drops_submits():
     request = convert.request(wire.Submit(handle=5, prompt=[1], output_tokens_max=4))
-    dispatch = Dispatch(request, SimpleNamespace(weight=1), "replica", sequence=3, now=0.0)
+    dispatch = Dispatch(request, ServiceAccount(TierTotals()), "replica", sequence=3, now=0.0)
     outbox = HostOutbox(7)
     outbox.dispatch([dispatch])
     outbox.cancel([11])

@@ -1,11 +1,12 @@
 """Carrying blocks between hosts: in order, in slices, and never longer than allowed."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
+from router.core.types.account import ServiceAccount, TierTotals
 from router.core.types.actions import Transfer
+from router.core.types.request import Dispatch, Request
 from router.fleet import Target
 from router.transfers import Transfers
 from sluice.errors import ErrorCode, FailedError
@@ -72,8 +73,10 @@ class Stream:
 
 def transfer(blocks: int, *, first=0, deadline_s=5.0) -> Transfer:
     hashes = b"".join(bytes([number]) * HASH_BYTES for number in range(1, first + blocks + 1))
-    request = SimpleNamespace(payload=wire.Submit(block_hashes=hashes))
-    dispatch = SimpleNamespace(sequence=7, replica_id="target", request=request)
+    request = Request(handle=1, cell_id="cell", prompt_tokens=7)
+    request.payload = wire.Submit(block_hashes=hashes)
+    account = ServiceAccount(TierTotals())
+    dispatch = Dispatch(request, account, "target", sequence=7, now=0.0)
     return Transfer(
         dispatch=dispatch, source="source", first=first, blocks=blocks, deadline_s=deadline_s
     )
