@@ -5,6 +5,7 @@ and is what imports find first. Nothing is made in the checkout, where it would 
 source.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 COMPILED = Path("router", "core")
 _MADE = "made"
 _SOURCES = ("router", "sluice", "pyproject.toml")
-# -O1: a third of the compiler's time, and 0.41-0.53 of the plain build's all the same.
+# -O1: a third of the compiler's time, and 0.41-0.53 of the plain build's all the same. mypyc's own
+# variable chooses another level: a test of what is decided needs no speed.
+_LEVEL, _USUAL_LEVEL = "MYPYC_OPT_LEVEL", "1"
 _SETUP = """
 import sys
 from mypyc.build import mypycify
@@ -25,7 +28,8 @@ from setuptools import setup
 
 files = sys.argv[2:]
 sys.argv[2:] = ["--build-lib", "%s"]
-modules = mypycify(["--config-file", "pyproject.toml", *files], opt_level="1", debug_level="0")
+level = "%s"
+modules = mypycify(["--config-file", "pyproject.toml", *files], opt_level=level, debug_level="0")
 setup(name="compiled", packages=[], py_modules=[], ext_modules=modules)
 """
 
@@ -61,7 +65,9 @@ def compiled(root: Path, folder: Path) -> list[Path]:
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, folder / name)
-    (folder / "setup_compiled.py").write_text(_SETUP % _MADE)
+    (folder / "setup_compiled.py").write_text(
+        _SETUP % (_MADE, os.environ.get(_LEVEL, _USUAL_LEVEL))
+    )
     files = sorted(
         str(path.relative_to(folder))
         for path in (folder / COMPILED).rglob("*.py")

@@ -27,6 +27,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from sluice import process, shared_secret
+from tests.order import longest_first
 from tests.ports import free_port
 from tests.rings import ALL, EXAMPLES_OF_ONE, ONE, RINGS, examples_of_one, is_of
 from tests.stacks import FIXTURES, group_of, misplaced
@@ -122,16 +123,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put tests of a stack where the first of any stack's stands."""
+    """Put tests of a stack together, and what takes longest first."""
     if config.getoption("ring") == ONE:
         _look_at_fewer(items)
-    of_stacks = [item for item in items if group_of(item.nodeid) in FIXTURES]
-    if not of_stacks:
-        return
+    of_stacks = (item for item in items if group_of(item.nodeid) in FIXTURES)
     for item in of_stacks:
         if problem := misplaced(item.nodeid, getattr(item, "fixturenames", ())):
             raise pytest.UsageError(problem)
-    first = items.index(of_stacks[0])
-    others = [item for item in items if group_of(item.nodeid) not in FIXTURES]
-    of_stacks.sort(key=lambda item: FIXTURES.index(group_of(item.nodeid)))
-    items[:] = [*others[:first], *of_stacks, *others[first:]]
+    items[:] = [items[place] for place in longest_first([item.nodeid for item in items])]

@@ -7,8 +7,6 @@ anything: it runs once, and only while its tests do.
 from collections.abc import Iterable
 
 REAL, PAIR, SIM, SECURE = "real_stack", "pair", "stack", "secure_stack"
-# By fixture, in the order in which they run. `real_stack` has the longest tests, so it starts
-# first; what follows `stack` on its worker is another package, which ends the stack.
 FIXTURES = (REAL, PAIR, SIM, SECURE)
 _FILES = {
     "tests/e2e/test_console.py": SIM,

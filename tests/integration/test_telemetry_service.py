@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from confluent_kafka import Producer
 
+from cli.stack.broker import broker_spec
 from control_plane.rollouts.feed import open_feed
 from control_plane.telemetry_client import FeedDownError
 from sluice.buckets import bucket_of
@@ -21,6 +22,7 @@ from sluice.event_proof import proof
 from sluice.events import REQUESTS_TOPIC, TEXTS_TOPIC, EventProducer
 from sluice.process import free_port
 from sluice.wire.telemetry.v1.telemetry_pb2 import ARM_CANARY, ARM_CONTROL, RequestEvent
+from tests.integration.conftest import RestartableServer, child_environment
 from tests.integration.telemetry_process import ADMIN_KEY, WAIT_S, Telemetry, running, until
 
 pytestmark = pytest.mark.real
@@ -68,21 +70,39 @@ async def flush(producer: EventProducer) -> None:
     assert await asyncio.to_thread(producer.flush, WAIT_S)
 
 
-async def test_an_event_becomes_a_row_and_an_answer(
-    telemetry: Telemetry, producer: EventProducer
-) -> None:
-    await until(telemetry.is_ready)
-    producer.emit(event(1, prompt_tokens=12, session_hash=2**64 - 1, outcome="stop", status=200))
-    producer.emit(event(2, tenant_id="ten_b", is_stream=True))
-    await flush(producer)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def asked(
+    tmp_path_factory: pytest.TempPathFactory, shared_tracestore: Any
+) -> AsyncIterator[Telemetry]:
+    """The service with three requests: for tests that only ask, and so share it."""
+    home = tmp_path_factory.mktemp("asked")
+    port = free_port()
+    broker = RestartableServer(broker_spec(port, home / "broker.log", child_environment()), port)
+    await broker.start()
+    producer = EventProducer(broker.address, REQUESTS_TOPIC, spool_directory=home / "spool")
+    try:
+        async with running(home, broker, shared_tracestore) as service:
+            answered = {"model": "m-1", "outcome": "stop", "status": 200}
+            producer.emit(event(1, prompt_tokens=12, session_hash=2**64 - 1, **answered))
+            producer.emit(event(2, tenant_id="ten_b", key_id="key_b", status=429, is_stream=True))
+            producer.emit(event(3, status=200))
+            await flush(producer)
 
-    async def written() -> bool:
-        return await telemetry.metric("telemetry_events_written_total") >= 2
+            async def written() -> bool:
+                return await service.metric("telemetry_events_written_total") >= 3
 
-    await until(written)
-    newest = (await telemetry.http.get("/v1/requests", params={"limit": 1})).json()["data"]
-    assert [row["request_id"] for row in newest] == ["req_2"]
-    rows = (await telemetry.http.get("/v1/requests", params={"tenant": "ten_a"})).json()["data"]
+            await until(written)
+            yield service
+    finally:
+        producer.close(0.1)
+        await broker.stop()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_event_becomes_a_row_and_an_answer(asked: Telemetry) -> None:
+    newest = (await asked.http.get("/v1/requests", params={"limit": 1})).json()["data"]
+    assert [row["request_id"] for row in newest] == ["req_3"]
+    rows = (await asked.http.get("/v1/requests", params={"model": "m-1"})).json()["data"]
     assert len(rows) == 1
     assert rows[0]["received_at"] == "2026-09-21T14:13:20.001+00:00"
     assert rows[0]["session_hash"] == "f" * 16
@@ -101,38 +121,33 @@ async def test_an_event_becomes_a_row_and_an_answer(
         ({"tenant": "ten_a", "status": "200"}, ["req_3", "req_1"]),
     ],
 )
+@pytest.mark.asyncio(loop_scope="module")
 async def test_requests_are_found_by_what_they_were(
-    telemetry: Telemetry, producer: EventProducer, query: dict[str, str], found: list[str]
+    asked: Telemetry, query: dict[str, str], found: list[str]
 ) -> None:
-    await until(telemetry.is_ready)
-    producer.emit(event(1, model="m-1", status=200))
-    producer.emit(event(2, tenant_id="ten_b", key_id="key_b", status=429))
-    producer.emit(event(3, status=200))
-    await flush(producer)
-
-    async def written() -> bool:
-        return await telemetry.metric("telemetry_events_written_total") >= 3
-
-    await until(written)
-    rows = (await telemetry.http.get("/v1/requests", params=query)).json()["data"]
+    rows = (await asked.http.get("/v1/requests", params=query)).json()["data"]
     assert [row["request_id"] for row in rows] == found
-    for wrong in ({"status": "6xx"}, {"status": "20"}, {"since": "yesterday"}):
-        assert (await telemetry.http.get("/v1/requests", params=wrong)).status_code == 400
 
 
-async def test_only_the_admin_key_opens_and_mistakes_are_named(telemetry: Telemetry) -> None:
-    await until(telemetry.is_ready)
+@pytest.mark.parametrize("wrong", [{"status": "6xx"}, {"status": "20"}, {"since": "yesterday"}])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_question_that_makes_no_sense_is_refused(
+    asked: Telemetry, wrong: dict[str, str]
+) -> None:
+    assert (await asked.http.get("/v1/requests", params=wrong)).status_code == 400
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_only_the_admin_key_opens_and_mistakes_are_named(asked: Telemetry) -> None:
     for header in ("", "Bearer wrong", f"Basic {ADMIN_KEY}", "Bearer é"):
-        answer = await telemetry.http.get(
-            "/v1/requests", headers={"Authorization": header.encode()}
-        )
+        answer = await asked.http.get("/v1/requests", headers={"Authorization": header.encode()})
         assert answer.status_code == 401
         assert answer.json()["code"] == "invalid_api_key"
     for limit in ("0", "-1", "1001", "x", "9" * 30):
-        answer = await telemetry.http.get("/v1/requests", params={"limit": limit})
+        answer = await asked.http.get("/v1/requests", params={"limit": limit})
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
     hostile = {"tenant": "x' OR 1=1 --"}
-    assert (await telemetry.http.get("/v1/requests", params=hostile)).json() == {"data": []}
+    assert (await asked.http.get("/v1/requests", params=hostile)).json() == {"data": []}
 
 
 async def test_duplicates_are_one_row(telemetry: Telemetry, producer: EventProducer) -> None:
