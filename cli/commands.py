@@ -71,6 +71,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "version_command:version",
         "Print the version, and which build of the router's core is installed.",
     ),
+    "tools": CommandEntry("tool_commands:tools", "Tools that the gateway runs for models."),
     "tenants": CommandEntry("tenant_commands:tenants", "Who may use the platform."),
     "keys": CommandEntry("key_commands:keys", "API keys of a tenant."),
     "tiers": CommandEntry("tier_commands:tiers", "Priority classes and their limits."),

@@ -34,6 +34,13 @@ Release = Annotated[str, typer.Argument(help="Name of one of its releases.")]
 Disabled = Annotated[
     bool | None, typer.Option("--disable/--enable", help="Refuse, or take again, all its keys.")
 ]
+ServerUrls = Annotated[
+    bool | None,
+    typer.Option(
+        "--server-urls/--no-server-urls",
+        help="Requests may name MCP servers by address, or registered ones only.",
+    ),
+]
 
 
 tenants.add_typer(budget_commands.budget, name="budget", epilog=WHERE)
@@ -84,10 +91,17 @@ def update_tenant(
     limits: Limits,
     fallback: Fallback = None,
     is_disabled: Disabled = None,
+    server_urls: ServerUrls = None,
     as_json: AsJson = False,
 ) -> None:
     """Change what is given of a tenant."""
-    changes = given(tier_id=tier, name=name, weight=weight, is_disabled=is_disabled)
+    changes = given(
+        tier_id=tier,
+        name=name,
+        weight=weight,
+        is_disabled=is_disabled,
+        allows_server_urls=server_urls,
+    )
     fallbacks = _fallbacks(fallback or [])
     _put(tenant, changes, limits, fallbacks, as_json=as_json)
 

@@ -75,6 +75,7 @@ from control_plane.settings import Settings
 from control_plane.tenants import routes as tenants
 from control_plane.texts.routes import TextRoutes
 from control_plane.texts.store import NO_TEXTS, TextStore, open_store
+from control_plane.tools.routes import SERVER_TOOLS
 from control_plane.watch.feed import Feed
 from control_plane.watch.service import WatchService
 from sluice import channels
@@ -221,6 +222,7 @@ def admin_routes(
         *BudgetRoutes(database, budget_interval_s).routes(),
         *TextRoutes(database, texts).routes(),
         *ResourceRoutes(database, GUARD_SETS).routes(),
+        *ResourceRoutes(database, SERVER_TOOLS).routes(),
         *tenants.routes(database),
         *models.routes(database),
         *FleetRoutes(database).routes(),

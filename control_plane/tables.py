@@ -22,6 +22,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    UniqueConstraint,
     func,
     text,
 )
@@ -107,6 +108,7 @@ tenants = Table(
     object_column("limits"),
     object_column("fallbacks"),
     object_column("pins"),
+    flag_column("allows_server_urls"),
 )
 
 api_keys = Table(
@@ -286,6 +288,36 @@ guard_sets = Table(
     count_column("active_version"),
     Column("active_rules", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
     flag_column("is_withheld_free"),
+)
+
+# Tools that gateways call for a tenant's models; secret headers are sealed.
+server_tools = Table(
+    "server_tools",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column(
+        "owner_tenant_id",
+        Text,
+        ForeignKey("tenants.id", ondelete="CASCADE"),
+        nullable=False,
+        index=True,
+    ),
+    Column("kind", Text, CheckConstraint("kind IN ('http', 'mcp')", name="kind"), nullable=False),
+    Column("name", Text, nullable=False),
+    words_column("description"),
+    words_column("parameters"),
+    Column("url", Text, nullable=False),
+    words_column("method"),
+    count_column("timeout_ms"),
+    count_column("result_bytes_max"),
+    object_column("secret_headers"),
+    flag_column("is_idempotent"),
+    words_column("approval"),
+    list_column("allowed_tools"),
+    list_column("models"),
+    list_column("keys"),
+    count_column("price_micros"),
+    UniqueConstraint("owner_tenant_id", "name"),
 )
 
 # `target` is what readers are told; the columns behind it keep what it names from going away.

@@ -9,6 +9,7 @@ from itertools import count
 from typing import NamedTuple
 
 from gateway.names import Names, PublicModel, matches
+from gateway.owned_objects import OwnedObjects
 from gateway.rollouts.decision import PINNED, ReleaseDecision
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.hashing import cache_root
@@ -38,6 +39,7 @@ class Principal:
     Attributes:
         text_policy: None: nothing of what it says is kept.
         guard_sets: Its tenant's rules on texts, by their ids.
+        server_tools: Its tenant's tools that run here, by their ids.
         number: Of two, the larger one's is the answer of the later state.
     """
 
@@ -46,6 +48,7 @@ class Principal:
     tier: wire.Tier
     text_policy: wire.TextPolicy | None = None
     guard_sets: Sequence[wire.GuardSet] = ()
+    server_tools: Sequence[wire.ServerTool] = ()
     number: int = field(default_factory=_NUMBERS.__next__, init=False, repr=False)
     # Of `dispatch.event_head`, with the model that each is of.
     event_heads: dict[tuple[object, ...], tuple[bytes, wire.Model]] = field(
@@ -149,7 +152,8 @@ class Directory:
         self._hashes: dict[str, bytes] = {}  # key id -> SHA-256 of the secret
         self._principals: dict[bytes, Principal] = {}  # by SHA-256 of the secret
         self._resolved: dict[tuple[Principal, str], ResolvedModel] = {}
-        self._guard_sets: dict[str, list[wire.GuardSet]] | None = None  # by tenant
+        self._guard_sets = OwnedObjects(lambda: state.guard_sets)
+        self._server_tools = OwnedObjects(lambda: state.server_tools)
         self._cells: dict[str, tuple[wire.Cell, ...]] = {}
         self._prepared: tuple[dict[bytes, str], dict[str, bytes]] | None = None
         self._reindex()
@@ -363,17 +367,16 @@ class Directory:
         tier = self._state.tiers.get(tenant.tier_id, _NO_TIER)
         policy = self._state.text_policies.get(tenant.id)
         keeps = policy is not None and policy.is_on and policy.share > 0
-        guard_sets = self._guard_sets_of(tenant.id)
-        principal = Principal(key, tenant, tier, policy if keeps else None, guard_sets)
+        principal = Principal(
+            key,
+            tenant,
+            tier,
+            policy if keeps else None,
+            self._guard_sets.of(tenant.id),
+            self._server_tools.of(tenant.id),
+        )
         self._principals[digest] = principal
         return principal
-
-    def _guard_sets_of(self, tenant_id: str) -> Sequence[wire.GuardSet]:
-        if self._guard_sets is None:
-            self._guard_sets = {}
-            for _, it in sorted(self._state.guard_sets.items()):
-                self._guard_sets.setdefault(it.owner_tenant_id, []).append(it)
-        return self._guard_sets.get(tenant_id, ())
 
     def _find(self, principal: Principal, name: str) -> _Found | None:
         model = self._names.find(name, principal.tenant.id)
@@ -460,7 +463,8 @@ class Directory:
     def _forget_answers(self) -> None:
         self._principals.clear()
         self._resolved.clear()
-        self._guard_sets = None
+        self._guard_sets.forget()
+        self._server_tools.forget()
 
     def _learn_key(self, key: wire.ApiKey) -> None:
         self._key_ids[key.secret_sha256] = key.id

@@ -1,9 +1,21 @@
-"""Addresses of servers, as settings and services tell them: `host:port`. Pure."""
+"""Addresses of servers: `host:port` as settings tell them, and which are the internet's. Pure."""
 
+import ipaddress
 import re
 
 _FORM = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9a-fA-F:.%]{2,60}\]):([0-9]{1,5})")
 _PORT_MAX = 65_535
+# All that the internet routes to single hosts lies in here; what carries IPv4 addresses does not,
+# but for 6to4.
+_UNICAST = ipaddress.ip_network("2000::/3")
+# Not for hosts, whatever this version of Python says of them: 6to4 and its relays, protocols,
+# documentation.
+_SPECIAL = tuple(
+    map(
+        ipaddress.ip_network,
+        ("2002::/16", "2001::/23", "3fff::/20", "192.0.0.0/24", "192.88.99.0/24"),
+    )
+)
 
 
 def is_address(text: str) -> bool:
@@ -16,3 +28,19 @@ def host_and_port(address: str) -> tuple[str, int]:
     """Return the parts of an address; the host without brackets, as sockets want it."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def is_public(address: str) -> bool:
+    """Return whether an address is one of the public internet."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return is_public(str(found.ipv4_mapped))
+        if found not in _UNICAST:
+            return False
+    if any(found in network for network in _SPECIAL):
+        return False
+    return found.is_global and not found.is_multicast

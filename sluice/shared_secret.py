@@ -96,6 +96,10 @@ class SharedSecret:
         matches = [hmac.compare_digest(_mac(empty, data), given) for empty in macs]
         return any(matches)
 
+    def sealing_keys(self, purpose: str) -> tuple[bytes, ...]:
+        """Return each secret's key for sealing, 32 bytes; the first one seals, all of them open."""
+        return tuple(_digest(key, b"seal", purpose.encode()) for key in self._keys)
+
     def _empty_macs(self, purpose: str) -> tuple[hashlib.blake2b, ...]:
         """Return a keyed BLAKE2b of each secret, begun for one purpose."""
         name = purpose.encode()

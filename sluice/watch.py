@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 KINDS = (
     *("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas"),
     *("aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets"),
+    "server_tools",
 )
 
 # First word of a snapshot file; then the SHA-256 of what follows the line, and the kinds in it.
@@ -84,6 +85,7 @@ class ControlState:
         self.budget_stops: dict[str, wire.BudgetStops] = {}
         self.text_policies: dict[str, wire.TextPolicy] = {}
         self.guard_sets: dict[str, wire.GuardSet] = {}
+        self.server_tools: dict[str, wire.ServerTool] = {}
 
     def of_kind(self, kind: str) -> dict[str, Message]:
         """Return the objects of one of `KINDS`."""

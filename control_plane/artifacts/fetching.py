@@ -18,7 +18,8 @@ from obstore.exceptions import BaseError
 
 from control_plane.artifacts import adapter_check, adapter_config, base_check
 from control_plane.artifacts.model import Kind
-from control_plane.artifacts.sources import ImportSource, is_public
+from control_plane.artifacts.sources import ImportSource
+from sluice.addresses import is_public
 from sluice.base_files import TEXT_FILES
 from sluice.chunk_store import Backend, open_bucket
 from sluice.manifests import CHUNK_BYTES, FILES_MAX

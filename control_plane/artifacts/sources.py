@@ -5,24 +5,12 @@ the directory, the bucket or the host; and a host's addresses must be public one
 allowed with its port, which says that a private one is meant.
 """
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import SplitResult, unquote, urlsplit
 
 _URI_CHARACTERS_MAX = 2048
 _PORTS = {"http": 80, "https": 443}
-# All that the internet routes to single hosts lies in here; what carries IPv4 addresses does not,
-# but for 6to4.
-_UNICAST = ipaddress.ip_network("2000::/3")
-# Not for hosts, whatever this version of Python says of them: 6to4 and its relays, protocols,
-# documentation.
-_SPECIAL = tuple(
-    map(
-        ipaddress.ip_network,
-        ("2002::/16", "2001::/23", "3fff::/20", "192.0.0.0/24", "192.88.99.0/24"),
-    )
-)
 
 
 class ImportSourceError(ValueError):
@@ -80,22 +68,6 @@ def parse_source(uri: str, allowed: Allowed) -> ImportSource:
         "file:///directory, s3://bucket/prefix or https://host/directory is expected, or an"
         " adapter's .safetensors in one"
     )
-
-
-def is_public(address: str) -> bool:
-    """Return whether an address is one of the public internet."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return is_public(str(found.ipv4_mapped))
-        if found not in _UNICAST:
-            return False
-    if any(found in network for network in _SPECIAL):
-        return False
-    return found.is_global and not found.is_multicast
 
 
 def _split(uri: str) -> SplitResult | None:

@@ -114,6 +114,7 @@ class TenantBody(AdminBody):
     `limits` replace the tier's where they are not 0. `fallbacks` name the model that answers while
     another is saturated or down; `*` stands for any other. `pins` name, by model, the release that
     the tenant gets, whatever the model stands for and whatever is rolled out.
+    `allows_server_urls`: requests may name MCP servers by address, besides registered ones.
     """
 
     name: Text = ""
@@ -123,6 +124,7 @@ class TenantBody(AdminBody):
     limits: Annotated[LimitsBody, Field(default_factory=LimitsBody)]
     fallbacks: Fallbacks
     pins: Pins
+    allows_server_urls: bool = False
 
 
 class KeyBody(_MeteredLimits):

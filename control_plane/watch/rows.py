@@ -60,6 +60,7 @@ KINDS = {
         ObjectKind("budget_stops", tables.budget_stops, wire.BudgetStops),
         ObjectKind("text_policies", tables.text_policies, wire.TextPolicy),
         ObjectKind("guard_sets", tables.guard_sets, wire.GuardSet),
+        ObjectKind("server_tools", tables.server_tools, wire.ServerTool),
     )
 }
 

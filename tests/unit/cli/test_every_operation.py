@@ -46,7 +46,7 @@ scaling budget --accelerators 8
 tenants list
 tenants show t
 tenants create t --tier standard
-tenants update t --rpm 5
+tenants update t --rpm 5 --server-urls
 tenants delete t
 tenants pin t m 1
 tenants unpin t m
@@ -60,6 +60,10 @@ tenants guard stop g
 tenants guard show
 tenants guard show --json
 tenants guard remove g
+tools set x --tenant t --url https://x.example.com --parameters {plan} --secret-header A=PATH
+tools list
+tools show x
+tools remove x
 tenants texts set t --on --percent 5 --days 3 --redact email --word falcon
 tenants texts show
 tenants texts remove t

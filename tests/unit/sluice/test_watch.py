@@ -30,6 +30,7 @@ _CLASSES = {
     "budget_stops": wire.BudgetStops,
     "text_policies": wire.TextPolicy,
     "guard_sets": wire.GuardSet,
+    "server_tools": wire.ServerTool,
 }
 _FIELDS = {
     "tiers": "rpm",
@@ -46,6 +47,7 @@ _FIELDS = {
     "budget_stops": "stops",
     "text_policies": "share",
     "guard_sets": "version",
+    "server_tools": "timeout_ms",
 }
 # A change: (kind, id, new value or None to remove).
 _CHANGE = st.tuples(st.sampled_from(KINDS), _IDS, st.none() | st.integers(0, 5))

@@ -186,7 +186,7 @@ class WatchResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., upserts: _Optional[_Union[Objects, _Mapping]] = ..., removals: _Optional[_Union[Removals, _Mapping]] = ..., is_heartbeat: _Optional[bool] = ..., is_part: _Optional[bool] = ...) -> None: ...
 
 class Objects(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,7 @@ class Objects(_message.Message):
     BUDGET_STOPS_FIELD_NUMBER: _ClassVar[int]
     TEXT_POLICIES_FIELD_NUMBER: _ClassVar[int]
     GUARD_SETS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_TOOLS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedCompositeFieldContainer[Tier]
     tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
     keys: _containers.RepeatedCompositeFieldContainer[ApiKey]
@@ -215,10 +216,11 @@ class Objects(_message.Message):
     budget_stops: _containers.RepeatedCompositeFieldContainer[BudgetStops]
     text_policies: _containers.RepeatedCompositeFieldContainer[TextPolicy]
     guard_sets: _containers.RepeatedCompositeFieldContainer[GuardSet]
-    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ..., budget_stops: _Optional[_Iterable[_Union[BudgetStops, _Mapping]]] = ..., text_policies: _Optional[_Iterable[_Union[TextPolicy, _Mapping]]] = ..., guard_sets: _Optional[_Iterable[_Union[GuardSet, _Mapping]]] = ...) -> None: ...
+    server_tools: _containers.RepeatedCompositeFieldContainer[ServerTool]
+    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ..., budget_stops: _Optional[_Iterable[_Union[BudgetStops, _Mapping]]] = ..., text_policies: _Optional[_Iterable[_Union[TextPolicy, _Mapping]]] = ..., guard_sets: _Optional[_Iterable[_Union[GuardSet, _Mapping]]] = ..., server_tools: _Optional[_Iterable[_Union[ServerTool, _Mapping]]] = ...) -> None: ...
 
 class Removals(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +235,7 @@ class Removals(_message.Message):
     BUDGET_STOPS_FIELD_NUMBER: _ClassVar[int]
     TEXT_POLICIES_FIELD_NUMBER: _ClassVar[int]
     GUARD_SETS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_TOOLS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedScalarFieldContainer[str]
     tenants: _containers.RepeatedScalarFieldContainer[str]
     keys: _containers.RepeatedScalarFieldContainer[str]
@@ -247,7 +250,8 @@ class Removals(_message.Message):
     budget_stops: _containers.RepeatedScalarFieldContainer[str]
     text_policies: _containers.RepeatedScalarFieldContainer[str]
     guard_sets: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ..., text_policies: _Optional[_Iterable[str]] = ..., guard_sets: _Optional[_Iterable[str]] = ...) -> None: ...
+    server_tools: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ..., text_policies: _Optional[_Iterable[str]] = ..., guard_sets: _Optional[_Iterable[str]] = ..., server_tools: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("rpm", "tpm", "requests_max", "context_tokens_max", "rpd")
@@ -297,7 +301,7 @@ class Tier(_message.Message):
     def __init__(self, id: _Optional[str] = ..., priority: _Optional[int] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., ttft_deadline_ms: _Optional[int] = ..., reserved_permille: _Optional[int] = ..., is_preemptible: _Optional[bool] = ..., requests_max: _Optional[int] = ..., model_limits: _Optional[_Mapping[str, Limits]] = ..., rpd: _Optional[int] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("id", "name", "tier_id", "cache_salt", "is_disabled", "weight", "limits", "fallbacks", "pins")
+    __slots__ = ("id", "name", "tier_id", "cache_salt", "is_disabled", "weight", "limits", "fallbacks", "pins", "allows_server_urls")
     class FallbacksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +325,7 @@ class Tenant(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     FALLBACKS_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWS_SERVER_URLS_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     tier_id: str
@@ -330,7 +335,8 @@ class Tenant(_message.Message):
     limits: Limits
     fallbacks: _containers.ScalarMap[str, str]
     pins: _containers.ScalarMap[str, str]
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., tier_id: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., is_disabled: _Optional[bool] = ..., weight: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., fallbacks: _Optional[_Mapping[str, str]] = ..., pins: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    allows_server_urls: bool
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., tier_id: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., is_disabled: _Optional[bool] = ..., weight: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., fallbacks: _Optional[_Mapping[str, str]] = ..., pins: _Optional[_Mapping[str, str]] = ..., allows_server_urls: _Optional[bool] = ...) -> None: ...
 
 class ApiKey(_message.Message):
     __slots__ = ("id", "tenant_id", "secret_sha256", "expires_at_unix_ms", "is_disabled", "rpm", "tpm", "requests_max", "scopes", "models", "rpd")
@@ -501,6 +507,51 @@ class GuardSet(_message.Message):
     active_rules: _containers.RepeatedCompositeFieldContainer[GuardRule]
     is_withheld_free: bool
     def __init__(self, id: _Optional[str] = ..., owner_tenant_id: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., version: _Optional[int] = ..., rules: _Optional[_Iterable[_Union[GuardRule, _Mapping]]] = ..., active_version: _Optional[int] = ..., active_rules: _Optional[_Iterable[_Union[GuardRule, _Mapping]]] = ..., is_withheld_free: _Optional[bool] = ...) -> None: ...
+
+class ServerTool(_message.Message):
+    __slots__ = ("id", "owner_tenant_id", "kind", "name", "description", "parameters", "url", "method", "timeout_ms", "result_bytes_max", "secret_headers", "is_idempotent", "approval", "allowed_tools", "models", "keys", "price_micros")
+    class SecretHeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    SECRET_HEADERS_FIELD_NUMBER: _ClassVar[int]
+    IS_IDEMPOTENT_FIELD_NUMBER: _ClassVar[int]
+    APPROVAL_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOOLS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    owner_tenant_id: str
+    kind: str
+    name: str
+    description: str
+    parameters: str
+    url: str
+    method: str
+    timeout_ms: int
+    result_bytes_max: int
+    secret_headers: _containers.ScalarMap[str, str]
+    is_idempotent: bool
+    approval: str
+    allowed_tools: _containers.RepeatedScalarFieldContainer[str]
+    models: _containers.RepeatedScalarFieldContainer[str]
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    price_micros: int
+    def __init__(self, id: _Optional[str] = ..., owner_tenant_id: _Optional[str] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[str] = ..., url: _Optional[str] = ..., method: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., result_bytes_max: _Optional[int] = ..., secret_headers: _Optional[_Mapping[str, str]] = ..., is_idempotent: _Optional[bool] = ..., approval: _Optional[str] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., price_micros: _Optional[int] = ...) -> None: ...
 
 class Alias(_message.Message):
     __slots__ = ("id", "owner_tenant_id", "target")

@@ -1,0 +1,33 @@
+"""Objects of the control plane by the tenant that owns them. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+
+class _Owned(Protocol):
+    @property
+    def owner_tenant_id(self) -> str: ...
+
+
+T = TypeVar("T", bound=_Owned)
+
+
+class OwnedObjects(Generic[T]):
+    """Objects of one kind, by owner; indexed when first asked for."""
+
+    def __init__(self, objects: Callable[[], Mapping[str, T]]) -> None:
+        """Follow the objects of a state; `objects` returns them by their ids."""
+        self._objects = objects
+        self._by_owner: dict[str, list[T]] | None = None
+
+    def of(self, tenant_id: str) -> Sequence[T]:
+        """Return the objects of a tenant, in the order of their ids."""
+        if self._by_owner is None:
+            self._by_owner = {}
+            for _, it in sorted(self._objects().items()):
+                self._by_owner.setdefault(it.owner_tenant_id, []).append(it)
+        return self._by_owner.get(tenant_id, ())
+
+    def forget(self) -> None:
+        """The objects have changed."""
+        self._by_owner = None

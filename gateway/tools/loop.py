@@ -1,0 +1,291 @@
+"""The loop of a model and the tools that run here: a state machine of events, actions and time.
+
+A round is one answer of the model. The calls in it that are ours run at once; when all have been
+answered, the model is asked again. The loop ends when the model calls nothing more, when a call
+waits for the client, or when a budget is used up. Each call is answered exactly once: by the tool,
+or by the reason why it was not run. Pure: a shell does what the actions say, and tells what
+comes of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+_ATTEMPTS_MAX = 3  # of an idempotent call
+_RETRY_S = 0.2  # before the second attempt; doubles
+
+_SKIPPED = "The tool was not run: "
+
+
+class LoopEnd(StrEnum):
+    """Why a loop ended before the model was done; the words of `incomplete_details.reason`."""
+
+    CALLS = "max_tool_calls"
+    TOKENS = "max_tool_tokens"
+    SECONDS = "max_tool_seconds"
+    COST = "max_tool_cost"
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBudget:
+    """The bounds of one loop.
+
+    Attributes:
+        calls: Calls of tools; attempts of one call count once. No loop has more rounds than that,
+            and one more.
+        tokens: Of all rounds, prompts and answers; it is looked at between rounds.
+        seconds: Since the loop began.
+        micros: What calls cost, in millionths.
+    """
+
+    calls: int
+    tokens: int
+    seconds: float
+    micros: int
+
+
+class CallMode(StrEnum):
+    """The way of a call."""
+
+    RUN = "run"
+    APPROVE = "approve"  # a person has to agree first
+    CLIENT = "client"  # the client runs it
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class LoopCall:
+    """A call that the model made, or that a person has agreed to.
+
+    Attributes:
+        call_id: Unique in the loop.
+        mode: Who runs it.
+        refusal: Why nobody does, for the model (`REFUSE`).
+        timeout_s: Of one attempt.
+        is_idempotent: Whether it may be tried again.
+        price_micros: What it costs, once.
+    """
+
+    call_id: str
+    mode: CallMode = CallMode.RUN
+    refusal: str = ""
+    timeout_s: float = 10.0
+    is_idempotent: bool = False
+    price_micros: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailure:
+    """The failure of an attempt: in words for the model, and whether another one may help."""
+
+    message: str
+    may_repeat: bool = False
+
+
+# --- actions ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskModel:
+    """Ask the model, with all results so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartCall:
+    """Begin an attempt of a call, `after_s` from now; its end is to be told."""
+
+    call_id: str
+    attempt: int
+    timeout_s: float
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StopCall:
+    """End the attempt of a call that runs; nothing more is to be told of it."""
+
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCall:
+    """The call is over.
+
+    Attributes:
+        call_id: Names it.
+        failure: In words for the model; None: the tool answered.
+        was_run: Whether an attempt was begun.
+        attempts: Number of them.
+        duration_s: From its first attempt on.
+    """
+
+    call_id: str
+    failure: str | None
+    was_run: bool
+    attempts: int = 0
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EndLoop:
+    """Nothing more happens; None: the model, or the client, decides what comes next."""
+
+    reason: LoopEnd | None
+
+
+LoopAction = AskModel | StartCall | StopCall | AnswerCall | EndLoop
+
+
+@dataclass(slots=True)
+class _Running:
+    call: LoopCall
+    began_at_s: float
+    attempt: int = 1
+
+
+@dataclass(slots=True)
+class ToolLoop:
+    """One loop; every method returns the actions to take, in order.
+
+    Attributes:
+        budget: What it may use.
+        calls: Calls that were begun.
+        tokens: Tokens of all rounds that have ended.
+        micros: What the begun calls cost.
+        rounds: Answers of the model.
+    """
+
+    budget: LoopBudget
+    began_at_s: float
+    calls: int = 0
+    tokens: int = 0
+    micros: int = 0
+    rounds: int = 0
+    _running: dict[str, _Running] = field(default_factory=dict[str, _Running])
+    _end: EndLoop | None = None
+    _has_ended: bool = False
+
+    @property
+    def ends_at_s(self) -> float:
+        """When the time of the loop is over; `on_time` is to be called then."""
+        return self.began_at_s + self.budget.seconds
+
+    def begin(self, approved: Sequence[LoopCall], now_s: float) -> list[LoopAction]:
+        """Begin: with calls that a person has agreed to, or refused to; else ask the model."""
+        return self._take(approved, now_s) + self._go_on(now_s)
+
+    def on_round(
+        self, calls: Sequence[LoopCall], tokens: int, now_s: float, *, is_cut: bool = False
+    ) -> list[LoopAction]:
+        """The model has answered.
+
+        Args:
+            calls: Its calls, in order.
+            tokens: Of its prompt and answer.
+            now_s: The time.
+            is_cut: It ran out of tokens, or was stopped: its last call may not be whole.
+        """
+        assert not self._running, "a round begins when all calls are answered"
+        self.tokens += tokens
+        self.rounds += 1
+        if is_cut:
+            self._end = EndLoop(None)
+            calls = [_refused(it, "the answer was cut.") for it in calls if _is_ours(it)]
+        elif not calls or not all(it.mode in (CallMode.RUN, CallMode.REFUSE) for it in calls):
+            self._end = EndLoop(None)
+        return self._take(calls, now_s) + self._go_on(now_s)
+
+    def on_result(self, call_id: str, now_s: float) -> list[LoopAction]:
+        """A tool has answered."""
+        running = self._running.pop(call_id, None)
+        if running is None:
+            return []
+        return [_answer(running, None, now_s), *self._go_on(now_s)]
+
+    def on_failure(self, call_id: str, failure: CallFailure, now_s: float) -> list[LoopAction]:
+        """An attempt has failed: it is made again, or the model is told."""
+        running = self._running.get(call_id)
+        if running is None:
+            return []
+        wait_s = _RETRY_S * 2 ** (running.attempt - 1)
+        may_repeat = (
+            failure.may_repeat and running.call.is_idempotent and running.attempt < _ATTEMPTS_MAX
+        )
+        if may_repeat and now_s + wait_s < self.ends_at_s:
+            running.attempt += 1
+            timeout_s = min(running.call.timeout_s, self.ends_at_s - now_s - wait_s)
+            return [StartCall(call_id, running.attempt, timeout_s, wait_s)]
+        del self._running[call_id]
+        return [_answer(running, failure.message, now_s), *self._go_on(now_s)]
+
+    def on_time(self, now_s: float) -> list[LoopAction]:
+        """Time has passed; the calls that run are ended once the loop's time is over."""
+        if now_s < self.ends_at_s or not self._running:
+            return []
+        actions: list[LoopAction] = []
+        for running in self._running.values():
+            text = "The tool did not answer within the time that all tools have together."
+            actions += [StopCall(running.call.call_id), _answer(running, text, now_s)]
+        self._running.clear()
+        self._end = self._end or EndLoop(LoopEnd.SECONDS)
+        return [*actions, *self._go_on(now_s)]
+
+    def _take(self, calls: Sequence[LoopCall], now_s: float) -> list[LoopAction]:
+        """Begin the calls that the budget has room for, and answer those that nobody runs."""
+        actions: list[LoopAction] = []
+        for call in calls:
+            if call.mode is CallMode.REFUSE:
+                actions.append(AnswerCall(call.call_id, call.refusal, was_run=False))
+            elif call.mode is CallMode.RUN and (used_up := self._used_up(call, now_s)):
+                self._end = EndLoop(used_up)
+                text = f"{_SKIPPED}the budget is used up ({used_up})."
+                actions.append(AnswerCall(call.call_id, text, was_run=False))
+            elif call.mode is CallMode.RUN:
+                self.calls += 1
+                self.micros += call.price_micros
+                self._running[call.call_id] = _Running(call, now_s)
+                timeout_s = min(call.timeout_s, self.ends_at_s - now_s)
+                actions.append(StartCall(call.call_id, 1, timeout_s))
+        return actions
+
+    def _used_up(self, call: LoopCall, now_s: float) -> LoopEnd | None:
+        """Return which budget has no room for one more call."""
+        if self.calls >= self.budget.calls:
+            return LoopEnd.CALLS
+        if self.micros + call.price_micros > self.budget.micros:
+            return LoopEnd.COST
+        return LoopEnd.SECONDS if now_s >= self.ends_at_s else None
+
+    def _go_on(self, now_s: float) -> list[LoopAction]:
+        if self._running or self._has_ended:
+            return []
+        end = self._end
+        if end is None and now_s >= self.ends_at_s:
+            end = EndLoop(LoopEnd.SECONDS)
+        if end is None and self.rounds > self.budget.calls:
+            end = EndLoop(LoopEnd.CALLS)  # of calls that were all refused
+        if end is None and self.tokens >= self.budget.tokens:
+            end = EndLoop(LoopEnd.TOKENS)
+        if end is None:
+            return [AskModel()]
+        self._has_ended = True
+        return [end]
+
+
+def _is_ours(call: LoopCall) -> bool:
+    return call.mode is not CallMode.CLIENT
+
+
+def _refused(call: LoopCall, why: str) -> LoopCall:
+    return LoopCall(call.call_id, CallMode.REFUSE, _SKIPPED + why)
+
+
+def _answer(running: _Running, failure: str | None, now_s: float) -> AnswerCall:
+    duration_s = max(0.0, now_s - running.began_at_s)
+    return AnswerCall(
+        running.call.call_id,
+        failure,
+        was_run=True,
+        attempts=running.attempt,
+        duration_s=duration_s,
+    )

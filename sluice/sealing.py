@@ -1,0 +1,49 @@
+"""Secrets at rest: sealed for a place and a purpose with keys of the installation's secret.
+
+AES-256-GCM. A sealed text is of use only to processes of the installation, and only at the place
+that it was sealed for: moved to another row, or to another server's address, it does not open.
+"""
+
+import base64
+import binascii
+import os
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from sluice.shared_secret import SharedSecret
+
+_NONCE_BYTES = 12
+_VERSION = "1."
+
+
+class SealError(ValueError):
+    """A sealed text cannot be opened here: other secrets, or another place."""
+
+
+class Sealer:
+    """Seals and opens texts for one purpose; thread-safe."""
+
+    def __init__(self, secret: SharedSecret, purpose: str) -> None:
+        """Derive the keys: the installation's first secret seals, all of them open."""
+        self._ciphers = [AESGCM(key) for key in secret.sealing_keys(purpose)]
+
+    def seal(self, text: str, place: str) -> str:
+        """Return a text that can be opened for the same place alone; ASCII."""
+        nonce = os.urandom(_NONCE_BYTES)
+        sealed = self._ciphers[0].encrypt(nonce, text.encode(), place.encode())
+        return _VERSION + base64.urlsafe_b64encode(nonce + sealed).decode()
+
+    def opened(self, sealed: str, place: str) -> str:
+        """Return what was sealed for a place; SealError where that is not possible."""
+        try:
+            data = base64.urlsafe_b64decode(sealed.removeprefix(_VERSION).encode())
+        except (binascii.Error, ValueError):
+            raise SealError("this is no sealed text") from None
+        for cipher in self._ciphers:
+            try:
+                nonce, text = data[:_NONCE_BYTES], data[_NONCE_BYTES:]
+                return cipher.decrypt(nonce, text, place.encode()).decode()
+            except (InvalidTag, ValueError):
+                continue
+        raise SealError("sealed with another secret, or for another place; send the secret again")
