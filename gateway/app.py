@@ -47,6 +47,7 @@ from gateway.server.loop_lag import LoopLag
 from gateway.server.middleware import Envelope
 from gateway.server.probes import Probes
 from gateway.server.protocol import ServerLimits
+from gateway.server.request_counts import RequestCounts
 from gateway.server.routes import Routes
 from gateway.server.runner import HttpRunner, bound_socket
 from gateway.server.tls import TlsFiles
@@ -77,6 +78,7 @@ class Gateway:
         self.settings = settings
         objectives = Objectives(settings.objective_ttft_s, settings.objective_tpot_s)
         self.metrics = GatewayMetrics(objectives)
+        self.counts = RequestCounts(self.metrics, log_every=settings.log_every)
         self.watcher = ControlWatcher(
             settings.control_address,
             control.ROLE_GATEWAY,
@@ -186,7 +188,9 @@ class Gateway:
         models = Models(directory=self.directory, pools=pools)
         routes.add("POST", CompletionTask.endpoint, partial(completer.handle, CompletionTask))
         AnthropicMessages(self.directory, completer, tokenizing).add_to(routes)
-        self.stateful.add_to(routes, self.directory, completer, self.assets, self.limiter)
+        self.stateful.add_to(
+            routes, self.directory, completer, self.assets, self.limiter, self.counts
+        )
         routes.add("POST", "/v1/embeddings", embeddings.handle)
         routes.add("POST", "/v1/tokenize", tokenizing.tokenize)
         routes.add("POST", "/v1/detokenize", tokenizing.detokenize)
@@ -223,8 +227,7 @@ class Gateway:
         settings = self.settings
         envelope = Envelope(
             self.routes(),
-            self.metrics,
-            log_every=settings.log_every,
+            self.counts,
             trace_share=settings.trace_share,
             cors=Cors(settings.origins),
         )
@@ -290,6 +293,7 @@ class Gateway:
             if self.http.is_accepting:  # else nobody is sent to us
                 await asyncio.sleep(self.settings.unready_s)
         self.http.stop_accepting()
+        self.stateful.sockets.drain()
         log.info("drain_started", open=self.dispatcher.open)
         await self.http.wait_goodbyes(self.settings.idle_grace_s)
         drain_s = self.settings.drain_s
@@ -374,6 +378,7 @@ class Gateway:
                 "gateway_open_generations": lambda: self.dispatcher.open,
                 "gateway_open_copies": lambda: self.spare.open,
                 "gateway_open_connections": lambda: self.http.server.open_connections,
+                "gateway_open_sockets": lambda: self.stateful.sockets.open,
                 "gateway_body_buffer_bytes": lambda: self.http.server.body_bytes,
                 "gateway_retries_refused": lambda: self.dispatcher.retries_refused,
                 "gateway_routers_up": lambda: self.links.up,

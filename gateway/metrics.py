@@ -27,6 +27,7 @@ _LAG_EDGES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _FOLLOWED = (
     ("gateway_open_generations", "gauge", "Accepted, not ended"),
     ("gateway_open_connections", "gauge", "Connections of clients"),
+    ("gateway_open_sockets", "gauge", "WebSockets of clients"),
     ("gateway_body_buffer_bytes", "gauge", "Bytes of request bodies that have not all come"),
     ("gateway_retries_refused", "counter", "Lost answers not tried again: too many were already"),
     ("gateway_open_copies", "gauge", "Copies for shadow stages, and scores of answers, under way"),

@@ -19,8 +19,10 @@ from gateway.responses.background import BackgroundResponses
 from gateway.responses.endpoint import Responses
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import StoredResponses
+from gateway.server.request_counts import RequestCounts
 from gateway.server.routes import Routes
 from gateway.settings import GatewaySettings
+from gateway.websocket.endpoint import ResponseSockets
 from sluice.shared_secret import ours as shared_secret
 
 
@@ -34,11 +36,13 @@ class StatefulApis:
         background: Makes responses that nobody waits for; there once `add_to` was called.
         lines: Answers lines of batches; the same holds.
         completions: Chat completions, and those that are stored; the same holds.
+        sockets: Over which responses are asked for; the same holds.
     """
 
     background: BackgroundResponses
     lines: BatchWorker
     completions: KeptCompletions
+    sockets: ResponseSockets
 
     def __init__(self, settings: GatewaySettings) -> None:
         """Compose; nothing is opened yet."""
@@ -60,6 +64,7 @@ class StatefulApis:
         completer: Completer,
         assets: AssetCache,
         limiter: Limiter,
+        counts: RequestCounts,
     ) -> None:
         """Add all paths; see `Responses` for the parts."""
         store = self.responses
@@ -75,7 +80,9 @@ class StatefulApis:
             conversations=conversations,
         )
         stored = StoredResponses(directory=directory, store=store)
+        self.sockets = ResponseSockets(directory, responses, counts)
         routes.add("POST", "/v1/responses", responses.create)
+        routes.add("GET", "/v1/responses", self.sockets.handle)
         routes.add("POST", "/v1/responses/input_tokens", responses.count_input)
         routes.add("GET", "/v1/responses/*", stored.get)
         routes.add("POST", "/v1/responses/*", stored.post)

@@ -10,6 +10,7 @@ from gateway.bodies.mistakes import bad_value
 from gateway.bodies.response_items import InputItem, InputItems, ItemReference
 from gateway.bodies.responses import ResponseRequest
 from gateway.conversations.store import ConversationStore
+from gateway.responses.local_turns import LocalTurns
 from gateway.responses.store import ResponseStore
 from sluice.wire.state.v1 import state_pb2 as wire
 
@@ -29,6 +30,8 @@ class ResponseContext:
         ancestors: Ids of the responses that it continues, oldest first.
         session: Groups the turns; empty: it continues nothing.
         conversation_id: To which its items are added; empty: to none.
+        is_local: Whether it continues a response that is stored nowhere, so that it cannot be
+            stored itself.
     """
 
     before: Sequence[InputItem]
@@ -36,6 +39,7 @@ class ResponseContext:
     ancestors: Sequence[str] = ()
     session: str = ""
     conversation_id: str = ""
+    is_local: bool = False
 
 
 class ContextReader:
@@ -45,8 +49,10 @@ class ContextReader:
         """Compose."""
         self._store, self._conversations = store, conversations
 
-    async def read(self, tenant_id: str, wanted: ResponseRequest) -> ResponseContext:
-        """Return what a request continues.
+    async def read(
+        self, tenant_id: str, wanted: ResponseRequest, local: LocalTurns | None = None
+    ) -> ResponseContext:
+        """Return what a request continues; `local` are the responses of its socket.
 
         Raises:
             PlatformError: NOT_FOUND, CONFLICT: it is still under way.
@@ -63,7 +69,11 @@ class ContextReader:
             )
         if wanted.previous_response_id is None:
             return ResponseContext((), await self._followed(tenant_id, wanted.items, ()))
-        chain = await self._store.chain(tenant_id, wanted.previous_response_id, _PREVIOUS)
+        newest = None if local is None else local.find(wanted.previous_response_id, _PREVIOUS)
+        if local is None or newest is None:
+            chain = await self._store.chain(tenant_id, wanted.previous_response_id, _PREVIOUS)
+        else:
+            chain = await self._local_chain(tenant_id, newest, local)
         if conversation := orjson.loads(chain[-1].response).get(_CONVERSATION):
             text = f"it belongs to conversation '{conversation['id']}': continue that one"
             raise bad_value(_PREVIOUS, text)
@@ -71,7 +81,21 @@ class ContextReader:
             raise bad_value(_PREVIOUS, f"a chain has at most {TURNS_MAX} turns; begin another one")
         before = [item for turn in chain for item in _items_of(turn)]
         items = await self._followed(tenant_id, wanted.items, before)
-        return ResponseContext(before, items, [turn.id for turn in chain], chain[0].id)
+        ids = [turn.id for turn in chain]
+        return ResponseContext(before, items, ids, chain[0].id, is_local=newest is not None)
+
+    async def _local_chain(
+        self, tenant_id: str, newest: wire.StoredResponse, local: LocalTurns
+    ) -> list[wire.StoredResponse]:
+        """Return a response of a socket behind all that it continues: stored ones come first."""
+        turns, stored = [newest], list[wire.StoredResponse]()
+        for ancestor in reversed(newest.ancestors):
+            turn = local.find(ancestor, _PREVIOUS)
+            if turn is None:
+                stored = await self._store.chain(tenant_id, ancestor, _PREVIOUS)
+                break
+            turns.append(turn)
+        return [*stored, *reversed(turns)]
 
     async def _followed(
         self, tenant_id: str, items: Sequence[InputItem], before: Sequence[InputItem]

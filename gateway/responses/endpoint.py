@@ -15,9 +15,10 @@ from gateway.endpoints.completer import Completer
 from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter
 from gateway.responses.background import BackgroundKeeping, BackgroundResponses
-from gateway.responses.context import ContextReader
+from gateway.responses.context import ContextReader, ResponseContext
 from gateway.responses.following import Following
 from gateway.responses.keeping import Keeping, Publish
+from gateway.responses.local_turns import LocalKeeping, LocalTurns
 from gateway.responses.store import ResponseStore, cannot_store
 from gateway.responses.task import ResponseTask, response_task
 from gateway.server.identity import identity_of
@@ -68,22 +69,22 @@ class Responses:
         """POST /v1/responses."""
         principal = self._admitted(request)
         wanted = await read_parsed(request, partial(parse, ResponseRequest))
+        answering = self.answer(request, principal, wanted)
+        del wanted  # a stream keeps nothing of its body
+        return await answering
+
+    async def answer(
+        self,
+        request: web.Request,
+        principal: Principal,
+        wanted: ResponseRequest,
+        local: LocalTurns | None = None,
+    ) -> web.StreamResponse:
+        """Answer one body; `local` are the responses that its socket may continue."""
         tenant_id = principal.tenant.id
-        context = await self._contexts.read(tenant_id, wanted)
+        context = await self._contexts.read(tenant_id, wanted, local)
         response_id = self._store.new_id(tenant_id)
-        keeping: Keeping | None = None
-        if (wanted.background or context.conversation_id) and not self._store.can_keep:
-            raise cannot_store()
-        if wanted.store is not False and self._store.can_keep:
-            kind = BackgroundKeeping if wanted.background else Keeping
-            keeping = kind(
-                self._store,
-                response_id,
-                tenant_id,
-                items=context.items,
-                ancestors=context.ancestors,
-                publish=self._publisher(tenant_id, context.conversation_id),
-            )
+        keeping = self._keeping(wanted, context, response_id, tenant_id, local)
         task = response_task(
             wanted,
             response_id,
@@ -100,6 +101,35 @@ class Responses:
         finally:
             if keeping is not None:
                 keeping.end()
+
+    def _keeping(
+        self,
+        wanted: ResponseRequest,
+        context: ResponseContext,
+        response_id: str,
+        tenant_id: str,
+        local: LocalTurns | None,
+    ) -> Keeping | None:
+        """Return what keeps a response; None: nothing does. RejectedError: it has to be kept."""
+        can_keep = self._store.can_keep
+        if (wanted.background or context.conversation_id) and not can_keep:
+            raise cannot_store()
+        items, ancestors = context.items, context.ancestors
+        if wanted.store is False or not can_keep or context.is_local:
+            if local is None:
+                return None
+            return LocalKeeping(
+                self._store, response_id, tenant_id, items=items, ancestors=ancestors, turns=local
+            )
+        kind = BackgroundKeeping if wanted.background else Keeping
+        return kind(
+            self._store,
+            response_id,
+            tenant_id,
+            items=items,
+            ancestors=ancestors,
+            publish=self._publisher(tenant_id, context.conversation_id),
+        )
 
     async def _begin(
         self, request: web.Request, principal: Principal, task: ResponseTask

@@ -20,11 +20,13 @@ class Keeping:
     Attributes:
         is_kept: Whether it can be found from now on.
         keeps_failures: Whether that holds for a response that has failed.
+        is_storing: Whether anybody else can find it.
     """
 
     __slots__ = ("_is_marked", "_publish", "_store", "_turn", "is_kept")
 
     keeps_failures = False
+    is_storing = True
 
     def __init__(
         self,

@@ -87,7 +87,8 @@ class ResponseTask(ChatTask):
         del fingerprint  # OpenAI's response has none
         del uid, created_unix_s  # the id of the response says both
         frame, keeping = self._frame(model, specs[0].sampling), self.keeping
-        events = ResponseEvents(frame, will_be_stored=keeping is not None)
+        will_be_stored = keeping is not None and keeping.is_storing
+        events = ResponseEvents(frame, will_be_stored=will_be_stored)
         if keeping is not None:
             keeping.begin(events)
         return StreamWriters([events], ResponseEnd(events, keeping))

@@ -92,6 +92,14 @@ def set_identity(request: web.Request, trace_share: float, cors: Cors) -> Caller
     return identity
 
 
+def identity_of_part(request: web.Request, number: int) -> CallerIdentity:
+    """Return the names of one request of several that came as one: it has a uid of its own."""
+    whole, uid = identity_of(request), next(_UIDS)
+    ours = tracecontext.traceparent(whole.trace_id, uid[16:], sampled=whole.upstream.is_sampled)
+    request_id = f"{whole.request_id}-{number}"
+    return CallerIdentity(uid, request_id, whole.trace_id, ours, whole.upstream)
+
+
 def tell_request_id_as(request: web.Request, name: str) -> None:
     """Let the answer also say the request's id in a header of this name."""
     identity = request[_IDENTITY]

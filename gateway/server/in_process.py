@@ -97,7 +97,12 @@ class _InProcess:
 
 
 def in_process_request(
-    path: str, body: bytes, sink: BodySink, identity: CallerIdentity
+    path: str,
+    body: bytes,
+    sink: asyncio.WriteTransport,
+    identity: CallerIdentity,
+    *,
+    said_bytes: int | None = None,
 ) -> web.Request:
     """Return a POST request of this worker to itself.
 
@@ -106,12 +111,14 @@ def in_process_request(
         body: JSON.
         sink: Takes the body of a streamed response.
         identity: The names that the request goes by.
+        said_bytes: How long the body is, where it was read already; None: as it is.
     """
     loop = asyncio.get_running_loop()
     connection: Any = _InProcess(sink)
     writer: Any = _SinkWriter(sink)
     task: Any = asyncio.current_task()
-    headers = CIMultiDictProxy(CIMultiDict({hdrs.CONTENT_LENGTH: str(len(body))}))
+    length = len(body) if said_bytes is None else said_bytes
+    headers = CIMultiDictProxy(CIMultiDict({hdrs.CONTENT_LENGTH: str(length)}))
     message = RawRequestMessage(
         method=hdrs.METH_POST,
         path=path,

@@ -2,23 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import structlog
 from aiohttp import HttpVersion11, hdrs, web
 
 from gateway.directory import Directory, Principal
-from gateway.metrics import GatewayMetrics
 from gateway.server.cors import Cors
 from gateway.server.errors import HttpError, body_of, headers_of
 from gateway.server.identity import identity_of, set_identity
 from gateway.server.protocol import UNKNOWN_VERSION, HttpProtocol, too_many_connections
+from gateway.server.request_counts import RequestCounts
 from gateway.server.routes import ErrorForm, GatewayRoute, Routes
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 
 log = structlog.get_logger(__name__)
 
-_Count = Callable[[], None]
 _OUTCOME = web.RequestKey("outcome", str)
 _PRINCIPAL = web.RequestKey("principal", Principal)
 _UNKNOWN = GatewayRoute("other", is_open_when_full=False)
@@ -27,6 +25,11 @@ _UNKNOWN = GatewayRoute("other", is_open_when_full=False)
 def note_outcome(request: web.Request, outcome: str) -> None:
     """Say how a request ended, for log and metrics; by default its HTTP status says it."""
     request[_OUTCOME] = outcome
+
+
+def outcome_of(request: web.Request, status: int) -> str:
+    """Return how a request ended, with a status."""
+    return request.get(_OUTCOME) or ("ok" if status < 400 else "error")
 
 
 def give_principal(request: web.Request, principal: Principal) -> None:
@@ -73,9 +76,8 @@ class Envelope:
     def __init__(
         self,
         routes: Routes,
-        metrics: GatewayMetrics,
+        counts: RequestCounts,
         *,
-        log_every: int,
         trace_share: float = 1.0,
         cors: Cors | None = None,
     ) -> None:
@@ -83,18 +85,14 @@ class Envelope:
 
         Args:
             routes: Handlers by path and method.
-            metrics: Metrics of this worker.
-            log_every: One in so many successful requests is logged; errors always are.
+            counts: Counts and logs what was answered.
             trace_share: Share of the traces beginning here that are kept.
             cors: Origins whose pages may call; None: none.
         """
         self._routes = routes
         self._cors = cors or Cors()
-        self._metrics = metrics
-        self._log_every = log_every
+        self._counts = counts
         self._trace_share = trace_share
-        self._until_log = 1
-        self._counters: dict[tuple[str, int, str], tuple[_Count, bool]] = {}
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
@@ -110,17 +108,20 @@ class Envelope:
             except Exception as error:  # noqa: BLE001 - the outermost place: no worker is lost
                 response = self._refusal(request, error, route.error_form)
         except (asyncio.CancelledError, ConnectionError):
-            self._count(route.name, 499, ErrorCode.CLIENT_CLOSED, identity.request_id, started_at_s)
+            code = ErrorCode.CLIENT_CLOSED
+            self._counts.note(
+                route.name, code.policy.status, code, identity.request_id, started_at_s
+            )
             raise
         if not response.prepared:
             response.headers.update(identity.headers)
-        outcome = request.get(_OUTCOME) or ("ok" if response.status < 400 else "error")
-        self._count(route.name, response.status, outcome, identity.request_id, started_at_s)
+        outcome = outcome_of(request, response.status)
+        self._counts.note(route.name, response.status, outcome, identity.request_id, started_at_s)
         return response
 
     def note_malformed(self, error: PlatformError, request_id: str) -> None:
         """Count and log an answer to what was no request."""
-        self._count("malformed", error.status, error.code, request_id, time.monotonic())
+        self._counts.note("malformed", error.status, error.code, request_id, time.monotonic())
 
     def _route(self, request: web.Request) -> GatewayRoute:
         if request.version != HttpVersion11 and UNKNOWN_VERSION in request:
@@ -152,29 +153,6 @@ class Envelope:
         if _is_surplus(request):
             response.force_close()
         return response
-
-    def _count(
-        self, endpoint: str, status: int, outcome: str, request_id: str, started_at_s: float
-    ) -> None:
-        key = (endpoint, status, outcome)
-        counter = self._counters.get(key)
-        if counter is None:
-            count = self._metrics.requests.labels(endpoint, str(status), outcome).inc
-            is_error = status >= 400 or outcome in ErrorCode.__members__.values()
-            counter = self._counters[key] = (count, is_error)
-        count, is_error = counter
-        count()
-        self._until_log -= 1
-        if is_error or not self._until_log:
-            self._until_log = self._until_log or self._log_every
-            log.info(
-                "request_ended",
-                request_id=request_id,
-                endpoint=endpoint,
-                status=status,
-                outcome=outcome,
-                total_ms=round((time.monotonic() - started_at_s) * 1000, 1),
-            )
 
 
 def _is_surplus(request: web.Request) -> bool:

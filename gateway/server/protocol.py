@@ -158,7 +158,10 @@ class HttpServer(web.Server):
 class HttpProtocol(RequestHandler):
     """One connection."""
 
-    __slots__ = ("_answering", "_head_bytes", "_rest", "_server", "_stalled", "is_surplus")
+    __slots__ = (
+        *("_answering", "_head_bytes", "_rest", "_server", "_stalled", "is_surplus"),
+        "note_upgraded",
+    )
 
     def __init__(self, server: HttpServer, **options: object) -> None:
         """Prepare; see aiohttp for the options."""
@@ -170,6 +173,8 @@ class HttpProtocol(RequestHandler):
         self._rest = 0
         self._stalled: asyncio.TimerHandle | None = None
         self.is_surplus = False
+        # Gets the length of all that comes once the connection speaks another protocol.
+        self.note_upgraded: Callable[[int], None] | None = None
         # There are never many, and an empty deque takes 700 bytes more.
         self._messages = []  # pyright: ignore[reportAttributeAccessIssue] - a list does the same
 
@@ -237,6 +242,10 @@ class HttpProtocol(RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Parse; a head that has begun has a deadline, and a broken body ends its request."""
         if self._close or self._force_close:
+            return
+        if self.note_upgraded is not None:
+            self.note_upgraded(len(data))
+            super().data_received(data)
             return
         if self._parser is None:
             if not data or self.transport is None:

@@ -124,10 +124,16 @@ def events_of(stream: str) -> list[dict[str, Any]]:
         name, _, data = text.partition("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
-        _EVENT.validate_python(event)
         events.append(event)
-    _check_lifecycle(events)
+    checked_events(events)
     return events
+
+
+def checked_events(events: list[dict[str, Any]]) -> None:
+    """Look at all events of one response, however they came."""
+    for event in events:
+        _EVENT.validate_python(event)
+    _check_lifecycle(events)
 
 
 def _check_lifecycle(events: list[dict[str, Any]]) -> None:

@@ -1,0 +1,114 @@
+"""Responses that are stored nowhere: a socket's own, which its later requests may continue.
+
+They are there as long as the socket, the latest ones. One that a failed request has continued is
+forgotten, so that its client begins anew with all it knows.
+"""
+
+from collections.abc import Sequence
+
+from gateway.bodies.response_items import InputItem
+from gateway.responses.events import ResponseEvents
+from gateway.responses.keeping import Keeping
+from gateway.responses.store import ResponseStore
+from gateway.server.body import BodyBudget
+from sluice.errors import ErrorCode, PlatformError, RejectedError
+from sluice.wire.state.v1 import state_pb2 as wire
+
+TURNS_MAX = 1024  # of one socket
+BYTES_MAX = 16 << 20  # of one socket
+WORKER_BYTES_MAX = 512 << 20
+
+
+class LocalTurns:
+    """Of one socket."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        """Start empty; `budget` is the worker's."""
+        self._budget = budget
+        self._turns: dict[str, wire.StoredResponse] = {}  # oldest first
+        self._under_way: set[str] = set()
+        self._bytes = 0
+
+    def begin(self, response_id: str) -> None:
+        """A response is under way."""
+        self._under_way.add(response_id)
+
+    def end(self, response_id: str) -> None:
+        """It is no more."""
+        self._under_way.discard(response_id)
+
+    def find(self, response_id: str, param: str) -> wire.StoredResponse | None:
+        """Return a response; None: it is not here. PlatformError CONFLICT: it is under way."""
+        if response_id in self._under_way:
+            text = f"Response '{response_id}' is still under way: continue it when it has ended."
+            raise PlatformError(ErrorCode.CONFLICT, text, param=param)
+        return self._turns.get(response_id)
+
+    def add(self, turn: wire.StoredResponse) -> None:
+        """Take a response that has ended; older ones give way, and it does if they do not do."""
+        size = turn.ByteSize()
+        while self._turns and (len(self._turns) >= TURNS_MAX or self._bytes + size > BYTES_MAX):
+            self.forget(next(iter(self._turns)))
+        if size > BYTES_MAX:
+            return
+        try:
+            self._budget.take(size)
+        except RejectedError:
+            return
+        self._bytes += size
+        self._turns[turn.id] = turn
+
+    def forget(self, response_id: str) -> None:
+        """Let go of a response, if it is here."""
+        turn = self._turns.pop(response_id, None)
+        if turn is not None:
+            self._bytes -= turn.ByteSize()
+            self._budget.release(turn.ByteSize())
+
+    def close(self) -> None:
+        """Let go of all."""
+        for response_id in list(self._turns):
+            self.forget(response_id)
+
+
+class LocalKeeping(Keeping):
+    """Of a response that is stored nowhere, and may be continued over its own socket."""
+
+    __slots__ = ("_continued", "_turns")
+
+    is_storing = False
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        response_id: str,
+        tenant_id: str,
+        *,
+        items: Sequence[InputItem],
+        ancestors: Sequence[str],
+        turns: LocalTurns,
+    ) -> None:
+        """Prepare; see the base. `turns` are those of its socket."""
+        super().__init__(store, response_id, tenant_id, items=items, ancestors=ancestors)
+        self._turns = turns
+        self._continued = ancestors[-1] if ancestors else ""
+
+    def begin(self, events: ResponseEvents) -> None:
+        """See the base; only its socket is to know."""
+        del events
+        self._turns.begin(self._turn.id)
+
+    def note_failure(self, response: bytes) -> None:
+        """See the base; what it has continued is forgotten."""
+        del response
+        self._turns.forget(self._continued)
+
+    async def keep(self, response: bytes) -> bool:
+        """See the base; it is not stored."""
+        self._turn.response = response
+        self._turns.add(self._turn)
+        return False
+
+    def end(self) -> None:
+        """See the base."""
+        self._turns.end(self._turn.id)

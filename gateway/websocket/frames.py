@@ -1,0 +1,80 @@
+"""From the events of a response's stream to the frames of a WebSocket. Pure.
+
+An event is two lines and an empty one: its name, and JSON that says the name again. A frame has the
+JSON alone. Comments and the end mark of such a stream have no frame.
+"""
+
+from struct import Struct
+
+import orjson
+
+from sluice.errors import PlatformError
+
+_EVENT_END, _DATA = b"\n\n", b"data: "
+_TEXT = 0x81  # a whole message of text, without a mask, as servers send it
+_SHORT_MAX, _MEDIUM_MAX = 125, 0xFFFF
+_MEDIUM, _LONG = Struct("!BBH").pack, Struct("!BBQ").pack
+
+
+def text_frame(payload: bytes) -> bytes:
+    """Return a message of text as one frame."""
+    size = len(payload)
+    if size <= _SHORT_MAX:
+        return b"%c%c%b" % (_TEXT, size, payload)
+    if size <= _MEDIUM_MAX:
+        return _MEDIUM(_TEXT, 126, size) + payload
+    return _LONG(_TEXT, 127, size) + payload
+
+
+def frames_of(events: bytes, opening: bytes) -> bytes:
+    """Return whole events as frames.
+
+    Args:
+        events: As server-sent events.
+        opening: What stands at the beginning of each frame's JSON: `{`, and fields that all have.
+    """
+    if events.find(_EVENT_END) == len(events) - 2:  # one, as nearly always
+        return _frame(events[:-2], opening)
+    return b"".join([_frame(event, opening) for event in events.split(_EVENT_END)])
+
+
+def _frame(event: bytes, opening: bytes) -> bytes:
+    at = event.find(_DATA) + len(_DATA)
+    if at < len(_DATA) or event[at : at + 1] != b"{":
+        return b""
+    return text_frame(opening + event[at + 1 :])
+
+
+def opening_of(stream_id: str | None) -> bytes:
+    """Return the beginning of all JSON that is told of one stream; None: it has no name."""
+    if stream_id is None:
+        return b"{"
+    return b'{"stream_id":%b,' % orjson.dumps(stream_id)
+
+
+def error_frame(
+    error: PlatformError, opening: bytes, *, code: str = "", request_id: str = ""
+) -> bytes:
+    """Return what tells of a request that was refused, as OpenAI's SDKs read it.
+
+    Args:
+        error: Why.
+        opening: As of `frames_of`.
+        code: Stands for the error's own code.
+        request_id: Of the request; empty: it was none.
+    """
+    headers = {"x-request-id": request_id} if request_id else {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    told = {
+        "type": "error",
+        "status": error.status,
+        "error": {
+            "type": error.code.policy.kind,
+            "code": code or error.code,
+            "message": error.message,
+            "param": error.param,
+            "headers": headers,
+        },
+    }
+    return text_frame(opening + orjson.dumps(told)[1:])

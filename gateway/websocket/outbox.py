@@ -1,0 +1,82 @@
+"""The way out of one socket: all that comes in one turn of the event loop is one write.
+
+A router's message has the tokens of an engine step for all answers of this worker, and is handed
+out in one turn. So a socket with fifty streams pays one write for a step, not fifty.
+"""
+
+import asyncio
+from contextlib import suppress
+
+from gateway.websocket.frames import frames_of
+
+_HEAD_END = b"\r\n\r\n"
+
+
+class SocketOutbox:
+    """Of one socket; frames are whole."""
+
+    __slots__ = ("_call_soon", "_frames", "_is_due", "_transport")
+
+    def __init__(self, transport: asyncio.WriteTransport) -> None:
+        """Prepare; nothing else writes text to the transport."""
+        self._transport = transport
+        self._call_soon = asyncio.get_running_loop().call_soon
+        self._frames: list[bytes] = []
+        self._is_due = False
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that the client has not read."""
+        return self._transport.get_write_buffer_size()
+
+    def add(self, frames: bytes) -> None:
+        """Send frames, at the end of this turn of the loop."""
+        self._frames.append(frames)
+        if not self._is_due:
+            self._is_due = True
+            self._call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what there is."""
+        self._is_due = False
+        frames, self._frames = self._frames, []
+        if frames and not self._transport.is_closing():
+            with suppress(RuntimeError):  # uvloop's connection is closed: its end is on its way
+                self._transport.write(b"".join(frames))
+
+    def cut(self) -> None:
+        """End the connection at once."""
+        self._frames.clear()
+        self._transport.abort()
+
+
+class SocketSink(asyncio.WriteTransport):
+    """Takes the events of one response, and sends them as frames."""
+
+    def __init__(self, outbox: SocketOutbox, opening: bytes) -> None:
+        """Prepare; `opening` as of `frames_of`."""
+        super().__init__()
+        self._outbox, self._opening = outbox, opening
+        self._is_closed = self._is_behind_head = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Take what would leave by a socket of its own."""
+        events = bytes(data)
+        if not self._is_behind_head:
+            self._is_behind_head = True
+            events = events.partition(_HEAD_END)[2]
+        if events:
+            self._outbox.add(frames_of(events, self._opening))
+
+    def get_write_buffer_size(self) -> int:
+        """Return what the client has not read, of all streams together."""
+        return self._outbox.waiting_bytes
+
+    def is_closing(self) -> bool:
+        """Return whether nothing is taken any more."""
+        return self._is_closed
+
+    def abort(self) -> None:
+        """End the socket: its client does not read."""
+        self._is_closed = True
+        self._outbox.cut()

@@ -1,0 +1,269 @@
+"""One WebSocket: its requests, each answered as if it had come by itself.
+
+A request of it is a request of this worker to itself, by the caller who has opened the socket. So
+key, limits, guards, usage and traces are those of HTTP.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import NamedTuple, cast
+
+import structlog
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from gateway.bodies.parsing import INLINE_BYTES_MAX
+from gateway.bodies.socket_messages import CreateMessage, no_text, read_message, stream_of
+from gateway.directory import Principal
+from gateway.dispatch.streamed import BUFFER_BYTES_MAX
+from gateway.responses.local_turns import LocalTurns
+from gateway.server.body import BYTES_PER_S_MIN, GRACE_S, BodyBudget
+from gateway.server.identity import identity_of, identity_of_part
+from gateway.server.in_process import in_process_request
+from gateway.server.middleware import give_principal, outcome_of
+from gateway.server.request_counts import RequestCounts
+from gateway.websocket.frames import error_frame, opening_of
+from gateway.websocket.lanes import Lanes
+from gateway.websocket.outbox import SocketOutbox, SocketSink
+from sluice.errors import ErrorCode, PlatformError, RejectedError
+
+log = structlog.get_logger(__name__)
+
+ENDPOINT = "/v1/responses"
+SOCKET_S = 3600.0  # a socket takes requests for so long
+LAST_S = 600.0  # what runs then may go on for so long
+_STRAY_BYTES = 4096  # control frames between two messages are less than that
+_CLOSE_S = 5.0
+_EXPIRED = "websocket_connection_limit_reached"
+_LOST = "previous_response_not_found"
+_PREVIOUS = "previous_response_id"
+_PASSING = frozenset({429, 503})
+
+Answer = Callable[
+    [web.Request, Principal, CreateMessage, LocalTurns], Awaitable[web.StreamResponse]
+]
+
+
+class SocketSession:
+    """A socket that is open."""
+
+    def __init__(
+        self,
+        socket: web.WebSocketResponse[bool],
+        request: web.Request,
+        *,
+        answer: Answer,
+        caller: Callable[[web.Request], Principal],
+        counts: RequestCounts,
+        turns: LocalTurns,
+        budget: BodyBudget,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            socket: The socket.
+            request: Request that has opened it.
+            answer: Answers one of its requests.
+            caller: Returns who asks, by the key of the request, as it is now.
+            counts: Counts what was answered.
+            turns: Responses that are not stored.
+            budget: Of unfinished bodies of the worker.
+        """
+        transport = request.transport
+        assert transport is not None
+        self._socket, self._request = socket, request
+        self._answer_one, self._caller, self._counts = answer, caller, counts
+        self._turns, self._budget = turns, budget
+        self._outbox = SocketOutbox(cast("asyncio.WriteTransport", transport))
+        self._lanes: Lanes[_Work] = Lanes(budget)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: set[asyncio.Task[None]] = set()
+        self._number = self._unread = 0
+        self._unread_since_s = 0.0
+        self._end: tuple[int, str, PlatformError] | None = None  # close code, error's code, error
+
+    async def run(self) -> None:
+        """Answer until the client closes the socket, or it is to end."""
+        loop = asyncio.get_running_loop()
+        expiry = loop.call_later(SOCKET_S, self._expire)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                try:
+                    await self._receive()
+                finally:
+                    self._tasks = None
+                    for task in self._running:
+                        task.cancel()
+        finally:
+            expiry.cancel()
+            self._turns.close()
+            self._lanes.close()
+            self._budget.release(self._unread)
+            self._unread = 0
+
+    def note_bytes(self, size: int) -> None:
+        """Note that so much has come of a message, which has bounds of size and time."""
+        now_s = time.monotonic()
+        if not self._unread:
+            self._unread_since_s = now_s
+        try:
+            self._budget.take(size)
+        except RejectedError as error:
+            self._refuse_all(WSCloseCode.TRY_AGAIN_LATER, "", error)
+            self._outbox.cut()
+            return
+        self._unread += size
+        is_late = now_s - self._unread_since_s > GRACE_S + self._unread / BYTES_PER_S_MIN
+        if self._unread > _STRAY_BYTES and is_late:
+            self._outbox.cut()
+
+    def drain(self) -> None:
+        """End the socket when what runs has ended; its client is to connect anew."""
+        text = "The server is stopping; connect again, and another one answers."
+        error = RejectedError(ErrorCode.DRAINING, text, retry_after_s=1.0)
+        self._refuse_all(WSCloseCode.SERVICE_RESTART, "", error)
+
+    def _expire(self) -> None:
+        text = "A socket takes requests for 60 minutes; open another one."
+        error = RejectedError(ErrorCode.DRAINING, text, retry_after_s=1.0)
+        if self._end is None:
+            self._outbox.add(error_frame(error, opening_of(None), code=_EXPIRED))
+        self._refuse_all(WSCloseCode.GOING_AWAY, _EXPIRED, error)
+        asyncio.get_running_loop().call_later(LAST_S, self._outbox.cut)
+
+    def _refuse_all(self, close_code: int, code: str, error: PlatformError) -> None:
+        if self._end is None:
+            self._end = close_code, code, error
+        self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if self._end is not None and not self._lanes.open and self._tasks is not None:
+            self._tasks.create_task(self._close(self._end[0]))
+
+    async def _close(self, code: int) -> None:
+        self._outbox.flush()
+        with suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._socket.close(code=code)
+
+    # --- messages ---------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            message = await self._socket.receive()
+            self._budget.release(self._unread)
+            self._unread = 0
+            if message.type is WSMsgType.TEXT:
+                await self._take(cast("bytes", message.data))
+            elif message.type is WSMsgType.BINARY:
+                self._refuse(no_text(), None)
+            else:
+                return
+            del message  # a stream keeps nothing of its body
+
+    async def _take(self, message: bytes) -> None:
+        self._number += 1
+        try:
+            if len(message) <= INLINE_BYTES_MAX:
+                wanted = read_message(message)
+            else:
+                wanted = await asyncio.to_thread(read_message, message)
+        except PlatformError as error:
+            self._refuse(error, stream_of(message))
+            return
+        work = _Work(wanted, len(message), self._number)
+        if self._end is not None:
+            self._refuse(self._end[2], wanted.stream_id, self._end[1])
+            return
+        try:
+            is_first = self._lanes.add(wanted.stream_id, work, len(message))
+        except PlatformError as error:
+            self._refuse(error, wanted.stream_id)
+            return
+        if is_first and self._tasks is not None:
+            running = self._tasks.create_task(self._work(wanted.stream_id, work))
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
+
+    def _refuse(
+        self, error: PlatformError, stream_id: str | None, code: str = "", number: int = 0
+    ) -> None:
+        """Tell of a message that is not answered at all; of the latest one, where none is named."""
+        request_id = f"{identity_of(self._request).request_id}-{number or self._number}"
+        self._counts.note(ENDPOINT, error.status, error.code, request_id, time.monotonic())
+        self._outbox.add(
+            error_frame(error, opening_of(stream_id), code=code, request_id=request_id)
+        )
+        if self._outbox.waiting_bytes > BUFFER_BYTES_MAX:
+            self._outbox.cut()  # it asks, and does not read
+
+    # --- answers ----------------------------------------------------------------------------
+
+    async def _work(self, stream_id: str | None, first: "_Work") -> None:
+        """Answer the requests of one stream, one after the other."""
+        work: _Work | None = first
+        del first
+        is_first = True
+        while work is not None:
+            if is_first or self._end is None:
+                answering = self._answer(work, stream_id)
+                del work  # a stream keeps nothing of its body
+                await answering
+            else:
+                self._refuse(self._end[2], stream_id, self._end[1], work.number)
+            is_first = False
+            work = self._lanes.next(stream_id)
+        self._close_if_idle()
+
+    async def _answer(self, work: "_Work", stream_id: str | None) -> None:
+        """Answer one request; no failure of it is one of the socket."""
+        opening, started_at_s = opening_of(stream_id), time.monotonic()
+        identity = identity_of_part(self._request, work.number)
+        sink = SocketSink(self._outbox, opening)
+        request = in_process_request(ENDPOINT, b"", sink, identity, said_bytes=work.size)
+        continued = work.wanted.previous_response_id or ""
+        error: PlatformError | None = None
+        try:
+            principal = self._caller(self._request)
+            give_principal(request, principal)
+            answering = self._answer_one(request, principal, work.wanted, self._turns)
+            del work, principal  # a stream keeps nothing of its body
+            await answering
+        except PlatformError as refusal:
+            error = refusal
+        except (asyncio.CancelledError, ConnectionError):
+            self._note(request, ErrorCode.CLIENT_CLOSED, started_at_s)
+            raise
+        except Exception:  # the outermost place: no socket is lost
+            log.exception("socket_request_failed", request_id=identity.request_id)
+            error = PlatformError(ErrorCode.INTERNAL, "The server had an error.")
+        if error is None:
+            self._note(request, None, started_at_s)
+            return
+        if error.status not in _PASSING:  # it may be asked for again as it is
+            self._turns.forget(continued)
+        self._note(request, error.code, started_at_s)
+        code = _LOST if _is_lost(error) else ""
+        frame = error_frame(error, opening, code=code, request_id=identity.request_id)
+        self._outbox.add(frame)
+
+    def _note(self, request: web.Request, code: ErrorCode | None, started_at_s: float) -> None:
+        """Count a request that has ended; `code` is the error that it ended with."""
+        status = 200 if code is None else code.policy.status
+        outcome = outcome_of(request, status) if code is None else code
+        request_id = identity_of(request).request_id
+        self._counts.note(ENDPOINT, status, outcome, request_id, started_at_s)
+
+
+class _Work(NamedTuple):
+    """A request: its body, of so many bytes, and its place among the socket's requests."""
+
+    wanted: CreateMessage
+    size: int
+    number: int
+
+
+def _is_lost(error: PlatformError) -> bool:
+    return error.code is ErrorCode.NOT_FOUND and error.param == _PREVIOUS
