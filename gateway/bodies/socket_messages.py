@@ -24,7 +24,6 @@ class CreateMessage(ResponseRequest):
     background: Annotated[Any, Only(False, instead="use POST /v1/responses")] = None
     stream_options: Annotated[Any, Only({}, {"include_obfuscation": False})] = None
 
-
     @classmethod
     def translated(cls, document: dict[str, Any]) -> dict[str, Any]:
         """See `Body`: a message of another kind is refused as that, and not by its fields."""

@@ -173,8 +173,9 @@ class HttpProtocol(RequestHandler):
         self._rest = 0
         self._stalled: asyncio.TimerHandle | None = None
         self.is_surplus = False
-        # Gets the length of all that comes once the connection speaks another protocol.
-        self.note_upgraded: Callable[[int], None] | None = None
+        # Gets the length of what comes once the connection speaks another protocol; returns
+        # whether it is wanted.
+        self.note_upgraded: Callable[[int], bool] | None = None
         # There are never many, and an empty deque takes 700 bytes more.
         self._messages = []  # pyright: ignore[reportAttributeAccessIssue] - a list does the same
 
@@ -244,8 +245,8 @@ class HttpProtocol(RequestHandler):
         if self._close or self._force_close:
             return
         if self.note_upgraded is not None:
-            self.note_upgraded(len(data))
-            super().data_received(data)
+            if self.note_upgraded(len(data)):
+                super().data_received(data)
             return
         if self._parser is None:
             if not data or self.transport is None:

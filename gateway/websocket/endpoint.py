@@ -2,7 +2,6 @@
 
 from aiohttp import web
 
-from gateway.bodies.parsing import BODY_BYTES_MAX
 from gateway.directory import Directory, Principal
 from gateway.responses.endpoint import Responses
 from gateway.responses.local_turns import WORKER_BYTES_MAX, LocalTurns
@@ -52,7 +51,10 @@ class ResponseSockets:
         """Answer the requests of one socket until it ends."""
         self._caller(request)
         socket = web.WebSocketResponse(
-            max_msg_size=BODY_BYTES_MAX, compress=False, heartbeat=_PING_S, decode_text=False
+            max_msg_size=0,  # the session bounds it
+            compress=False,
+            heartbeat=_PING_S,
+            decode_text=False,
         )
         if not socket.can_prepare(request):
             text = "Open a WebSocket here (GET with 'Upgrade: websocket'), or use POST."

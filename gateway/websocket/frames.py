@@ -12,6 +12,7 @@ from sluice.errors import PlatformError
 
 _EVENT_END, _DATA = b"\n\n", b"data: "
 _TEXT = 0x81  # a whole message of text, without a mask, as servers send it
+_CLOSE, _CLOSE_FORM = 0x88, Struct("!BBH").pack
 _SHORT_MAX, _MEDIUM_MAX = 125, 0xFFFF
 _MEDIUM, _LONG = Struct("!BBH").pack, Struct("!BBQ").pack
 
@@ -24,6 +25,11 @@ def text_frame(payload: bytes) -> bytes:
     if size <= _MEDIUM_MAX:
         return _MEDIUM(_TEXT, 126, size) + payload
     return _LONG(_TEXT, 127, size) + payload
+
+
+def close_frame(code: int) -> bytes:
+    """Return the frame after which nothing is sent."""
+    return _CLOSE_FORM(_CLOSE, 2, code)
 
 
 def frames_of(events: bytes, opening: bytes) -> bytes:

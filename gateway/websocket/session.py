@@ -7,13 +7,12 @@ key, limits, guards, usage and traces are those of HTTP.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import NamedTuple, cast
 
 import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from gateway.bodies.parsing import INLINE_BYTES_MAX
+from gateway.bodies.parsing import BODY_BYTES_MAX, INLINE_BYTES_MAX
 from gateway.bodies.socket_messages import CreateMessage, no_text, read_message, stream_of
 from gateway.directory import Principal
 from gateway.dispatch.streamed import BUFFER_BYTES_MAX
@@ -23,18 +22,19 @@ from gateway.server.identity import identity_of, identity_of_part
 from gateway.server.in_process import in_process_request
 from gateway.server.middleware import give_principal, outcome_of
 from gateway.server.request_counts import RequestCounts
-from gateway.websocket.frames import error_frame, opening_of
+from gateway.websocket.frames import close_frame, error_frame, opening_of
 from gateway.websocket.lanes import Lanes
 from gateway.websocket.outbox import SocketOutbox, SocketSink
-from sluice.errors import ErrorCode, PlatformError, RejectedError
+from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 
 log = structlog.get_logger(__name__)
 
 ENDPOINT = "/v1/responses"
 SOCKET_S = 3600.0  # a socket takes requests for so long
 LAST_S = 600.0  # what runs then may go on for so long
-_STRAY_BYTES = 4096  # control frames between two messages are less than that
+_STRAY_BYTES = 4096  # of frames around messages, and of control frames between two
 _CLOSE_S = 5.0
+_MESSAGES = frozenset({WSMsgType.TEXT, WSMsgType.BINARY})
 _EXPIRED = "websocket_connection_limit_reached"
 _LOST = "previous_response_not_found"
 _PREVIOUS = "previous_response_id"
@@ -81,12 +81,12 @@ class SocketSession:
         self._running: set[asyncio.Task[None]] = set()
         self._number = self._unread = 0
         self._unread_since_s = 0.0
-        self._end: tuple[int, str, PlatformError] | None = None  # close code, error's code, error
+        self._end: _SocketEnd | None = None
+        self._is_deaf = self._is_closed = False
+        self._timer = asyncio.get_running_loop().call_later(SOCKET_S, self._expire)
 
     async def run(self) -> None:
         """Answer until the client closes the socket, or it is to end."""
-        loop = asyncio.get_running_loop()
-        expiry = loop.call_later(SOCKET_S, self._expire)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -97,56 +97,74 @@ class SocketSession:
                     for task in self._running:
                         task.cancel()
         finally:
-            expiry.cancel()
+            self._timer.cancel()
             self._turns.close()
             self._lanes.close()
             self._budget.release(self._unread)
             self._unread = 0
 
-    def note_bytes(self, size: int) -> None:
-        """Note that so much has come of a message, which has bounds of size and time."""
+    def note_bytes(self, size: int) -> bool:
+        """Note that so much has come of a message; return whether it is wanted.
+
+        A message has bounds of size and time, as a body has. What comes behind one that is too
+        large is dropped, or its client would not read why.
+        """
         now_s = time.monotonic()
+        if self._is_deaf:
+            return False
         if not self._unread:
             self._unread_since_s = now_s
         try:
             self._budget.take(size)
         except RejectedError as error:
-            self._refuse_all(WSCloseCode.TRY_AGAIN_LATER, "", error)
-            self._outbox.cut()
-            return
+            self._stop_reading(WSCloseCode.TRY_AGAIN_LATER, error)
+            return False
         self._unread += size
+        if self._unread > BODY_BYTES_MAX + _STRAY_BYTES:
+            text = "The message is larger than the 4 MiB that this server takes."
+            error = BadRequestError(ErrorCode.REQUEST_TOO_LARGE, text)
+            self._stop_reading(WSCloseCode.MESSAGE_TOO_BIG, error)
+            return False
         is_late = now_s - self._unread_since_s > GRACE_S + self._unread / BYTES_PER_S_MIN
         if self._unread > _STRAY_BYTES and is_late:
             self._outbox.cut()
+        return True
 
     def drain(self) -> None:
         """End the socket when what runs has ended; its client is to connect anew."""
         text = "The server is stopping; connect again, and another one answers."
         error = RejectedError(ErrorCode.DRAINING, text, retry_after_s=1.0)
-        self._refuse_all(WSCloseCode.SERVICE_RESTART, "", error)
+        self._refuse_all(_SocketEnd(WSCloseCode.SERVICE_RESTART, error))
 
     def _expire(self) -> None:
         text = "A socket takes requests for 60 minutes; open another one."
         error = RejectedError(ErrorCode.DRAINING, text, retry_after_s=1.0)
         if self._end is None:
             self._outbox.add(error_frame(error, opening_of(None), code=_EXPIRED))
-        self._refuse_all(WSCloseCode.GOING_AWAY, _EXPIRED, error)
-        asyncio.get_running_loop().call_later(LAST_S, self._outbox.cut)
+        self._refuse_all(_SocketEnd(WSCloseCode.GOING_AWAY, error, _EXPIRED))
+        self._timer = asyncio.get_running_loop().call_later(LAST_S, self._outbox.cut)
 
-    def _refuse_all(self, close_code: int, code: str, error: PlatformError) -> None:
+    def _stop_reading(self, close_code: int, error: PlatformError) -> None:
+        self._is_deaf = True
+        self._refuse(error, None)
+        self._close(close_code)
+
+    def _refuse_all(self, end: "_SocketEnd") -> None:
         if self._end is None:
-            self._end = close_code, code, error
+            self._end = end
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if self._end is not None and not self._lanes.open and self._tasks is not None:
-            self._tasks.create_task(self._close(self._end[0]))
+        if self._end is not None and not self._lanes.open:
+            self._close(self._end.close_code)
 
-    async def _close(self, code: int) -> None:
-        self._outbox.flush()
-        with suppress(TimeoutError, ConnectionError):
-            async with asyncio.timeout(_CLOSE_S):
-                await self._socket.close(code=code)
+    def _close(self, code: int) -> None:
+        """Tell the end; the client answers with its own, and has a while for that."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._outbox.add(close_frame(code))
+            self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(_CLOSE_S, self._outbox.cut)
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -155,6 +173,8 @@ class SocketSession:
             message = await self._socket.receive()
             self._budget.release(self._unread)
             self._unread = 0
+            if self._is_closed and message.type in _MESSAGES:
+                continue  # its client did not know yet
             if message.type is WSMsgType.TEXT:
                 await self._take(cast("bytes", message.data))
             elif message.type is WSMsgType.BINARY:
@@ -175,7 +195,7 @@ class SocketSession:
             return
         work = _Work(wanted, len(message), self._number)
         if self._end is not None:
-            self._refuse(self._end[2], wanted.stream_id, self._end[1])
+            self._refuse(self._end.error, wanted.stream_id, self._end.code)
             return
         try:
             is_first = self._lanes.add(wanted.stream_id, work, len(message))
@@ -212,7 +232,7 @@ class SocketSession:
                 del work  # a stream keeps nothing of its body
                 await answering
             else:
-                self._refuse(self._end[2], stream_id, self._end[1], work.number)
+                self._refuse(self._end.error, stream_id, self._end.code, work.number)
             is_first = False
             work = self._lanes.next(stream_id)
         self._close_if_idle()
@@ -255,6 +275,18 @@ class SocketSession:
         outcome = outcome_of(request, status) if code is None else code
         request_id = identity_of(request).request_id
         self._counts.note(ENDPOINT, status, outcome, request_id, started_at_s)
+
+
+class _SocketEnd(NamedTuple):
+    """Why a socket takes no more requests: what it closes with, and what they are told.
+
+    Attributes:
+        code: Stands for the error's own code; empty: nothing does.
+    """
+
+    close_code: int
+    error: PlatformError
+    code: str = ""
 
 
 class _Work(NamedTuple):

@@ -18,7 +18,7 @@ from gateway.bodies.anthropic import AnthropicRequest, CountTokensRequest
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.completions import CompletionRequest
 from gateway.bodies.embeddings import EmbeddingRequest
-from gateway.bodies.responses import ResponseRequest
+from gateway.bodies.socket_messages import CreateMessage
 from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
 
 HERE = Path(__file__).parent
@@ -67,7 +67,7 @@ def test_every_parameter_of_the_sdk_has_a_row(
     [
         ((ChatRequest,), (SHARED, "Chat completions")),
         ((CompletionRequest,), (SHARED, "Completions")),
-        ((ResponseRequest,), ("Responses",)),
+        ((CreateMessage,), ("Responses",)),
         ((AnthropicRequest, CountTokensRequest), ("Messages",)),
         ((EmbeddingRequest,), ("Embeddings",)),
         ((TokenizeRequest, DetokenizeRequest), (TOKENIZE,)),

@@ -1,0 +1,104 @@
+"""CPU of streams over one WebSocket beside that of as many connections with server-sent events.
+
+One operation: one streamed token of a response through router and gateway, keys, limits and
+tokenizing on, from the `sim` driver inside a real Triton. `sse`: each stream has a connection of
+its own; `socket`: all are streams of one WebSocket. Both run in turns, and ask for the same. Not
+counted: the engine, and the client. Read the medians of the rounds.
+Run: `python -m benchmarks.load.sockets`.
+"""
+
+import asyncio
+import json
+import statistics
+from typing import Any
+
+import aiohttp
+
+from benchmarks.load.sse_client import cpu_seconds
+from benchmarks.load.stack import BenchmarkStack, started
+from benchmarks.results import write_result
+
+_STREAMS, _TOKENS, _ROUNDS = 50, 1000, 5
+_LIMIT_S = 300.0
+_BODY: dict[str, Any] = {
+    "model": "sluice-tiny",
+    "input": "Tell me a story about a river and a gate.",
+    "max_output_tokens": _TOKENS,
+    "ignore_eos": True,
+    "store": False,
+}
+_ENDS = (b'"type":"response.completed"', b'"type":"response.incomplete"')
+
+
+async def _sse(http: aiohttp.ClientSession, url: str) -> None:
+    async def one() -> None:
+        async with http.post(url, json=_BODY | {"stream": True}) as answer:
+            assert answer.status == 200, await answer.text()
+            rest = b""
+            async for piece in answer.content.iter_any():
+                rest = (rest + piece)[-64:]
+            assert rest.endswith(b"data: [DONE]\n\n")
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(_STREAMS):
+            tasks.create_task(one())
+
+
+async def _socket(http: aiohttp.ClientSession, url: str) -> None:
+    async with http.ws_connect(url, max_msg_size=0, compress=0, decode_text=False) as socket:
+        for number in range(_STREAMS):
+            message = _BODY | {"type": "response.create", "stream_id": str(number)}
+            await socket.send_str(json.dumps(message))
+        left = _STREAMS
+        while left:
+            told: bytes = (await socket.receive()).data
+            assert b'"type":"error"' not in told, told
+            left -= any(end in told[:120] for end in _ENDS)
+
+
+async def _measured(stack: BenchmarkStack) -> dict[str, dict[str, float]]:
+    pids = {it["name"]: [it["pid"]] for it in stack.status()["processes"]}
+    groups = {name: pids[name] for name in ("gateway", "router")}
+    headers = {"authorization": f"Bearer {stack.env['OPENAI_API_KEY']}"}
+    url = f"{stack.env['OPENAI_BASE_URL']}/responses"
+    rounds: dict[str, list[dict[str, float]]] = {"sse": [], "socket": []}
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
+        for number in range(_ROUNDS + 1):  # the first one warms up
+            for name, ways in (("sse", _sse), ("socket", _socket)):
+                before = cpu_seconds(groups)
+                async with asyncio.timeout(_LIMIT_S):
+                    await ways(http, url)
+                after = cpu_seconds(groups)
+                if number:
+                    rounds[name].append({it: after[it] - before[it] for it in groups})
+    return {name: _per_token(found) for name, found in rounds.items()}
+
+
+def _per_token(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median CPU per token of each process and of both, in microseconds."""
+    for found in rounds:
+        found["total"] = sum(found.values())
+    tokens = _STREAMS * _TOKENS
+    return {
+        f"{name}_us_per_token": round(
+            statistics.median([it[name] for it in rounds]) / tokens * 1e6, 2
+        )
+        for name in rounds[0]
+    }
+
+
+def main() -> None:
+    """Run both in turns and write `benchmarks/results/sockets.json`."""
+    with started("sim", "--no-embeddings") as stack:
+        figures = asyncio.run(_measured(stack))
+    ratio = figures["socket"]["total_us_per_token"] / figures["sse"]["total_us_per_token"]
+    assert __doc__ is not None
+    operation = __doc__.split("\n\n")[1].strip().replace("\n", " ")
+    parameters = {"streams": _STREAMS, "tokens": _TOKENS, "rounds": _ROUNDS}
+    record = {"parameters": parameters, **figures, "socket_of_sse": round(ratio, 3)}
+    print(write_result("sockets", operation, record).read_text())
+
+
+if __name__ == "__main__":
+    main()
