@@ -42,12 +42,12 @@ from gateway.pool_board import PoolBoard
 from gateway.rollouts.confirm import ConfirmationSender
 from gateway.rollouts.decided import Decided
 from gateway.rollouts.open_requests import OpenRequests
+from gateway.server.answer_counts import AnswerCounts
 from gateway.server.cors import Cors
 from gateway.server.loop_lag import LoopLag
 from gateway.server.middleware import Envelope
 from gateway.server.probes import Probes
 from gateway.server.protocol import ServerLimits
-from gateway.server.request_counts import RequestCounts
 from gateway.server.routes import Routes
 from gateway.server.runner import HttpRunner, bound_socket
 from gateway.server.tls import TlsFiles
@@ -78,7 +78,7 @@ class Gateway:
         self.settings = settings
         objectives = Objectives(settings.objective_ttft_s, settings.objective_tpot_s)
         self.metrics = GatewayMetrics(objectives)
-        self.counts = RequestCounts(self.metrics, log_every=settings.log_every)
+        self.counts = AnswerCounts(self.metrics, log_every=settings.log_every)
         self.watcher = ControlWatcher(
             settings.control_address,
             control.ROLE_GATEWAY,

@@ -19,7 +19,7 @@ from gateway.responses.background import BackgroundResponses
 from gateway.responses.endpoint import Responses
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import StoredResponses
-from gateway.server.request_counts import RequestCounts
+from gateway.server.answer_counts import AnswerCounts
 from gateway.server.routes import Routes
 from gateway.settings import GatewaySettings
 from gateway.websocket.endpoint import ResponseSockets
@@ -64,7 +64,7 @@ class StatefulApis:
         completer: Completer,
         assets: AssetCache,
         limiter: Limiter,
-        counts: RequestCounts,
+        counts: AnswerCounts,
     ) -> None:
         """Add all paths; see `Responses` for the parts."""
         store = self.responses

@@ -7,11 +7,11 @@ import structlog
 from aiohttp import HttpVersion11, hdrs, web
 
 from gateway.directory import Directory, Principal
+from gateway.server.answer_counts import AnswerCounts
 from gateway.server.cors import Cors
 from gateway.server.errors import HttpError, body_of, headers_of
 from gateway.server.identity import identity_of, set_identity
 from gateway.server.protocol import UNKNOWN_VERSION, HttpProtocol, too_many_connections
-from gateway.server.request_counts import RequestCounts
 from gateway.server.routes import ErrorForm, GatewayRoute, Routes
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 
@@ -76,7 +76,7 @@ class Envelope:
     def __init__(
         self,
         routes: Routes,
-        counts: RequestCounts,
+        counts: AnswerCounts,
         *,
         trace_share: float = 1.0,
         cors: Cors | None = None,

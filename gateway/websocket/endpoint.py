@@ -5,12 +5,12 @@ from aiohttp import web
 from gateway.directory import Directory, Principal
 from gateway.responses.endpoint import Responses
 from gateway.responses.local_turns import WORKER_BYTES_MAX, LocalTurns
+from gateway.server.answer_counts import AnswerCounts
 from gateway.server.body import BodyBudget
 from gateway.server.errors import HttpError
 from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate
 from gateway.server.protocol import HttpProtocol
-from gateway.server.request_counts import RequestCounts
 from gateway.websocket.session import SocketSession
 from sluice.errors import ErrorCode, RejectedError
 from sluice.scopes import Scope
@@ -23,7 +23,7 @@ _UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade"}
 class ResponseSockets:
     """The WebSockets of one worker."""
 
-    def __init__(self, directory: Directory, responses: Responses, counts: RequestCounts) -> None:
+    def __init__(self, directory: Directory, responses: Responses, counts: AnswerCounts) -> None:
         """Compose.
 
         Args:

@@ -17,11 +17,11 @@ from gateway.bodies.socket_messages import CreateMessage, no_text, read_message,
 from gateway.directory import Principal
 from gateway.dispatch.streamed import BUFFER_BYTES_MAX
 from gateway.responses.local_turns import LocalTurns
+from gateway.server.answer_counts import AnswerCounts
 from gateway.server.body import BYTES_PER_S_MIN, GRACE_S, BodyBudget
 from gateway.server.identity import identity_of, identity_of_part
 from gateway.server.in_process import in_process_request
 from gateway.server.middleware import give_principal, outcome_of
-from gateway.server.request_counts import RequestCounts
 from gateway.websocket.frames import close_frame, error_frame, opening_of
 from gateway.websocket.lanes import Lanes
 from gateway.websocket.outbox import SocketOutbox, SocketSink
@@ -55,7 +55,7 @@ class SocketSession:
         *,
         answer: Answer,
         caller: Callable[[web.Request], Principal],
-        counts: RequestCounts,
+        counts: AnswerCounts,
         turns: LocalTurns,
         budget: BodyBudget,
     ) -> None:

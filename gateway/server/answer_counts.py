@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 _Count = Callable[[], None]
 
 
-class RequestCounts:
+class AnswerCounts:
     """Of one worker: requests over HTTP, and those that came over sockets."""
 
     def __init__(self, metrics: GatewayMetrics, *, log_every: int) -> None:
