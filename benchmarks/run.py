@@ -37,6 +37,7 @@ MODULES = {
     "agent": "benchmarks.load.agent_faults",
     "stack": "benchmarks.load.stack",
     "edge": "benchmarks.load.gateway",
+    "sockets": "benchmarks.load.sockets",
     "peers": "benchmarks.load.peers",
     "routing": "benchmarks.load.routing_study",
     "rollouts": "benchmarks.load.rollouts",

@@ -76,8 +76,7 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, events: EventProducer) -> None:
         """Compose everything; nothing is opened yet, apart from what `events` does."""
         self.settings = settings
-        objectives = Objectives(settings.objective_ttft_s, settings.objective_tpot_s)
-        self.metrics = GatewayMetrics(objectives)
+        self.metrics = GatewayMetrics(_objectives(settings))
         self.counts = AnswerCounts(self.metrics, log_every=settings.log_every)
         self.watcher = ControlWatcher(
             settings.control_address,
@@ -88,8 +87,8 @@ class Gateway:
         self.bases, self.prompt_threads = self._make_fetcher(), PromptThreads()
         find, want, threads = self.bases.find, self.bases.want, self.prompt_threads
         self.assets = AssetCache(find, partial(load_base, threads=threads), want)
-        load = partial(load_embedding_base, threads=threads)
-        self.embedding_bases = EmbeddingBaseCache(find, load, want)
+        embedding = partial(load_embedding_base, threads=threads)
+        self.embedding_bases = EmbeddingBaseCache(find, embedding, want)
         self.directory = Directory(self.watcher.state, self.assets.has)
         self.lag = LoopLag(self.metrics.loop_lag.observe)
         self.pace = AttemptPace(self.lag)
@@ -124,12 +123,12 @@ class Gateway:
             emit=events.emit,
             gateway_id=settings.instance_id,
         )
-        self.text_shipping, self.stateful = _text_shipping(settings, events), StatefulApis(settings)
+        self.text_shipping = _text_shipping(settings, events)
+        self.stateful = StatefulApis(settings, self.counts)
         self.texts = Texts(self.text_shipping.ship, self.metrics)
         self.is_draining = self._is_stopped = False
         self.http = self._make_http()
-        self._tls = _tls_files(settings)
-        self._changed = asyncio.Event()
+        self._tls, self._changed = _tls_files(settings), asyncio.Event()
         self.watcher.before_snapshot(self.directory.prepare)
         self.watcher.on_change(self._follow)
         self._follow_metrics()
@@ -188,9 +187,7 @@ class Gateway:
         models = Models(directory=self.directory, pools=pools)
         routes.add("POST", CompletionTask.endpoint, partial(completer.handle, CompletionTask))
         AnthropicMessages(self.directory, completer, tokenizing).add_to(routes)
-        self.stateful.add_to(
-            routes, self.directory, completer, self.assets, self.limiter, self.counts
-        )
+        self.stateful.add_to(routes, self.directory, completer, self.assets, self.limiter)
         routes.add("POST", "/v1/embeddings", embeddings.handle)
         routes.add("POST", "/v1/tokenize", tokenizing.tokenize)
         routes.add("POST", "/v1/detokenize", tokenizing.detokenize)
@@ -403,6 +400,10 @@ class Gateway:
                 ),
             }
         )
+
+
+def _objectives(settings: GatewaySettings) -> Objectives:
+    return Objectives(settings.objective_ttft_s, settings.objective_tpot_s)
 
 
 def _text_shipping(settings: GatewaySettings, events: EventProducer) -> TextShipping:

@@ -44,8 +44,9 @@ class StatefulApis:
     completions: KeptCompletions
     sockets: ResponseSockets
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        """Compose; nothing is opened yet."""
+    def __init__(self, settings: GatewaySettings, counts: AnswerCounts) -> None:
+        """Compose; nothing is opened yet. `counts` has the answers of all requests."""
+        self._counts = counts
         secret = shared_secret()
         self.responses = ResponseStore(
             settings.valkey_url.get_secret_value(),
@@ -64,7 +65,6 @@ class StatefulApis:
         completer: Completer,
         assets: AssetCache,
         limiter: Limiter,
-        counts: AnswerCounts,
     ) -> None:
         """Add all paths; see `Responses` for the parts."""
         store = self.responses
@@ -80,7 +80,7 @@ class StatefulApis:
             conversations=conversations,
         )
         stored = StoredResponses(directory=directory, store=store)
-        self.sockets = ResponseSockets(directory, responses, counts)
+        self.sockets = ResponseSockets(directory, responses, self._counts)
         routes.add("POST", "/v1/responses", responses.create)
         routes.add("GET", "/v1/responses", self.sockets.handle)
         routes.add("POST", "/v1/responses/input_tokens", responses.count_input)

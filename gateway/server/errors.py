@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Protocol, runtime_checkable
 
 import orjson
@@ -83,3 +84,16 @@ def headers_of(error: PlatformError) -> dict[str, str]:
     if isinstance(error, BringsHeaders):
         headers.update(error.headers)
     return headers
+
+
+def raw_response(error: PlatformError, request_id: str, server: str) -> bytes:
+    """Return a whole answer for a connection that is closed after it; `server` is our name."""
+    body = body_of(error)
+    reason = HTTPStatus(error.status).phrase
+    retry = "Retry-After: 1\r\n" if error.status == 503 else ""
+    head = (
+        f"HTTP/1.1 {error.status} {reason}\r\nContent-Type: application/json\r\n{retry}"
+        f"Server: {server}\r\nx-request-id: {request_id}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body

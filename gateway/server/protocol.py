@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from http import HTTPStatus
 
 import structlog
 from aiohttp import HttpVersion10, HttpVersion11, web
@@ -23,7 +22,7 @@ from aiohttp.web_protocol import ERROR, RequestHandler
 from gateway.bodies.parsing import BODY_BYTES_MAX
 from gateway.server.body import BodyBudget, content_length
 from gateway.server.deadlines import Deadlines
-from gateway.server.errors import HttpError, body_of
+from gateway.server.errors import HttpError, body_of, raw_response
 from gateway.server.malformed import (
     FIELD_BYTES_MAX,
     FIELDS_MAX,
@@ -441,7 +440,7 @@ class HttpProtocol(RequestHandler):
         request_id = new_id("req")
         self._server.note_malformed(error, request_id)
         if self.transport is not None:
-            self.transport.write(_raw_response(error, request_id))
+            self.transport.write(raw_response(error, request_id, SERVER_NAME))
         self.force_close()
 
     def handle_error(
@@ -494,16 +493,3 @@ def too_many_connections() -> PlatformError:
     """Return the answer of a worker whose connections are all taken."""
     text = "The server has too many open connections; try again shortly."
     return RejectedError(ErrorCode.OVERLOADED, text, retry_after_s=1.0)
-
-
-def _raw_response(error: PlatformError, request_id: str) -> bytes:
-    """Return a whole answer for a connection that is closed after it."""
-    body = body_of(error)
-    reason = HTTPStatus(error.status).phrase
-    retry = "Retry-After: 1\r\n" if error.status == 503 else ""
-    head = (
-        f"HTTP/1.1 {error.status} {reason}\r\nContent-Type: application/json\r\n{retry}"
-        f"Server: {SERVER_NAME}\r\nx-request-id: {request_id}\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body
