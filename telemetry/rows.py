@@ -66,7 +66,7 @@ COLUMNS: dict[str, str] = {
     "reserved_tokens": "UInt32",
     "is_limited_locally": "Bool",
     "guard_rules": "LowCardinality(String)",
-    **dict.fromkeys(("withheld_tokens", "unbilled_tokens"), "UInt32"),
+    **dict.fromkeys(("withheld_tokens", "unbilled_tokens", "dropped_turns"), "UInt32"),
 }
 CLOSING_COLUMNS: dict[str, str] = COLUMNS | {"part": "UInt32"}
 # One call per event for all fields: half of the time of a loop over columns.

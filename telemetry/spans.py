@@ -37,6 +37,7 @@ _NAMED = {
     "sluice.rollout.id": "rollout_id",
     "sluice.guard.rules": "guard_rules",
     "sluice.guard.withheld_tokens": "withheld_tokens",
+    "sluice.dropped_turns": "dropped_turns",
     "sluice.adapter.digest": "adapter_digest",
 }
 _GOOD = frozenset({"stop", "length", "tool_calls", "content_filter"})

@@ -64,12 +64,14 @@ class EncodedPrompt(NamedTuple):
         ids: An array: a list takes nine times the memory, for as long as the answer runs.
         is_reasoning: Whether it ends in an open block of reasoning, where the answer goes on.
         packed: Packed form of a long prompt that a thread made.
+        dropped_turns: Oldest turns that it was made without, since they had no room.
     """
 
     ids: "array[int]"
     block_hashes: bytes
     is_reasoning: bool = False
     packed: PackedPrompt | None = None
+    dropped_turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

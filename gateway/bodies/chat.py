@@ -89,6 +89,7 @@ class ChatRequest(GenerationFields):
     ] = None
     prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
     store: Flag | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     verbosity: Verbosity | None = None
     chat_template_kwargs: TemplateOptions | None = None
     chat_template: Annotated[Any, Only(instead="a model has its base's template")] = None

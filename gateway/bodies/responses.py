@@ -186,7 +186,7 @@ class ResponseRequest(Body):
     prompt_cache_key: ShortText | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     store: Flag | None = None
-    truncation: Annotated[Any, Only("disabled")] = None
+    truncation: Literal["auto", "disabled"] | None = None
     background: Flag | None = None
     previous_response_id: ShortText | None = None
     conversation: ShortText | ConversationName | None = None
@@ -273,7 +273,7 @@ _SAME = (
     *("model", "stream", "temperature", "top_p", "top_logprobs", "presence_penalty"),
     *("frequency_penalty", "parallel_tool_calls", "metadata", "user", "safety_identifier"),
     *("prompt_cache_key", "service_tier", "seed", "top_k", "min_p", "repetition_penalty"),
-    *("ignore_eos", "session_id", "priority", "deadline_ms", "chat_template_kwargs"),
+    *("truncation", "ignore_eos", "session_id", "priority", "deadline_ms", "chat_template_kwargs"),
 )
 
 
@@ -338,7 +338,7 @@ def echo_of(request: ResponseRequest) -> Mapping[str, object]:
         "tool_choice": choice if isinstance(choice, str) else _choice_told(choice),
         "tools": [_tool_told(tool) for tool in request.tools or ()],
         "top_logprobs": request.top_logprobs or 0,
-        "truncation": "disabled",
+        "truncation": request.truncation or "disabled",
         "user": request.user,
         "previous_response_id": request.previous_response_id,
         "background": bool(request.background),

@@ -54,6 +54,7 @@ class GenerationSpec(NamedTuple):
         prompt_logprobs: Alternatives wanted per token of the prompt; None: none are wanted.
         is_echo_alone: Whether the prompt is all that is wanted: the token that comes is not shown.
         prediction: Expected token ids of the answer; empty: no expectation.
+        dropped_turns: Oldest turns of the chat that had no room in the prompt.
     """
 
     request_id: str
@@ -87,6 +88,7 @@ class GenerationSpec(NamedTuple):
     scored_tokens: int = 0
     prompt_logprobs: int | None = None
     is_echo_alone: bool = False
+    dropped_turns: int = 0
 
     @property
     def wish(self) -> Wish:

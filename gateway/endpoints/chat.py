@@ -7,10 +7,12 @@ from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.guides import lark_of
 from gateway.bodies.mistakes import unsupported
+from gateway.bodies.truncation import prompt_room
 from gateway.dialects.tools import ToolSpec
 from gateway.directory import ResolvedModel
 from gateway.dispatch.generation import WholeGeneration
 from gateway.endpoints.task import TextTask
+from gateway.endpoints.truncation import fitted
 from gateway.text.detokenizer import TokenTable
 from gateway.text.logprobs import LogprobFormat, LogprobLine, NewLogprobs, chat_logprobs
 from gateway.text.pipe import TextPipe
@@ -37,16 +39,19 @@ class ChatTask(ChatRequest, TextTask):
             raise unsupported(
                 self.effort_param, "this model's chat template takes none; leave it out"
             )
-        prompt = await assets.encode_chat(
-            self.shown_messages,
-            self.shown_tools,
-            resolved.cache_root,
+        encode = partial(
+            assets.encode_chat,
+            tools=self.shown_tools,
+            cache_root=resolved.cache_root,
             owner=resolved.tenant_id,
             options=self.template_options,
             context_tokens_max=resolved.context_tokens_max,
             param=self.prompt_param(0),
         )
-        return (prompt,)
+        if self.truncation != "auto" or not resolved.context_tokens_max:
+            return (await encode(self.shown_messages),)
+        room_tokens = prompt_room(resolved.context_tokens_max, self.output_tokens_max)
+        return (await fitted(encode, self.shown_messages, room_tokens),)
 
     async def predicted(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[int]:
         """See `TextTask`."""

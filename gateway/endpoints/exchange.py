@@ -219,6 +219,8 @@ class HttpExchange:
             event.limits = "; ".join([scope.told for scope in reservation.scopes])
             event.reserved_tokens = reservation.tokens
             event.is_limited_locally = reservation.is_local
+        if self.specs and (dropped_turns := self.specs[0].dropped_turns):
+            event.dropped_turns = dropped_turns
         if told := attempts.told(tally.attempts, received_at_s, ended_at_s):
             event.attempts.extend(told)
         return begun + event.SerializeToString()

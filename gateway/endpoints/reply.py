@@ -198,6 +198,8 @@ def _headers(request: web.Request, exchange: HttpExchange) -> dict[str, str]:
     headers = {**identity_of(request).headers, "x-sluice-model": exchange.model.id}
     if (schemas := exchange.body.free_schemas) and (ignored := left_out(schemas)):
         headers["x-sluice-ignored-keywords"] = ", ".join(sorted(ignored))
+    if dropped_turns := exchange.specs[0].dropped_turns:
+        headers["x-sluice-dropped-turns"] = str(dropped_turns)
     if (decision := exchange.decision) is not None and decision.has_decided:
         headers["x-sluice-release"] = exchange.model.release
     return headers if exchange.reservation is None else headers | exchange.reservation.headers

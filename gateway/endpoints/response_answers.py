@@ -146,6 +146,7 @@ class ResponseObject(Shape):
     tools: list[FunctionTold]
     tool_choice: ToolWord | dict[str, Any]
     truncation: Literal["auto", "disabled"]
+    dropped_turns: Count | None = None
     parallel_tool_calls: bool
     text: TextTold
     temperature: float

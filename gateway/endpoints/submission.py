@@ -104,6 +104,7 @@ def generation_specs(
         is_echo_alone=task.is_echo_alone,
         tier_reserved_permille=0 if task.is_lowered else tier.reserved_permille,
         is_preemptible=tier.is_preemptible or task.is_lowered,
+        dropped_turns=prompt.dropped_turns,
     )
     if prompt.packed is not None:
         prompt.packed.expect(choices)

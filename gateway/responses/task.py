@@ -86,7 +86,7 @@ class ResponseTask(ChatTask):
         """See `TextTask`."""
         del fingerprint  # OpenAI's response has none
         del uid, created_unix_s  # the id of the response says both
-        frame, keeping = self._frame(model, specs[0].sampling), self.keeping
+        frame, keeping = self._frame(model, specs[0].sampling, specs[0].dropped_turns), self.keeping
         will_be_stored = keeping is not None and keeping.is_storing
         events = ResponseEvents(frame, will_be_stored=will_be_stored)
         if keeping is not None:
@@ -112,7 +112,8 @@ class ResponseTask(ChatTask):
         """See `TextTask`."""
         del uid, created_unix_s, fingerprint
         ((generation, reason),) = answers
-        frame = self._frame(model, generation.spec.sampling)
+        spec = generation.spec
+        frame = self._frame(model, spec.sampling, spec.dropped_turns)
         status, details = ended_as(reason)
         written = partial(
             frame.written,
@@ -139,12 +140,16 @@ class ResponseTask(ChatTask):
             "total_tokens": tally.prompt_tokens + tally.output_tokens,
         }
 
-    def _frame(self, model: str, sampling: engine.Sampling) -> ResponseFrame:
-        used = {
+    def _frame(
+        self, model: str, sampling: engine.Sampling, dropped_turns: int = 0
+    ) -> ResponseFrame:
+        used: dict[str, object] = {
             "temperature": _told(self.temperature, sampling.temperature),
             "top_p": _told(self.top_p, sampling.top_p),
             "service_tier": self.served_tier or "default",
         }
+        if dropped_turns:
+            used["dropped_turns"] = dropped_turns
         return ResponseFrame(
             self.response_id,
             item_stem(self.response_id),

@@ -115,6 +115,8 @@ def test_every_field_arrives() -> None:
     tally = replace(
         TALLY, **went_to, placed=placed, cached_tokens=4, prefill_us=3, itl_max_s=0.1, resumes=2
     )
+    spec: Any = SimpleNamespace(dropped_turns=3)
+    it.specs = [spec, spec]
     parts = generations()
     it.prepare_closings(parts, 2, "g")
     ids = {"event_id": "evt_u", "request_id": "r", "trace_id": "t", "received_at_unix_ms": 5}
@@ -133,6 +135,7 @@ def test_every_field_arrives() -> None:
     waits = {"queue_us": 1, "engine_queue_us": 9, "load_us": 8, "itl_max_us": 100_000}
     came = {"outcome": "stop", "status": 200, "output_tokens": 9, "cached_tokens": 4}
     limits: Any = {"limits": "account rpm=6; key rpm=3", "reserved_tokens": 40}
+    limits["dropped_turns"] = 3
     ended = {**trace, **went, **times, **waits, **came, **limits, "is_limited_locally": True}
     assert parsed(it, tally) == RequestEvent(**begun, **ended)
 

@@ -1,0 +1,47 @@
+"""Which of a chat's turns may be left out where its context is too small for all. Pure.
+
+A turn begins with what a user says, and has all that follows: answers, calls and their results. So
+a call is never parted from its result. Instructions belong to no turn.
+"""
+
+from collections.abc import Sequence
+
+from gateway.bodies.messages import Message
+
+_INSTRUCTIONS = frozenset({"system", "developer"})
+# Share of the context that is left for an answer without a bound of its own.
+_ROOM_PARTS = 8
+
+
+def turns_of(messages: Sequence[Message]) -> int:
+    """Return the number of turns."""
+    return len(_starts(messages))
+
+
+def without_oldest(messages: Sequence[Message], turns: int) -> list[Message]:
+    """Return messages without so many of the oldest turns; instructions stay."""
+    starts = _starts(messages)
+    kept_from = starts[turns] if turns < len(starts) else len(messages)
+    dropped_from = starts[0] if starts else len(messages)
+    return [
+        message
+        for index, message in enumerate(messages)
+        if index < dropped_from or index >= kept_from or message.role in _INSTRUCTIONS
+    ]
+
+
+def prompt_room(context_tokens_max: int, output_tokens_max: int | None) -> int:
+    """Return how many tokens a prompt may have so that an answer has room, too."""
+    answer = output_tokens_max or context_tokens_max // _ROOM_PARTS
+    return max(0, context_tokens_max - max(1, answer))
+
+
+def _starts(messages: Sequence[Message]) -> list[int]:
+    """Return where turns begin: what a user says in a row, and instructions between, is one."""
+    starts, is_behind_user = list[int](), False
+    for index, message in enumerate(messages):
+        if message.role == "user" and not is_behind_user:
+            starts.append(index)
+        if message.role not in _INSTRUCTIONS:
+            is_behind_user = message.role == "user"
+    return starts

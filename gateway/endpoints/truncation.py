@@ -1,0 +1,50 @@
+"""Prompts that fit into a context: the oldest turns give way, and it is told how many."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from gateway.bases.assets import EncodedPrompt
+from gateway.bodies.messages import Message
+from gateway.bodies.truncation import turns_of, without_oldest
+from sluice.errors import BadRequestError, ErrorCode
+
+Encode = Callable[[Sequence[Message]], Awaitable[EncodedPrompt]]
+
+
+async def fitted(encode: Encode, messages: Sequence[Message], room_tokens: int) -> EncodedPrompt:
+    """Return the prompt of as many of the latest turns as fit, and at least of the last one.
+
+    Each look encodes one prompt; there are as many as the number of turns has binary digits, and
+    one more.
+
+    Args:
+        encode: Encodes messages; BadRequestError CONTEXT_LENGTH_EXCEEDED for far too many.
+        messages: All of them.
+        room_tokens: Tokens that the prompt may have.
+    """
+    whole = await _encoded(encode, messages)
+    if whole is not None and len(whole.ids) <= room_tokens:
+        return whole
+    least, most = 1, turns_of(messages) - 1  # of turns to drop; the last one stays
+    best: EncodedPrompt | None = None
+    while least <= most:
+        turns = (least + most) // 2
+        prompt = await _encoded(encode, without_oldest(messages, turns))
+        if prompt is not None and len(prompt.ids) <= room_tokens:
+            best, most = prompt._replace(dropped_turns=turns), turns - 1
+        else:
+            least = turns + 1
+    if best is not None:
+        return best
+    last = max(0, turns_of(messages) - 1)
+    prompt = await encode(without_oldest(messages, last) if last else messages)
+    return prompt._replace(dropped_turns=last)
+
+
+async def _encoded(encode: Encode, messages: Sequence[Message]) -> EncodedPrompt | None:
+    """Return a prompt; None: it has so many characters that nobody needs to look at its tokens."""
+    try:
+        return await encode(messages)
+    except BadRequestError as error:
+        if error.code is not ErrorCode.CONTEXT_LENGTH_EXCEEDED:
+            raise
+        return None
