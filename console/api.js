@@ -4,7 +4,9 @@ import { useEffect, useState } from "./lib.js";
 
 let csrf = "";
 let onEnd = () => {};
-export const whenSessionEnds = (tell) => { onEnd = tell; };
+export const whenSessionEnds = (tell) => {
+  onEnd = tell;
+};
 
 export class Problem extends Error {
   constructor(status, body) {
@@ -32,7 +34,9 @@ export async function get(path, signal) {
 export async function write(method, path, body, headers = {}) {
   const sent = { "x-csrf-token": csrf, "content-type": "application/json", ...headers };
   if (path.startsWith("v1/")) sent["idempotency-key"] = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
-  return answer(await fetch(root(path), { method, headers: sent, body: body === undefined ? undefined : JSON.stringify(body) }));
+  return answer(
+    await fetch(root(path), { method, headers: sent, body: body === undefined ? undefined : JSON.stringify(body) }),
+  );
 }
 
 export async function session() {
@@ -67,15 +71,30 @@ export function useData(paths) {
     const load = async () => {
       const data = {};
       const problems = {};
-      await Promise.all(Object.entries(paths).map(async ([name, path]) => {
-        try { data[name] = await get(path, stop.signal); } catch (problem) { problems[name] = problem; }
-      }));
+      await Promise.all(
+        Object.entries(paths).map(async ([name, path]) => {
+          try {
+            data[name] = await get(path, stop.signal);
+          } catch (problem) {
+            problems[name] = problem;
+          }
+        }),
+      );
       if (!stop.signal.aborted) setState({ key, data, problems, isLoading: false });
     };
-    const look = () => { if (!document.hidden) { document.removeEventListener("visibilitychange", look); load(); } };
+    const look = () => {
+      if (!document.hidden) {
+        document.removeEventListener("visibilitychange", look);
+        load();
+      }
+    };
     setState((old) => ({ ...old, isLoading: true }));
-    if (document.hidden) document.addEventListener("visibilitychange", look); else load();
-    return () => { stop.abort(); document.removeEventListener("visibilitychange", look); };
+    if (document.hidden) document.addEventListener("visibilitychange", look);
+    else load();
+    return () => {
+      stop.abort();
+      document.removeEventListener("visibilitychange", look);
+    };
   }, [key, round]);
   // What was fetched for another question is no answer to this one.
   return { ...(state.key === key ? state : NOTHING), reload: () => setRound((old) => old + 1) };
@@ -87,21 +106,35 @@ export function useLive() {
   const [state, setState] = useState({ data: null, isConnected: false, at: 0 });
   useEffect(() => {
     let source = null;
-    const close = () => { source?.close(); source = null; };
+    const close = () => {
+      source?.close();
+      source = null;
+    };
     const open = () => {
-      if (document.hidden) { close(); return; }
+      if (document.hidden) {
+        close();
+        return;
+      }
       if (source) return;
       source = new EventSource("data/live");
-      source.addEventListener("state", (event) => setState({ data: JSON.parse(event.data), isConnected: true, at: Date.now() }));
+      source.addEventListener("state", (event) =>
+        setState({ data: JSON.parse(event.data), isConnected: true, at: Date.now() }),
+      );
       source.addEventListener("error", () => {
         setState((old) => ({ ...old, isConnected: false }));
         // Refused for good (a session that ended): the browser does not come back by itself.
-        if (source?.readyState === EventSource.CLOSED) { close(); session().then((found) => found.actor || onEnd()); }
+        if (source?.readyState === EventSource.CLOSED) {
+          close();
+          session().then((found) => found.actor || onEnd());
+        }
       });
     };
     open();
     document.addEventListener("visibilitychange", open);
-    return () => { document.removeEventListener("visibilitychange", open); close(); };
+    return () => {
+      document.removeEventListener("visibilitychange", open);
+      close();
+    };
   }, []);
   return state;
 }

@@ -1,2 +1,11 @@
 // The one place that names the vendored library: vendor/README.md says where it comes from.
-export { html, render, createContext, useContext, useState, useEffect, useRef, useMemo } from "./vendor/htm-preact-standalone.js";
+export {
+  html,
+  render,
+  createContext,
+  useContext,
+  useState,
+  useEffect,
+  useRef,
+  useMemo,
+} from "./vendor/htm-preact-standalone.js";

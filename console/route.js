@@ -5,10 +5,21 @@ const KEY = /sk-sluice-[A-Za-z0-9_-]+/;
 
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
-  const parts = path.split("/").filter(Boolean).map((part) => {
-    try { return decodeURIComponent(part); } catch { return part; }
-  });
-  return { page: parts[0] || "overview", id: parts.slice(1).join("/"), query: Object.fromEntries(new URLSearchParams(query)) };
+  const parts = path
+    .split("/")
+    .filter(Boolean)
+    .map((part) => {
+      try {
+        return decodeURIComponent(part);
+      } catch {
+        return part;
+      }
+    });
+  return {
+    page: parts[0] || "overview",
+    id: parts.slice(1).join("/"),
+    query: Object.fromEntries(new URLSearchParams(query)),
+  };
 }
 
 // Names may hold slashes: each part is encoded by itself.
@@ -20,7 +31,9 @@ export function href(page, id = "", query = {}) {
   return `#/${page}${id ? `/${encoded(id)}` : ""}${text ? `?${text}` : ""}`;
 }
 
-export const go = (...where) => { location.hash = href(...where); };
+export const go = (...where) => {
+  location.hash = href(...where);
+};
 
 // A key in a URL stays in histories and logs: it is taken away, and never used.
 export function refuseKeyInUrl() {

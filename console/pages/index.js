@@ -6,6 +6,8 @@ import { Models, Search } from "./models.js";
 import { Rollouts } from "./rollouts.js";
 import { Fleet, Scaling } from "./fleet.js";
 import { Budgets, Costs, Usage } from "./usage.js";
+import { Alerts, Incidents } from "./alerts.js";
+import { Batches, Rules } from "./rules.js";
 import { Access, Audit, Quality } from "./records.js";
 
 const PLATFORM = ["viewer", "operator", "admin"];
@@ -14,6 +16,8 @@ const ALL = [...PLATFORM, "publisher"];
 export const PAGES = [
   { path: "overview", label: "Overview", show: Overview, roles: PLATFORM },
   { path: "live", label: "Live", show: Live, roles: PLATFORM },
+  { path: "alerts", label: "Alerts", show: Alerts, roles: PLATFORM },
+  { path: "incidents", label: "Incidents", show: Incidents, roles: PLATFORM },
   { path: "requests", label: "Requests", show: Requests, roles: ALL },
   { path: "tenants", label: "Tenants and keys", show: Tenants, roles: ALL },
   { path: "usage", label: "Usage", show: Usage, roles: ALL },
@@ -21,6 +25,8 @@ export const PAGES = [
   { path: "budgets", label: "Budgets", show: Budgets, roles: ALL },
   { path: "models", label: "Models", show: Models, roles: ALL },
   { path: "rollouts", label: "Rollouts", show: Rollouts, roles: ALL },
+  { path: "batches", label: "Batches", show: Batches, roles: ALL },
+  { path: "rules", label: "Rules on texts", show: Rules, roles: ["admin", "publisher"] },
   { path: "fleet", label: "Fleet", show: Fleet, roles: PLATFORM },
   { path: "scaling", label: "Scaling", show: Scaling, roles: PLATFORM },
   { path: "quality", label: "Quality", show: Quality, roles: PLATFORM },

@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
+from control_plane.alerts.tables import alerts, incidents
 from control_plane.fleet.model import ReplicaState
 from control_plane.quality.tables import quarantines
 from control_plane.rollouts.tables import rollouts
@@ -55,6 +56,8 @@ def _counts() -> Select[*tuple[Any, ...]]:
             "tenants_stopped"
         ),
         count(quarantines.c.id, quarantines.c.released_at.is_(None)).label("quarantines"),
+        count(alerts.c.id, alerts.c.is_firing, ~alerts.c.is_silenced).label("alerts"),
+        count(incidents.c.id, incidents.c.is_open).label("incidents_open"),
     )
 
 

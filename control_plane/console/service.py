@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from control_plane.console.batch_routes import ConsoleBatches
 from control_plane.console.data_routes import ConsoleData
 from control_plane.console.files import ConsoleFiles, folder
 from control_plane.console.live import LiveFeed
@@ -47,6 +48,7 @@ async def open_console(database: Database, settings: Settings) -> AsyncGenerator
             *ConsoleFiles(folder()).routes(),
             *SessionRoutes(database, identities, settings.console_session_s).routes(),
             *ConsoleData(database, telemetry).routes(),
+            *ConsoleBatches(database).routes(),
             *live.routes(),
         ]
         yield Console(routes, live)

@@ -6,7 +6,7 @@ With SLUICE_SCREENSHOTS=1 the pictures of docs/console.md are taken anew.
 import json
 import os
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import httpx
@@ -56,6 +56,26 @@ def request_id(stack) -> str:
     return found
 
 
+@pytest.fixture(scope="module")
+def incident_id(stack) -> Iterator[str]:
+    """The incident of an alert that wakes somebody, whose texts are markup."""
+    report = "/v1/alertmanager/api/v2/alerts"
+    labels = {"alertname": "ConsoleDrill", "severity": "P1", "drill": MARKUP}
+    about = {"summary": MARKUP, "runbook_url": "https://runbooks.example/ConsoleDrill.md"}
+    with stack.admin() as admin:
+        body = [{"labels": labels, "annotations": about}]
+        admin.post(report, json=body).raise_for_status()
+        deadline = time.monotonic() + 60
+        found = ""
+        while not found:
+            assert time.monotonic() < deadline, "no incident was opened"
+            (alert,) = admin.get("/v1/alerts?is_firing=true&name=ConsoleDrill").json()["data"]
+            found = alert["incident_id"]
+            time.sleep(0.2)
+        yield found
+        admin.post(report, json=[body[0] | {"endsAt": "2026-01-01T00:00:00Z"}]).raise_for_status()
+
+
 @pytest_asyncio.fixture
 async def page(tmp_path: Path) -> AsyncGenerator[Chromium]:
     async with opened_chromium(tmp_path / "profile", width=1280, height=800) as found:
@@ -83,9 +103,24 @@ async def show(page: Chromium, where: str) -> list[str]:
 
 
 async def test_every_page_works_and_everybody_can_read_it(
-    page: Chromium, stack, request_id: str, node_project: Path
+    page: Chromium, stack, request_id: str, incident_id: str, node_project: Path
 ) -> None:
+    with stack.admin() as admin:
+        body = {"owner_tenant_id": "console-markup"}
+        body |= {
+            "rules": [{"id": "names", "action": "rewrite", "words": [MARKUP], "replacement": "-"}]
+        }
+        admin.put("/v1/guard-sets/console-markup", json=body).raise_for_status()
     pages = {
+        "alerts": "#/alerts",
+        "alerts over": "#/alerts?view=over",
+        "silences": "#/alerts?view=silences",
+        "told": "#/alerts?view=told",
+        "incidents": "#/incidents",
+        "incident": f"#/incidents/{incident_id}",
+        "rules": "#/rules",
+        "rule set": "#/rules/console-markup",
+        "batches": "#/batches",
         "overview": "#/overview",
         "live": "#/live",
         "requests": "#/requests?tenant=console-markup",
@@ -148,6 +183,44 @@ async def test_a_key_is_made_with_the_mouse_and_shown_once(
     await page.until("!document.querySelector('.secret')")
     assert key not in await page.evaluate("document.documentElement.outerHTML")
     assert not page.errors
+
+
+async def test_an_alert_is_acknowledged_and_silenced_and_its_incident_closed_with_the_mouse(
+    page: Chromium, stack, incident_id: str
+) -> None:
+    await sign_in(page, stack, stack.admin_key)
+    await show(page, "#/alerts?name=ConsoleDrill")
+    row = await page.evaluate("document.querySelector('main tbody').innerText")
+    assert MARKUP in row
+    assert "ConsoleDrill.md" in row
+    await act(page, "Acknowledge", "hear nothing more", note="Ada looks")
+    await page.until("document.querySelector('tbody').innerText.includes('acknowledged by')")
+    await act(page, "Silence", "1 alerts of this rule fire now", hours="1", reason="a drill")
+    await show(page, "#/alerts?view=silences")
+    assert "alertname=ConsoleDrill" in await page.evaluate("document.body.innerText")
+    await act(page, "End", "1 alerts fit it")
+    await show(page, f"#/incidents/{incident_id}")
+    await act(page, "Close", "1 of its alerts still fire", text="It was a drill.")
+    await page.until("document.querySelector('main').innerText.includes('closed by')")
+    told = await page.evaluate("document.querySelector('main').innerText")
+    assert "It was a drill." in told
+    assert "acknowledged" in told
+    assert not page.errors
+
+
+async def act(page: Chromium, label: str, says: str, **fields: str) -> None:
+    """Press the page's last button of this label, read what it will do, fill in, and do it."""
+    buttons = "[...document.querySelectorAll('main button')]"
+    button = f"{buttons}.findLast((it) => it.innerText === {json.dumps(label)})"
+    await page.until(button)
+    await page.evaluate(f"{button}.click()")
+    await page.until("document.querySelector('dialog[open] form')")
+    assert says in await page.evaluate("document.querySelector('dialog[open] p').innerText")
+    for name, value in fields.items():
+        field = f"document.querySelector('dialog[open] [name={name}]')"
+        await page.evaluate(f"{field}.value = {json.dumps(value)}")
+    await page.evaluate("document.querySelector('dialog[open] form').requestSubmit()")
+    await page.until("!document.querySelector('dialog[open]')")
 
 
 async def test_a_session_that_ends_elsewhere_ends_here(page: Chromium, stack) -> None:

@@ -2,10 +2,16 @@
 
 import asyncio
 import json
+import time
 
 import httpx
 import pytest
 import pytest_asyncio
+
+from sluice.ids import new_id
+from sluice.wire.state.v1 import state_pb2 as wire
+from sluice.wire.state.v1.state_pb2_grpc import BatchServiceStub
+from tests.links import trusted_channel
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -127,6 +133,40 @@ async def test_a_publisher_sees_its_tenant_alone(plane) -> None:
             assert "CONTROL_PLANE__TELEMETRY_URL" in own.json()["detail"]
         for path in ("overview", "live", "costs"):
             assert (await client.get(f"/console/data/{path}")).status_code == 403, path
+
+
+async def test_batches_are_shown_to_their_tenant_and_to_operators(plane) -> None:
+    ids: dict[str, str] = {}
+    now_ms = time.time_ns() // 1_000_000
+    async with trusted_channel(plane.grpc_address) as channel:
+        for tenant in ("console-a", "console-b"):
+            batch = wire.Batch(
+                id=new_id("batch"),
+                tenant_id=tenant,
+                key_id="key_console",
+                endpoint="/v1/completions",
+                input_file_id="file-none",
+                created_at_unix_ms=now_ms,
+                expires_at_unix_ms=now_ms + 3_600_000,
+            )
+            ids[tenant] = (await BatchServiceStub(channel).Begin(batch, timeout=30)).id
+    made = await new_key(plane, role="publisher", tenant_id="console-a")
+    path = "/console/data/batches"
+    async with browser(plane) as client:
+        await signed_in(plane, client, made["key"])
+        own = (await client.get(path)).json()["data"]
+        assert {it["tenant_id"] for it in own} == {"console-a"}
+        assert (await client.get(path, params={"tenant": "console-b"})).status_code == 404
+        assert (await client.get(f"{path}/{ids['console-b']}")).status_code == 404
+        shown = (await client.get(f"{path}/{ids['console-a']}")).json()
+        assert (shown["endpoint"], shown["key_id"]) == ("/v1/completions", "key_console")
+    every = (await plane.admin.get(path, params={"limit": 1})).json()
+    assert every["has_more"]
+    (newest,) = every["data"]
+    older = await plane.admin.get(path, params={"before": newest["number"], "tenant": "console-a"})
+    assert ids["console-a"] in {it["id"] for it in older.json()["data"]}
+    assert (await plane.admin.get(path, params={"before": "x"})).status_code == 400
+    assert (await plane.admin.get(path, params={"status": "completed"})).json()["data"] == []
 
 
 async def test_the_overview_tells_which_numbers_are_missing(plane) -> None:

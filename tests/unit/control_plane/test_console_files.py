@@ -10,6 +10,7 @@ from control_plane.console.files import POLICY, folder
 
 LINES_MAX = 4000
 WIRE_BYTES_MAX = 150_000
+COLUMNS_MAX = 120
 OWN = [it for it in folder().rglob("*") if it.is_file() and "vendor" not in it.parts]
 SCRIPTS = [it for it in OWN if it.suffix == ".js"]
 
@@ -29,6 +30,14 @@ def test_vendored_modules_are_those_of_their_list() -> None:
 def test_it_stays_small() -> None:
     assert sum(it.read_text().count("\n") for it in OWN) <= LINES_MAX
     assert sum(len(gzip.compress(it.read_bytes())) for it in OWN) <= WIRE_BYTES_MAX
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda it: it.name)
+def test_lines_of_scripts_can_be_read(script) -> None:
+    long = [
+        at for at, line in enumerate(script.read_text().split("\n"), 1) if len(line) > COLUMNS_MAX
+    ]
+    assert not long
 
 
 def test_nothing_needs_what_the_policy_forbids() -> None:

@@ -1,0 +1,21 @@
+"""Whose rows a question of the console is about."""
+
+from aiohttp import web
+
+from control_plane.access.roles import Action, Reach
+from control_plane.http.routes import ACTOR
+from sluice.errors import ErrorCode, PlatformError
+
+
+def own_tenant(request: web.Request) -> str:
+    """Return the tenant that a question is narrowed to; empty: all tenants, for who may see them.
+
+    Raises:
+        PlatformError: 404, the caller has one tenant and asks for another.
+    """
+    actor, wanted = request[ACTOR], request.query.get("tenant", "")
+    if actor.reach(Action.READ_TENANT) is Reach.ALL:
+        return wanted.replace("\0", "")
+    if wanted and wanted != actor.tenant_id:
+        raise PlatformError(ErrorCode.NOT_FOUND, f"there is no tenants/{wanted[:128]}")
+    return actor.tenant_id
