@@ -52,6 +52,16 @@ export async function signIn(key, name) {
   return found;
 }
 
+// A request to a gateway, with the key that its person gave for it; the answer may be a stream.
+export const play = (dialect, key, body, signal) =>
+  fetch(`data/play/${dialect}`, {
+    method: "POST",
+    headers: { "x-csrf-token": csrf, "x-sluice-key": key, "content-type": "application/json" },
+    body,
+    signal,
+    cache: "no-store",
+  });
+
 export const url = (path, query) => {
   const kept = Object.entries(query).filter(([, value]) => value !== "" && value !== undefined && value !== null);
   const text = new URLSearchParams(kept).toString();

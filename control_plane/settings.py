@@ -21,6 +21,8 @@ class Settings(ServiceSettings):
             rollouts and of usage for budgets; empty: there is no evidence, and no budget is ever
             used up.
         telemetry_key: The admin key that it takes.
+        gateway_url: http(s)://host:port of a gateway, for the console's playground; empty: there is
+            none.
         rollout_window_s: Length of the windows in which both releases of a rollout are compared.
         artifact_store_url: Where artifacts lie: file:///directory or s3://bucket/prefix (with AWS_*
             of the environment); empty: uploads are refused.
@@ -62,6 +64,7 @@ class Settings(ServiceSettings):
     admin_key_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     telemetry_url: Annotated[str, Field(pattern=r"^$|^https?://[^/]+/?$")] = ""
     telemetry_key: SecretStr = SecretStr("")
+    gateway_url: Annotated[str, Field(pattern=r"^$|^https?://[^/]+/?$")] = ""
     rollout_window_s: Annotated[float, Field(ge=1, le=300)] = 10
     artifact_store_url: Annotated[str, Field(pattern=r"^$|^file:///|^s3://[^/]")] = ""
     artifact_rank_max: Annotated[int, Field(ge=1, le=1024)] = 64
@@ -97,6 +100,7 @@ class MigrateSettings(ServiceSettings):
     admin_key_sha256: str = ""
     telemetry_url: str = ""
     telemetry_key: str = ""
+    gateway_url: str = ""
     rollout_window_s: str = ""
     artifact_store_url: str = ""
     artifact_rank_max: str = ""

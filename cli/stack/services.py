@@ -258,6 +258,7 @@ class ServicePlan:
             "CONTROL_PLANE__ADMIN_KEY_SHA256": self._secrets.admin_key_sha256,
             "CONTROL_PLANE__TELEMETRY_URL": f"{self._options.scheme}://{self._address('telemetry_http')}",
             "CONTROL_PLANE__TELEMETRY_KEY": self._secrets.admin_key,
+            "CONTROL_PLANE__GATEWAY_URL": self._options.base_url.removesuffix("/v1"),
             "CONTROL_PLANE__BUDGET_INTERVAL_S": "2",  # people who try it do not wait for long
             "CONTROL_PLANE__SCALING_INTERVAL_S": "2",
             "CONTROL_PLANE__ARTIFACT_STORE_URL": self._home.artifact_store.absolute().as_uri(),

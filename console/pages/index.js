@@ -8,6 +8,7 @@ import { Fleet, Scaling } from "./fleet.js";
 import { Budgets, Costs, Usage } from "./usage.js";
 import { Alerts, Incidents } from "./alerts.js";
 import { Batches, Rules } from "./rules.js";
+import { Playground } from "./playground.js";
 import { Access, Audit, Quality } from "./records.js";
 
 const PLATFORM = ["viewer", "operator", "admin"];
@@ -24,6 +25,7 @@ export const PAGES = [
   { path: "costs", label: "Cost", show: Costs, roles: PLATFORM },
   { path: "budgets", label: "Budgets", show: Budgets, roles: ALL },
   { path: "models", label: "Models", show: Models, roles: ALL },
+  { path: "playground", label: "Playground", show: Playground, roles: ALL },
   { path: "rollouts", label: "Rollouts", show: Rollouts, roles: ALL },
   { path: "batches", label: "Batches", show: Batches, roles: ALL },
   { path: "rules", label: "Rules on texts", show: Rules, roles: ["admin", "publisher"] },

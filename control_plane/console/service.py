@@ -9,6 +9,7 @@ from control_plane.console.batch_routes import ConsoleBatches
 from control_plane.console.data_routes import ConsoleData
 from control_plane.console.files import ConsoleFiles, folder
 from control_plane.console.live import LiveFeed
+from control_plane.console.playground import open_playground
 from control_plane.console.session_routes import SessionRoutes
 from control_plane.console.telemetry_reader import open_reader
 from control_plane.database import Database
@@ -42,13 +43,15 @@ async def open_console(database: Database, settings: Settings) -> AsyncGenerator
     """Open the console; the telemetry service need not be there."""
     identities = Identities(database, settings.admin_key_sha256)
     url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
-    async with open_reader(url, key) as telemetry:
+    playing = open_playground(settings.gateway_url)
+    async with open_reader(url, key) as telemetry, playing as playground:
         live = LiveFeed(database, identities)
         routes = [
             *ConsoleFiles(folder()).routes(),
             *SessionRoutes(database, identities, settings.console_session_s).routes(),
             *ConsoleData(database, telemetry).routes(),
             *ConsoleBatches(database).routes(),
+            *playground.routes(),
             *live.routes(),
         ]
         yield Console(routes, live)

@@ -133,6 +133,7 @@ async def test_every_page_works_and_everybody_can_read_it(
         "model": "#/models/sluice-tiny",
         "aliases": "#/models?view=aliases",
         "adapters": "#/models?view=adapters",
+        "playground": "#/playground?model=sluice-tiny",
         "rollouts": "#/rollouts",
         "fleet": "#/fleet",
         "scaling": "#/scaling",
@@ -221,6 +222,38 @@ async def act(page: Chromium, label: str, says: str, **fields: str) -> None:
         await page.evaluate(f"{field}.value = {json.dumps(value)}")
     await page.evaluate("document.querySelector('dialog[open] form').requestSubmit()")
     await page.until("!document.querySelector('dialog[open]')")
+
+
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
+async def test_the_playground_asks_two_models_in_each_dialect(
+    page: Chromium, stack, is_stream: bool
+) -> None:
+    key = stack.new_key("console-play")
+    await sign_in(page, stack, stack.admin_key)
+    for dialect in ("chat", "completions", "responses", "messages"):
+        await show(page, f"#/playground?dialect={dialect}&model=sluice-tiny&other=nobodys-model")
+        form = {"key": key, "prompt": "hello", "most": "8"}
+        await page.evaluate(
+            f"""for (const [name, value] of Object.entries({json.dumps(form)})) {{
+              const field = document.querySelector(`form.play [name=${{name}}]`);
+              field.value = value; field.dispatchEvent(new Event('input', {{bubbles: true}}));
+            }}
+            const check = document.querySelector('[name=stream]');
+            if (check.checked !== {json.dumps(is_stream)}) check.click();"""
+        )
+        await page.evaluate("document.querySelector('form.play').requestSubmit()")
+        sections = "[...document.querySelectorAll('.split section')].map((it) => it.innerText)"
+        await page.until(f"{sections}[0].includes('8 out')")
+        await page.until(
+            f"{sections}[1].includes('nobodys-model') && {sections}[1].includes('404')"
+        )
+        answer, _ = await page.evaluate(sections)
+        assert "req" in answer
+        line = await page.evaluate("document.querySelector('.curl').innerText")
+        assert "$OPENAI_API_KEY" in line
+        assert key not in await page.evaluate("document.documentElement.outerHTML")
+    # The browser itself tells of each answer that is an error.
+    assert all("404" in it for it in page.errors)
 
 
 async def test_a_session_that_ends_elsewhere_ends_here(page: Chromium, stack) -> None:

@@ -169,6 +169,28 @@ async def test_batches_are_shown_to_their_tenant_and_to_operators(plane) -> None
     assert (await plane.admin.get(path, params={"status": "completed"})).json()["data"] == []
 
 
+async def test_the_playground_takes_a_tenants_key_and_tells_what_it_lacks(plane) -> None:
+    made = await new_key(plane, role="viewer")
+    async with browser(plane) as client:
+        play = "/console/data/play/chat/completions"
+        assert (await client.post(play, json={})).status_code == 401
+        me = await signed_in(plane, client, made["key"])
+        for key, told in (
+            ("", "has none of its own"),
+            (made["key"], "an admin key"),
+            ("sk-sluice-x", "GATEWAY_URL"),
+        ):
+            answer = await client.post(play, json={}, headers={"x-sluice-key": key})
+            assert answer.status_code == (503 if key == "sk-sluice-x" else 400)
+            assert told in answer.json()["detail"]
+        client.headers["x-csrf-token"] = me["csrf"][::-1]
+        refused = await client.post(play, json={}, headers={"x-sluice-key": "sk-sluice-x"})
+        assert refused.status_code == 403
+        client.headers["x-csrf-token"] = me["csrf"]
+        elsewhere = await client.post("/console/data/play/admin", json={})
+        assert elsewhere.status_code == 404
+
+
 async def test_the_overview_tells_which_numbers_are_missing(plane) -> None:
     found = (await plane.admin.get("/console/data/overview")).json()
     assert found["slo"] is None

@@ -1,0 +1,109 @@
+"""The playground's way to a gateway: one request, passed on with the key that its person gives.
+
+The page asks its own origin, so its policy stays `connect-src 'self'`, and gateways allow no pages
+of other origins. The key comes in a header with each request, and is kept and logged nowhere.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+
+import aiohttp
+from aiohttp import web
+
+from control_plane.access.keys import ADMIN_KEY_PREFIX, KEY_PREFIX
+from control_plane.access.roles import Action
+from control_plane.http.routes import AdminRoute
+from sluice.certificates import http_options
+from sluice.errors import BadRequestError, ErrorCode, PlatformError
+from sluice.identity import CertificateRole
+
+KEY_HEADER = "x-sluice-key"
+AT_ONCE_MAX = 20
+_DIALECTS = "chat/completions|completions|responses|messages"
+_PASSED = ("Content-Type", "X-Request-Id", "Retry-After")
+_TIMEOUT = aiohttp.ClientTimeout(total=600, sock_connect=5, sock_read=120)
+_READ_TIMEOUT_S, _WRITE_TIMEOUT_S, _RETRY_S = 10.0, 10.0, 5.0
+_KEY_CHARS_MAX = 256
+
+
+class Playground:
+    """Passes requests of pages on to a gateway, a bounded number at once."""
+
+    def __init__(self, session: aiohttp.ClientSession, gateway_url: str) -> None:
+        """Prepare; without `gateway_url` every request is refused, and told why."""
+        self._session = session
+        self._url = gateway_url.rstrip("/")
+        self._running = 0
+
+    def routes(self) -> list[AdminRoute]:
+        """Return the routes; the gateway's trace has each request, so the audit log has none."""
+        path = f"/console/data/play/{{dialect:{_DIALECTS}}}"
+        read = Action.READ_TENANT
+        return [AdminRoute("POST", path, self.play, read, "playground", is_audited=False)]
+
+    async def play(self, request: web.Request) -> web.StreamResponse:
+        """Return the gateway's answer, piece by piece as it comes."""
+        headers = {"Authorization": f"Bearer {_key(request)}", "Content-Type": "application/json"}
+        if not self._url:
+            message = "CONTROL_PLANE__GATEWAY_URL is not set: there is no gateway to play with"
+            raise PlatformError(ErrorCode.UNAVAILABLE, message, retry_after_s=_RETRY_S)
+        if self._running >= AT_ONCE_MAX:
+            message = f"{AT_ONCE_MAX} requests of playgrounds run already"
+            raise PlatformError(ErrorCode.UNAVAILABLE, message, retry_after_s=_RETRY_S)
+        url = f"{self._url}/v1/{request.match_info['dialect']}"
+        self._running += 1
+        try:
+            body = await _body(request)
+            async with self._session.post(
+                url, data=body, headers=headers, **http_options(CertificateRole.GATEWAY)
+            ) as answer:
+                return await _pass_on(request, answer)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            message = f"no gateway answers: {type(error).__name__}"
+            raise PlatformError(ErrorCode.UNAVAILABLE, message, retry_after_s=_RETRY_S) from None
+        finally:
+            self._running -= 1
+
+
+async def _pass_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    kept = {name: answer.headers[name] for name in _PASSED if name in answer.headers}
+    response = web.StreamResponse(
+        status=answer.status, headers=kept | {"Cache-Control": "no-store"}
+    )
+    await response.prepare(request)
+    # A page that is gone ends the gateway's request; a gateway that is gone ends the page's.
+    with suppress(ConnectionError, TimeoutError, aiohttp.ClientError):
+        async for piece in answer.content.iter_any():
+            async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                await response.write(piece)
+        async with asyncio.timeout(_WRITE_TIMEOUT_S):
+            await response.write_eof()
+    return response
+
+
+def _key(request: web.Request) -> str:
+    key = request.headers.get(KEY_HEADER, "").strip()
+    if not key.startswith(KEY_PREFIX) or len(key) > _KEY_CHARS_MAX:
+        message = f"send a tenant's key in {KEY_HEADER}: the playground has none of its own"
+    elif key.startswith(ADMIN_KEY_PREFIX):
+        message = "that is an admin key: models are asked with a tenant's key"
+    else:
+        return key
+    raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=KEY_HEADER)
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(_READ_TIMEOUT_S):
+            return await request.read()
+    except TimeoutError:
+        message = f"the body did not arrive within {_READ_TIMEOUT_S:g} s"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message) from None
+
+
+@asynccontextmanager
+async def open_playground(gateway_url: str) -> AsyncGenerator[Playground]:
+    """Open a playground; the gateway need not be there."""
+    async with aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=False) as session:
+        yield Playground(session, gateway_url)
