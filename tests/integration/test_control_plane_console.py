@@ -188,7 +188,7 @@ async def test_the_playground_takes_a_tenants_key_and_tells_what_it_lacks(plane)
         assert refused.status_code == 403
         client.headers["x-csrf-token"] = me["csrf"]
         elsewhere = await client.post("/console/data/play/admin", json={})
-        assert elsewhere.status_code == 404
+        assert elsewhere.status_code == 405
 
 
 async def test_the_overview_tells_which_numbers_are_missing(plane) -> None:
