@@ -238,8 +238,8 @@ async def test_the_playground_asks_two_models_in_each_dialect(
               const field = document.querySelector(`form.play [name=${{name}}]`);
               field.value = value; field.dispatchEvent(new Event('input', {{bubbles: true}}));
             }}
-            const check = document.querySelector('[name=stream]');
-            if (check.checked !== {json.dumps(is_stream)}) check.click();"""
+            if (document.querySelector('[name=stream]').checked !== {json.dumps(is_stream)})
+              document.querySelector('[name=stream]').click();"""
         )
         await page.evaluate("document.querySelector('form.play').requestSubmit()")
         sections = "[...document.querySelectorAll('.split section')].map((it) => it.innerText)"
