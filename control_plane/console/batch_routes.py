@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from aiohttp import web
-from sqlalchemy import select
+from sqlalchemy import Select, select
 
 from control_plane.access.roles import Action
 from control_plane.batches.tables import batches
@@ -18,9 +18,9 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 _T = batches.c
 _SHOWN = (
-    *(_T.id, _T.number, _T.tenant_id, _T.key_id, _T.endpoint, _T.status),
-    *(_T.total, _T.completed, _T.failed, _T.created_at_unix_ms, _T.expires_at_unix_ms),
-    *(_T.reached_at_unix_ms, _T.input_file_id, _T.output_file_id, _T.error_file_id),
+    *("id", "number", "tenant_id", "key_id", "endpoint", "status", "total", "completed", "failed"),
+    *("created_at_unix_ms", "expires_at_unix_ms", "reached_at_unix_ms"),
+    *("input_file_id", "output_file_id", "error_file_id"),
 )
 _PATH = "/console/data/batches"
 _FILTERS = ("tenant", "status", "before", "limit")
@@ -44,7 +44,7 @@ class ConsoleBatches:
     async def list(self, request: web.Request) -> web.Response:
         """Return the newest batches; `before` is the number of the last one of a page."""
         limit, _ = asked_page(request)
-        query = visible(request, select(*_SHOWN), _T.tenant_id)
+        query = visible(request, _rows(), _T.tenant_id)
         if tenant := own_tenant(request):
             query = query.where(_T.tenant_id == tenant)
         if status := request.query.get("status"):
@@ -58,11 +58,15 @@ class ConsoleBatches:
     async def show(self, request: web.Request) -> web.Response:
         """Return one; another tenant's is not there."""
         key = path_id(request)
-        query = visible(request, select(*_SHOWN).where(_T.id == key), _T.tenant_id)
+        query = visible(request, _rows().where(_T.id == key), _T.tenant_id)
         rows = await fetch(self._database, query)
         if not rows:
             raise PlatformError(ErrorCode.NOT_FOUND, f"there is no batches/{key}")
         return shown(request, rows[0])
+
+
+def _rows() -> Select[Any]:
+    return select(*(_T[name] for name in _SHOWN))
 
 
 def _number(text: str) -> int:
