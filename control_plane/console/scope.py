@@ -1,4 +1,4 @@
-"""Whose rows a question of the console is about."""
+"""The tenant that a question of the console is about."""
 
 from aiohttp import web
 

@@ -102,16 +102,9 @@ async def show(page: Chromium, where: str) -> list[str]:
     return await page.evaluate(_FETCHED)
 
 
-async def test_every_page_works_and_everybody_can_read_it(
-    page: Chromium, stack, request_id: str, incident_id: str, node_project: Path
-) -> None:
-    with stack.admin() as admin:
-        body = {"owner_tenant_id": "console-markup"}
-        body |= {
-            "rules": [{"id": "names", "action": "rewrite", "words": [MARKUP], "replacement": "-"}]
-        }
-        admin.put("/v1/guard-sets/console-markup", json=body).raise_for_status()
-    pages = {
+def pages_of(request_id: str, incident_id: str) -> dict[str, str]:
+    """Return each page by its name, with a state in its URL."""
+    return {
         "alerts": "#/alerts",
         "alerts over": "#/alerts?view=over",
         "silences": "#/alerts?view=silences",
@@ -142,6 +135,18 @@ async def test_every_page_works_and_everybody_can_read_it(
         "access": "#/access",
         "search": "#/search?q=console",
     }
+
+
+async def test_every_page_works_and_everybody_can_read_it(
+    page: Chromium, stack, request_id: str, incident_id: str, node_project: Path
+) -> None:
+    with stack.admin() as admin:
+        body = {"owner_tenant_id": "console-markup"}
+        body |= {
+            "rules": [{"id": "names", "action": "rewrite", "words": [MARKUP], "replacement": "-"}]
+        }
+        admin.put("/v1/guard-sets/console-markup", json=body).raise_for_status()
+    pages = pages_of(request_id, incident_id)
     axe = (node_project / "node_modules" / "axe-core" / "axe.min.js").read_text()
     await sign_in(page, stack, stack.admin_key)
     await page.evaluate(f"{axe}; undefined")
