@@ -76,6 +76,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "keys": CommandEntry("key_commands:keys", "API keys of a tenant."),
     "tiers": CommandEntry("tier_commands:tiers", "Priority classes and their limits."),
     "models": CommandEntry("model_commands:models", "What can be asked for."),
+    "auto": CommandEntry("auto_commands:auto", "What the model `auto` may choose from, and how."),
     "adapters": CommandEntry(
         "adapter_commands:adapters", "Adapters across models, and where they lie."
     ),

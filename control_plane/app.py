@@ -26,6 +26,7 @@ from control_plane.artifacts.routes import ArtifactRoutes
 from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.sources import Allowed
 from control_plane.audit.repository import prune_answers, prune_audit
+from control_plane.auto.routes import AUTO_POLICIES
 from control_plane.batches.loop import BatchLoop
 from control_plane.batches.repository import prune_batches
 from control_plane.batches.service import BatchService
@@ -223,6 +224,7 @@ def admin_routes(
         *TextRoutes(database, texts).routes(),
         *ResourceRoutes(database, GUARD_SETS).routes(),
         *ResourceRoutes(database, SERVER_TOOLS).routes(),
+        *ResourceRoutes(database, AUTO_POLICIES).routes(),
         *tenants.routes(database),
         *models.routes(database),
         *FleetRoutes(database).routes(),

@@ -15,6 +15,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Double,
     ForeignKey,
     Integer,
     LargeBinary,
@@ -65,6 +66,17 @@ def flag_column(name: str) -> Column[bool]:
 def words_column(name: str) -> Column[str]:
     """Return a column of text that is empty unless it is set."""
     return Column(name, Text, nullable=False, server_default="")
+
+
+def number_column(name: str) -> Column[float]:
+    """Return a column of numbers from 0 on, 0 unless it is set."""
+    return Column(
+        name,
+        Double,
+        CheckConstraint(f"{name} >= 0", name=name),
+        nullable=False,
+        server_default="0",
+    )
 
 
 def object_column(name: str) -> Column[Any]:
@@ -318,6 +330,23 @@ server_tools = Table(
     list_column("keys"),
     count_column("price_micros"),
     UniqueConstraint("owner_tenant_id", "name"),
+)
+
+# The models that `auto` may choose from for a tenant, and what its answers were worth.
+auto_policies = Table(
+    "auto_policies",
+    metadata,
+    Column("id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True),
+    Column("candidates", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
+    number_column("price_max"),
+    number_column("quality_min"),
+    number_column("second_price"),
+    number_column("miss_price"),
+    number_column("explored_share"),
+    count_column("queue_priority_min"),
+    words_column("pin"),
+    count_column("scheme"),
+    Column("cells", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
 )
 
 # `target` is what readers are told; the columns behind it keep what it names from going away.

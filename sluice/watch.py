@@ -33,6 +33,7 @@ KINDS = (
     *("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas"),
     *("aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets"),
     "server_tools",
+    "auto_policies",
 )
 
 # First word of a snapshot file; then the SHA-256 of what follows the line, and the kinds in it.
@@ -86,6 +87,7 @@ class ControlState:
         self.text_policies: dict[str, wire.TextPolicy] = {}
         self.guard_sets: dict[str, wire.GuardSet] = {}
         self.server_tools: dict[str, wire.ServerTool] = {}
+        self.auto_policies: dict[str, wire.AutoPolicy] = {}
 
     def of_kind(self, kind: str) -> dict[str, Message]:
         """Return the objects of one of `KINDS`."""

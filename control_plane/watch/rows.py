@@ -61,6 +61,7 @@ KINDS = {
         ObjectKind("text_policies", tables.text_policies, wire.TextPolicy),
         ObjectKind("guard_sets", tables.guard_sets, wire.GuardSet),
         ObjectKind("server_tools", tables.server_tools, wire.ServerTool),
+        ObjectKind("auto_policies", tables.auto_policies, wire.AutoPolicy),
     )
 }
 

@@ -64,6 +64,13 @@ tools set x --tenant t --url https://x.example.com --parameters {plan} --secret-
 tools list
 tools show x
 tools remove x
+auto set t --model m=0.1,0.4,0.05 --published m=llama-3.1-8b-instruct --quality-of m=0.5 --price-max 1
+auto set t --quality-min 0.5 --second-price 1 --miss-price 1 --explored 2 --queue-from 5
+auto show
+auto show --json
+auto pin t m
+auto unpin t
+auto remove t
 tenants texts set t --on --percent 5 --days 3 --redact email --word falcon
 tenants texts show
 tenants texts remove t

@@ -31,6 +31,7 @@ _CLASSES = {
     "text_policies": wire.TextPolicy,
     "guard_sets": wire.GuardSet,
     "server_tools": wire.ServerTool,
+    "auto_policies": wire.AutoPolicy,
 }
 _FIELDS = {
     "tiers": "rpm",
@@ -48,6 +49,7 @@ _FIELDS = {
     "text_policies": "share",
     "guard_sets": "version",
     "server_tools": "timeout_ms",
+    "auto_policies": "scheme",
 }
 # A change: (kind, id, new value or None to remove).
 _CHANGE = st.tuples(st.sampled_from(KINDS), _IDS, st.none() | st.integers(0, 5))

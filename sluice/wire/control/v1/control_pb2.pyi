@@ -186,7 +186,7 @@ class WatchResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., upserts: _Optional[_Union[Objects, _Mapping]] = ..., removals: _Optional[_Union[Removals, _Mapping]] = ..., is_heartbeat: _Optional[bool] = ..., is_part: _Optional[bool] = ...) -> None: ...
 
 class Objects(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class Objects(_message.Message):
     TEXT_POLICIES_FIELD_NUMBER: _ClassVar[int]
     GUARD_SETS_FIELD_NUMBER: _ClassVar[int]
     SERVER_TOOLS_FIELD_NUMBER: _ClassVar[int]
+    AUTO_POLICIES_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedCompositeFieldContainer[Tier]
     tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
     keys: _containers.RepeatedCompositeFieldContainer[ApiKey]
@@ -217,10 +218,11 @@ class Objects(_message.Message):
     text_policies: _containers.RepeatedCompositeFieldContainer[TextPolicy]
     guard_sets: _containers.RepeatedCompositeFieldContainer[GuardSet]
     server_tools: _containers.RepeatedCompositeFieldContainer[ServerTool]
-    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ..., budget_stops: _Optional[_Iterable[_Union[BudgetStops, _Mapping]]] = ..., text_policies: _Optional[_Iterable[_Union[TextPolicy, _Mapping]]] = ..., guard_sets: _Optional[_Iterable[_Union[GuardSet, _Mapping]]] = ..., server_tools: _Optional[_Iterable[_Union[ServerTool, _Mapping]]] = ...) -> None: ...
+    auto_policies: _containers.RepeatedCompositeFieldContainer[AutoPolicy]
+    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ..., budget_stops: _Optional[_Iterable[_Union[BudgetStops, _Mapping]]] = ..., text_policies: _Optional[_Iterable[_Union[TextPolicy, _Mapping]]] = ..., guard_sets: _Optional[_Iterable[_Union[GuardSet, _Mapping]]] = ..., server_tools: _Optional[_Iterable[_Union[ServerTool, _Mapping]]] = ..., auto_policies: _Optional[_Iterable[_Union[AutoPolicy, _Mapping]]] = ...) -> None: ...
 
 class Removals(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +238,7 @@ class Removals(_message.Message):
     TEXT_POLICIES_FIELD_NUMBER: _ClassVar[int]
     GUARD_SETS_FIELD_NUMBER: _ClassVar[int]
     SERVER_TOOLS_FIELD_NUMBER: _ClassVar[int]
+    AUTO_POLICIES_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedScalarFieldContainer[str]
     tenants: _containers.RepeatedScalarFieldContainer[str]
     keys: _containers.RepeatedScalarFieldContainer[str]
@@ -251,7 +254,8 @@ class Removals(_message.Message):
     text_policies: _containers.RepeatedScalarFieldContainer[str]
     guard_sets: _containers.RepeatedScalarFieldContainer[str]
     server_tools: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ..., text_policies: _Optional[_Iterable[str]] = ..., guard_sets: _Optional[_Iterable[str]] = ..., server_tools: _Optional[_Iterable[str]] = ...) -> None: ...
+    auto_policies: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ..., text_policies: _Optional[_Iterable[str]] = ..., guard_sets: _Optional[_Iterable[str]] = ..., server_tools: _Optional[_Iterable[str]] = ..., auto_policies: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("rpm", "tpm", "requests_max", "context_tokens_max", "rpd")
@@ -552,6 +556,62 @@ class ServerTool(_message.Message):
     keys: _containers.RepeatedScalarFieldContainer[str]
     price_micros: int
     def __init__(self, id: _Optional[str] = ..., owner_tenant_id: _Optional[str] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[str] = ..., url: _Optional[str] = ..., method: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., result_bytes_max: _Optional[int] = ..., secret_headers: _Optional[_Mapping[str, str]] = ..., is_idempotent: _Optional[bool] = ..., approval: _Optional[str] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., price_micros: _Optional[int] = ...) -> None: ...
+
+class AutoModel(_message.Message):
+    __slots__ = ("model", "prompt_price", "cached_price", "output_price", "published", "quality")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_PRICE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PRICE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_PRICE_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    prompt_price: float
+    cached_price: float
+    output_price: float
+    published: str
+    quality: float
+    def __init__(self, model: _Optional[str] = ..., prompt_price: _Optional[float] = ..., cached_price: _Optional[float] = ..., output_price: _Optional[float] = ..., published: _Optional[str] = ..., quality: _Optional[float] = ...) -> None: ...
+
+class AutoCell(_message.Message):
+    __slots__ = ("cluster", "model", "release", "good", "bad")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    GOOD_FIELD_NUMBER: _ClassVar[int]
+    BAD_FIELD_NUMBER: _ClassVar[int]
+    cluster: int
+    model: str
+    release: str
+    good: float
+    bad: float
+    def __init__(self, cluster: _Optional[int] = ..., model: _Optional[str] = ..., release: _Optional[str] = ..., good: _Optional[float] = ..., bad: _Optional[float] = ...) -> None: ...
+
+class AutoPolicy(_message.Message):
+    __slots__ = ("id", "candidates", "price_max", "quality_min", "second_price", "miss_price", "explored_share", "queue_priority_min", "pin", "scheme", "cells")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    PRICE_MAX_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_MIN_FIELD_NUMBER: _ClassVar[int]
+    SECOND_PRICE_FIELD_NUMBER: _ClassVar[int]
+    MISS_PRICE_FIELD_NUMBER: _ClassVar[int]
+    EXPLORED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_PRIORITY_MIN_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    candidates: _containers.RepeatedCompositeFieldContainer[AutoModel]
+    price_max: float
+    quality_min: float
+    second_price: float
+    miss_price: float
+    explored_share: float
+    queue_priority_min: int
+    pin: str
+    scheme: int
+    cells: _containers.RepeatedCompositeFieldContainer[AutoCell]
+    def __init__(self, id: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[AutoModel, _Mapping]]] = ..., price_max: _Optional[float] = ..., quality_min: _Optional[float] = ..., second_price: _Optional[float] = ..., miss_price: _Optional[float] = ..., explored_share: _Optional[float] = ..., queue_priority_min: _Optional[int] = ..., pin: _Optional[str] = ..., scheme: _Optional[int] = ..., cells: _Optional[_Iterable[_Union[AutoCell, _Mapping]]] = ...) -> None: ...
 
 class Alias(_message.Message):
     __slots__ = ("id", "owner_tenant_id", "target")

@@ -1,0 +1,88 @@
+"""The policy of `auto` for a tenant, as its admin writes it; pure."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from control_plane.fields import AdminBody, Count, Id, Text
+from sluice.auto.features import CLUSTERS, SCHEME
+from sluice.auto.published import PUBLISHED
+
+CANDIDATES_MAX = 16
+CELLS_MAX = CLUSTERS * CANDIDATES_MAX
+# As large as a full table comes to in JSON.
+BODY_BYTES_MAX = 256 << 10
+_PRICE_MAX = 1e9
+_JUDGEMENTS_MAX = 1e9
+
+Price = Annotated[float, Field(ge=0, le=_PRICE_MAX, allow_inf_nan=False)]
+UnitShare = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+def _known_row(name: str) -> str:
+    if name and name not in PUBLISHED:
+        raise ValueError(f"nothing is published of {name}; known: {', '.join(sorted(PUBLISHED))}")
+    return name
+
+
+class AutoModelBody(AdminBody):
+    """A model that may answer; prices are of a million tokens.
+
+    `published` names what its quality begins with, else `quality` is the own estimate. Without
+    a `cached_price`, tokens that its cache has cost as much as the others.
+    """
+
+    model: Id
+    prompt_price: Price = 0.0
+    cached_price: Price | None = None
+    output_price: Price = 0.0
+    published: Annotated[str, AfterValidator(_known_row)] = ""
+    quality: UnitShare = 0.0
+
+
+class AutoCellBody(AdminBody):
+    """Judged answers of one model in one cluster."""
+
+    cluster: Annotated[int, Field(ge=0, lt=CLUSTERS)]
+    model: Id
+    release: Text = ""
+    good: Annotated[float, Field(ge=0, le=_JUDGEMENTS_MAX, allow_inf_nan=False)]
+    bad: Annotated[float, Field(ge=0, le=_JUDGEMENTS_MAX, allow_inf_nan=False)]
+
+
+class AutoPolicyBody(AdminBody):
+    """The models that `auto` may choose from for a tenant, and what it weighs.
+
+    `price_max` bounds what the tokens of a turn may be expected to cost, `quality_min` is the floor
+    of quality (0 to 1). `second_price` is the worth of a second of waiting, `miss_price` the cost
+    of a bad answer. `explored_share` of new conversations draw lots. Tiers from the priority
+    `queue_priority_min` on wait for a saturated pool. `pin` names the one model that answers all.
+    `cells` are judged answers, made under `scheme`.
+    """
+
+    candidates: Annotated[list[AutoModelBody], Field(min_length=1, max_length=CANDIDATES_MAX)]
+    price_max: Price = 0.0
+    quality_min: UnitShare = 0.0
+    second_price: Price = 0.0
+    miss_price: Price = 0.0
+    explored_share: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.01
+    queue_priority_min: Count = 0
+    pin: str = ""
+    scheme: Count = SCHEME
+    cells: Annotated[
+        list[AutoCellBody], Field(max_length=CELLS_MAX, default_factory=list[AutoCellBody])
+    ]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "AutoPolicyBody":
+        names = [it.model for it in self.candidates]
+        if len(set(names)) < len(names):
+            raise ValueError("candidates: a model is there twice")
+        if self.pin and self.pin not in names:
+            raise ValueError(f"pin: {self.pin} is no candidate")
+        if self.cells and self.scheme != SCHEME:
+            raise ValueError(
+                f"scheme: this table was learned under scheme {self.scheme}, this release has"
+                f" {SCHEME}: its clusters mean other prompts. Learn it anew: sluice auto learn"
+            )
+        return self

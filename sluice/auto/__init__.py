@@ -1,0 +1,1 @@
+"""The choice of a model by expected cost: features, qualities, prices, waits. Pure."""

@@ -1,0 +1,376 @@
+"""Which model answers a turn: the least expected cost of the turn, on this fleet, now. Pure.
+
+    cost = price of the tokens
+         + price of a second * (wait for the first step + prefill of what is not cached + decode)
+         + price of a miss * (1 - quality)
+
+A conversation has its prefix in the cache of the model that answered last. To change models is to
+compute that prefix anew, which is in the other model's cost; so it changes only if that pays.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sluice.auto.features import PromptFeatures
+from sluice.auto.quality import QualityTable
+from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
+
+# Requests that wait per ready replica from which a pool counts as saturated.
+SATURATED_QUEUE = 10
+# A conversation changes its model only for a gain above this share of what staying costs: waits are
+# predictions, and two that are almost equal would send it to and fro.
+SWITCH_MARGIN = 0.05
+# Tokens of an answer where neither the caller nor experience says.
+_OUTPUT_TOKENS = 256.0
+# Estimates of prompts are this far off, for bounds of contexts alone.
+_CONTEXT_SLACK = 1.15
+_MILLION = 1e6
+
+
+class AutoReason(StrEnum):
+    """Why a model answers."""
+
+    CHEAPEST = "cheapest"  # of the least expected cost
+    KEPT = "kept"  # the conversation stays: to compute its prefix anew would cost more
+    SWITCHED = "switched"  # the conversation changes, and that pays for its prefix
+    SATURATED = "saturated"  # a cheaper one's queue is too long for this tier
+    BELOW_FLOOR = "below_floor"  # the best there is: none reaches the floor of quality
+    EXPLORED = "explored"  # by lot
+    PINNED = "pinned"  # the policy names it
+    ONLY = "only"  # no other could answer
+    STAND_IN = "stand_in"  # the chosen one refused
+
+
+@dataclass(frozen=True, slots=True)
+class AutoCandidate:
+    """A model that may answer; prices are of a million tokens, in the policy's currency.
+
+    Attributes:
+        name: Public name.
+        release: The release that it stands for.
+        prompt_price: Price of prompt tokens.
+        cached_price: Price of prompt tokens that its cache has.
+        output_price: Price of output tokens.
+        context_tokens_max: Prompt and output together; 0: not known.
+    """
+
+    name: str
+    release: str = ""
+    prompt_price: float = 0.0
+    cached_price: float = 0.0
+    output_price: float = 0.0
+    context_tokens_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOutlook:
+    """The state of a model's pool, as the gateway hears of it.
+
+    Attributes:
+        is_served: Whether a replica takes requests.
+        replicas: Replicas that do.
+        queued: Requests that wait.
+        wait_s: Predicted until a new request is begun with.
+        prompt_token_s: Prefill time of a token that is not cached.
+        output_token_s: Decode time of a token.
+    """
+
+    is_served: bool = False
+    replicas: int = 0
+    queued: int = 0
+    wait_s: float = 0.0
+    prompt_token_s: float = 0.0
+    output_token_s: float = 0.0
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether its queue is too long for those who can be answered otherwise."""
+        return self.queued > SATURATED_QUEUE * max(1, self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class AutoRules:
+    """The wishes of a tenant, in the currency of its prices.
+
+    Attributes:
+        price_max: The most that a turn may be expected to cost in tokens; 0: no ceiling.
+        quality_min: The least quality that is expected of an answer, 0 to 1; 0: no floor.
+        second_price: What a second of waiting is worth.
+        miss_price: What a bad answer costs.
+        explored_share: Share of new conversations that draw lots, 0 to 1.
+        queue_priority_min: Tiers from this priority on wait for a saturated pool; others do not.
+        pin: The model that answers all; empty: none.
+    """
+
+    price_max: float = 0.0
+    quality_min: float = 0.0
+    second_price: float = 0.0
+    miss_price: float = 0.0
+    explored_share: float = 0.01
+    queue_priority_min: int = 0
+    pin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AutoTurn:
+    """A turn of a conversation.
+
+    Attributes:
+        features: Traits of all of the conversation.
+        output_tokens: Tokens that such answers have; 0: not known.
+        current: The model that answered last; empty: none, or too long ago for its cache.
+        cached: Prompt tokens that a model's cache has, by model.
+        draw: A number of its own, 0 to below 1, that decides by lot.
+    """
+
+    features: PromptFeatures
+    output_tokens: float = 0.0
+    current: str = ""
+    cached: Mapping[str, int] = field(default_factory=dict[str, int])
+    draw: float = 1.0
+
+    @property
+    def answer_tokens(self) -> float:
+        """Tokens that are expected of the answer."""
+        expected, most = self.output_tokens or _OUTPUT_TOKENS, self.features.output_tokens_max
+        return min(expected, most) if most else expected
+
+
+@dataclass(frozen=True, slots=True)
+class AutoOption:
+    """A model that could answer a turn, and what that would cost.
+
+    Attributes:
+        price: Price of the tokens.
+        seconds: Time until the last token.
+        running: Price and time together: all of the cost but that of a miss.
+        quality: Chance that the answer is good.
+        cost: All of it.
+        propensity: Chance with which it was chosen.
+        is_eligible: Whether it could be chosen; the others are below the floor or saturated.
+    """
+
+    name: str
+    release: str
+    price: float
+    seconds: float
+    running: float
+    quality: float
+    cost: float
+    propensity: float = 0.0
+    is_eligible: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AutoChoice:
+    """The model that answers a turn.
+
+    Attributes:
+        reason: Why it does.
+        cluster: Cluster of the conversation.
+        chosen: Its own option.
+        alternatives: The other models that could answer, cheapest first.
+    """
+
+    reason: AutoReason
+    cluster: int
+    chosen: AutoOption
+    alternatives: Sequence[AutoOption]
+
+    @property
+    def model(self) -> str:
+        """Public name of the model."""
+        return self.chosen.name
+
+
+def choose(
+    candidates: Sequence[AutoCandidate],
+    turn: AutoTurn,
+    table: QualityTable,
+    pools: Mapping[str, PoolOutlook],
+    rules: AutoRules,
+) -> AutoChoice:
+    """Return the model that answers a turn.
+
+    Args:
+        candidates: Models that the caller may use.
+        turn: The turn.
+        table: Qualities.
+        pools: Pools by model; one that is missing is not served.
+        rules: The tenant's.
+
+    Raises:
+        PlatformError: No model is left: 400 if the request is why, 503 if the fleet is.
+    """
+    fitting = _fitting(candidates, turn)
+    options = [_option(it, turn, table, pools, rules) for it in fitting]
+    options = _under_ceiling(options, rules)
+    served = [it for it in options if pools.get(it.name, _DOWN).is_served]
+    if not served:
+        names = ", ".join(it.name for it in options)
+        text = f"No model that 'auto' may choose is served now ({names}). Try again later."
+        raise RejectedError(ErrorCode.NO_CAPACITY, text, retry_after_s=_RETRY_S)
+    served.sort(key=_by_cost)
+    cluster = turn.features.cluster
+    if rules.pin:
+        pinned = next((it for it in served if it.name == rules.pin), None)
+        if pinned is not None:
+            return _chosen(pinned, served, AutoReason.PINNED, cluster)
+    eligible, why = _eligible(served, turn, pools, rules)
+    return _decide(served, eligible, why, turn, rules)
+
+
+def expected_running(
+    candidate: AutoCandidate, turn: AutoTurn, pool: PoolOutlook, second_price: float
+) -> tuple[float, float, float]:
+    """Return price, seconds and both together of a turn on a model."""
+    prompt, output = turn.features.tokens, turn.answer_tokens
+    cached = min(prompt, turn.cached.get(candidate.name, 0))
+    price = (prompt - cached) * candidate.prompt_price + cached * candidate.cached_price
+    price = (price + output * candidate.output_price) / _MILLION
+    seconds = pool.wait_s + (prompt - cached) * pool.prompt_token_s + output * pool.output_token_s
+    return price, seconds, price + second_price * seconds
+
+
+_DOWN = PoolOutlook()
+_RETRY_S = 2.0
+
+
+def _by_cost(option: AutoOption) -> tuple[float, float, str]:
+    return option.cost, -option.quality, option.name
+
+
+def _fitting(candidates: Sequence[AutoCandidate], turn: AutoTurn) -> Sequence[AutoCandidate]:
+    """Return the models whose context has room for the turn."""
+    needed = turn.features.tokens * _CONTEXT_SLACK + min(turn.answer_tokens, _OUTPUT_TOKENS)
+    fitting = [it for it in candidates if not 0 < it.context_tokens_max < needed]
+    if fitting or not candidates:
+        return fitting
+    largest = max(it.context_tokens_max for it in candidates)
+    # The estimate may be wrong: the model's own count decides, where the prompt alone may fit.
+    if turn.features.tokens < largest * _CONTEXT_SLACK:
+        return [it for it in candidates if it.context_tokens_max == largest]
+    raise BadRequestError(
+        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+        f"The prompt has about {turn.features.tokens} tokens; the largest model that 'auto' may"
+        f" choose takes {largest}. Shorten the conversation, or name a model with more room.",
+        param="model",
+    )
+
+
+def _option(
+    candidate: AutoCandidate,
+    turn: AutoTurn,
+    table: QualityTable,
+    pools: Mapping[str, PoolOutlook],
+    rules: AutoRules,
+) -> AutoOption:
+    pool = pools.get(candidate.name, _DOWN)
+    price, seconds, running = expected_running(candidate, turn, pool, rules.second_price)
+    quality = table.quality(turn.features.cluster, candidate.name, candidate.release)
+    cost = running + rules.miss_price * (1.0 - quality)
+    return AutoOption(candidate.name, candidate.release, price, seconds, running, quality, cost)
+
+
+def _under_ceiling(options: Sequence[AutoOption], rules: AutoRules) -> list[AutoOption]:
+    kept = [it for it in options if not rules.price_max or it.price <= rules.price_max]
+    if kept:
+        return kept
+    if not options:
+        raise PlatformError(
+            ErrorCode.MODEL_NOT_FOUND,
+            "'auto' may choose from no model that this key may use. Name a model, or ask for a key"
+            " with one of them.",
+            param="model",
+        )
+    least = min(options, key=lambda it: it.price)
+    raise BadRequestError(
+        ErrorCode.INVALID_REQUEST,
+        f"No model is under the ceiling of price: this turn would cost {least.price:.6g} with"
+        f" {least.name}, the cheapest, and may cost {rules.price_max:.6g}. Shorten it, lower its"
+        " bound of output tokens, or have the ceiling raised.",
+        param="model",
+    )
+
+
+def _eligible(
+    served: Sequence[AutoOption],
+    turn: AutoTurn,
+    pools: Mapping[str, PoolOutlook],
+    rules: AutoRules,
+) -> tuple[Sequence[AutoOption], AutoReason]:
+    """Return what may be chosen, cheapest first, and why the first of them would be."""
+    best = max(it.quality for it in served)
+    good = [it for it in served if it.quality >= rules.quality_min]
+    why = AutoReason.CHEAPEST
+    if not good:
+        good, why = [it for it in served if it.quality == best], AutoReason.BELOW_FLOOR
+    if turn.features.tier_priority >= rules.queue_priority_min > 0:
+        return good, why
+    # Below the floor, too: an answer of a smaller model rather than a place in a long queue.
+    free = [it for it in good if not pools[it.name].is_saturated]
+    free = free or [it for it in served if not pools[it.name].is_saturated]
+    if not free:
+        return good, why
+    return free, why if free[0] is good[0] else AutoReason.SATURATED
+
+
+def _decide(
+    served: Sequence[AutoOption],
+    eligible: Sequence[AutoOption],
+    why: AutoReason,
+    turn: AutoTurn,
+    rules: AutoRules,
+) -> AutoChoice:
+    cluster, best = turn.features.cluster, eligible[0]
+    current = next((it for it in eligible if it.name == turn.current), None)
+    if current is not None:
+        if best is current or current.cost - best.cost <= SWITCH_MARGIN * current.cost:
+            reason = why if best is current else AutoReason.KEPT
+            return _chosen(current, served, reason, cluster)
+        return _chosen(best, served, AutoReason.SWITCHED, cluster)
+    if len(eligible) == 1 or turn.current:  # no lots where a conversation has a prefix somewhere
+        reason = AutoReason.ONLY if len(served) == 1 and why is AutoReason.CHEAPEST else why
+        return _chosen(best, served, reason, cluster)
+    chances = propensities([it.cost for it in eligible], rules.explored_share)
+    drawn, reason = best, why
+    if turn.draw < rules.explored_share:
+        drawn = eligible[int(turn.draw / rules.explored_share * len(eligible))]
+        reason = why if drawn is best else AutoReason.EXPLORED
+    by_name = dict(zip([it.name for it in eligible], chances, strict=True))
+    return _chosen(drawn, served, reason, cluster, by_name)
+
+
+def propensities(costs: Sequence[float], explored_share: float) -> list[float]:
+    """Return the chance of each model: lots among all, and the first cheapest otherwise."""
+    each = explored_share / len(costs)
+    best = min(range(len(costs)), key=lambda index: costs[index])
+    return [each + (1.0 - explored_share) * (index == best) for index in range(len(costs))]
+
+
+def _chosen(
+    chosen: AutoOption,
+    served: Sequence[AutoOption],
+    reason: AutoReason,
+    cluster: int,
+    chances: Mapping[str, float] | None = None,
+) -> AutoChoice:
+    known = {chosen.name: 1.0} if chances is None else chances
+    told = [_with_chance(it, known) for it in served]
+    own = next(it for it in told if it.name == chosen.name)
+    return AutoChoice(reason, cluster, own, [it for it in told if it.name != chosen.name])
+
+
+def _with_chance(option: AutoOption, chances: Mapping[str, float]) -> AutoOption:
+    return AutoOption(
+        option.name,
+        option.release,
+        option.price,
+        option.seconds,
+        option.running,
+        option.quality,
+        option.cost,
+        propensity=chances.get(option.name, 0.0),
+        is_eligible=option.name in chances,
+    )

@@ -1,0 +1,102 @@
+"""How good a model's answers are in a cluster, as Beta posteriors. Pure.
+
+A cell begins with what is published of the model, or with an operator's own estimate, as so many
+judgements. Judged answers of the platform itself (thumbs, golden prompts, a judge) are added.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sluice.auto.features import SCHEME, kind_of
+from sluice.auto.published import PUBLISHED
+
+# Judgements that a published result is worth: it is exact, but of other prompts than these.
+PUBLISHED_WEIGHT = 20.0
+# The same of nothing at all: half of the answers are good, until some are judged.
+_UNKNOWN = (0.5, 2.0)
+# At most so many judgements of another release count: a new one is mostly much like the last.
+_OTHER_RELEASE_WEIGHT = 10.0
+
+
+class QualityCell(NamedTuple):
+    """Judged answers of one model in one cluster.
+
+    Attributes:
+        cluster: Cluster, as `PromptFeatures.cluster`.
+        model: Name of the model.
+        release: The release that answered.
+        good: Answers that were judged good.
+        bad: Answers that were judged bad.
+    """
+
+    cluster: int
+    model: str
+    release: str
+    good: float
+    bad: float
+
+
+@dataclass(frozen=True, slots=True)
+class QualityPrior:
+    """What is known of a model before any answer of it is judged here.
+
+    Attributes:
+        published: Name of its row among the published results; empty: none.
+        quality: Own estimate for all prompts, 0 to 1, where nothing is published; 0: none.
+    """
+
+    published: str = ""
+    quality: float = 0.0
+
+    def pseudo(self, cluster: int) -> tuple[float, float]:
+        """Return mean and weight for a cluster."""
+        scores = PUBLISHED.get(self.published)
+        if scores is not None:
+            return scores[kind_of(cluster).name.lower()], PUBLISHED_WEIGHT
+        return (self.quality, PUBLISHED_WEIGHT) if self.quality else _UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class QualityTable:
+    """Judged answers, and what is known without them.
+
+    Attributes:
+        scheme: `features.SCHEME` under which the cells were made.
+        cells: By cluster and model; each release's own.
+        priors: By model.
+    """
+
+    scheme: int = SCHEME
+    cells: Mapping[tuple[int, str], tuple[QualityCell, ...]] = field(
+        default_factory=dict[tuple[int, str], tuple[QualityCell, ...]]
+    )
+    priors: Mapping[str, QualityPrior] = field(default_factory=dict[str, QualityPrior])
+
+    @property
+    def is_of_this_scheme(self) -> bool:
+        """Whether its cells mean anything here; if not, only priors count."""
+        return self.scheme == SCHEME
+
+    def quality(self, cluster: int, model: str, release: str) -> float:
+        """Return the mean of the posterior that an answer is good."""
+        mean, weight = self.priors.get(model, QualityPrior()).pseudo(cluster)
+        good, bad = mean * weight, (1.0 - mean) * weight
+        for cell in self.cells.get((cluster, model), ()) if self.is_of_this_scheme else ():
+            share = 1.0
+            if cell.release != release:
+                share = min(1.0, _OTHER_RELEASE_WEIGHT / max(cell.good + cell.bad, 1e-9))
+            good += cell.good * share
+            bad += cell.bad * share
+        return good / (good + bad)
+
+
+def table_of(
+    cells: Iterable[QualityCell], priors: Mapping[str, QualityPrior], scheme: int = SCHEME
+) -> QualityTable:
+    """Return a table of cells in any order."""
+    grouped: dict[tuple[int, str], tuple[QualityCell, ...]] = {}
+    for cell in cells:
+        place = cell.cluster, cell.model
+        grouped[place] = (*grouped.get(place, ()), cell)
+    return QualityTable(scheme, grouped, priors)
