@@ -29,6 +29,7 @@ MODULES = {
     "engine": "benchmarks.engine_alone",
     "memory": "benchmarks.micro.engine_memory",
     "predictions": "benchmarks.micro.predictions",
+    "auto": "benchmarks.micro.auto",
     "guarding": "benchmarks.micro.guarding",
     "host": "benchmarks.micro.engine_host",
     "replica": "benchmarks.load.replica",

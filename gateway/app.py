@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 
 from gateway.anthropic.endpoint import AnthropicMessages
+from gateway.auto.board import AutoBoard
 from gateway.bases.assets import AssetCache, load_base
 from gateway.bases.embedding import EmbeddingBaseCache, load_embedding_base
 from gateway.bases.fetcher import BaseFetcher
@@ -166,6 +167,7 @@ class Gateway:
             scores=self.scores,
             texts=self.texts,
             guards=GuardBoard(self.metrics.guard_matches),
+            auto=AutoBoard(self.directory, self.links.views),
         )
         embeddings = Embeddings(
             directory=self.directory,

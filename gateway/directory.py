@@ -40,6 +40,7 @@ class Principal:
         text_policy: None: nothing of what it says is kept.
         guard_sets: Its tenant's rules on texts, by their ids.
         server_tools: Its tenant's tools that run here, by their ids.
+        auto_policy: What `auto` is for its tenant; None: a name like any other.
         number: Of two, the larger one's is the answer of the later state.
     """
 
@@ -49,6 +50,7 @@ class Principal:
     text_policy: wire.TextPolicy | None = None
     guard_sets: Sequence[wire.GuardSet] = ()
     server_tools: Sequence[wire.ServerTool] = ()
+    auto_policy: wire.AutoPolicy | None = None
     number: int = field(default_factory=_NUMBERS.__next__, init=False, repr=False)
     # Of `dispatch.event_head`, with the model that each is of.
     event_heads: dict[tuple[object, ...], tuple[bytes, wire.Model]] = field(
@@ -374,6 +376,7 @@ class Directory:
             policy if keeps else None,
             self._guard_sets.of(tenant.id),
             self._server_tools.of(tenant.id),
+            self._state.auto_policies.get(tenant.id),
         )
         self._principals[digest] = principal
         return principal

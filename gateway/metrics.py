@@ -192,6 +192,12 @@ class GatewayMetrics:
             "Requests passed to the model that stands in for a saturated one",
             registry=self.registry,
         )
+        self.auto = Counter(
+            "gateway_auto_requests_total",
+            "Requests for `auto`, by why its model answered",
+            ["reason"],
+            registry=self.registry,
+        )
         self.decided = Counter(
             "gateway_rollout_requests_total",
             "Accepted requests whose release a rollout (control, canary) or a pin (pinned) chose,"

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
+from gateway.auto.board import AskedPrompt
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.guides import lark_of
+from gateway.bodies.messages import Message
 from gateway.bodies.mistakes import unsupported
 from gateway.bodies.truncation import prompt_room
 from gateway.dialects.tools import ToolSpec
@@ -63,6 +65,11 @@ class ChatTask(ChatRequest, TextTask):
             text, resolved.cache_root, owner=resolved.tenant_id, add_special_tokens=False
         )
         return encoded.ids
+
+    def asked(self) -> AskedPrompt:
+        """See `TextTask`: all of the conversation, calls and results too."""
+        said = [it.text() or _calls_of(it) for it in self.messages]
+        return AskedPrompt(said, len(self.callable_tools))
 
     def texts(self, table: TokenTable) -> Iterator[tuple[str, Iterable[object]]]:
         """See `TextTask`."""
@@ -155,6 +162,10 @@ class ChatTask(ChatRequest, TextTask):
     def _tool_specs(self) -> tuple[ToolSpec, ...]:
         functions = [tool.function for tool in self.callable_tools]
         return tuple([ToolSpec(f.name, f.parameters, bool(f.strict)) for f in functions])
+
+
+def _calls_of(message: Message) -> str:
+    return "".join([it.function.name + it.function.arguments for it in message.tool_calls or ()])
 
 
 def _pipe(

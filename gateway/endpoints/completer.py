@@ -7,6 +7,8 @@ from functools import partial
 from aiohttp import hdrs, web
 from multidict import istr
 
+from gateway.auto.board import AutoBoard
+from gateway.auto.decision import AutoDecision
 from gateway.bases.assets import AssetCache
 from gateway.bodies.parsing import parse
 from gateway.directory import Directory, Principal, ResolvedModel
@@ -61,6 +63,7 @@ class Completer:
         scores: ScoreSampler,
         texts: Texts,
         guards: GuardBoard,
+        auto: AutoBoard,
     ) -> None:
         """Compose.
 
@@ -79,6 +82,7 @@ class Completer:
             scores: Scores answers of adapters that are rolled out.
             texts: Keeps requests and answers of tenants that opted in.
             guards: Holds requests and answers to the rules of their tenants.
+            auto: Says which model answers `auto`, and which one stands in for another.
         """
         self._directory = directory
         self._assets = assets
@@ -94,6 +98,7 @@ class Completer:
         self._scores = scores
         self._texts = texts
         self._guards = guards
+        self._auto = auto
 
     async def handle(self, api: type[TextTask], request: web.Request) -> web.StreamResponse:
         """Answer one request of an API."""
@@ -104,20 +109,30 @@ class Completer:
             request, principal, await read_parsed(request, partial(parse, api))
         )
 
+    def resolved(
+        self, principal: Principal, task: TextTask, identity: CallerIdentity
+    ) -> ResolvedModel:
+        """Return the model that a request would be answered by now."""
+        auto = self._auto.decide(principal, task, identity.uid)
+        name = task.model if auto is None else auto.model
+        return self._directory.resolve(principal, name, task.session, identity.request_id)
+
     async def answer(
         self, request: web.Request, principal: Principal, task: TextTask
     ) -> web.StreamResponse:
         """Answer one body, by the model that it names or by one that stands in for it."""
         received_at_s, received_at_unix_ms = time.monotonic(), time.time_ns() // 1_000_000
         identity = identity_of(request)
-        resolved = self._resolve(task, identity, principal, task.model, received_at_unix_ms)
+        auto = self._auto.decide(principal, task, identity.uid)
+        name = task.model if auto is None else auto.model
+        resolved = self._resolve(task, identity, principal, name, received_at_unix_ms)
         counted: Reservation | None = None
         try:
             if _takes_work(request):
                 counted = await self._limiter.count(principal, resolved.model.id)
             specs = await self._specs(task, request, principal, resolved)
-            if principal.tenant.fallbacks:
-                specs = self._with_patience(specs, task, principal)
+            if auto is not None or principal.tenant.fallbacks:
+                specs = self._with_patience(specs, task, principal, auto)
             exchange = HttpExchange(
                 uid=identity.uid,
                 request_id=identity.request_id,
@@ -128,10 +143,11 @@ class Completer:
                 received_at_unix_ms=received_at_unix_ms,
                 principal=principal,
                 model=resolved.model,
-                requested_model=resolved.name,
+                requested_model=task.model,
                 reservation=await self._reserve(principal, resolved, task, specs, counted),
                 is_stream=bool(task.stream),
                 decision=resolved.decision,
+                auto=auto,
                 choices=len(specs),
                 task=task,
                 specs=specs,
@@ -248,10 +264,14 @@ class Completer:
         return [it._replace(deadline_ms=deadline_ms) for it in specs]
 
     def _with_patience(
-        self, specs: list[GenerationSpec], task: TextTask, principal: Principal
+        self,
+        specs: list[GenerationSpec],
+        task: TextTask,
+        principal: Principal,
+        auto: AutoDecision | None,
     ) -> list[GenerationSpec]:
         """Return specs that do not wait long for replicas if another model could answer them."""
-        name = self._directory.fallback(principal, task.model)
+        name = self._auto.other(principal, task.model, auto)
         if name is None:
             return specs
         try:
@@ -295,7 +315,7 @@ class Completer:
         if self._dispatcher.is_draining:
             return False
         principal, task = exchange.principal, exchange.body
-        name = self._directory.fallback(principal, task.model)
+        name = self._auto.other(principal, task.model, exchange.auto)
         if name is None:
             return False
         try:
@@ -312,6 +332,8 @@ class Completer:
         if tally.placed is not None:
             lost = Lost(exchange.model.id, tally.placed_prompt_tokens, tally.output_tokens)
         exchange.stand_in(resolved.model, resolved.decision, specs, lost)
+        if exchange.auto is not None:
+            exchange.auto = exchange.auto.moved_to(name)
         return True
 
     def _settle(self, exchange: HttpExchange, tally: Tally, *, was_served: bool) -> None:
@@ -370,9 +392,19 @@ class Completer:
             metrics.resumes.inc(tally.resumes)
         if exchange.decision is not None:
             self._note(exchange, exchange.decision)
+        self._note_auto(exchange, tally, ended_at_s)
         self._emit(exchange.event(tally, self._gateway_id, ended_at_s))
         if kept is not None:
             self._texts.offer(kept, exchange)
+
+    def _note_auto(self, exchange: HttpExchange, tally: Tally, ended_at_s: float) -> None:
+        """Let `auto` learn of an answer, and count why its model gave it."""
+        auto = exchange.auto
+        if auto is not None:
+            self._metrics.auto.labels(auto.reason).inc()
+        if not exchange.has_failed:
+            pool_id, answers = exchange.model.pool_id, exchange.choices
+            self._auto.note(auto, pool_id, tally, answers, ended_at_s)
 
     def _note(self, exchange: HttpExchange, decision: ReleaseDecision) -> None:
         """Count a request whose release was not just what its name stands for."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
+from gateway.auto.board import AskedPrompt
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.completions import CompletionRequest
 from gateway.directory import ResolvedModel
@@ -49,6 +50,12 @@ class CompletionTask(CompletionRequest, TextTask):
             else await assets.hash_ids(prompt, root, owner=owner)
             for prompt in self.prompts
         ]
+
+    def asked(self) -> AskedPrompt:
+        """See `TextTask`: of several prompts, all together."""
+        said = [it for it in self.prompts if isinstance(it, str)]
+        ids = sum([len(it) for it in self.prompts if not isinstance(it, str)])
+        return AskedPrompt(said, ids=ids)
 
     def texts(self, table: TokenTable) -> Iterator[tuple[str, Iterable[object]]]:
         """See `TextTask`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from gateway.auto.decision import AutoDecision
 from gateway.directory import Principal
 from gateway.dispatch import attempts
 from gateway.dispatch.generation import EndKind, Generation, GenerationSpec
@@ -63,6 +64,7 @@ class HttpExchange:
         model: Model that answers.
         requested_model: The name in the request.
         decision: Reason for that release of the model; None: the name stands for it.
+        auto: Choice of the model; None: the request names it.
         choices: Number of requested answers.
         task: The body; None once a stream has begun, which may take long, and with embeddings.
         specs: Its answers, as specified for the model that answers.
@@ -96,6 +98,7 @@ class HttpExchange:
     is_stream: bool
     upstream: Upstream = NONE
     decision: ReleaseDecision | None = None
+    auto: AutoDecision | None = None
     choices: int = 0
     task: TextTask | None = None
     specs: Sequence[GenerationSpec] = ()

@@ -202,6 +202,8 @@ def _headers(request: web.Request, exchange: HttpExchange) -> dict[str, str]:
         headers["x-sluice-dropped-turns"] = str(dropped_turns)
     if (decision := exchange.decision) is not None and decision.has_decided:
         headers["x-sluice-release"] = exchange.model.release
+    if exchange.auto is not None:
+        headers |= exchange.auto.headers
     return headers if exchange.reservation is None else headers | exchange.reservation.headers
 
 

@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import orjson
 
+from gateway.auto.board import AskedPrompt
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.generation import GenerationFields
 from gateway.directory import ResolvedModel
@@ -91,6 +92,10 @@ class TextTask(GenerationFields):
     @abstractmethod
     def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
         """Return what the output must follow besides `sampling`; None: nothing."""
+
+    @abstractmethod
+    def asked(self) -> AskedPrompt:
+        """Return what the request says, for the choice of a model."""
 
     @abstractmethod
     def texts(self, table: TokenTable) -> Iterator[tuple[str, Iterable[object]]]:

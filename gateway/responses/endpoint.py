@@ -136,7 +136,7 @@ class Responses:
     ) -> web.StreamResponse:
         """Begin a response that nobody waits for; answer what it is by now, or with its events."""
         identity, is_stream = identity_of(request), bool(task.stream)
-        resolved = self._directory.resolve(principal, task.model, task.session, identity.request_id)
+        resolved = self._completer.resolved(principal, task, identity)
         queued, response_id = task.queued(resolved.model.id), task.response_id
         streamed = task.model_copy(update={"stream": True})
         del task  # a stream keeps nothing of its body
@@ -151,8 +151,7 @@ class Responses:
         wanted = await read_parsed(request, partial(parse, InputTokensRequest))
         context = await self._contexts.read(principal.tenant.id, wanted)
         task = response_task(wanted, "", context=context)
-        session, request_id = task.session, identity_of(request).request_id
-        resolved = self._directory.resolve(principal, task.model, session, request_id)
+        resolved = self._completer.resolved(principal, task, identity_of(request))
         reservation = await self._limiter.reserve(
             principal, resolved.model.id, prompt_tokens=0, output_tokens_max=0, is_bounded=True
         )

@@ -1,4 +1,4 @@
-"""What a new table of qualities would have done, from logged choices and judgements. Pure.
+"""An estimate of a new table of qualities from logged choices and judgements. Pure.
 
 Each logged turn has the models that could be chosen, what each would have cost, and the chance with
 which each was. A judged answer tells of one model alone, so judgements are weighted by how much

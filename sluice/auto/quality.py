@@ -39,7 +39,7 @@ class QualityCell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QualityPrior:
-    """What is known of a model before any answer of it is judged here.
+    """The quality of a model before any answer of it is judged here.
 
     Attributes:
         published: Name of its row among the published results; empty: none.

@@ -59,3 +59,4 @@ def test_every_conversation_has_a_cluster(texts: list[str], tools: int, ids: int
     assert kind_of(features.cluster) is features.kind
     assert features == features_of(texts, tools=tools, prompt_tokens=ids)
     assert features.tokens * 4 >= sum(map(len, texts)) + 4 * ids
+    assert features.tokens <= sum(map(len, texts)) + ids + 1  # four bytes at most a character

@@ -1,0 +1,204 @@
+"""The models of one worker's `auto`: who answers, and who stands in for a model that cannot."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+from gateway.auto.decision import AUTO, AutoDecision
+from gateway.auto.memory import ConversationMemory, chain_of
+from gateway.auto.speeds import LearnedSpeeds
+from gateway.directory import Directory, Principal, ResolvedModel
+from gateway.dispatch.cell_choice import CellView
+from gateway.dispatch.tally import Tally
+from gateway.pool_status import status_of_cells
+from sluice.auto.choice import AutoCandidate, AutoRules, AutoTurn, PoolOutlook, choose
+from sluice.auto.features import features_of
+from sluice.auto.quality import QualityCell, QualityPrior, QualityTable, table_of
+from sluice.errors import PlatformError
+from sluice.wire.control.v1 import control_pb2 as wire
+
+_POLICIES_MAX = 4096
+_LOT_DIGITS = 12
+
+
+class AskedPrompt(NamedTuple):
+    """The words of a request, before any model's tokenizer has seen it.
+
+    Attributes:
+        texts: Texts of its messages, or its prompts.
+        tools: Number of tools that may be called.
+        ids: Number of tokens that came as ids.
+    """
+
+    texts: list[str]
+    tools: int = 0
+    ids: int = 0
+
+
+class AskedTask(Protocol):
+    """A request, as far as the choice goes by it (`gateway.endpoints.task.TextTask`)."""
+
+    model: str
+
+    @property
+    def session(self) -> str:
+        """Key of requests that share a prefix; empty: none."""
+        ...
+
+    @property
+    def output_tokens_max(self) -> int | None:
+        """Bound of each answer."""
+        ...
+
+    def asked(self) -> AskedPrompt:
+        """Return what it says."""
+        ...
+
+
+class _Known(NamedTuple):
+    """A policy, and what it comes to."""
+
+    told: wire.AutoPolicy
+    table: QualityTable
+    rules: AutoRules
+
+
+class AutoBoard:
+    """Decides for requests that ask for `auto`, and which model stands in for any other."""
+
+    def __init__(self, directory: Directory, views: Callable[[str], Iterable[CellView]]) -> None:
+        """Prepare.
+
+        Args:
+            directory: Knows names and who may use them.
+            views: Returns what is known of the cells of a pool.
+        """
+        self._directory = directory
+        self._views = views
+        self._memory = ConversationMemory()
+        self._speeds = LearnedSpeeds()
+        self._policies: dict[str, _Known] = {}
+        self._is_used = False
+
+    def decide(self, principal: Principal, task: AskedTask, uid: str) -> AutoDecision | None:
+        """Return the choice for a request; None: it names a model itself.
+
+        Raises:
+            PlatformError: No model is left that could answer.
+        """
+        policy = principal.auto_policy
+        if task.model != AUTO or policy is None:
+            return None
+        self._is_used = True
+        known = self._policy(policy)
+        asked = task.asked()
+        features = features_of(
+            asked.texts,
+            tools=asked.tools,
+            output_tokens_max=task.output_tokens_max or 0,
+            tier_priority=principal.tier.priority,
+            prompt_tokens=asked.ids,
+        )
+        chain = chain_of(principal.tenant.id, task.session, asked.texts)
+        current, cached = self._memory.look(chain, time.monotonic())
+        candidates, pools, lengths = list[AutoCandidate](), dict[str, PoolOutlook](), list[float]()
+        for told in policy.candidates:
+            resolved = self._usable(principal, told.model)
+            if resolved is None:
+                continue
+            candidates.append(_candidate(told, resolved))
+            pools[told.model] = self._outlook(resolved.model.pool_id)
+            lengths.append(self._speeds.of(resolved.model.pool_id).output_tokens)
+        turn = AutoTurn(
+            features,
+            output_tokens=max(lengths, default=0.0),
+            current=current,
+            cached=cached,
+            draw=int(uid[-_LOT_DIGITS:], 16) / 16**_LOT_DIGITS,
+        )
+        choice = choose(candidates, turn, known.table, pools, known.rules)
+        key = chain[-1] if chain else 0
+        return AutoDecision(choice, key, chain[0] if task.session else 0, features.tokens)
+
+    def other(self, principal: Principal, asked: str, decision: AutoDecision | None) -> str | None:
+        """Return the name of the model that answers while the asked one cannot; None: none does.
+
+        This is the one place that says so: of `auto` it is the next best of the choice, of a named
+        model the tenant's fallback.
+        """
+        if decision is None:
+            return self._directory.fallback(principal, asked)
+        return next(iter(decision.others), None)
+
+    def note(
+        self,
+        decision: AutoDecision | None,
+        pool_id: str,
+        tally: Tally,
+        answers: int,
+        ended_at_s: float,
+    ) -> None:
+        """Learn from a request that was answered, by whoever asked for it."""
+        if not self._is_used:
+            return
+        self._speeds.note(pool_id, tally, answers, ended_at_s)
+        if decision is None:
+            return
+        for key in (decision.key, decision.session_key):
+            if key:
+                self._memory.note(key, decision.model, decision.tokens, ended_at_s)
+
+    def _usable(self, principal: Principal, name: str) -> ResolvedModel | None:
+        """Return a candidate that the caller's key may use and that generates text."""
+        try:
+            resolved = self._directory.resolve_any(principal, name)
+        except PlatformError:
+            return None
+        return resolved if resolved.generates_text else None
+
+    def _outlook(self, pool_id: str) -> PoolOutlook:
+        status = status_of_cells(self._views(pool_id), 0)
+        speed = self._speeds.of(pool_id)
+        return PoolOutlook(
+            is_served=status.replicas_ready > 0,
+            replicas=status.replicas_ready,
+            queued=status.queued,
+            wait_s=(status.wait_ms or 0) / 1000,
+            prompt_token_s=speed.prompt_token_s,
+            output_token_s=speed.output_token_s,
+        )
+
+    def _policy(self, policy: wire.AutoPolicy) -> _Known:
+        """Return a policy ready for use; each is made ready once, when it is first asked."""
+        known = self._policies.get(policy.id)
+        if known is not None and known.told is policy:
+            return known
+        if len(self._policies) >= _POLICIES_MAX:
+            self._policies.clear()
+        priors = {it.model: QualityPrior(it.published, it.quality) for it in policy.candidates}
+        cells = [
+            QualityCell(it.cluster, it.model, it.release, it.good, it.bad) for it in policy.cells
+        ]
+        rules = AutoRules(
+            price_max=policy.price_max,
+            quality_min=policy.quality_min,
+            second_price=policy.second_price,
+            miss_price=policy.miss_price,
+            explored_share=policy.explored_share,
+            queue_priority_min=policy.queue_priority_min,
+            pin=policy.pin,
+        )
+        made = _Known(policy, table_of(cells, priors, policy.scheme), rules)
+        self._policies[policy.id] = made
+        return made
+
+
+def _candidate(told: wire.AutoModel, resolved: ResolvedModel) -> AutoCandidate:
+    return AutoCandidate(
+        name=told.model,
+        release=resolved.model.release,
+        prompt_price=told.prompt_price,
+        cached_price=told.cached_price,
+        output_price=told.output_price,
+        context_tokens_max=resolved.context_tokens_max,
+    )

@@ -1,0 +1,64 @@
+"""A choice of `auto` for one request, as it is told and logged. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sluice.auto.choice import AutoChoice, AutoOption, AutoReason
+
+AUTO = "auto"
+# Alternatives that a header names.
+_TOLD_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AutoDecision:
+    """A choice for one request.
+
+    Attributes:
+        choice: The choice.
+        key: End of the prompt's chain in `ConversationMemory`.
+        session_key: Its session's key there; 0: it has none.
+        tokens: Estimate of the prompt.
+        answered: The model that answers, if the chosen one refused; empty: the chosen one.
+    """
+
+    choice: AutoChoice
+    key: int
+    session_key: int
+    tokens: int
+    answered: str = ""
+
+    @property
+    def model(self) -> str:
+        """Public name of the model that answers."""
+        return self.answered or self.choice.model
+
+    @property
+    def reason(self) -> AutoReason:
+        """Why it does."""
+        return AutoReason.STAND_IN if self.answered else self.choice.reason
+
+    @property
+    def others(self) -> Sequence[str]:
+        """The models that may answer instead, best first: those above the floor before others."""
+        rest = sorted(self.choice.alternatives, key=lambda it: not it.is_eligible)
+        return [it.name for it in rest if it.name != self.model]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that tell of the choice; costs in the currency of the tenant's prices."""
+        options = [self.choice.chosen, *self.choice.alternatives]
+        own = next(it for it in options if it.name == self.model)
+        rest = [it for it in options if it is not own][:_TOLD_MAX]
+        return {
+            "x-sluice-auto": f"{self.reason}; {_told(own)}",
+            "x-sluice-auto-alternatives": ", ".join(f"{it.name}; {_told(it)}" for it in rest),
+        }
+
+    def moved_to(self, model: str) -> "AutoDecision":
+        """Return the decision with another model that answers."""
+        return replace(self, answered=model)
+
+
+def _told(option: AutoOption) -> str:
+    return f"cost={option.cost:.6g}; price={option.price:.6g}; quality={option.quality:.3f}"

@@ -1,0 +1,65 @@
+"""The speeds of pools, learned from what has just been answered. Pure.
+
+A router predicts the wait for a first step. How long the prefill of a long prompt takes, and the
+decode of its answer, is what the last requests took.
+"""
+
+from dataclasses import dataclass
+
+from gateway.dispatch.tally import Tally
+
+# Weight of a new measurement: about twenty requests decide.
+_NEW = 0.05
+_UNCACHED_LEAST = 32  # a shorter prefill is mostly the step around it
+_OUTPUT_LEAST = 8
+_POOLS_MAX = 4096
+
+
+@dataclass(slots=True)
+class LearnedSpeed:
+    """The times that requests of a pool take; 0: not known yet.
+
+    Attributes:
+        prompt_token_s: Prefill of a token that is not cached.
+        output_token_s: Decode of a token.
+        output_tokens: Tokens of an answer.
+    """
+
+    prompt_token_s: float = 0.0
+    output_token_s: float = 0.0
+    output_tokens: float = 0.0
+
+
+_UNKNOWN = LearnedSpeed()
+
+
+class LearnedSpeeds:
+    """The speeds of all pools that this worker has asked."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, LearnedSpeed] = {}
+
+    def of(self, pool_id: str) -> LearnedSpeed:
+        """Return what is known of a pool."""
+        return self._known.get(pool_id, _UNKNOWN)
+
+    def note(self, pool_id: str, tally: Tally, answers: int, ended_at_s: float) -> None:
+        """Learn from a request that has ended well, on the worker's clock."""
+        if pool_id not in self._known and len(self._known) >= _POOLS_MAX:
+            return
+        speed = self._known.setdefault(pool_id, LearnedSpeed())
+        uncached = tally.placed_prompt_tokens - tally.cached_tokens
+        if tally.prefill_us and uncached >= _UNCACHED_LEAST:
+            measured = tally.prefill_us / 1e6 / uncached
+            speed.prompt_token_s = _moved(speed.prompt_token_s, measured)
+        each = tally.output_tokens / max(1, answers)
+        if not each:
+            return
+        speed.output_tokens = _moved(speed.output_tokens, each)
+        if tally.first_at_s and each >= _OUTPUT_LEAST:
+            measured = max(0.0, ended_at_s - tally.first_at_s) / each
+            speed.output_token_s = _moved(speed.output_token_s, measured)
+
+
+def _moved(known: float, new: float) -> float:
+    return new if not known else known + _NEW * (new - known)
