@@ -37,6 +37,7 @@ MODULES = {
     "gateway_embed": "benchmarks.load.gateway_embed",
     "agent": "benchmarks.load.agent_faults",
     "stack": "benchmarks.load.stack",
+    "idle": "benchmarks.load.idle",
     "edge": "benchmarks.load.gateway",
     "sockets": "benchmarks.load.sockets",
     "peers": "benchmarks.load.peers",

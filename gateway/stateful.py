@@ -92,8 +92,8 @@ class StatefulApis:
         self.completions.add_to(routes)
         files = FileStore(self.records)
         TenantFiles(directory, files).add_to(routes)
-        Batches(directory, self.batches, files).add_to(routes)
         self.lines = BatchWorker(self.batches, directory, routes, self._gateway_id)
+        Batches(directory, self.batches, files, self.lines.look_soon).add_to(routes)
 
     async def run(self) -> None:
         """Work until cancelled."""

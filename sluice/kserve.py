@@ -92,6 +92,7 @@ class HostStream:
         *,
         silence_s: float | None = None,
         send_timeout_s: float = 2.0,
+        channel: grpc.aio.Channel | None = None,
     ) -> None:
         """Prepare a stream to the Triton at `address` (host:port); `open` connects.
 
@@ -100,12 +101,13 @@ class HostStream:
             model: Name of the model that holds the engine host.
             silence_s: Longest wait of the iteration for the next frame; None waits forever.
             send_timeout_s: Longest wait for gRPC to take a message.
+            channel: To the address, with `CHANNEL_OPTIONS`; it stays open. None: one of its own.
         """
         self._address = address
         self._model = model
         self._silence_s = silence_s
         self._send_timeout_s = send_timeout_s
-        self._channel: grpc.aio.Channel | None = None
+        self._lent, self._channel = channel, channel
         self._call: Call | None = None
         self._write_lock = asyncio.Lock()  # gRPC takes one write, and one read, at a time
         self._read_lock = asyncio.Lock()
@@ -135,7 +137,9 @@ class HostStream:
         Raises:
             FailedError: UNAVAILABLE, nobody answers at the address within `timeout_s`.
         """
-        self._channel = channel_to(self._address, CertificateRole.ENGINE, options=CHANNEL_OPTIONS)
+        if self._channel is None:
+            role = CertificateRole.ENGINE
+            self._channel = channel_to(self._address, role, options=CHANNEL_OPTIONS)
         try:
             async with asyncio.timeout(timeout_s):
                 await _connect(self._channel, is_patient=is_patient)
@@ -213,7 +217,7 @@ class HostStream:
                     await self._finish(call)
             except (TimeoutError, *_TRANSPORT_ERRORS):
                 call.cancel()
-        if channel is not None:
+        if channel is not None and channel is not self._lent:
             await channel.close(0)
 
     async def _finish(self, call: Call) -> None:
@@ -255,16 +259,23 @@ async def _connect(channel: grpc.aio.Channel, *, is_patient: bool) -> None:
 
 
 async def ask(
-    address: str, model: str, request: engine.HostRequest, *, timeout_s: float
+    address: str,
+    model: str,
+    request: engine.HostRequest,
+    *,
+    timeout_s: float,
+    channel: grpc.aio.Channel | None = None,
 ) -> engine.HostFrame:
     """Return the host's only answer to `adapters`, `export_kv`, `import_kv`, `pin` or `probe`.
+
+    It is asked over a connection of its own, or over `channel`.
 
     Raises:
         FailedError: UNAVAILABLE or REPLICA_LOST: nobody answered in time; any other code: the host
             refused, and says why.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
-    async with HostStream(address, model, send_timeout_s=timeout_s) as stream:
+    async with HostStream(address, model, send_timeout_s=timeout_s, channel=channel) as stream:
         await stream.open(timeout_s=timeout_s)
         await stream.send(request)
         rest_s = max(0.0, deadline - asyncio.get_running_loop().time())
@@ -291,6 +302,7 @@ async def probe(
     adapter_digest: str = "",
     cache_root: bytes = b"",
     wants_logprobs: bool = False,
+    channel: grpc.aio.Channel | None = None,
 ) -> engine.ProbeReply:
     """Run a real inference of `tokens` greedy tokens on the host and return its answer.
 
@@ -303,6 +315,7 @@ async def probe(
         adapter_digest: Digest of the adapter; empty: the base alone.
         cache_root: Root of the prefix cache, 16 bytes; a fresh one has all computed anew.
         wants_logprobs: Whether the tokens' log probabilities are wanted, where the engine has them.
+        channel: Connection to the address; None: one of its own.
 
     Raises:
         FailedError: It is not healthy.
@@ -316,4 +329,4 @@ async def probe(
         timeout_ms=max(1, round(timeout_s * 1000)),
     )
     request = engine.HostRequest(probe=message)
-    return (await ask(address, model, request, timeout_s=timeout_s)).probe
+    return (await ask(address, model, request, timeout_s=timeout_s, channel=channel)).probe

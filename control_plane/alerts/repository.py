@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, and_, delete, func, select, update
+from sqlalchemy import RowMapping, Select, and_, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import distinct_on, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -102,6 +102,14 @@ async def add_event(
     await connection.execute(insert(incident_events).values(id=new_id("event"), **values))
 
 
+async def has_work(connection: AsyncConnection) -> bool:
+    """Return whether `step`, or the groups after it, can come to anything."""
+    fires = select(alerts.c.id).where(alerts.c.is_firing).exists()
+    is_told = select(notifications.c.id).exists()
+    query = select(or_(fires, is_told, _unknown_rollouts().exists()))
+    return bool(await connection.scalar(query))
+
+
 async def step(connection: AsyncConnection) -> None:
     """End what was not reported again, silence, and open incidents."""
     await _end(connection, and_(alerts.c.is_firing, alerts.c.ends_at < func.now()), func.now())
@@ -154,15 +162,19 @@ async def open_incident(connection: AsyncConnection, key: str, title: str) -> st
     return made
 
 
-async def _open_for_rollouts(connection: AsyncConnection) -> None:
-    """Open one for each rollout of the last day that the platform sent back."""
+def _unknown_rollouts() -> Select[Any, Any, Any]:
+    """Select the rollouts of the last day that the platform sent back and that have no incident."""
     known = select(incidents.c.id).where(incidents.c.key == "rollout/" + rollouts.c.id)
-    query = select(rollouts.c.id, rollouts.c.model_id, rollouts.c.canary).where(
+    return select(rollouts.c.id, rollouts.c.model_id, rollouts.c.canary).where(
         rollouts.c.phase == str(Phase.ROLLED_BACK),
         rollouts.c.ended_at > func.now() - func.make_interval(0, 0, 0, 1),
         ~known.exists(),
     )
-    for row in (await connection.execute(query)).all():
+
+
+async def _open_for_rollouts(connection: AsyncConnection) -> None:
+    """Open one for each rollout of the last day that the platform sent back."""
+    for row in (await connection.execute(_unknown_rollouts())).all():
         title = f"Release {row.canary} of {row.model_id} was sent back"
         await open_incident(connection, f"rollout/{row.id}", title)
 

@@ -82,6 +82,8 @@ class AlertService:
 
     async def _look(self, connection: AsyncConnection) -> list[Mapping[str, Any]]:
         """Return what is to be sent now, if we are the one who does it."""
+        if not await repository.has_work(connection):  # as mostly: nothing to lead in
+            return []
         if not await hold_lease(connection, _LEASE, self._process, _LEASE_S):
             return []
         await repository.step(connection)

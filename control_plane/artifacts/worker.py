@@ -53,6 +53,7 @@ class InspectionWorker:
         self._store_url = store_url
         self._bounds = bounds
         self._wake = asyncio.Event()
+        self._looking = asyncio.Lock()  # one looks; with work in hand it lets the next one
 
     def wake(self) -> None:
         """Look for work now."""
@@ -66,17 +67,29 @@ class InspectionWorker:
 
     async def _work(self) -> None:
         while True:
-            self._wake.clear()
             try:
-                while (upload := await self._claim()) is not None:
-                    await self._end(upload)
+                async with self._looking:
+                    upload = await self._next()
+                await self._end(upload)
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("upload_left_for_later", error=str(getattr(error, "reason", error)))
-            try:
-                async with asyncio.timeout(_TICK_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+                await self._pause()
+
+    async def _next(self) -> dict[str, Any]:
+        """Return the next upload to end, when there is one."""
+        while True:
+            self._wake.clear()
+            if (upload := await self._claim()) is not None:
+                return upload
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait for the tick, or until there may be work."""
+        try:
+            async with asyncio.timeout(_TICK_S):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
 
     async def _claim(self) -> dict[str, Any] | None:
         states = (UploadState.IMPORTING, UploadState.VALIDATING)

@@ -59,6 +59,8 @@ class BatchLoop:
 
     async def step(self) -> None:
         """Begin what waits, and end what is over."""
+        if not await self._run(repository.has_live):
+            return
         await self._run(repository.expire)
         await self._run(repository.finish_answered)
         for batch in await self._with_status(("validating",)):

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, and_, delete, func, select, tuple_, update
+from sqlalchemy import Row, and_, delete, exists, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -17,6 +17,7 @@ LEASE_MS = 30_000
 _AT_ONCE = 500  # lines of one statement
 ENDING = ("finalizing", "cancelling", "expiring")
 _OPEN = ("validating", "in_progress")
+_ANY_LIVE = select(exists().where(batches.c.status.in_((*_OPEN, *ENDING))))
 
 
 class BatchEndedError(Exception):
@@ -103,6 +104,11 @@ async def with_status(
         select(batches).where(t.status.in_(statuses)).order_by(t.number).limit(most)
     )
     return [_batch(row) for row in found]
+
+
+async def has_live(connection: AsyncConnection) -> bool:
+    """Return whether there is a batch that has not ended."""
+    return bool(await connection.scalar(_ANY_LIVE))
 
 
 async def expire(connection: AsyncConnection) -> None:

@@ -19,6 +19,7 @@ from sqlalchemy import (
     cast,
     column,
     delete,
+    exists,
     func,
     or_,
     select,
@@ -106,6 +107,7 @@ class Summary:
 
 
 NOTHING = Summary({}, {}, 0.0)
+_HAS_ANY = select(exists(select(budgets.c.id)))
 
 
 def with_states() -> Select[Any]:
@@ -117,6 +119,11 @@ def shown_state(now_ms: int) -> ColumnElement[str]:
     """Return the state of a row of `with_states` in SQL: that of another period says nothing."""
     is_present = func.coalesce(budget_states.c.ends_at_unix_ms, 0) > now_ms
     return case((is_present, budget_states.c.state), else_=model.UNKNOWN)
+
+
+async def has_any(connection: AsyncConnection) -> bool:
+    """Return whether there is a budget at all."""
+    return bool(await connection.scalar(_HAS_ANY))
 
 
 async def hold_lease(connection: AsyncConnection, name: str, holder: str, lease_s: float) -> bool:

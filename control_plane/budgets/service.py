@@ -132,8 +132,11 @@ class BudgetService:
 
     async def _look(self, connection: AsyncConnection) -> tuple[dict[Period, list[Due]], int]:
         """Return what is due, if we are the one who does it, and what time it is."""
-        now_ms, now_s = await clock_ms(connection), self._clock()
         due: dict[Period, list[Due]] = {}
+        if not await repository.has_any(connection):  # as mostly: nothing to lead in
+            self._show(NOTHING)
+            return due, 0
+        now_ms, now_s = await clock_ms(connection), self._clock()
         if not await repository.hold_lease(connection, _LEASE, self._process, _LEASE_S):
             self._show(NOTHING)
             for pace in self._paces.values():

@@ -29,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
 _MISSING_TICK_S = 0.1
+# After so many steps without any news only each third one decides: time alone brings little.
+_QUIET_AFTER, _QUIET_EVERY = 30, 3
 # After a start or an outage of the database everybody looks absent; they get this long to be heard.
 _ROUTERS_RETURN_S = 4.0
 _NODES_RETURN_S = model.NODE_LOST_AFTER_S
@@ -71,6 +73,7 @@ class FleetLoop:
         self._liveness = Liveness(self.presence)
         self._heard_since = time.monotonic()  # before that we could not hear everybody
         self._pruned_at = float("-inf")
+        self._quiet_steps = 0  # in a row, without any news
         # Routers whose watch closed: address, and until when that is news.
         self._missing: dict[str, tuple[str, float]] = {}
 
@@ -97,7 +100,9 @@ class FleetLoop:
                 log.warning("fleet_step_failed", error=str(getattr(error, "reason", error)))
                 self._heard_since = time.monotonic()
                 self._clock.stop()
-            await self._pause(changed)
+                self._quiet_steps = 0
+            is_quiet = await self._is_quiet(changed) and not self._missing
+            self._quiet_steps = self._quiet_steps + 1 if is_quiet else 0
 
     async def _look_for_missing(self) -> None:
         """Find out which of the routers that are missing have ended."""
@@ -118,8 +123,8 @@ class FleetLoop:
                 self.presence.gone.add(router_id)
                 del self._missing[router_id]
 
-    async def _pause(self, changed: asyncio.Event) -> None:
-        """Wait for the tick, or until there is something new; at least a moment."""
+    async def _is_quiet(self, changed: asyncio.Event) -> bool:
+        """Wait for the tick, or until there is something new; return whether there is nothing."""
         await asyncio.sleep(0.02)  # changes that come together are decided together
         waits = (self._wake.wait(), changed.wait())
         async with asyncio.TaskGroup() as tasks:
@@ -128,12 +133,15 @@ class FleetLoop:
             await asyncio.wait(waiting, timeout=tick_s, return_when=asyncio.FIRST_COMPLETED)
             for task in waiting:
                 task.cancel()
+        return not (self._wake.is_set() or changed.is_set())
 
     async def _step(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
         """Decide once; return the departures that were written down."""
         await end_frozen(connection)  # a leader that is one holds rows of routers, too
         departed, gone = set(self.presence.departed), set(self.presence.gone)
         await repository.write_routers(connection, self.presence.here(), departed, gone)
+        if self._quiet_steps > _QUIET_AFTER and self._quiet_steps % _QUIET_EVERY:
+            return departed, gone
         heard_s = time.monotonic() - self._heard_since
         if await repository.try_lead(connection):
             if heard_s > _NODES_RETURN_S:

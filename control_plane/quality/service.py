@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import structlog
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.database import ERRORS, Database, DatabaseDownError
 from control_plane.fields import is_id
@@ -31,6 +32,7 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
 _ACCUSE_S = 1.5  # a router waits for 2 s, and says it again
+_IDLE_S = 5.0  # between two looks for answers that other control planes took
 _ALERT_S = 900.0  # one that is not found again for so long is over
 _TOKENS_MAX = 64  # of an answer that is kept
 _ERROR_MAX = 500
@@ -107,6 +109,7 @@ class Quality:
         self._board = Board()
         self._mark: tuple[int, int] | None = None
         self._refresh_at_s = 0.0
+        self._judge_at_s = float("-inf")
         self._reports = Inbox(database, meter.count_dropped)
         self._alerts: dict[Group, tuple[float, Mapping[Alert, tuple[str, ...]]]] = {}
         self._pruned_at = time.monotonic()
@@ -171,19 +174,20 @@ class Quality:
             await asyncio.sleep(_TICK_S)
 
     async def _step(self) -> None:
-        mark = await self._database.run(repository.prompts_mark)
-        if mark != self._mark:
-            self._prompts = await self._database.run(repository.prompts)
-            self._mark = mark
+        await self._database.run(self._read)
         self._refresh()
+        has_news = bool(self._reports.waiting)
         try:
             await self._reports.write()
         except (DatabaseDownError, *ERRORS) as error:  # what was written before can be judged
             log.warning("answers_not_written", error=str(getattr(error, "reason", error)))
-        self._accused = await self._database.run(ejection_rows.accused)
-        for outcome in await self._judge.turn(self._board.askings):
-            self._tell(outcome)
         now_s = time.monotonic()
+        if has_news or now_s >= self._judge_at_s:
+            outcomes = await self._judge.turn(self._board.askings)
+            is_idle = not any(it.judged or it.failures or not it.is_last for it in outcomes)
+            self._judge_at_s = now_s + (_IDLE_S if is_idle else _TICK_S / 2)
+            for outcome in outcomes:
+                self._tell(outcome)
         counts = dict.fromkeys(map(str, Alert), 0)
         for group, (at_s, alerts) in list(self._alerts.items()):
             if now_s - at_s > _ALERT_S:
@@ -198,6 +202,14 @@ class Quality:
             kept = frozenset(self._board.askings)
             await self._database.run(lambda connection: repository.prune(connection, kept))
             await self._database.run(ejection_rows.prune)
+
+    async def _read(self, connection: AsyncConnection) -> None:
+        """Read what has changed: the prompts, and the replicas that routers accuse."""
+        mark = await repository.prompts_mark(connection)
+        if mark != self._mark:
+            self._prompts = await repository.prompts(connection)
+            self._mark = mark
+        self._accused = await ejection_rows.accused(connection)
 
     def _tell(self, outcome: JudgingOutcome) -> None:
         """Log and count what was decided."""

@@ -131,10 +131,12 @@ class Rollouts:
 
     async def _look(self, connection: AsyncConnection) -> tuple[int, list[GatewayFacts], Taken]:
         """Return time, gateways, and what is ours to step."""
-        await end_frozen(connection)
-        taken = await repository.take(connection, self._process)
         now_ms = await repository.clock_ms(connection)
         phases = await repository.live_phases(connection)
+        taken = Taken([], set(), {})
+        if phases:
+            await end_frozen(connection)
+            taken = await repository.take(connection, self._process)
         seen = {**phases, UNREADABLE: len(taken.unreadable)}
         # Rollouts under way may be locked by their own step.
         stepping = {name: kept for name, kept in self._own.items() if name in self._under_way}
@@ -143,7 +145,8 @@ class Rollouts:
         if time.monotonic() - self._pruned_at > _PRUNE_INTERVAL_S:
             await repository.prune_gateways(connection)
             self._pruned_at = time.monotonic()
-        return now_ms, await repository.gateways(connection), taken
+        gateways = await repository.gateways(connection) if phases else []
+        return now_ms, gateways, taken
 
     def _say_what_is_unreadable(self, taken: Taken) -> None:
         for rollout_id, error in taken.unreadable.items():

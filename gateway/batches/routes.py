@@ -1,6 +1,7 @@
 """/v1/batches."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -36,9 +37,16 @@ _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancel
 class Batches:
     """Routes of `/v1/batches` in one worker, for all tenants."""
 
-    def __init__(self, directory: Directory, client: BatchClient, files: FileStore) -> None:
-        """Compose."""
+    def __init__(
+        self,
+        directory: Directory,
+        client: BatchClient,
+        files: FileStore,
+        on_begun: Callable[[], None],
+    ) -> None:
+        """Compose; `on_begun` is called when there is a new batch."""
         self._directory, self._client, self._files = directory, client, files
+        self._on_begun = on_begun
 
     def add_to(self, routes: Routes) -> None:
         """Add all paths."""
@@ -69,7 +77,9 @@ class Batches:
             expires_at_unix_ms=now_ms + _WINDOW_MS,
             metadata=wanted.metadata or {},
         )
-        return _answer(await self._client.begin(batch))
+        begun = await self._client.begin(batch)
+        self._on_begun()
+        return _answer(begun)
 
     async def list_all(self, request: web.Request) -> web.Response:
         """GET /v1/batches, newest first."""

@@ -29,7 +29,8 @@ from sluice.wire.state.v1 import state_pb2 as wire
 log = structlog.get_logger(__name__)
 
 LINES_MAX = 32  # under way in one worker
-_BUSY_S, _IDLE_S = 0.25, 2.0  # between two calls: with lines under way, and without
+# Between two calls: with lines under way, and without; the longer there were none, the longer.
+_BUSY_S, _IDLE_S, _IDLE_MAX_S = 0.25, 2.0, 15.0
 _CALL_BYTES_MAX = 2 << 20  # of results in one call; gRPC takes 4 MiB
 _RESULT_BYTES_MAX = 3 << 20
 _STOP_S = 5.0
@@ -61,6 +62,8 @@ class BatchWorker:
         self._results: list[wire.LineResult] = []
         self._given_back: list[wire.LineName] = []
         self._room = LINES_MAX // 4
+        self._calls_in_vain = 0  # in a row
+        self._is_awaited = asyncio.Event()
         self._is_stopping = False
         self._has_ended = asyncio.Event()
 
@@ -68,6 +71,11 @@ class BatchWorker:
     def open(self) -> int:
         """How many lines are under way."""
         return len(self._running)
+
+    def look_soon(self) -> None:
+        """Ask for lines more often again: there is a new batch."""
+        self._calls_in_vain = 0
+        self._is_awaited.set()
 
     async def run(self) -> None:
         """Answer lines until cancelled."""
@@ -79,10 +87,23 @@ class BatchWorker:
                     attempt = 0
                 except PlatformError:
                     attempt += 1
-                pause_s = _BUSY_S if self._running or self._results else _IDLE_S
                 if attempt:
-                    pause_s = backoff_s(attempt, first_s=0.25, max_s=5.0)
-                await asyncio.sleep(pause_s)
+                    await asyncio.sleep(backoff_s(attempt, first_s=0.25, max_s=5.0))
+                else:
+                    await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait until the next call."""
+        if self._running or self._results:
+            self._calls_in_vain = 0
+            await asyncio.sleep(_BUSY_S)
+            return
+        pause_s = idle_s(self._calls_in_vain)
+        self._calls_in_vain += 1
+        self._is_awaited.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._is_awaited.wait()
 
     async def stop(self) -> None:
         """Take no more; tell what has come, and give the rest back."""
@@ -184,6 +205,11 @@ class BatchWorker:
             text = "The key that began the batch may not be used any more."
             raise PlatformError(ErrorCode.INVALID_API_KEY, text)
         return principal
+
+
+def idle_s(calls_in_vain: int) -> float:
+    """Return the pause after so many earlier calls that brought no lines, one behind another."""
+    return backoff_s(calls_in_vain, first_s=_IDLE_S, max_s=_IDLE_MAX_S)
 
 
 def is_passing(status: int, body: bytes) -> bool:

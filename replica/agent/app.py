@@ -25,7 +25,7 @@ from replica.agent.golden import GoldenAsker, askable
 from replica.agent.hardware import HardwareReader
 from replica.agent.hardware_watch import CordonFile, HardwareWatch
 from replica.agent.metrics import AgentMetrics
-from replica.agent.model_kinds import Canary, canary
+from replica.agent.model_kinds import Canaries, Canary
 from replica.agent.node import node_facts
 from replica.agent.nvml import NvmlReader
 from replica.agent.replica_state import EnginePatience
@@ -61,7 +61,7 @@ class Agent:
         self,
         settings: AgentSettings,
         launcher: TritonLauncher,
-        prober: Canary = canary,
+        prober: Canary | None = None,
         open_hardware: Callable[[], HardwareReader | None] = no_hardware,
     ) -> None:
         """Take the parts.
@@ -69,12 +69,13 @@ class Agent:
         Args:
             settings: Settings of the node.
             launcher: Starts engines.
-            prober: Asks them for a sign of life.
+            prober: Asks them for a sign of life; None: a real inference.
             open_hardware: Returns who can be asked about accelerators; called in a thread.
         """
         self._settings = settings
         self._launcher = launcher
-        self._prober = prober
+        self._canaries = Canaries()
+        self._prober = prober or self._canaries
         self._facts = node_facts(settings.engine_names)
         self._metrics = AgentMetrics()
         self._open_hardware = open_hardware
@@ -125,6 +126,7 @@ class Agent:
                 try:
                     await self._serve(stop, await find_leftovers(self._launcher))
                 finally:
+                    await self._canaries.close()
                     if self._is_stopping and settings.on_stop == "stop":
                         await self._launcher.remove_leftovers()
 

@@ -14,29 +14,41 @@ _LENGTH_ERROR_MAX = 1e-3
 _PATIENCE_S = 10.0
 
 
-async def embed_canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
-    """Let the engine at `address` embed four tokens, and check that it is the engine we mean.
+class EmbedCanary:
+    """A connection to one engine that embeds."""
 
-    Waits for 10 s, if `timeout_s` is less: an engine with a long queue is not dead.
+    def __init__(self, address: str) -> None:
+        """Prepare a connection to the Triton at `address` (host:port)."""
+        self._address = address
+        self._client = EmbeddingClient(address, EMBED.triton_model)
 
-    Returns:
-        0: nothing of a router's is ever held there, and what came before the canary is done.
+    async def ask(self, spec: EngineSpec, timeout_s: float) -> int:
+        """Let the engine embed four tokens, and check that it is the engine we mean.
 
-    Raises:
-        WrongAnswerError: A vector that is none, or another base's.
-        PlatformError: No answer in time, or an error.
-    """
-    async with EmbeddingClient(address, EMBED.triton_model) as client:
-        embedding = await client.embed(
+        Waits for 10 s, if `timeout_s` is less: an engine with a long queue is not dead.
+
+        Returns:
+            0: nothing of a router's is ever held there, and what came before the canary is done.
+
+        Raises:
+            WrongAnswerError: A vector that is none, or another base's.
+            PlatformError: No answer in time, or an error.
+        """
+        address = self._address
+        embedding = await self._client.embed(
             _TEXT, timeout_s=max(timeout_s, _PATIENCE_S), with_digest=True
         )
-    length = math.hypot(*embedding.values)
-    if not abs(length - 1.0) <= _LENGTH_ERROR_MAX:  # also true of nan
-        message = f"{address} answered the canary with a vector of length {length}, not 1"
-        raise WrongAnswerError(message)
-    if embedding.base_digest != spec.base_digest:
-        message = (
-            f"{address} embeds with base {embedding.base_digest}, wanted is {spec.base_digest}"
-        )
-        raise WrongAnswerError(message)
-    return 0
+        length = math.hypot(*embedding.values)
+        if not abs(length - 1.0) <= _LENGTH_ERROR_MAX:  # also true of nan
+            message = f"{address} answered the canary with a vector of length {length}, not 1"
+            raise WrongAnswerError(message)
+        if embedding.base_digest != spec.base_digest:
+            message = (
+                f"{address} embeds with base {embedding.base_digest}, wanted is {spec.base_digest}"
+            )
+            raise WrongAnswerError(message)
+        return 0
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.close()

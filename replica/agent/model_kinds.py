@@ -5,9 +5,10 @@ One table. An engine that is missing here cannot be offered by a node, whatever 
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from replica.agent.canary import llm_canary
-from replica.agent.embed_canary import embed_canary
+from replica.agent.canary import LlmCanary
+from replica.agent.embed_canary import EmbedCanary
 from replica.agent.replica_state import EngineSpec
 from sluice.profiles import EMBED, FRAMES
 
@@ -17,31 +18,81 @@ from sluice.profiles import EMBED, FRAMES
 Canary = Callable[[str, EngineSpec, float], Awaitable[int]]
 
 
+_LINKS_MAX = 64  # kept; more engines than a node has
+
+
+class CanaryLink(Protocol):
+    """A connection to one engine, over which it is asked for signs of life, one at a time."""
+
+    async def ask(self, spec: EngineSpec, timeout_s: float) -> int:
+        """Run an inference; see `Canary`."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelKind:
     """A Triton model of the product.
 
     Attributes:
         model: Its name in Triton, and its folder in the model repository.
-        canary: Asks it for a sign of life.
+        connect: Prepares a connection to the engine at an address, to ask for signs of life.
         uses_accelerators: Whether it needs one. Then it drains when one of its own is cordoned.
     """
 
     model: str
-    canary: Canary
+    connect: Callable[[str], CanaryLink]
     uses_accelerators: bool = False
 
 
-LLM = ModelKind(FRAMES.triton_model, llm_canary)
+LLM = ModelKind(FRAMES.triton_model, LlmCanary)
 
 KINDS: Mapping[str, ModelKind] = {
     "openvino": LLM,
     "sim": LLM,
     "trtllm": replace(LLM, uses_accelerators=True),
-    "embed": ModelKind(EMBED.triton_model, embed_canary),
+    "embed": ModelKind(EMBED.triton_model, EmbedCanary),
 }
 
 
+class Canaries:
+    """Runs canaries; to connect costs more than to ask, so connections are kept.
+
+    One over which an engine did not answer well is closed, and the next canary connects anew.
+    """
+
+    def __init__(self) -> None:
+        self._links: dict[tuple[str, str], CanaryLink] = {}  # the one used last is the last one
+
+    async def __call__(self, address: str, spec: EngineSpec, timeout_s: float) -> int:
+        """Run the canary of the spec's engine; see `Canary`."""
+        key = (address, spec.engine)
+        link = self._links.pop(key, None) or KINDS[spec.engine].connect(address)
+        try:
+            active = await link.ask(spec, timeout_s)
+        except BaseException:
+            await link.close()
+            raise
+        if (other := self._links.pop(key, None)) is not None:  # of a canary at the same time
+            await other.close()
+        self._links[key] = link
+        if len(self._links) > _LINKS_MAX:
+            await self._links.pop(next(iter(self._links))).close()
+        return active
+
+    async def close(self) -> None:
+        """Close all connections."""
+        while self._links:
+            await self._links.popitem()[1].close()
+
+
 async def canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
-    """Run the canary of the spec's engine; see `Canary`."""
-    return await KINDS[spec.engine].canary(address, spec, timeout_s)
+    """Run the canary of the spec's engine, once; see `Canary`."""
+    canaries = Canaries()
+    try:
+        return await canaries(address, spec, timeout_s)
+    finally:
+        await canaries.close()

@@ -1,0 +1,86 @@
+"""Processor time of a stack that nobody uses: `python -m benchmarks.load.idle`.
+
+One operation: a minute of a running `sluice up` that serves a chat and an embedding model on the
+CPU engine, without a request, after a minute in which it came to rest. Figures: processor time of
+each process and its children, in percent of one core, and how often its threads went to sleep of
+their own accord, per second. Not measured: memory, and what requests cost. Processor time counts,
+not wall time, so other work on the machine disturbs it little; it makes each wake-up dearer.
+"""
+
+import os
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from benchmarks.load.stack import started
+from benchmarks.results import write_result
+from cli.stack.home import Home
+from cli.stack.state import read_state
+from sluice.procfs import cpu_s, marked_processes, program_name
+
+REST_S = 60.0
+MEASURED_S = 60.0
+
+
+def sleeps(pid: int) -> int:
+    """Return how often the threads of a process have gone to sleep; 0 when it is gone."""
+    count = 0
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for line in (thread / "status").read_text().splitlines():
+                if line.startswith("voluntary_ctxt_switches"):
+                    count += int(line.split()[1])
+    except OSError:
+        return count
+    return count
+
+
+def groups(home: Path) -> dict[str, list[int]]:
+    """Return the processes of a stack by the name of the one that leads their group."""
+    state = read_state(Home(home))
+    assert state is not None, "the stack runs"
+    names = {process.pid: process.name for process in state.processes}
+    found: dict[str, list[int]] = defaultdict(list)
+    for pid in marked_processes(Home(home.resolve()).marker):
+        try:
+            group = os.getpgid(pid)
+        except ProcessLookupError:
+            continue
+        program = program_name(pid)
+        found[names.get(pid) or names.get(group) or f"engine {program}"].append(pid)
+    return found
+
+
+def measure(home: Path, for_s: float) -> dict[str, dict[str, float]]:
+    """Return percent of a core and sleeps per second, by process."""
+    pids = groups(home)
+    before = {name: (cpu_s(ids), sum(map(sleeps, ids))) for name, ids in pids.items()}
+    began_s = time.monotonic()
+    time.sleep(for_s)
+    took_s = time.monotonic() - began_s
+    return {
+        name: {
+            "core_percent": round(100 * (cpu_s(ids) - before[name][0]) / took_s, 2),
+            "sleeps_s": round((sum(map(sleeps, ids)) - before[name][1]) / took_s, 1),
+        }
+        for name, ids in sorted(pids.items())
+    }
+
+
+def main() -> None:
+    """Start a stack, let it rest, and measure."""
+    with started("openvino", "--embeddings") as stack:
+        time.sleep(REST_S)
+        figures = measure(stack.home, MEASURED_S)
+    path = write_result(
+        "idle",
+        "a minute of a stack on the CPU engine without requests, by process",
+        {"rest_s": REST_S, "measured_s": MEASURED_S, "processes": figures},
+    )
+    for name, figure in figures.items():
+        print(f"{name:24} {figure['core_percent']:6.2f} % {figure['sleeps_s']:8.1f}/s")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
