@@ -63,7 +63,12 @@ compose-check: setup ## docker-compose.yml on a real Docker engine, from nothing
 lint: setup ## ruff, pyright strict, mypy on what is compiled, import contracts, spelling, generated code and protocol definitions
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint-types lint-rest
+
+lint-types:  # takes as long as all others, and one core
 	@$(BIN)/pyright
+
+lint-rest:
 	@$(BIN)/mypy
 	@PYTHONPATH=. $(BIN)/lint-imports
 	@$(BIN)/codespell
@@ -111,4 +116,4 @@ bench: setup ## Run the benchmarks and write benchmarks/results/
 clean: ## Remove .venv and caches (never .sluice, which holds data)
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: compose-env compose-check help setup up down collect test test-two test-all test-unit test-last-release lint fix proto proto-check lock docs bench train-default clean
+.PHONY: compose-env compose-check help setup up down collect test test-two test-all test-unit test-last-release lint lint-types lint-rest fix proto proto-check lock docs bench train-default clean

@@ -49,8 +49,8 @@ SCHEMA = {
         "words": {
             "type": "array",
             "items": {"type": "string", "minLength": 12, "maxLength": 24},
-            "minItems": 6,
-            "maxItems": 6,
+            "minItems": 4,
+            "maxItems": 4,
         }
     },
     "required": ["words"],
@@ -58,9 +58,9 @@ SCHEMA = {
 }
 TOOL = {"type": "function", "function": {"name": "note", "parameters": SCHEMA}}
 KINDS: list[dict] = [
-    {"max_tokens": 150, "ignore_eos": True},
-    {"max_tokens": 100, "ignore_eos": True, "logprobs": True, "top_logprobs": 1},
-    {"max_tokens": 150, "ignore_eos": True, "stop": ["zebra crossing"]},
+    {"max_tokens": 100, "ignore_eos": True},
+    {"max_tokens": 70, "ignore_eos": True, "logprobs": True, "top_logprobs": 1},
+    {"max_tokens": 100, "ignore_eos": True, "stop": ["zebra crossing"]},
     {
         "max_tokens": 400,
         "response_format": {
@@ -69,9 +69,9 @@ KINDS: list[dict] = [
         },
     },
     {"max_tokens": 400, "tools": [TOOL], "tool_choice": "required"},
-    {"max_tokens": 80, "ignore_eos": True, "n": 2},
-    {"max_tokens": 100, "ignore_eos": True, "presence_penalty": 1.0},
-    {"max_tokens": 100, "ignore_eos": True, "temperature": 0.8, "seed": 5},
+    {"max_tokens": 50, "ignore_eos": True, "n": 2},
+    {"max_tokens": 70, "ignore_eos": True, "presence_penalty": 1.0},
+    {"max_tokens": 70, "ignore_eos": True, "temperature": 0.8, "seed": 5},
 ]
 
 
