@@ -1,5 +1,6 @@
 """`sluice models`: what can be asked for, under which names."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -139,6 +140,26 @@ def remove_alias(name: AliasName) -> None:
     """Remove an alias."""
     ask(lambda api: api.call("DELETE", f"/v1/aliases/{name}"))
     typer.echo(f"removed {name}")
+
+
+@models.command("warm")
+def warm_prompts(
+    model: Model,
+    file: Annotated[
+        list[Path],
+        typer.Option(exists=True, dir_okay=False, help="Text of a system prompt; may be repeated."),
+    ],
+) -> None:
+    """Keep system prompts of a model in the caches of its engines, for an hour after a use."""
+    body = {"prompts": [it.read_text() for it in file]}
+    ask(lambda api: api.call("PUT", f"/v1/warm-prompts/{model}", body))
+    typer.echo(f"{len(file)} warm prompt{'s' * (len(file) > 1)} of {model}")
+
+
+@models.command("cool")
+def cool_prompts(model: Model) -> None:
+    """Let the caches evict the system prompts of a model like all others."""
+    delete_one(f"/v1/warm-prompts/{model}", f"the warm prompts of {model}")
 
 
 @base.command("list")

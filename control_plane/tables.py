@@ -349,6 +349,14 @@ auto_policies = Table(
     Column("cells", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
 )
 
+# System prompts of models whose blocks stay in the caches of engines.
+warm_prompts = Table(
+    "warm_prompts",
+    metadata,
+    Column("id", Text, ForeignKey("models.id", ondelete="CASCADE"), primary_key=True),
+    list_column("prompts"),
+)
+
 # `target` is what readers are told; the columns behind it keep what it names from going away.
 aliases = Table(
     "aliases",

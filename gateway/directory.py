@@ -73,6 +73,7 @@ class ResolvedModel:
         fork: Chooses the release instead, request by request; None: no fork.
         shadow: Release that gets a copy of the request; None: none.
         instead: The release that answers when no engine can load this one; None: none does.
+        warm_prompts: System prompts whose blocks stay in the caches of engines.
     """
 
     name: str
@@ -85,6 +86,7 @@ class ResolvedModel:
     fork: "ReleaseFork | None" = None
     shadow: "ResolvedModel | None" = None
     instead: "ResolvedModel | None" = None
+    warm_prompts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ class _Found(NamedTuple):
 
 
 _NO_TIER = wire.Tier()
+_NO_WARM_PROMPTS = wire.WarmPrompts()
 _NOBODY = Principal(
     wire.ApiKey(secret_sha256=bytes(32), is_disabled=True), wire.Tenant(is_disabled=True), _NO_TIER
 )
@@ -414,6 +417,7 @@ class Directory:
             ),
             generates_text=self.generates_text(model),
             decision=decision,
+            warm_prompts=self._state.warm_prompts.get(model.id, _NO_WARM_PROMPTS).prompts,
         )
 
     def _forked(

@@ -69,6 +69,8 @@ def add_sequence(message: engine.Submit, dispatch: Dispatch) -> None:
             sequence.tracestate = submit.tracestate
     if submit.ignore_eos:
         sequence.ignore_eos = True
+    if submit.pinned_blocks:
+        sequence.pinned_blocks = submit.pinned_blocks
     if submit.prediction:
         sequence.prediction.extend(submit.prediction)
     if submit.resumed_tokens or output:

@@ -72,6 +72,16 @@ def chained_hashes(tokens: Sequence[int], root: bytes, known: bytes = b"") -> by
     return b"".join(hashes)
 
 
+def shared_blocks(one: bytes, other: bytes) -> int:
+    """Return how many leading blocks two prompts have in common, by their concatenated hashes."""
+    low, high = 0, min(len(one), len(other)) // HASH_BYTES
+    while low < high:  # hashes are chained: an equal one has equal ones before it
+        middle = (low + high + 1) // 2
+        last = slice((middle - 1) * HASH_BYTES, middle * HASH_BYTES)
+        low, high = (middle, high) if one[last] == other[last] else (low, middle - 1)
+    return low
+
+
 def _extend(hashes: list[bytes], ids: Sequence[int], key: bytes) -> None:
     """Append the hash of each block of `ids`, which follow the block whose hash is `key`.
 

@@ -34,6 +34,7 @@ KINDS = (
     *("aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets"),
     "server_tools",
     "auto_policies",
+    "warm_prompts",
 )
 
 # First word of a snapshot file; then the SHA-256 of what follows the line, and the kinds in it.
@@ -88,6 +89,7 @@ class ControlState:
         self.guard_sets: dict[str, wire.GuardSet] = {}
         self.server_tools: dict[str, wire.ServerTool] = {}
         self.auto_policies: dict[str, wire.AutoPolicy] = {}
+        self.warm_prompts: dict[str, wire.WarmPrompts] = {}
 
     def of_kind(self, kind: str) -> dict[str, Message]:
         """Return the objects of one of `KINDS`."""

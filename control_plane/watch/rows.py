@@ -62,6 +62,7 @@ KINDS = {
         ObjectKind("guard_sets", tables.guard_sets, wire.GuardSet),
         ObjectKind("server_tools", tables.server_tools, wire.ServerTool),
         ObjectKind("auto_policies", tables.auto_policies, wire.AutoPolicy),
+        ObjectKind("warm_prompts", tables.warm_prompts, wire.WarmPrompts),
     )
 }
 

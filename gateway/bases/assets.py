@@ -38,7 +38,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.forms import ReasoningForm
 from gateway.text.detokenizer import TokenTable, token_table
 from gateway.text.packed_prompt import PackedPrompt
-from sluice.hashing import chained_hashes
+from sluice.hashing import chained_hashes, shared_blocks
 
 # Rendering and encoding take about 1 ms per 10 KB; above this they would be felt by other streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
@@ -65,6 +65,7 @@ class EncodedPrompt(NamedTuple):
         is_reasoning: Whether it ends in an open block of reasoning, where the answer goes on.
         packed: Packed form of a long prompt that a thread made.
         dropped_turns: Oldest turns that it was made without, since they had no room.
+        pinned_blocks: Leading full blocks that hold a warm prompt.
     """
 
     ids: "array[int]"
@@ -72,6 +73,11 @@ class EncodedPrompt(NamedTuple):
     is_reasoning: bool = False
     packed: PackedPrompt | None = None
     dropped_turns: int = 0
+    pinned_blocks: int = 0
+
+    def pinned_as(self, start: "EncodedPrompt") -> "EncodedPrompt":
+        """Return the prompt with the leading blocks pinned that it shares with another one."""
+        return self._replace(pinned_blocks=shared_blocks(self.block_hashes, start.block_hashes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class GenerationSpec(NamedTuple):
         is_preemptible: Batch work.
         choice: Index of the answer among those of its request.
         scored_tokens: So many trailing tokens of the prompt are scored.
+        pinned_blocks: So many leading blocks of the prompt are to stay cached.
         is_begun: Whether the client has got a part of the answer already.
         absence_ms: Longest wait for a pool without replicas; 0: until its deadline.
         traceparent: W3C trace context of the request; empty: none is passed on.
@@ -86,6 +87,7 @@ class GenerationSpec(NamedTuple):
     tracestate: str = ""
     prediction: Sequence[int] = ()
     scored_tokens: int = 0
+    pinned_blocks: int = 0
     prompt_logprobs: int | None = None
     is_echo_alone: bool = False
     dropped_turns: int = 0
@@ -402,8 +404,9 @@ class Generation(ABC):
             was_placed=self.placed is not None,
             attempt=self._number,
         )
-        if spec.scored_tokens:
+        if spec.scored_tokens or spec.pinned_blocks:
             message.scored_tokens = spec.scored_tokens
+            message.pinned_blocks = spec.pinned_blocks
         if packed:
             message.MergeFromString(packed)
         line = self.prompt_logprobs

@@ -24,6 +24,8 @@ from sluice.ids import new_id
 from sluice.scopes import Scope
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
+_OTHER_MESSAGE = Message(role="user", content="")
+
 
 class ChatTask(ChatRequest, TextTask):
     """One chat completion."""
@@ -50,10 +52,16 @@ class ChatTask(ChatRequest, TextTask):
             context_tokens_max=resolved.context_tokens_max,
             param=self.prompt_param(0),
         )
-        if self.truncation != "auto" or not resolved.context_tokens_max:
-            return (await encode(self.shown_messages),)
-        room_tokens = prompt_room(resolved.context_tokens_max, self.output_tokens_max)
-        return (await fitted(encode, self.shown_messages, room_tokens),)
+        messages = self.shown_messages
+        if self.truncation == "auto" and resolved.context_tokens_max:
+            room_tokens = prompt_room(resolved.context_tokens_max, self.output_tokens_max)
+            prompt = await fitted(encode, messages, room_tokens)
+        else:
+            prompt = await encode(messages)
+        if resolved.warm_prompts and messages[0].text() in resolved.warm_prompts:
+            # The same beginning before another message: all that both share is warm.
+            prompt = prompt.pinned_as(await encode([messages[0], _OTHER_MESSAGE]))
+        return (prompt,)
 
     async def predicted(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[int]:
         """See `TextTask`."""

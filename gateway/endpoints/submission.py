@@ -100,6 +100,7 @@ def generation_specs(
         block_hashes=prompt.block_hashes,
         packed_prompt=prompt.packed,
         prediction=predicted,
+        pinned_blocks=prompt.pinned_blocks,
         prompt_logprobs=task.echoed_alternatives,
         is_echo_alone=task.is_echo_alone,
         tier_reserved_permille=0 if task.is_lowered else tier.reserved_permille,

@@ -262,11 +262,6 @@ class TrtllmDriver:
         """Refuse: TensorRT-LLM's LLM API does not take blocks."""
         raise _no_transfer(f"{len(blocks.hashes)} KV blocks cannot be imported")
 
-    def pin_blocks(self, hashes: Sequence[bytes], until_s: float) -> int:
-        """Pin nothing: its cache evicts as it likes."""
-        del hashes, until_s
-        return 0
-
     def close(self) -> None:
         """Shut the engine down."""
         self._client.close(10.0)

@@ -190,10 +190,6 @@ class ScheduledEngine:
             pool.release([held[key] for key in chain])
         return pool.find(blocks.hashes)[0]
 
-    def pin_blocks(self, hashes: Sequence[bytes], until_s: float) -> int:
-        """Keep cached blocks from eviction; return how many, from the first on, are pinned now."""
-        return self._scheduler.pool.pin(hashes, until_s, self._clock())
-
     def _check_transfer(self) -> None:
         if not self.capabilities.has_kv_transfer:
             message = f"engine {self.name} can neither hand out KV blocks nor take them"

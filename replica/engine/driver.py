@@ -122,14 +122,6 @@ class Driver(Protocol):
         """
         ...
 
-    def pin_blocks(self, hashes: Sequence[bytes], until_s: float) -> int:
-        """Keep cached blocks from eviction until then, by the driver's clock; replaces older pins.
-
-        Returns:
-            How many, from the first on, are cached and pinned now.
-        """
-        ...
-
 
 @runtime_checkable
 class ChecksGrammars(Protocol):

@@ -17,7 +17,7 @@ not fit, the first becomes leader of the rest and queues; so it does when the le
 from dataclasses import replace
 
 from replica.engine.adapter_table import AdapterTable
-from replica.engine.blocks import BlockPool
+from replica.engine.blocks import PIN_S, BlockPool
 from replica.engine.emission import emit, report_prompts
 from replica.engine.plan import NO_SLOT, ScheduledSequence, StepOutput, StepPlan
 from replica.engine.types import (
@@ -298,9 +298,10 @@ class EngineScheduler:
             fork.computed = leader.computed
             fork.hashes = leader.hashes.copy()
         begun = plan.sampled[len(plan.decode) :]
-        for sequence in begun:
-            if sequence.first_token_at_s is None:
-                sequence.first_token_at_s = now_s
+        for one in begun:
+            if one.first_token_at_s is None:
+                one.first_token_at_s = now_s
+                self.pool.pin(one.hashes[: one.request.pinned_blocks], now_s + PIN_S, now_s)
         self._prefilling = [s for s in self._prefilling if s.computed < len(s.tokens)]
         self._decoding = self._decoding + begun
         self._joining = []

@@ -90,16 +90,6 @@ class ControlDesk:
         check = partial(unpack_blocks, message.blocks, self._base_digest)
         self._run(check, partial(self._checked, reply), reply)
 
-    def pin(self, message: wire.Pin, reply: Reply, now_s: float) -> None:
-        """Keep blocks from eviction for a while."""
-        try:
-            hashes = decode_hashes(message.hashes, HASH_BYTES, HASHES_MAX)
-            pinned = self._driver.pin_blocks(hashes, now_s + message.ttl_ms / 1000)
-        except RefusedError as error:
-            reply(refused_frame(error))
-        else:
-            reply(wire.HostFrame(pinned=wire.Pinned(blocks=pinned)))
-
     def _adapter_list(self, problems: list[wire.AdapterProblem]) -> wire.HostFrame:
         adapters = [
             wire.AdapterInfo(

@@ -70,6 +70,7 @@ def decode_sequence(
         resumed_tokens=message.resumed_tokens,
         prompt_logprobs=_prompt_logprobs(message),
         scored_tokens=message.scored_tokens,
+        pinned_blocks=message.pinned_blocks,
         draft_tokens_max=message.draft_tokens_max,
         prediction=tuple(message.prediction),
         trace=_trace(message),

@@ -45,7 +45,6 @@ ANSWERED_MAX = {
     "adapters": 64,
     "export_kv": 4,
     "import_kv": 4,
-    "pin": 64,
 }
 WORKERS = 2
 JOBS_MAX = 128
@@ -352,10 +351,8 @@ class EngineHost:
             control.adapters(request.adapters, answer)
         elif kind == "export_kv":
             control.export_kv(request.export_kv, answer)
-        elif kind == "import_kv":
-            control.import_kv(request.import_kv, answer)
         else:
-            control.pin(request.pin, answer, self._clock())
+            control.import_kv(request.import_kv, answer)
 
     def _attach(self, message: wire.Attach, answer: "_Answer") -> None:
         try:

@@ -199,7 +199,6 @@ def test_blocks_move_to_another_engine_or_are_refused(subject) -> None:
             with pytest.raises(RefusedError) as refused:
                 call()
             assert refused.value.code is ErrorCode.UNSUPPORTED_PARAMETER
-        assert source.pin_blocks(hashes, subject.now() + 10) == 0
         return
     blocks = source.export_blocks([*hashes, b"unknown" + bytes(9)])
     assert blocks.hashes == tuple(hashes)
@@ -216,10 +215,9 @@ def test_blocks_move_to_another_engine_or_are_refused(subject) -> None:
 def test_pinned_blocks_stay(subject) -> None:
     driver = subject.make(blocks=8)
     stepper = Stepper(driver)
-    stepper.run(request(1))
+    stepper.run(replace(request(1), pinned_blocks=1))
     held = stepper.cached(1)[0]
-    pinned = driver.pin_blocks([held, b"unknown" + bytes(9)], subject.now() + 3600)
-    assert pinned == driver.load().kv_blocks_pinned
+    pinned = driver.load().kv_blocks_pinned
     assert pinned == int(driver.capabilities.has_kv_transfer)
     for key in range(2, 8):
         others = SequenceRequest(key, [key * 50 + i for i in range(40)], 60, ignore_eos=True)

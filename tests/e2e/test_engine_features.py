@@ -1,5 +1,8 @@
 """What the CPU engine can do beyond text, as the official SDK asks for it."""
 
+import re
+import time
+
 import httpx
 import openai
 import pytest
@@ -188,3 +191,30 @@ def test_what_an_echo_cannot_be_is_refused_by_name(client, extra: dict, param: s
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=BASE, prompt=PROMPT, **extra)
     assert caught.value.param == param
+
+
+def test_a_warm_prompt_stays_in_the_cache_of_its_engine(client, real_stack, tmp_path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("You are the keeper of a gate by a river, and answer briefly. " * 10)
+    done = real_stack.sluice("models", "warm", BASE, "--file", str(prompt))
+    assert "1 warm prompt of" in done.stdout, done.stdout + done.stderr
+    messages = [
+        {"role": "system", "content": prompt.read_text()},
+        {"role": "user", "content": "Who are you?"},
+    ]
+    deadline = time.monotonic() + 30
+    while not blocks_pinned(real_stack):  # gateways hear of it, and engines tell, within seconds
+        assert time.monotonic() < deadline
+        client.chat.completions.create(model=BASE, messages=messages, max_tokens=1)
+    done = real_stack.sluice("models", "cool", BASE)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def blocks_pinned(stack) -> float:
+    with stack.admin() as http:
+        replicas = http.get("/v1/replicas").json()["data"]
+    texts = [
+        httpx.get(f"http://{it['metrics_address']}/metrics", timeout=60).text for it in replicas
+    ]
+    found = re.findall(r"^llm_kv_blocks_pinned\S* (\S+)$", "".join(texts), re.MULTILINE)
+    return sum(map(float, found))

@@ -193,9 +193,7 @@ async def test_blocks_of_one_engine_serve_another(served, other, router_of, make
         await router.read_until(
             lambda r: any(set(names) <= hashes_of(step.kv_events.stored) for step in r.steps)
         )
-        pinned = await answer(other, pin=wire.Pin(hashes=b"".join(names[:2]), ttl_ms=60_000))
-        assert pinned.pinned.blocks == 2
-        await router.finish(make_sequence(1, prompt, 10, cache_root=root))
+        await router.finish(make_sequence(1, prompt, 10, cache_root=root, pinned_blocks=2))
         assert router.admitted[1].cached_tokens == 32 * len(names)
         assert router.steps[-1].state.kv_blocks_pinned == 2
         answered_there = router.tokens[1]

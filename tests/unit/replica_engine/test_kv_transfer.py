@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from replica.engine.blocks import PIN_S
 from replica.engine.types import RefusedError, SequenceRequest
 from sluice.hashing import BLOCK_TOKENS, block_hashes
 
@@ -144,7 +145,10 @@ def test_engines_that_cannot_transfer_say_so(filled, make_engine) -> None:
 
 def test_pinned_blocks_stay_until_their_time_is_over(filled, run_to_end, clock) -> None:
     engine, hashes = filled(), hashes_of(prompt_of(1, 3))
-    assert engine.pin_blocks([*hashes, b"unknown hash...."], clock.now_s + 10) == 3
+    assert (
+        engine.scheduler.pool.pin([*hashes, b"unknown hash...."], clock.now_s + 10, clock.now_s)
+        == 3
+    )
     assert engine.load().kv_blocks_pinned == 3
     flood(engine, run_to_end)
     assert set(hashes) <= set(engine.cached_blocks())
@@ -153,13 +157,34 @@ def test_pinned_blocks_stay_until_their_time_is_over(filled, run_to_end, clock) 
     assert not set(hashes) & set(engine.cached_blocks())
 
 
+def test_the_beginning_of_a_prompt_is_pinned_from_its_first_token_on(
+    filled, run_to_end, clock
+) -> None:
+    engine, prompt = filled(), prompt_of(2, 3)
+    engine.add(replace(request(2, [*prompt, 5]), pinned_blocks=2))
+    run_to_end(engine)
+    assert engine.load().kv_blocks_pinned == 2
+    flood(engine, run_to_end)
+    assert set(hashes_of(prompt)[:2]) <= set(engine.cached_blocks())
+    clock.sleep(PIN_S - 1)
+    engine.add(replace(request(3, [*prompt, 6]), pinned_blocks=2))  # renews it
+    run_to_end(engine)
+    clock.sleep(PIN_S - 1)
+    flood(engine, run_to_end)
+    assert set(hashes_of(prompt)[:2]) <= set(engine.cached_blocks())
+    clock.sleep(2)
+    flood(engine, run_to_end)
+    assert engine.load().kv_blocks_pinned == 0
+    assert not set(hashes_of(prompt)) & set(engine.cached_blocks())
+
+
 def test_a_new_pin_replaces_the_old_one(filled, run_to_end, clock) -> None:
     engine, hashes = filled(), hashes_of(prompt_of(1, 3))
-    engine.pin_blocks(hashes, clock.now_s + 100)
-    assert engine.pin_blocks(hashes[:2], clock.now_s + 10) == 2
+    engine.scheduler.pool.pin(hashes, clock.now_s + 100, clock.now_s)
+    assert engine.scheduler.pool.pin(hashes[:2], clock.now_s + 10, clock.now_s) == 2
     clock.sleep(50)
     assert engine.load().kv_blocks_pinned == 1
-    assert engine.pin_blocks([*hashes, *hashes], clock.now_s) == 0
+    assert engine.scheduler.pool.pin([*hashes, *hashes], clock.now_s, clock.now_s) == 0
     assert engine.load().kv_blocks_pinned == 0
     flood(engine, run_to_end)
     assert not set(hashes) & set(engine.cached_blocks())
@@ -167,18 +192,18 @@ def test_a_new_pin_replaces_the_old_one(filled, run_to_end, clock) -> None:
 
 def test_at_most_half_of_the_pool_is_pinned(filled, run_to_end, clock) -> None:
     engine, hashes = filled(blocks=5), hashes_of(prompt_of(1, 3))
-    assert engine.pin_blocks(hashes, clock.now_s + 10) == 2
-    assert engine.pin_blocks(hashes, clock.now_s + 20) == 2
+    assert engine.scheduler.pool.pin(hashes, clock.now_s + 10, clock.now_s) == 2
+    assert engine.scheduler.pool.pin(hashes, clock.now_s + 20, clock.now_s) == 2
     assert engine.load().kv_blocks_pinned == 2
 
 
 def test_blocks_in_use_can_be_pinned_and_pinned_ones_used(filled, run_to_end, clock) -> None:
     engine, prompt = filled(), prompt_of(1, 3)
-    engine.pin_blocks(hashes_of(prompt)[:2], clock.now_s + 100)
+    engine.scheduler.pool.pin(hashes_of(prompt)[:2], clock.now_s + 100, clock.now_s)
     engine.add(request(2, [*prompt, 5], 20))
     (event,) = engine.step().admitted
     assert event.cached_tokens == 96
-    assert engine.pin_blocks(hashes_of(prompt), clock.now_s + 100) == 3
+    assert engine.scheduler.pool.pin(hashes_of(prompt), clock.now_s + 100, clock.now_s) == 3
     run_to_end(engine)
     flood(engine, run_to_end)
     assert set(hashes_of(prompt)) <= set(engine.cached_blocks())
@@ -189,7 +214,7 @@ def test_pins_give_way_when_nothing_could_run_otherwise(
     filled, run_to_end, expected_output, clock
 ) -> None:
     engine = filled(blocks=6)
-    engine.pin_blocks(hashes_of(prompt_of(1, 3)), clock.now_s + 1000)
+    engine.scheduler.pool.pin(hashes_of(prompt_of(1, 3)), clock.now_s + 1000, clock.now_s)
     large = prompt_of(5, 5)
     engine.add(request(7, large))  # needs all six
     assert run_to_end(engine)[7] == expected_output(large, 4, stop=frozenset())
@@ -200,7 +225,7 @@ def test_pins_give_way_to_the_last_one_that_runs(
     filled, run_to_end, expected_output, clock
 ) -> None:
     engine = filled(blocks=6)
-    engine.pin_blocks(hashes_of(prompt_of(1, 3)), clock.now_s + 1000)
+    engine.scheduler.pool.pin(hashes_of(prompt_of(1, 3)), clock.now_s + 1000, clock.now_s)
     engine.add(request(7, [1, 2, 3], 180))  # grows to six blocks
     engine.add(request(8, [1, 2, 3], 40))
     out = run_to_end(engine)

@@ -191,7 +191,7 @@ def disturb(runs: list[Run], jobs: list[dict], kind: str, *values: int) -> None:
                 assert taken == other.engine.scheduler.pool.find(blocks.hashes)[0]
             else:
                 now_s = run.engine._clock()
-                pinned = run.engine.pin_blocks(hashes, now_s + values[1])
+                pinned = run.engine.scheduler.pool.pin(hashes, now_s + values[1], now_s)
                 assert pinned <= (cached if values[1] > 0 else 0)
                 assert run.engine.load().kv_blocks_pinned <= run.engine.limits.kv_blocks // 2
 

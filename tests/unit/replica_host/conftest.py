@@ -77,7 +77,6 @@ class FakeDriver:
         self.events = StepEvents()
         self.blocks: dict[bytes, bytes] = {}
         self.held: dict[str, AdapterState] = {}
-        self.pins: list[tuple[tuple[bytes, ...], float]] = []
         self.reads: list[str] = []
         self.compiled: list[Any] = []
         self.resident: tuple[str, ...] = ()
@@ -130,7 +129,7 @@ class FakeDriver:
             waiting=len(self.running) - running,
             step_s=self.step_s,
             adapters_resident=self.resident,
-            kv_blocks_pinned=sum(len(hashes) for hashes, _ in self.pins),
+            kv_blocks_pinned=0,
         )
 
     def cached_blocks(self) -> list[bytes]:
@@ -175,11 +174,6 @@ class FakeDriver:
         self.blocks.update(zip(blocks.hashes, blocks.data, strict=True))
         self.events.kv.update(dict.fromkeys(blocks.hashes, True))
         return len(blocks.hashes)
-
-    def pin_blocks(self, hashes: Any, until_s: float) -> int:
-        cached = self.export_blocks(hashes).hashes
-        self.pins.append((cached, until_s))
-        return len(cached)
 
     def _advance(self, one: _Running) -> None:
         events, request = self.events, one.request

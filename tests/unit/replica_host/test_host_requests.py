@@ -58,7 +58,7 @@ def test_adapters_are_warmed_and_dropped(
     assert list(router.ask(adapters=wire.Adapters(unload=[a])).adapters.adapters) == []
 
 
-def test_blocks_travel_and_are_pinned(make_host, attach_router) -> None:
+def test_blocks_travel(make_host, attach_router) -> None:
     one, two = attach_router(make_host(), 1), attach_router(make_host(), 1)
     one.submit(1, prompt=PROMPT)
     one.wait_finished(1)
@@ -66,7 +66,6 @@ def test_blocks_travel_and_are_pinned(make_host, attach_router) -> None:
     assert exported.hashes == HASHES
     assert two.ask(import_kv=wire.Import(blocks=exported)).imported.blocks == 3
     two.attached.wait(lambda r: any(step.kv_events.stored == HASHES for step in r.steps))
-    assert two.ask(pin=wire.Pin(hashes=HASHES, ttl_ms=1000)).pinned.blocks == 3
     exported.data = exported.data[:-1] + b"?"
     assert two.ask(import_kv=wire.Import(blocks=exported)).refused.code == "invalid_request"
 
@@ -104,9 +103,9 @@ def test_an_attachment_that_still_lives_is_resumed_too(make_host, attach_router)
 
 
 def test_open_requests_are_bounded_by_kind(make_host, attach_router, monkeypatch) -> None:
-    monkeypatch.setitem(service.ANSWERED_MAX, "pin", 0)
+    monkeypatch.setitem(service.ANSWERED_MAX, "adapters", 0)
     router = attach_router(make_host(), 1)
-    assert router.ask(pin=wire.Pin(hashes=HASHES)).refused.code == "engine_busy"
+    assert router.ask(adapters=wire.Adapters()).refused.code == "engine_busy"
     assert router.ask(export_kv=wire.Export(hashes=HASHES)).HasField("exported")
 
 

@@ -124,17 +124,3 @@ def test_what_cannot_be_done_is_refused_and_counted(make_bench) -> None:
     bench.background.is_full = True
     assert export(bench, HASHES).refused.code == "engine_busy"
     assert take_in(bench, exported).refused.code == "engine_busy"
-
-
-def test_a_pin_holds_for_its_time(make_bench) -> None:
-    bench = filled(make_bench())
-    answers: list[wire.HostFrame] = []
-    pin = wire.Pin(hashes=b"".join([*HASHES[:2], b"z" * 16]), ttl_ms=1500)
-    bench.core.control.pin(pin, answers.append, 10.0)
-    bench.core.control.pin(wire.Pin(hashes=HASHES[0]), answers.append, 11.0)
-    bench.core.control.pin(wire.Pin(hashes=b"x"), answers.append, 11.0)
-    assert [answer.pinned.blocks for answer in answers[:2]] == [2, 1]
-    assert bench.driver.pins == [(tuple(HASHES[:2]), 11.5), ((HASHES[0],), 11.0)]
-    assert answers[2].refused.code == "invalid_request"
-    bench.submit(wire.Sequence(id=2, prompt=[1], output_tokens_max=1))
-    assert bench.step().state.kv_blocks_pinned == 3

@@ -198,6 +198,7 @@ async def test_a_dispatch_carries_everything_the_engine_needs():
         adapter_digest="sha256:aa",
         tier_priority=4,
         ignore_eos=True,
+        pinned_blocks=3,
     )
     core.submit(1, convert.request(submit), 0.0)
     [dispatch] = core.tick(0.0).dispatches["replica"]
@@ -214,7 +215,7 @@ async def test_a_dispatch_carries_everything_the_engine_needs():
     assert list(sequence.stop_token_ids) == [2, 3]
     assert sequence.output_tokens_max == 40
     assert sequence.sampling == submit.sampling
-    assert (sequence.priority, sequence.ignore_eos) == (4, True)
+    assert (sequence.priority, sequence.ignore_eos, sequence.pinned_blocks) == (4, True, 3)
     assert (sequence.cache_root, sequence.adapter_digest) == (b"r" * 16, "sha256:aa")
     assert outbox.take() == []
 

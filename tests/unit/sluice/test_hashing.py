@@ -8,6 +8,7 @@ from sluice.hashing import (
     cache_root,
     chained_hashes,
     session_hash,
+    shared_blocks,
 )
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=BLOCK_TOKENS, max_size=BLOCK_TOKENS * 4)
@@ -71,3 +72,15 @@ def test_sessions_of_tenants_with_long_ids_are_apart() -> None:
     assert len(hashes) == 4
     assert 0 not in hashes
     assert session_hash(long, "") == 0
+
+
+@given(TOKENS, TOKENS, st.integers(0, 2**10))
+def test_two_prompts_share_the_blocks_before_their_first_difference(
+    one: list[int], rest: list[int], cut: int
+) -> None:
+    root = cache_root("base", "", b"salt")
+    other = [*one[:cut], *rest]
+    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    least = min(len(one), len(other)) if same is None else same
+    hashes = chained_hashes(one, root), chained_hashes(other, root)
+    assert shared_blocks(*hashes) == least // BLOCK_TOKENS

@@ -32,6 +32,7 @@ _CLASSES = {
     "guard_sets": wire.GuardSet,
     "server_tools": wire.ServerTool,
     "auto_policies": wire.AutoPolicy,
+    "warm_prompts": wire.WarmPrompts,
 }
 _FIELDS = {
     "tiers": "rpm",
@@ -50,6 +51,7 @@ _FIELDS = {
     "guard_sets": "version",
     "server_tools": "timeout_ms",
     "auto_policies": "scheme",
+    "warm_prompts": "prompts",
 }
 # A change: (kind, id, new value or None to remove).
 _CHANGE = st.tuples(st.sampled_from(KINDS), _IDS, st.none() | st.integers(0, 5))
@@ -60,6 +62,8 @@ def _message(kind: str, key: str, value: int) -> object:
     content = str(value) if kind in {"aliases", "releases"} else value
     if kind == "budget_stops":
         content = [wire.BudgetStop(amount=value)]
+    if kind == "warm_prompts":
+        content = [str(value)]
     return _CLASSES[kind](**{name: key, _FIELDS[kind]: content})
 
 

@@ -186,7 +186,7 @@ class WatchResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., upserts: _Optional[_Union[Objects, _Mapping]] = ..., removals: _Optional[_Union[Removals, _Mapping]] = ..., is_heartbeat: _Optional[bool] = ..., is_part: _Optional[bool] = ...) -> None: ...
 
 class Objects(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies", "warm_prompts")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +203,7 @@ class Objects(_message.Message):
     GUARD_SETS_FIELD_NUMBER: _ClassVar[int]
     SERVER_TOOLS_FIELD_NUMBER: _ClassVar[int]
     AUTO_POLICIES_FIELD_NUMBER: _ClassVar[int]
+    WARM_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedCompositeFieldContainer[Tier]
     tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
     keys: _containers.RepeatedCompositeFieldContainer[ApiKey]
@@ -219,10 +220,11 @@ class Objects(_message.Message):
     guard_sets: _containers.RepeatedCompositeFieldContainer[GuardSet]
     server_tools: _containers.RepeatedCompositeFieldContainer[ServerTool]
     auto_policies: _containers.RepeatedCompositeFieldContainer[AutoPolicy]
-    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ..., budget_stops: _Optional[_Iterable[_Union[BudgetStops, _Mapping]]] = ..., text_policies: _Optional[_Iterable[_Union[TextPolicy, _Mapping]]] = ..., guard_sets: _Optional[_Iterable[_Union[GuardSet, _Mapping]]] = ..., server_tools: _Optional[_Iterable[_Union[ServerTool, _Mapping]]] = ..., auto_policies: _Optional[_Iterable[_Union[AutoPolicy, _Mapping]]] = ...) -> None: ...
+    warm_prompts: _containers.RepeatedCompositeFieldContainer[WarmPrompts]
+    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ..., budget_stops: _Optional[_Iterable[_Union[BudgetStops, _Mapping]]] = ..., text_policies: _Optional[_Iterable[_Union[TextPolicy, _Mapping]]] = ..., guard_sets: _Optional[_Iterable[_Union[GuardSet, _Mapping]]] = ..., server_tools: _Optional[_Iterable[_Union[ServerTool, _Mapping]]] = ..., auto_policies: _Optional[_Iterable[_Union[AutoPolicy, _Mapping]]] = ..., warm_prompts: _Optional[_Iterable[_Union[WarmPrompts, _Mapping]]] = ...) -> None: ...
 
 class Removals(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies", "warm_prompts")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +241,7 @@ class Removals(_message.Message):
     GUARD_SETS_FIELD_NUMBER: _ClassVar[int]
     SERVER_TOOLS_FIELD_NUMBER: _ClassVar[int]
     AUTO_POLICIES_FIELD_NUMBER: _ClassVar[int]
+    WARM_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedScalarFieldContainer[str]
     tenants: _containers.RepeatedScalarFieldContainer[str]
     keys: _containers.RepeatedScalarFieldContainer[str]
@@ -255,7 +258,8 @@ class Removals(_message.Message):
     guard_sets: _containers.RepeatedScalarFieldContainer[str]
     server_tools: _containers.RepeatedScalarFieldContainer[str]
     auto_policies: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ..., text_policies: _Optional[_Iterable[str]] = ..., guard_sets: _Optional[_Iterable[str]] = ..., server_tools: _Optional[_Iterable[str]] = ..., auto_policies: _Optional[_Iterable[str]] = ...) -> None: ...
+    warm_prompts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ..., text_policies: _Optional[_Iterable[str]] = ..., guard_sets: _Optional[_Iterable[str]] = ..., server_tools: _Optional[_Iterable[str]] = ..., auto_policies: _Optional[_Iterable[str]] = ..., warm_prompts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("rpm", "tpm", "requests_max", "context_tokens_max", "rpd")
@@ -489,6 +493,14 @@ class GuardRule(_message.Message):
     is_within_words: bool
     replacement: str
     def __init__(self, id: _Optional[str] = ..., action: _Optional[str] = ..., targets: _Optional[_Iterable[str]] = ..., words: _Optional[_Iterable[str]] = ..., expression: _Optional[str] = ..., named: _Optional[str] = ..., is_case_sensitive: _Optional[bool] = ..., is_within_words: _Optional[bool] = ..., replacement: _Optional[str] = ...) -> None: ...
+
+class WarmPrompts(_message.Message):
+    __slots__ = ("id", "prompts")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    prompts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GuardSet(_message.Message):
     __slots__ = ("id", "owner_tenant_id", "models", "keys", "version", "rules", "active_version", "active_rules", "is_withheld_free")

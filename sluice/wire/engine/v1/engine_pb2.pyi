@@ -25,7 +25,7 @@ FINISH_REASON_BUSY: FinishReason
 FINISH_REASON_FAILED: FinishReason
 
 class HostRequest(_message.Message):
-    __slots__ = ("attach", "submit", "cancel", "credit", "probe", "detach", "adapters", "export_kv", "import_kv", "pin")
+    __slots__ = ("attach", "submit", "cancel", "credit", "probe", "detach", "adapters", "export_kv", "import_kv")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
@@ -35,7 +35,6 @@ class HostRequest(_message.Message):
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     EXPORT_KV_FIELD_NUMBER: _ClassVar[int]
     IMPORT_KV_FIELD_NUMBER: _ClassVar[int]
-    PIN_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     submit: Submit
     cancel: Cancel
@@ -45,8 +44,7 @@ class HostRequest(_message.Message):
     adapters: Adapters
     export_kv: Export
     import_kv: Import
-    pin: Pin
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., export_kv: _Optional[_Union[Export, _Mapping]] = ..., import_kv: _Optional[_Union[Import, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ...) -> None: ...
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., export_kv: _Optional[_Union[Export, _Mapping]] = ..., import_kv: _Optional[_Union[Import, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
     __slots__ = ("router_id", "epoch", "resumed_epoch", "credit_frames", "credit_every_ms")
@@ -85,7 +83,7 @@ class Submit(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ...) -> None: ...
 
 class Sequence(_message.Message):
-    __slots__ = ("id", "prompt", "output_tokens_max", "stop_token_ids", "sampling", "cache_root", "adapter_digest", "priority", "ignore_eos", "forks", "resumed_tokens", "prompt_logprobs", "draft_tokens_max", "traceparent", "tracestate", "prediction", "scored_tokens")
+    __slots__ = ("id", "prompt", "output_tokens_max", "stop_token_ids", "sampling", "cache_root", "adapter_digest", "priority", "ignore_eos", "forks", "resumed_tokens", "prompt_logprobs", "draft_tokens_max", "traceparent", "tracestate", "prediction", "scored_tokens", "pinned_blocks")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +101,7 @@ class Sequence(_message.Message):
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     SCORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     id: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     output_tokens_max: int
@@ -120,7 +119,8 @@ class Sequence(_message.Message):
     tracestate: str
     prediction: _containers.RepeatedScalarFieldContainer[int]
     scored_tokens: int
-    def __init__(self, id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., priority: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., resumed_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., draft_tokens_max: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., scored_tokens: _Optional[int] = ...) -> None: ...
+    pinned_blocks: int
+    def __init__(self, id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., priority: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., resumed_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., draft_tokens_max: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., scored_tokens: _Optional[int] = ..., pinned_blocks: _Optional[int] = ...) -> None: ...
 
 class Fork(_message.Message):
     __slots__ = ("id", "seed")
@@ -286,20 +286,6 @@ class Imported(_message.Message):
     blocks: int
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
-class Pin(_message.Message):
-    __slots__ = ("hashes", "ttl_ms")
-    HASHES_FIELD_NUMBER: _ClassVar[int]
-    TTL_MS_FIELD_NUMBER: _ClassVar[int]
-    hashes: bytes
-    ttl_ms: int
-    def __init__(self, hashes: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
-
-class Pinned(_message.Message):
-    __slots__ = ("blocks",)
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    blocks: int
-    def __init__(self, blocks: _Optional[int] = ...) -> None: ...
-
 class KvBlocks(_message.Message):
     __slots__ = ("base_digest", "layout", "block_tokens", "block_bytes", "hashes", "checksums", "data")
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -319,7 +305,7 @@ class KvBlocks(_message.Message):
     def __init__(self, base_digest: _Optional[str] = ..., layout: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., hashes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class HostFrame(_message.Message):
-    __slots__ = ("step", "probe", "attached", "refused", "adapters", "exported", "imported", "pinned")
+    __slots__ = ("step", "probe", "attached", "refused", "adapters", "exported", "imported")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
@@ -327,7 +313,6 @@ class HostFrame(_message.Message):
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     EXPORTED_FIELD_NUMBER: _ClassVar[int]
     IMPORTED_FIELD_NUMBER: _ClassVar[int]
-    PINNED_FIELD_NUMBER: _ClassVar[int]
     step: StepFrame
     probe: ProbeReply
     attached: Attached
@@ -335,8 +320,7 @@ class HostFrame(_message.Message):
     adapters: AdapterList
     exported: KvBlocks
     imported: Imported
-    pinned: Pinned
-    def __init__(self, step: _Optional[_Union[StepFrame, _Mapping]] = ..., probe: _Optional[_Union[ProbeReply, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., exported: _Optional[_Union[KvBlocks, _Mapping]] = ..., imported: _Optional[_Union[Imported, _Mapping]] = ..., pinned: _Optional[_Union[Pinned, _Mapping]] = ...) -> None: ...
+    def __init__(self, step: _Optional[_Union[StepFrame, _Mapping]] = ..., probe: _Optional[_Union[ProbeReply, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., exported: _Optional[_Union[KvBlocks, _Mapping]] = ..., imported: _Optional[_Union[Imported, _Mapping]] = ...) -> None: ...
 
 class Attached(_message.Message):
     __slots__ = ("epoch", "limits", "state", "resumed")

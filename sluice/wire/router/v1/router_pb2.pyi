@@ -94,7 +94,7 @@ class Hello(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., takes_closings: _Optional[bool] = ..., counts_prompts: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille", "sampling", "is_begun", "tracestate", "closing", "was_placed", "attempt", "prediction", "admission_ms", "prompt_logprobs", "absence_ms", "scored_tokens")
+    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille", "sampling", "is_begun", "tracestate", "closing", "was_placed", "attempt", "prediction", "admission_ms", "prompt_logprobs", "absence_ms", "scored_tokens", "pinned_blocks")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,7 @@ class Submit(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ABSENCE_MS_FIELD_NUMBER: _ClassVar[int]
     SCORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     cell_id: str
@@ -155,7 +156,8 @@ class Submit(_message.Message):
     prompt_logprobs: int
     absence_ms: int
     scored_tokens: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., is_preemptible: _Optional[bool] = ..., tier_reserved_permille: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., is_begun: _Optional[bool] = ..., tracestate: _Optional[str] = ..., closing: _Optional[bytes] = ..., was_placed: _Optional[bool] = ..., attempt: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., admission_ms: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., absence_ms: _Optional[int] = ..., scored_tokens: _Optional[int] = ...) -> None: ...
+    pinned_blocks: int
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., is_preemptible: _Optional[bool] = ..., tier_reserved_permille: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., is_begun: _Optional[bool] = ..., tracestate: _Optional[str] = ..., closing: _Optional[bytes] = ..., was_placed: _Optional[bool] = ..., attempt: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., admission_ms: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., absence_ms: _Optional[int] = ..., scored_tokens: _Optional[int] = ..., pinned_blocks: _Optional[int] = ...) -> None: ...
 
 class PackedSubmit(_message.Message):
     __slots__ = ("prompt",)

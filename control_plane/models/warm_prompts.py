@@ -1,0 +1,39 @@
+"""REST of warm prompts: system prompts of a model that stay in the caches of its engines."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from control_plane.access.roles import Action
+from control_plane.fields import AdminBody
+from control_plane.http.resources import Resource
+from control_plane.tables import warm_prompts
+
+PROMPTS_MAX = 4  # of a model
+CHARACTERS_MAX = 200_000
+
+
+class WarmPromptsBody(AdminBody):
+    """System prompts that stay in the KV cache of each replica for an hour after their last use.
+
+    A request of the model uses one when its first message has exactly that text.
+    """
+
+    prompts: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=CHARACTERS_MAX)]],
+        Field(min_length=1, max_length=PROMPTS_MAX),
+    ]
+
+
+WARM_PROMPTS = Resource(
+    path="warm-prompts",
+    table=warm_prompts,
+    shown=("id", *WarmPromptsBody.model_fields),
+    # What is pinned is missing for all others, and prompts are not for all eyes: operators alone.
+    read=Action.WRITE_FLEET,
+    write=Action.WRITE_FLEET,
+    body=WarmPromptsBody,
+    hidden=("prompts",),
+    body_bytes_max=8 << 20,
+    id_pattern=".+",
+)
