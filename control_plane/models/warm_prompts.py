@@ -3,11 +3,12 @@
 from typing import Annotated
 
 from pydantic import Field
+from sqlalchemy import select
 
 from control_plane.access.roles import Action
 from control_plane.fields import AdminBody
 from control_plane.http.resources import Resource
-from control_plane.tables import warm_prompts
+from control_plane.tables import models, warm_prompts
 
 PROMPTS_MAX = 4  # of a model
 CHARACTERS_MAX = 200_000
@@ -25,13 +26,20 @@ class WarmPromptsBody(AdminBody):
     ]
 
 
+_OWNER = (
+    select(models.c.owner_tenant_id)
+    .where(models.c.id == warm_prompts.c.id)
+    .correlate(warm_prompts)
+    .scalar_subquery()
+)
 WARM_PROMPTS = Resource(
     path="warm-prompts",
     table=warm_prompts,
     shown=("id", *WarmPromptsBody.model_fields),
-    # What is pinned is missing for all others, and prompts are not for all eyes: operators alone.
-    read=Action.WRITE_FLEET,
-    write=Action.WRITE_FLEET,
+    # What is pinned is missing for all others, and prompts are not for all eyes.
+    read=Action.READ_TEXT_POLICIES,
+    write=Action.WRITE_TENANTS,
+    owner=_OWNER,
     body=WarmPromptsBody,
     hidden=("prompts",),
     body_bytes_max=8 << 20,
