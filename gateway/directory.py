@@ -73,7 +73,7 @@ class ResolvedModel:
         fork: Chooses the release instead, request by request; None: no fork.
         shadow: Release that gets a copy of the request; None: none.
         instead: The release that answers when no engine can load this one; None: none does.
-        warm_prompts: System prompts whose blocks stay in the caches of engines.
+        warm_prompts: System prompts whose blocks stay in caches; None: there are none.
     """
 
     name: str
@@ -86,7 +86,7 @@ class ResolvedModel:
     fork: "ReleaseFork | None" = None
     shadow: "ResolvedModel | None" = None
     instead: "ResolvedModel | None" = None
-    warm_prompts: Sequence[str] = ()
+    warm_prompts: wire.WarmPrompts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,6 @@ class _Found(NamedTuple):
 
 
 _NO_TIER = wire.Tier()
-_NO_WARM_PROMPTS = wire.WarmPrompts()
 _NOBODY = Principal(
     wire.ApiKey(secret_sha256=bytes(32), is_disabled=True), wire.Tenant(is_disabled=True), _NO_TIER
 )
@@ -407,17 +406,16 @@ class Directory:
     def _described(
         self, principal: Principal, name: str, model: wire.Model, decision: ReleaseDecision | None
     ) -> ResolvedModel:
+        tenant = principal.tenant
         return ResolvedModel(
             name=name,
             model=model,
             context_tokens_max=self.context_tokens_max(principal, model),
-            tenant_id=principal.tenant.id,
-            cache_root=cache_root(
-                model.base_digest, model.adapter_digest, principal.tenant.cache_salt
-            ),
+            tenant_id=tenant.id,
+            cache_root=cache_root(model.base_digest, model.adapter_digest, tenant.cache_salt),
             generates_text=self.generates_text(model),
             decision=decision,
-            warm_prompts=self._state.warm_prompts.get(model.id, _NO_WARM_PROMPTS).prompts,
+            warm_prompts=self._state.warm_prompts.get(model.id),
         )
 
     def _forked(

@@ -58,7 +58,8 @@ class ChatTask(ChatRequest, TextTask):
             prompt = await fitted(encode, messages, room_tokens)
         else:
             prompt = await encode(messages)
-        if resolved.warm_prompts and messages[0].text() in resolved.warm_prompts:
+        warm = resolved.warm_prompts
+        if warm is not None and messages[0].text() in warm.prompts:
             # The same beginning before another message: all that both share is warm.
             prompt = prompt.pinned_as(await encode([messages[0], _OTHER_MESSAGE]))
         return (prompt,)

@@ -23,7 +23,7 @@ RESOLVED = ResolvedModel(
     tenant_id="t",
     cache_root=b"r" * 16,
     generates_text=True,
-    warm_prompts=[WARM],
+    warm_prompts=control.WarmPrompts(id="m", prompts=[WARM]),
 )
 TOOL = {"type": "function", "function": {"name": "open", "parameters": {"type": "object"}}}
 
@@ -53,7 +53,7 @@ def test_another_beginning_pins_nothing(first: tuple[str, str]) -> None:
 
 
 def test_a_model_without_warm_prompts_pins_nothing() -> None:
-    cold = replace(RESOLVED, warm_prompts=())
+    cold = replace(RESOLVED, warm_prompts=None)
     messages = [("system", WARM), ("user", "Who is there?")]
     assert encoded(messages, cold).pinned_blocks == 0
     assert encoded(messages, cold).ids == encoded(messages).ids
