@@ -31,9 +31,8 @@ up: setup ## Start the whole platform on this machine (ARGS=--detach, ARGS='--en
 down: setup ## Stop what `make up` started
 	@$(BIN)/sluice down
 
-# Tests of real servers wait: half as many workers again as cores, and those of ring two more.
-TEST_WORKERS = $(shell cores=$$(nproc); echo $$(((cores < 4 ? cores : 4) * 3 / 2)))
-TEST_TWO_WORKERS = $(shell cores=$$(nproc); echo $$(((cores < 4 ? cores : 4) * 2)))
+# Tests of real servers wait for half of their time: twice as many workers as cores.
+TEST_WORKERS = $(shell cores=$$(nproc); echo $$(((cores < 4 ? cores : 4) * 2)))
 
 PYTEST := $(BIN)/python -m pytest --dist=loadfile --no-loadscope-reorder
 
@@ -41,7 +40,7 @@ test: setup ## Ring one: every promise once, on real servers from pip wheels (ab
 	@$(PYTEST) --ring=one --numprocesses=$(TEST_WORKERS) $(ARGS)
 
 test-two: setup ## Ring two: whole stacks, killed, frozen and upgraded (17 to 20 minutes on two cores)
-	@$(PYTEST) --ring=two --numprocesses=$(TEST_TWO_WORKERS) $(ARGS)
+	@$(PYTEST) --ring=two --numprocesses=$(TEST_WORKERS) $(ARGS)
 
 test-all: test test-two ## Both rings
 

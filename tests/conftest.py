@@ -25,9 +25,10 @@ from httpx._transports import default as transports
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from sluice import process, shared_secret
-from tests.order import longest_first
+from tests.order import longest_first, next_group
 from tests.ports import free_port
 from tests.rings import ALL, EXAMPLES_OF_ONE, ONE, RINGS, examples_of_one, is_of
 from tests.stacks import FIXTURES, group_of, misplaced
@@ -81,6 +82,14 @@ class StackScheduling(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        taken = list(self.assigned_work.get(node, ()))
+        before = taken[-1] if taken else None
+        is_last = node is self.nodes[-1]
+        group = next_group(self.workqueue, before, is_last_worker=is_last)
+        self.workqueue.move_to_end(group, last=False)  # from where xdist takes it
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)

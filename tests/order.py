@@ -2,9 +2,13 @@
 
 A worker that begins the longest group when the others are nearly done keeps everybody waiting.
 Groups that are not named here take less than half a minute, and follow in the order of their names.
+
+A worker stays in a folder as long as there is work: the servers of `tests/integration` end with the
+last test there. One worker begins with what needs a processor and no servers, while the others wait
+for theirs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tests.stacks import PAIR, REAL, SECURE, SIM, group_of
 
@@ -22,6 +26,8 @@ SECONDS: Mapping[str, int] = {
     "tests/integration/test_compiled_core.py": 80,
 }
 
+_SIMULATIONS = "tests/simulation/"
+
 
 def longest_first(nodeids: Sequence[str]) -> list[int]:
     """Return the places of tests, those of a group together, the longest group first."""
@@ -30,3 +36,27 @@ def longest_first(nodeids: Sequence[str]) -> list[int]:
         groups.setdefault(group_of(nodeid), []).append(place)
     by_length = sorted(groups, key=lambda group: -SECONDS.get(group, 0))  # stable
     return [place for group in by_length for place in groups[group]]
+
+
+def next_group(waiting: Iterable[str], before: str | None, *, is_last_worker: bool) -> str:
+    """Return the group that a worker takes.
+
+    Args:
+        waiting: Groups that nobody has, in their order; at least one.
+        before: Group that this worker took last; None: it begins.
+        is_last_worker: Whether it is the one that begins with pure work.
+    """
+    queue = list(waiting)
+    if before is None:
+        first = _SIMULATIONS if is_last_worker else ""
+        return next((group for group in queue if first and group.startswith(first)), queue[0])
+    folder = _folder(before)
+    return next((group for group in queue if _folder(group) == folder), queue[0])
+
+
+def _folder(group: str) -> str:
+    """Return the folder of a group; simulations and units, which need no servers, are in one."""
+    if not group.startswith("tests/"):
+        return "tests/e2e"  # a stack's
+    folder = "/".join(group.split("/")[:2])
+    return "tests/unit" if f"{folder}/" == _SIMULATIONS else folder

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-from tests.order import SECONDS, longest_first
-from tests.stacks import FIXTURES, REAL, group_of
+import pytest
+
+from tests.order import SECONDS, longest_first, next_group
+from tests.stacks import FIXTURES, REAL, SIM, group_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,3 +29,37 @@ def test_the_longest_group_is_first_and_others_keep_their_order():
     ]
     assert group_of(nodeids[1]) == group_of(nodeids[6]) == REAL
     assert longest_first(nodeids) == [1, 6, 3, 5, 0, 4, 2]
+
+
+QUEUE = (
+    "tests/integration/test_stack.py",
+    SIM,
+    "tests/contract/test_a.py",
+    "tests/integration/gateway/test_b.py",
+    "tests/simulation/test_c.py",
+    "tests/unit/router/test_d.py",
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "is_last_worker", "wanted"),
+    [
+        (None, False, QUEUE[0]),
+        (None, True, "tests/simulation/test_c.py"),
+        ("tests/integration/gateway/test_x.py", False, QUEUE[0]),
+        ("tests/contract/test_x.py", True, "tests/contract/test_a.py"),
+        ("tests/unit/sluice/test_x.py", True, "tests/simulation/test_c.py"),
+        (REAL, False, SIM),
+        ("tests/elsewhere/test_x.py", False, QUEUE[0]),
+    ],
+)
+def test_a_worker_stays_in_its_folder(
+    before: str | None, is_last_worker: bool, wanted: str
+) -> None:
+    assert next_group(QUEUE, before, is_last_worker=is_last_worker) == wanted
+
+
+def test_a_ring_without_simulations_begins_with_the_longest():
+    without = [group for group in QUEUE if "simulation" not in group]
+    assert next_group(without, None, is_last_worker=True) == QUEUE[0]
+    assert next_group(without, "tests/simulation/test_x.py", is_last_worker=True) == without[-1]
