@@ -12,11 +12,14 @@ from cli.render import show_fields, show_json, show_objects
 scaling = typer.Typer(help="How many replicas pools have, and why.", no_args_is_help=True)
 
 _STATUS = (
-    *("pool_id", "is_on", "wanted", "ready", "booting", "demand", "replicas_min", "replicas_max"),
-    *("cause", "pin", "pin_until", "is_paused", "warnings"),
+    *("pool_id", "is_on", "wanted", "ready", "booting", "asleep", "demand", "replicas_min"),
+    *("replicas_max", "cause", "pin", "pin_until", "is_paused", "warnings"),
 )
 _CHANGES = ("changed_at", "before", "after", "cause", "text")
-_BOUNDS = ("replicas_min", "replicas_max", "minute_worth", "idle_s", "hold_s", "price", "is_on")
+_BOUNDS = (
+    *("replicas_min", "replicas_max", "minute_worth", "idle_s", "hold_s", "price", "is_on"),
+    *("sleepers_share", "sleepers_min"),
+)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 Pool = Annotated[str, typer.Argument(help="Id of a pool.")]
@@ -48,6 +51,13 @@ def set_bounds(
         str | None, typer.Option(help="A replica stays so long after demand asked for it.")
     ] = None,
     price: Annotated[float | None, typer.Option(min=0, help="Of a replica and hour.")] = None,
+    sleepers: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Sleeping replicas per replica of the busiest time."),
+    ] = None,
+    sleepers_min: Annotated[
+        int | None, typer.Option(min=0, help="Sleeping replicas at least.")
+    ] = None,
     is_on: Annotated[
         bool | None, typer.Option("--on/--off", help="Off: plan, but change nothing.")
     ] = None,
@@ -61,6 +71,8 @@ def set_bounds(
         idle_s=None if idle is None else _seconds(idle, "--idle"),
         hold_s=None if hold is None else _seconds(hold, "--hold"),
         price=price,
+        sleepers_share=sleepers,
+        sleepers_min=sleepers_min,
         is_on=is_on,
     )
 

@@ -179,6 +179,7 @@ pools = Table(
         Integer,
         CheckConstraint("scaled_replicas >= 0", name="scaled_replicas"),
     ),
+    count_column("scaled_sleepers"),  # replicas beyond those, which sleep
 )
 
 # Why a pool has not all the replicas that are wanted; no row: it has, or soon will.
@@ -424,6 +425,7 @@ replicas = Table(
     Column("node_id", Text, ForeignKey("nodes.id"), nullable=False, index=True),
     flag_column("is_draining"),
     flag_column("is_quarantined"),  # it drains because it answered wrongly
+    flag_column("sleeps"),  # desired: its engine gives its KV memory back
     Column("state", SmallInteger, nullable=False),
     words_column("grpc_address"),
     words_column("triton_model"),

@@ -15,6 +15,8 @@ _STOP_TIMEOUT_S = 5.0
 # We speak step frames alone; none is named by a control plane that knows nothing else.
 _PROFILES = ("", FRAMES.name)
 _ROLES = {"prefill": ReplicaRole.PREFILL, "decode": ReplicaRole.DECODE}
+# What a replica has it ends; it gets nothing new until it is ready again.
+_ENDING = (control.REPLICA_STATE_DRAINING, control.REPLICA_STATE_SLEEPING)
 _GONE = (control.REPLICA_STATE_STOPPED, control.REPLICA_STATE_FAILED)
 
 
@@ -65,7 +67,7 @@ class ReplicaAttachments:
             ReplicaPlan(
                 entry.id,
                 entry.cell_id,
-                is_draining=entry.state == control.REPLICA_STATE_DRAINING,
+                is_draining=entry.state in _ENDING,
                 role=_ROLES.get(entry.role, ReplicaRole.BOTH),
             )
             for entry in live

@@ -266,7 +266,7 @@ async def ask(
     timeout_s: float,
     channel: grpc.aio.Channel | None = None,
 ) -> engine.HostFrame:
-    """Return the host's only answer to `adapters`, `export_kv`, `import_kv`, `pin` or `probe`.
+    """Return the host's only answer to a request that has one, as `adapters` or `probe`.
 
     It is asked over a connection of its own, or over `channel`.
 
@@ -290,6 +290,17 @@ async def ask(
             code = ErrorCode.ENGINE_FAILED
         raise FailedError(code, f"{address} refused: {frame.refused.message}")
     return frame
+
+
+async def rest(address: str, model: str, timeout_s: float, *, is_asleep: bool) -> bool:
+    """Let an engine sleep, or wake it; return whether it sleeps now.
+
+    Raises:
+        FailedError: ENGINE_BUSY: it holds sequences; UNSUPPORTED_PARAMETER: it cannot sleep; or it
+            is not healthy.
+    """
+    request = engine.HostRequest(rest=engine.Rest(is_asleep=is_asleep))
+    return (await ask(address, model, request, timeout_s=timeout_s)).rested.is_asleep
 
 
 async def probe(

@@ -20,6 +20,7 @@ _POOLS_MAX = 1000  # of a fleet's; a page shows no more
 _SHOWN_STATES = (
     ReplicaState.READY,
     ReplicaState.STARTING,
+    ReplicaState.SLEEPING,
     ReplicaState.FAILED,
     ReplicaState.LOST,
 )

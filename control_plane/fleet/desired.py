@@ -53,6 +53,7 @@ class DesiredIndex:
                     engine_options=pool.engine_options,
                     accelerators=replica.accelerators,
                     is_quarantined=replica.is_quarantined,
+                    sleeps=replica.sleeps,
                 )
         return response
 

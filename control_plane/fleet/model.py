@@ -24,6 +24,7 @@ class ReplicaState(IntEnum):
     FAILED = 4
     LOST = 5
     STOPPED = 6
+    SLEEPING = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +83,11 @@ class Pool:
 
     Attributes:
         replicas_wanted: Replicas that operators or the scaling loop want, or a rollout if that is
-            more.
+            more; with those that shall sleep.
         cell_replicas_max: Most replicas of each of its cells; 0 is one cell for all.
         prefill: How many replicas only prefill.
         decode: How many only decode; the others do both.
+        sleepers: How many shall sleep, of those that are wanted.
     """
 
     id: str
@@ -95,6 +97,7 @@ class Pool:
     prefill: int = 0
     decode: int = 0
     needs: Needs = Needs()
+    sleepers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ class Replica:
     Attributes:
         accelerators: That its node gave to it, by index; none: it may use all.
         reserved: Resources that its pool needed when it was made.
+        sleeps: Whether it shall sleep.
     """
 
     id: str
@@ -170,6 +174,7 @@ class Replica:
     role: str = ""
     accelerators: tuple[int, ...] = ()
     reserved: Needs = Needs()
+    sleeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +236,45 @@ def _role_targets(pool: Pool, there: int) -> tuple[int, int]:
     return prefill, min(pool.decode, there - max(prefill, 1))
 
 
+def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str, bool]:
+    """Return the replicas that shall sleep now and did not, or the other way round.
+
+    Those sleep on that do, the ones that sleep longest wake first. Nobody that serves falls asleep
+    before enough others are ready; one that is starting may be meant to sleep from the beginning.
+    """
+    counted: dict[str, list[Replica]] = {}
+    for replica in sorted(replicas, key=lambda replica: replica.id):
+        if not (replica.is_draining or has_ended(replica)):
+            counted.setdefault(replica.pool_id, []).append(replica)
+    changed: dict[str, bool] = {}
+    for pool in pools:
+        own = counted.get(pool.id, [])
+        asleep = [it for it in own if it.sleeps]
+        awake = [it for it in own if not it.sleeps]
+        needed = pool.replicas_wanted - pool.sleepers
+        for replica in asleep[: max(len(asleep) - pool.sleepers, needed - len(awake))]:
+            changed[replica.id] = False
+        missing = min(pool.sleepers - len(asleep), len(awake) - needed)
+        ready = sum(it.state is ReplicaState.READY for it in awake)
+        for replica in reversed(awake):
+            if missing <= 0:
+                break
+            is_ready = replica.state is ReplicaState.READY
+            if not is_ready or ready > needed:
+                changed[replica.id] = True
+                missing -= 1
+                ready -= is_ready
+    return changed
+
+
 def worth(replica: Replica) -> int:
     """Grade by which replicas are kept: ready ones, then those that may become so."""
-    grades = {ReplicaState.READY: 3, ReplicaState.STARTING: 2, ReplicaState.DRAINING: 1}
+    grades = {
+        ReplicaState.READY: 4,
+        ReplicaState.SLEEPING: 3,
+        ReplicaState.STARTING: 2,
+        ReplicaState.DRAINING: 1,
+    }
     return grades.get(replica.state, 0)
 
 

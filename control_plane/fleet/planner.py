@@ -166,7 +166,7 @@ def _is_stranded(replica: Replica, cordoned: AbstractSet[str]) -> bool:
 
 
 def _is_ready(replica: Replica) -> bool:
-    return replica.state is ReplicaState.READY
+    return replica.state in {ReplicaState.READY, ReplicaState.SLEEPING}
 
 
 def _made(

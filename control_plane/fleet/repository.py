@@ -154,14 +154,18 @@ async def pools(connection: AsyncConnection) -> list[Pool]:
     """Return all pools."""
     t = tables.pools.c
     rows = await connection.execute(
-        select(t.id, t.engine, _WANTED, t.cell_replicas_max, t.roles, t.needs)
+        select(
+            *(t.id, t.engine, _WANTED + t.scaled_sleepers, t.cell_replicas_max, t.roles, t.needs),
+            t.scaled_sleepers,
+        )
     )
     return [
         Pool(
             *(key, engine, wanted, limit, roles.get("prefill", 0), roles.get("decode", 0)),
             needs=Needs(**needs),
+            sleepers=sleepers,
         )
-        for key, engine, wanted, limit, roles, needs in rows.tuples()
+        for key, engine, wanted, limit, roles, needs, sleepers in rows.tuples()
     ]
 
 
@@ -198,7 +202,7 @@ async def replicas(connection: AsyncConnection, node_id: str | None = None) -> l
     t = tables.replicas.c
     query = select(
         *(t.id, t.pool_id, t.cell_id, t.node_id, t.is_draining, t.state, t.grpc_address, t.role),
-        *(t.accelerators, t.reservation),
+        *(t.accelerators, t.reservation, t.sleeps),
     ).order_by(t.id)
     if node_id is not None:
         query = query.where(t.node_id == node_id).with_for_update()
@@ -207,11 +211,13 @@ async def replicas(connection: AsyncConnection, node_id: str | None = None) -> l
             *(key, pool, cell, node, is_draining, ReplicaState(state), address, role),
             accelerators=tuple(accelerators),
             reserved=Needs(**reservation),
+            sleeps=sleeps,
         )
         for (
             *(key, pool, cell, node, is_draining, state, address, role),
             accelerators,
             reservation,
+            sleeps,
         ) in (await connection.execute(query)).tuples()
     ]
 
@@ -308,11 +314,16 @@ async def write_roles(connection: AsyncConnection, roles: Mapping[str, str]) -> 
     await _set_replicas(connection, "role", roles)
 
 
+async def write_sleep(connection: AsyncConnection, sleeps: Mapping[str, bool]) -> None:
+    """Set which replicas shall sleep, and which shall wake."""
+    await _set_replicas(connection, "sleeps", sleeps)
+
+
 async def _set_replicas(
-    connection: AsyncConnection, column: str, values: Mapping[str, str]
+    connection: AsyncConnection, column: str, values: Mapping[str, str | bool]
 ) -> None:
     """Set a column of replicas, by id; one statement per value, because a pool may have 10,000."""
-    ids_of: dict[str, list[str]] = {}
+    ids_of: dict[str | bool, list[str]] = {}
     for replica_id, value in sorted(values.items()):
         ids_of.setdefault(value, []).append(replica_id)
     table = tables.replicas

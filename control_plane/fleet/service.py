@@ -228,6 +228,10 @@ class FleetLoop:
         await repository.write_notes(connection, plan.notes)
         roles = model.assign_roles(pools, plan.applied(replicas))
         await repository.write_roles(connection, roles)
+        sleeps = model.assign_sleep(pools, plan.applied(replicas))
+        await repository.write_sleep(connection, sleeps)
+        for replica_id, is_asleep in sleeps.items():
+            log.info("replica_sleeps" if is_asleep else "replica_wakes", replica=replica_id)
         for replica in plan.create:
             log.info("replica_created", replica=replica.id, node=replica.node_id)
         for event, ids in (("replica_draining", plan.drain), ("replica_forgotten", plan.forget)):

@@ -17,6 +17,10 @@ class ScalingBody(AdminBody):
     pool at its maximum may run for one violated minute less. A replica stays for `hold_s` after
     demand has last asked for it. With `replicas_min` 0 the pool goes to none after `idle_s` without
     a request. `price` is the money of a replica and hour, for the budget.
+
+    Replicas that sleep serve within seconds: `sleepers_share` per replica of the busiest quarter of
+    an hour of the day, and at least `sleepers_min`. The share is 0.05 where nothing is said and the
+    engine can sleep; for others anything but 0 is refused.
     """
 
     is_on: bool = True
@@ -26,6 +30,8 @@ class ScalingBody(AdminBody):
     idle_s: Annotated[float, Field(ge=1, le=604_800)] = 900.0
     hold_s: Annotated[float, Field(ge=1, le=86_400)] = 300.0
     price: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    sleepers_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    sleepers_min: _Replicas = 0
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:

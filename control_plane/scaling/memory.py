@@ -3,12 +3,12 @@
 Times are seconds of PostgreSQL's clock: clocks of control planes do not matter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from control_plane.scaling.demand import DemandHistory
-from control_plane.scaling.model import PoolFacts, PoolState, ScalingSettings
+from control_plane.scaling.model import BOOT_PRIOR_S, PoolFacts, PoolState, ScalingSettings
 from control_plane.scaling.work import CellWork, PoolSpeed, Seen, Sums, news
 
 _ABSENT_LOOKS = 4.0  # after so many intervals without a look nobody knows what was decided
@@ -105,6 +105,9 @@ class PoolSight:
         unplaced: Replicas that find no place.
         unplaced_s: Seconds for which that has been so.
         objective_s: First-token objectives in seconds, by priority of the tier.
+        asleep: Replicas that sleep, and shall.
+        sleepers: Sleeping replicas that the last plan asked for; None: there was none.
+        deferrable_s: Seconds that work of a preemptible tier may wait, by its priority.
     """
 
     reports: Sequence[CellWork]
@@ -117,6 +120,9 @@ class PoolSight:
     unplaced: int = 0
     unplaced_s: float = 0.0
     objective_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    asleep: int = 0
+    sleepers: int | None = None
+    deferrable_s: Mapping[int, float] = field(default_factory=dict[int, float])
 
 
 def look(
@@ -179,26 +185,43 @@ def _facts(
     speed: PoolSpeed | None,
     now: float,
 ) -> PoolFacts:
-    backlog_s, answer_tokens = 0.0, _answer_tokens(memory)
-    if speed is not None:
-        backlog_s = sum(
-            speed.work_s(tokens, requests * answer_tokens)
-            for report in fresh
-            for requests, tokens in report.queued.values()
-        )
+    answer_tokens = _answer_tokens(memory)
+    waiting: dict[int, float] = {}
+    for report in fresh:
+        for priority, (requests, tokens) in report.queued.items():
+            # Of a speed that nobody has measured, a request is a second of work.
+            work_s = speed.work_s(tokens, requests * answer_tokens) if speed else float(requests)
+            waiting[priority] = waiting.get(priority, 0.0) + work_s
+    boot_s = max((*BOOT_PRIOR_S, *memory.boots_s))
+    later = {it: wait_s for it, wait_s in sight.deferrable_s.items() if wait_s > boot_s}
+    deferred = {it: work_s for it, work_s in waiting.items() if it in later}
     busy = [priority for priority, sums in memory.came.items() if sums[0]]
     facts = PoolFacts(
         sight.ready,
         sight.booting,
-        backlog_s,
+        sum(waiting.values()) - sum(deferred.values()),
         single_s=max((report.first_token_s for report in fresh), default=0.0),
         unplaced=sight.unplaced,
         unplaced_s=sight.unplaced_s,
         planned=sight.planned,
         unknown=_unknown(memory, sight, speed, now),
+        asleep=sight.asleep,
+        sleepers=sight.sleepers,
+        deferrable_share=_share(memory, later, speed),
+        deferrable_s=min(later.values(), default=0.0),
+        deferred_work_s=sum(deferred.values()),
     )
     objectives = [sight.objective_s[it] for it in busy if sight.objective_s.get(it)]
     return replace(facts, objective_s=min(objectives)) if objectives else facts
+
+
+def _share(memory: Memory, tiers: Collection[int], speed: PoolSpeed | None) -> float:
+    """Return the share of some tiers in the work that came between the last two looks."""
+    if speed is None:
+        return 0.0
+    work = {it: speed.work_s(sums[1], sums[2]) for it, sums in memory.came.items()}
+    total = sum(work.values())
+    return sum(work[it] for it in work if it in tiers) / total if total > 0 else 0.0
 
 
 def _answer_tokens(memory: Memory) -> float:

@@ -8,6 +8,7 @@ from control_plane.scaling.demand import DemandHistory
 # Boot times in seconds of a pool that has measured none: the field publishes 85 to 300.
 BOOT_PRIOR_S = (180.0, 300.0)
 _BOOTS_KEPT = 32
+SLEEPING_ENGINES = frozenset({"openvino", "sim"})  # their hosts can give KV memory back
 
 
 class Cause(StrEnum):
@@ -26,6 +27,7 @@ class Cause(StrEnum):
     PAUSE = "pause"
     BUDGET = "budget"
     IDLE = "idle"
+    WAKE = "wake"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class ScalingSettings:
         hold_s: Seconds for which a replica stays that something has asked for.
         pin_until: When the pin ends, on the clock of `plan`; infinite: when it is lifted.
         is_paused: Whether the pool stays as it is.
+        sleepers_share: Sleeping replicas per replica of the busiest quarter of an hour of the day.
+        sleepers_min: Sleeping replicas that the pool keeps at least while it is not in need.
     """
 
     replicas_min: int = 1
@@ -70,6 +74,8 @@ class ScalingSettings:
     pin_until: float = float("inf")
     is_paused: bool = False
     hold_s: float = 300.0
+    sleepers_share: float = 0.0
+    sleepers_min: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +98,18 @@ class PoolFacts:
     Attributes:
         ready: Replicas that serve.
         booting: Replicas that are on their way.
-        backlog_work_s: Work-seconds that wait.
+        backlog_work_s: Work-seconds that wait, but for deferrable ones.
         objective_s: First-token objective of the strictest tier with demand.
         single_s: First token of a median request on an idle replica, in seconds; 0: not known.
         unplaced: Replicas that were asked for and find no place.
         unplaced_s: Seconds for which that has been so.
         planned: Replicas that the last plan asked for; None: there was none.
         unknown: Why demand is not known now, in words; empty: it is.
+        asleep: Replicas that sleep: they serve some seconds after they are woken.
+        sleepers: Sleeping replicas that the last plan asked for; None: there was none.
+        deferrable_share: Share of the demand that may wait longer than a replica takes to boot.
+        deferrable_s: Seconds that this work may wait.
+        deferred_work_s: Work-seconds of it that wait.
     """
 
     ready: int
@@ -110,10 +121,15 @@ class PoolFacts:
     unplaced_s: float = 0.0
     planned: int | None = None
     unknown: str = ""
+    asleep: int = 0
+    sleepers: int | None = None
+    deferrable_share: float = 0.0
+    deferrable_s: float = 0.0
+    deferred_work_s: float = 0.0
 
     @property
     def have(self) -> int:
-        """Replicas that there are, or will be."""
+        """Replicas that there are, or will be, and do not sleep."""
         there = self.ready + self.booting
         return there if self.planned is None else self.planned
 
@@ -160,12 +176,14 @@ class PoolPlan:
         ask: Replicas that demand asks for, before holding, bounds and budget; not rounded.
         reasons: The steps to `wanted`, in order; the last one decided.
         warnings: Warnings for operators, in words.
+        asleep: Replicas to have asleep besides.
     """
 
     wanted: int
     ask: float
     reasons: tuple[ScalingReason, ...]
     warnings: tuple[str, ...] = ()
+    asleep: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,9 @@ Capacity covers the demand that is expected while a replica boots. Beyond that, 
 bought where they are cheapest: as long as the violated minutes that they save are worth more than
 they cost. A backlog is served by replicas beyond the demand, which go as soon as it is gone. Down
 goes a pool only when no ask of the last minutes needs the replica: hysteresis lies in time.
+
+Work that may wait longer than a replica boots takes no part in noise and surges: while one goes on
+it waits. Sleeping replicas count as cover of surges, because they serve within seconds.
 """
 
 from collections.abc import Mapping
@@ -15,10 +18,10 @@ from control_plane.scaling.demand import WorkForecast
 from control_plane.scaling.model import (
     Cause,
     FleetBudget,
+    PoolFacts,
     PoolPlan,
     PoolState,
     ScalingReason,
-    ScalingSettings,
 )
 
 _UTILISATION = 0.97  # share of a replica's time that it can be given without a queue
@@ -28,6 +31,8 @@ _PEAK_SIGMAS = 1.0  # of the demand at a surge's peak
 _SURGE_MINUTES = 5.0  # violated by a surge that nothing was ready for: a boot and a backlog
 _BACKLOG_S = 0.5  # of work per ready replica is no queue yet
 _DRAIN_S = 20.0  # time in which a backlog is to be gone once replicas are there
+_DEFERRED_PART = 0.5  # of the time that deferred work may wait is used to work it off
+_DAY_SLOTS = 96  # quarters of an hour whose busiest says how many replicas sleep
 _UNPLACED_S = 600.0  # an ask without effect for so long holds nothing of a budget any more
 
 
@@ -40,7 +45,24 @@ def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dic
         now: Seconds on a clock that never goes back.
     """
     plans = {key: _plan_pool(state, now) for key, state in pools.items()}
-    return _within(budget, pools, plans)
+    within = _within(budget, pools, plans)
+    return _with_sleepers(budget, pools, within)
+
+
+def urgent(state: PoolState, now: float) -> int:
+    """Return how many sleeping replicas wake at once, between two looks.
+
+    Args:
+        state: The pool as it is now; its history may end with the last look.
+        now: As in `plan`.
+    """
+    settings, facts = state.settings, state.facts
+    is_by_hand = settings.is_paused or (settings.pin is not None and now < settings.pin_until)
+    waits = facts.backlog_work_s
+    if is_by_hand or not facts.asleep or waits <= facts.ready * _BACKLOG_S:
+        return 0
+    room = max(0, max(settings.replicas_min, settings.replicas_max) - facts.have)
+    return min(facts.asleep, room, ceil(waits / _DRAIN_S) + 1)
 
 
 def remember(state: PoolState, decided: PoolPlan, now: float) -> None:
@@ -79,8 +101,7 @@ def _asked(state: PoolState) -> tuple[list[ScalingReason], float]:
     """Return what demand, spare and backlog each ask for, and the ask that is held."""
     facts = state.facts
     forecast = state.history.forecast(state.boot_s(1.0) + state.history.bucket_s)
-    sigmas = _SURGE_SIGMAS if forecast.is_surge else _NOISE_SIGMAS
-    need = forecast.expected * (1 + sigmas * forecast.noise) / _UTILISATION
+    need = _need(forecast, facts)
     if forecast.is_surge:
         text = (
             f"a surge: {forecast.now:.1f} work-seconds per second after {forecast.base:.1f},"
@@ -94,18 +115,31 @@ def _asked(state: PoolState) -> tuple[list[ScalingReason], float]:
         )
         reasons = [ScalingReason(Cause.DEMAND, ceil(need), text)]
     ask = need
-    spare = _spare(forecast, need, state.settings)
+    spare = _spare(forecast, need, state)
     if spare > need:
         text = f"spare for a surge to {spare * _UTILISATION:.1f}: cheaper than the minutes it saves"
         reasons.append(ScalingReason(Cause.SPARE, ceil(spare), text))
         ask = spare
     if facts.backlog_work_s > facts.ready * _BACKLOG_S:
-        deficit = max(0.0, forecast.now - facts.ready)
+        urgent_now = forecast.now * (1 - facts.deferrable_share)
+        deficit = max(0.0, urgent_now - facts.ready)
         owed = facts.backlog_work_s + deficit * _wait_s(state)
-        drain = forecast.now + owed / _DRAIN_S
+        drain = urgent_now + owed / _DRAIN_S
         text = f"a backlog of {owed:.0f} work-seconds when replicas come"
         reasons.append(ScalingReason(Cause.BACKLOG, ceil(drain), text))
     return reasons, ask
+
+
+def _need(forecast: WorkForecast, facts: PoolFacts) -> float:
+    """Return the capacity that demand takes: all of it on the mean, at once what may not wait."""
+    sigmas = _SURGE_SIGMAS if forecast.is_surge else _NOISE_SIGMAS
+    at_once = forecast.expected * (1 - facts.deferrable_share)
+    need = at_once * (1 + sigmas * forecast.noise)
+    if not facts.deferrable_share:
+        return need / _UTILISATION
+    owed = facts.deferred_work_s / (_DEFERRED_PART * facts.deferrable_s)
+    deferrable = forecast.base * facts.deferrable_share + owed
+    return max(need, at_once + deferrable) / _UTILISATION
 
 
 def _wait_s(state: PoolState) -> float:
@@ -113,15 +147,18 @@ def _wait_s(state: PoolState) -> float:
     return state.boot_s(0.0) * 1.1
 
 
-def _spare(forecast: WorkForecast, need: float, settings: ScalingSettings) -> float:
+def _spare(forecast: WorkForecast, need: float, state: PoolState) -> float:
     """Return the capacity whose cost and expected violated minutes are least.
 
-    One candidate is what demand needs, the others cover one of the surge peaks each.
+    One candidate is what demand needs, the others cover one of the surge peaks each, together with
+    the replicas that sleep.
     """
+    settings, facts = state.settings, state.facts
+    base = forecast.base * (1 - facts.deferrable_share)
     worth = settings.minute_worth / 60 * settings.replicas_max
     saved = worth * forecast.surges_per_hour * _SURGE_MINUTES
     tops = [
-        forecast.base * peak * (1 + _PEAK_SIGMAS * forecast.noise) / _UTILISATION
+        base * peak * (1 + _PEAK_SIGMAS * forecast.noise) / _UTILISATION - facts.asleep
         for peak in forecast.peaks
     ]
 
@@ -213,6 +250,54 @@ def _within(
         granted[key] += 1
         heappush(queue, _turn(key, granted[key], pools[key], asked[key]))
     return {key: _cut(decided, asked[key], granted[key]) for key, decided in plans.items()}
+
+
+def sleepers_of(state: PoolState) -> int:
+    """Return how many sleeping replicas a calm pool keeps."""
+    settings = state.settings
+    busiest = max((state.history.base, *list(state.history.days)[-_DAY_SLOTS:]))
+    share = settings.sleepers_share * busiest / _UTILISATION
+    return max(settings.sleepers_min, round(share))
+
+
+def _with_sleepers(
+    budget: FleetBudget, pools: Mapping[str, PoolState], plans: dict[str, PoolPlan]
+) -> dict[str, PoolPlan]:
+    """Let replicas sleep within what the budget leaves.
+
+    While a pool is in need nobody boots in order to sleep; those that are not needed any more do.
+    """
+    accelerators = sum(pools[key].settings.accelerators * it.wanted for key, it in plans.items())
+    price = sum(pools[key].settings.price * it.wanted for key, it in plans.items())
+    found: dict[str, PoolPlan] = {}
+    for key, decided in plans.items():
+        state = pools[key]
+        settings, facts = state.settings, state.facts
+        asleep = sleepers_of(state)
+        slept = facts.asleep if facts.sleepers is None else facts.sleepers
+        spare = max(0, facts.have + slept - decided.wanted)
+        if settings.is_paused or facts.unknown:
+            asleep = min(slept, spare)
+        elif _is_in_need(state):
+            asleep = min(asleep, spare)
+        while asleep and (
+            accelerators + asleep * settings.accelerators > budget.accelerators
+            or price + asleep * settings.price > budget.price
+        ):
+            asleep -= 1
+        accelerators += asleep * settings.accelerators
+        price += asleep * settings.price
+        found[key] = replace(decided, asleep=asleep) if asleep else decided
+    return found
+
+
+def _is_in_need(state: PoolState) -> bool:
+    facts = state.facts
+    return (
+        state.history.forecast(0.0).is_surge
+        or facts.booting > 0
+        or facts.backlog_work_s > facts.ready * _BACKLOG_S
+    )
 
 
 def _placeable(state: PoolState, decided: PoolPlan) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Float, cast, delete, func, select, tuple_, update
+from sqlalchemy import Float, cast, delete, exists, func, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -44,6 +44,7 @@ class ScaledPool:
         hand: Replicas that operators want, without scaling.
         scaled: Replicas that the last plan asked for; None: it did not count.
         sight: Present observations.
+        sleepers: Sleeping replicas that the last plan asked for.
     """
 
     id: str
@@ -54,6 +55,7 @@ class ScaledPool:
     hand: int
     scaled: int | None
     sight: PoolSight
+    sleepers: int = 0
 
 
 # --- reports -----------------------------------------------------------------------------------
@@ -126,6 +128,7 @@ async def scaled_pools(
         select(
             *(p.id, p.base_digest, p.engine, p.engine_options, p.needs, p.replicas_wanted),
             *(p.scaled_replicas, p.rollout_replicas, *s, kept.memory, said.unplaced),
+            p.scaled_sleepers,
             (_epoch(s.pin_until)).label("pin_until_s"),
             _epoch(func.now() - said.since).label("unplaced_s"),
         )
@@ -157,6 +160,8 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_Seen") -> ScaledPool:
         pin_until=float("inf") if row["pin_until_s"] is None else float(row["pin_until_s"]),
         is_paused=row["is_paused"],
         hold_s=row["hold_s"],
+        sleepers_share=row["sleepers_share"],
+        sleepers_min=row["sleepers_min"],
     )
     planned = row["scaled_replicas"]
     sight = PoolSight(
@@ -170,6 +175,9 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_Seen") -> ScaledPool:
         unplaced=row["unplaced"] or 0,
         unplaced_s=float(row["unplaced_s"] or 0.0),
         objective_s=seen.objective_s,
+        asleep=seen.replicas[key, "asleep"],
+        sleepers=row["scaled_sleepers"],
+        deferrable_s=seen.deferrable_s,
     )
     configuration = json.dumps([row["engine"], options], sort_keys=True).encode()
     kind = (row["base_digest"], seen.hardware.get(key, ""))
@@ -182,6 +190,7 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_Seen") -> ScaledPool:
         row["replicas_wanted"],
         planned,
         sight,
+        row["scaled_sleepers"],
     )
 
 
@@ -196,6 +205,7 @@ class _Seen:
     booted_s: dict[str, list[float]]
     hardware: dict[str, str]
     objective_s: dict[int, float]
+    deferrable_s: dict[int, float]
 
     @classmethod
     async def read(cls, connection: AsyncConnection, ids: Sequence[str], fresh_s: float) -> "_Seen":
@@ -208,7 +218,7 @@ class _Seen:
             await _replicas(connection, ids),
             await _booted_s(connection, ids),
             await _hardware(connection, ids),
-            await _objectives(connection),
+            *await _objectives(connection),
         )
 
 
@@ -244,23 +254,34 @@ async def _reports(
 
 async def _replicas(connection: AsyncConnection, ids: Sequence[str]) -> Counter[tuple[str, str]]:
     r = tables.replicas.c
-    states = (int(ReplicaState.READY), int(ReplicaState.STARTING))
-    query = select(r.pool_id, r.state, func.count()).where(
-        r.pool_id.in_(ids), ~r.is_draining, r.state.in_(states)
+    states = (ReplicaState.READY, ReplicaState.STARTING, ReplicaState.SLEEPING)
+    kind = (r.pool_id, r.state, r.sleeps)
+    query = select(*kind, func.count()).where(
+        r.pool_id.in_(ids), ~r.is_draining, r.state.in_([int(it) for it in states])
     )
     found: Counter[tuple[str, str]] = Counter()
-    for pool_id, state, count in await connection.execute(query.group_by(r.pool_id, r.state)):
-        found[pool_id, "ready" if state == ReplicaState.READY else "booting"] = count
+    for pool_id, state, sleeps, count in await connection.execute(query.group_by(*kind)):
+        found[pool_id, _kind_of(state, sleeps=sleeps)] += count
     return found
+
+
+def _kind_of(state: int, *, sleeps: bool) -> str:
+    """Return what a replica is for scaling; one that boots in order to sleep is neither."""
+    if state == ReplicaState.SLEEPING:
+        return "asleep" if sleeps else "booting"
+    if sleeps:
+        return "going to sleep"
+    return "ready" if state == ReplicaState.READY else "booting"
 
 
 async def _booted_s(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, list[float]]:
     """Return how long the replicas booted that became ready since the last look.
 
-    A replica's first interval begins when it was placed. One that was restarted says nothing.
+    A replica's first interval begins when it was placed. One that was restarted, or has slept, says
+    nothing.
     """
     r, now, before = tables.replicas.c, replica_intervals, replica_intervals.alias()
-    kept = pool_scaling_states.c
+    earlier, kept = replica_intervals.alias(), pool_scaling_states.c
     first = select(func.min(before.c.began_at)).where(before.c.replica_id == r.id).scalar_subquery()
     query = (
         select(r.pool_id, cast(_epoch(now.c.began_at - first), Float))
@@ -273,6 +294,11 @@ async def _booted_s(connection: AsyncConnection, ids: Sequence[str]) -> dict[str
             now.c.ended_at.is_(None),
             now.c.is_running,
             now.c.began_at > kept.decided_at,
+            ~exists().where(
+                earlier.c.replica_id == r.id,
+                earlier.c.is_running,
+                earlier.c.began_at < now.c.began_at,
+            ),
         )
     )
     found: dict[str, list[float]] = {}
@@ -298,12 +324,14 @@ async def _hardware(connection: AsyncConnection, ids: Sequence[str]) -> dict[str
     return {pool_id: counts.most_common(1)[0][0] for pool_id, counts in votes.items()}
 
 
-async def _objectives(connection: AsyncConnection) -> dict[int, float]:
+async def _objectives(connection: AsyncConnection) -> tuple[dict[int, float], dict[int, float]]:
+    """Return first-token objectives by priority, and those of preemptible tiers alone."""
     t = tables.tiers.c
-    found: dict[int, float] = {}
-    query = select(t.priority, t.ttft_deadline_ms).where(t.ttft_deadline_ms > 0)
-    for priority, deadline_ms in await connection.execute(query):
-        found[priority] = min(found.get(priority, float("inf")), deadline_ms / 1000)
+    found: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    query = select(t.priority, t.ttft_deadline_ms, t.is_preemptible).where(t.ttft_deadline_ms > 0)
+    for priority, deadline_ms, is_preemptible in await connection.execute(query):
+        for objectives in found if is_preemptible else found[:1]:
+            objectives[priority] = min(objectives.get(priority, float("inf")), deadline_ms / 1000)
     return found
 
 
@@ -380,9 +408,13 @@ async def write_number(connection: AsyncConnection, pool: ScaledPool, decided: P
     """Let a pool have the replicas that were decided; return whether these are others."""
     before = pool.hand if pool.scaled is None else pool.scaled
     p = tables.pools.c
-    is_other = p.scaled_replicas.is_distinct_from(decided.wanted)
+    is_other = or_(
+        p.scaled_replicas.is_distinct_from(decided.wanted), p.scaled_sleepers != decided.asleep
+    )
     changed = update(tables.pools).where(p.id == pool.id, is_other)
-    await connection.execute(changed.values(scaled_replicas=decided.wanted))
+    await connection.execute(
+        changed.values(scaled_replicas=decided.wanted, scaled_sleepers=decided.asleep)
+    )
     if before == decided.wanted:
         return False
     last = decided.reasons[-1]
@@ -408,8 +440,9 @@ async def release_numbers(connection: AsyncConnection) -> None:
     """Let go of the pools that are not scaled any more: operators' numbers count again."""
     p, s = tables.pools.c, pool_scalings.c
     is_scaled = select(s.pool_id).where(s.pool_id == p.id, s.is_on).exists()
-    query = update(tables.pools).where(p.scaled_replicas.is_not(None), ~is_scaled)
-    await connection.execute(query.values(scaled_replicas=None))
+    held = or_(p.scaled_replicas.is_not(None), p.scaled_sleepers > 0)
+    query = update(tables.pools).where(held, ~is_scaled)
+    await connection.execute(query.values(scaled_replicas=None, scaled_sleepers=0))
 
 
 def _epoch(column: Any) -> Any:

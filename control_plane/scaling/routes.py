@@ -20,6 +20,7 @@ from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.scaling import repository
 from control_plane.scaling.bodies import ScalingBody, ScalingBudgetBody, ScalingPinBody
+from control_plane.scaling.model import SLEEPING_ENGINES
 from control_plane.scaling.service import decision_of, look_at
 from control_plane.scaling.tables import (
     pool_scaling_states,
@@ -32,6 +33,7 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 INTERVAL_S = 15.0
 _KIND = "scaling"
+_SLEEPERS_SHARE = 0.05  # where nothing else is said and the engine can sleep
 _ONE = "/v1/pools/{id:[^/]+}/scaling"
 _READ, _WRITE = Action.READ_PLATFORM, Action.WRITE_FLEET
 _SETTINGS = tuple(ScalingBody.model_fields)
@@ -39,11 +41,12 @@ _BY_HAND = ("is_paused", "pin", "pin_until", "pinned_by")
 _SHOWN = ("pool_id", *_SETTINGS, *_BY_HAND)
 _TYPES = {
     "is_paused": describe.BOOLEAN,
+    "sleepers_share": describe.NUMBER,
     "pin": describe.nullable(describe.INTEGER),
     "pin_until": describe.nullable(describe.TEXT),
 }
 _DECISION: dict[str, Any] = {
-    **dict.fromkeys(("wanted", "ready", "booting"), describe.INTEGER),
+    **dict.fromkeys(("wanted", "ready", "booting", "asleep", "sleepers"), describe.INTEGER),
     **dict.fromkeys(
         ("demand", "expected", "base", "noise", "backlog_work_s", "boot_s", "tiers_s", "late_s"),
         describe.NUMBER,
@@ -196,6 +199,11 @@ class ScalingRoutes:
         values = body.model_dump()
 
         async def set_bounds(write: Write, key: str, before: Values) -> Values:
+            why = await _why_awake(write, key)
+            if why and (body.sleepers_share or body.sleepers_min):
+                raise BadRequestError(ErrorCode.INVALID_REQUEST, why, param="sleepers_share")
+            if body.sleepers_share is None:
+                values["sleepers_share"] = 0.0 if why else _SLEEPERS_SHARE
             if not body.is_on:
                 await _keep_number(write, key)
             return before | values
@@ -299,10 +307,24 @@ async def _locked(write: Write, key: str) -> Values | None:
     return await first(write.connection, query)
 
 
+async def _why_awake(write: Write, key: str) -> str:
+    """Return why replicas of a pool cannot sleep; empty: they can."""
+    query: Any = select(pools.c.engine, pools.c.roles).where(pools.c.id == key)
+    row = await first(write.connection, query)
+    assert row is not None, "the pool's row is held"
+    if row["engine"] not in SLEEPING_ENGINES:
+        return f"engine {row['engine']} cannot sleep: set sleepers_share and sleepers_min to 0"
+    if any(row["roles"].values()):
+        return "replicas of a pool with roles cannot sleep: set the roles to 0, or the sleepers"
+    return ""
+
+
 async def _keep_number(write: Write, key: str) -> None:
     """Let operators have the number that the pool has now."""
     query = update(pools).where(pools.c.id == key, pools.c.scaled_replicas.is_not(None))
-    kept = query.values(replicas_wanted=pools.c.scaled_replicas, scaled_replicas=None)
+    kept = query.values(
+        replicas_wanted=pools.c.scaled_replicas, scaled_replicas=None, scaled_sleepers=0
+    )
     await write.connection.execute(kept)
 
 
@@ -315,7 +337,7 @@ def _settings(row: Values) -> Values:
 def _listed(row: Values) -> Values:
     decision: Values = dict.fromkeys(_DECISION)
     decision |= {"reasons": [], "warnings": [], "tiers": {}, "speed": {}, "cause": ""}
-    decision |= dict.fromkeys(("wanted", "ready", "booting"), 0)
+    decision |= dict.fromkeys(("wanted", "ready", "booting", "asleep", "sleepers"), 0)
     numbers = (
         "demand",
         "expected",

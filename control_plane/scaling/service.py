@@ -6,8 +6,9 @@ the same state. Nothing is kept in memory but what metrics show.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import structlog
@@ -18,8 +19,15 @@ from control_plane.budgets.repository import hold_lease
 from control_plane.database import Database, DatabaseDownError
 from control_plane.scaling import repository
 from control_plane.scaling.memory import Memory, look, without_effect_s
-from control_plane.scaling.model import FleetBudget, PoolPlan, PoolState, Shown
-from control_plane.scaling.plan import plan, remember
+from control_plane.scaling.model import (
+    Cause,
+    FleetBudget,
+    PoolPlan,
+    PoolState,
+    ScalingReason,
+    Shown,
+)
+from control_plane.scaling.plan import plan, remember, urgent
 from control_plane.scaling.repository import ScaledPool
 from control_plane.scaling.work import CELLS_MAX, PoolSpeed, checked, told_speed
 from sluice.ids import new_id
@@ -34,6 +42,7 @@ _REPORTS = 3  # of a router, in an interval
 _FRESH_INTERVALS = 2.0  # a report that is older says nothing of the present
 _DEADLINE_S = 10.0
 _PRUNE_LOOKS = 40
+_WAKE_LOOK_S = 0.5  # between two looks, while replicas sleep: routers report as often
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,8 @@ class Scaling:
         self._process = new_id("scaling")
         self._late: set[str] = set()
         self._looks = 0
+        self._sleepers: frozenset[str] = frozenset()  # pools where replicas sleep
+        self._lease_s = max(_LEASE_MIN_S, _LEASE_INTERVALS * interval_s)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -89,7 +100,45 @@ class Scaling:
             except Exception:  # the numbers stand as they are; serving goes on
                 log.exception("scaling_step_broken")
                 self._show({})
-            await asyncio.sleep(self._interval_s)
+            until_s = time.monotonic() + self._interval_s
+            while (left_s := until_s - time.monotonic()) > 0:
+                await asyncio.sleep(min(left_s, _WAKE_LOOK_S) if self._sleepers else left_s)
+                if self._sleepers and time.monotonic() < until_s:
+                    await self._wake_or_tell()
+
+    async def wake(self) -> list[str]:
+        """Wake sleeping replicas of pools where work waits, if we are the one who does.
+
+        Returns:
+            Ids of the pools.
+
+        Raises:
+            DatabaseDownError: PostgreSQL does not answer.
+        """
+        woken = await self._database.run(self._wake, deadline_s=_DEADLINE_S)
+        for pool_id in woken:
+            log.info("pool_woken", pool=pool_id)
+        return woken
+
+    async def _wake_or_tell(self) -> None:
+        try:
+            await self.wake()
+        except (DatabaseDownError, DBAPIError) as error:
+            log.warning("scaling_wake_failed", error=str(getattr(error, "reason", error)))
+
+    async def _wake(self, connection: AsyncConnection) -> list[str]:
+        if not await hold_lease(connection, _LEASE, self._process, self._lease_s):
+            return []
+        fresh_s = max(2.0, _FRESH_INTERVALS * self._interval_s)
+        pools = await repository.scaled_pools(connection, fresh_s, self._sleepers)
+        woken: list[str] = []
+        for one in await look_at(connection, self._interval_s, pools):
+            count = urgent(one.state, one.memory.looked_at) if one.pool.is_on else 0
+            if count:
+                decided = _woken(one, count)
+                await repository.write_number(connection, one.pool, decided)
+                woken.append(one.pool.id)
+        return woken
 
     async def step(self) -> None:
         """Look once, if we are the one who does.
@@ -99,6 +148,7 @@ class Scaling:
         """
         looked = await self._database.run(self._look, deadline_s=_DEADLINE_S)
         self._show({one.pool.id: _shown(one) for one in looked})
+        self._sleepers = frozenset(it.pool.id for it in looked if it.decided.asleep)
         self._tell(looked)
 
     async def report(self, message: wire.ReportDemandRequest) -> int:
@@ -115,11 +165,13 @@ class Scaling:
             await self._database.run(
                 lambda connection: repository.write_demands(connection, message.router_id, rows)
             )
-        return round(self._interval_s * 1000 / _REPORTS)
+        interval_s = self._interval_s / _REPORTS
+        if self._sleepers:
+            interval_s = min(interval_s, _WAKE_LOOK_S)
+        return round(interval_s * 1000)
 
     async def _look(self, connection: AsyncConnection) -> list[Looked]:
-        lease_s = max(_LEASE_MIN_S, _LEASE_INTERVALS * self._interval_s)
-        if not await hold_lease(connection, _LEASE, self._process, lease_s):
+        if not await hold_lease(connection, _LEASE, self._process, self._lease_s):
             return []
         self._looks += 1
         if self._looks % _PRUNE_LOOKS == 1:
@@ -195,6 +247,15 @@ async def look_at(
     ]
 
 
+def _woken(one: Looked, count: int) -> PoolPlan:
+    """Return the last plan with so many sleepers awake."""
+    before = one.pool.hand if one.pool.scaled is None else one.pool.scaled
+    text = f"{one.state.facts.backlog_work_s:.1f} work-seconds wait: {count} sleepers wake"
+    reason = ScalingReason(Cause.WAKE, before + count, text)
+    asleep = max(0, one.pool.sleepers - count)
+    return replace(one.decided, wanted=before + count, reasons=(reason,), asleep=asleep)
+
+
 def _planned(
     pools: Sequence[ScaledPool], states: Mapping[str, PoolState], budget: FleetBudget, now: float
 ) -> dict[str, PoolPlan]:
@@ -228,6 +289,8 @@ def decision_of(one: Looked) -> dict[str, Any]:
         "wanted": one.decided.wanted,
         "ready": facts.ready,
         "booting": facts.booting,
+        "asleep": facts.asleep,
+        "sleepers": one.decided.asleep,
         "cause": str(repository.decisive(one.decided).cause),
         "reasons": [asdict(reason) for reason in one.decided.reasons],
         "warnings": [*one.decided.warnings, *_late_warning(one)],

@@ -29,6 +29,8 @@ pool_scalings = Table(
     Column("idle_s", Double, nullable=False, server_default="900"),
     Column("hold_s", Double, nullable=False, server_default="300"),
     Column("price", Double, nullable=False, server_default="0"),
+    Column("sleepers_share", Double, nullable=False, server_default="0"),
+    count_column("sleepers_min"),
     flag_column("is_paused"),
     Column("pin", Integer, CheckConstraint("pin >= 0", name="pin")),
     Column("pin_until", DateTime(timezone=True)),  # NULL: until it is lifted

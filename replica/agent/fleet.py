@@ -38,6 +38,8 @@ def reported_state(state: LocalReplicaState) -> control.ReplicaState:
         return control.REPLICA_STATE_FAILED
     if state.phase is ReplicaPhase.READY and state.is_draining:
         return control.REPLICA_STATE_DRAINING
+    if state.phase is ReplicaPhase.READY and state.rest.is_hidden:
+        return control.REPLICA_STATE_SLEEPING
     return STATES[state.phase]
 
 
@@ -122,7 +124,8 @@ class NodeReplicas:
             if (why := self._waits_for(replica_id, spec)) and not is_draining:
                 self._waiting[replica_id] = why
                 continue
-            self._runner(replica_id).want(spec, is_draining=is_draining)
+            runner = self._runner(replica_id)
+            runner.want(spec, is_draining=is_draining, sleeps=wish.sleeps)
 
     def look_again(self) -> None:
         """Start replicas whose base has come, and note how far the others' are."""
@@ -245,5 +248,5 @@ def _observed(runner: ReplicaRunner, cordon: str) -> agent.ObservedReplica:
         pid=state.pid,
         memory_bytes=runner.memory_bytes,
         restarts=state.restarts,
-        message=f"cordoned: {cordon}" if cordon else state.message,
+        message=f"cordoned: {cordon}" if cordon else state.message or state.rest.problem,
     )

@@ -246,11 +246,13 @@ async def ask_engine(target: GoldenTarget, prompt: agent.GoldenPrompt) -> engine
 
 
 def askable(runners: Iterable[ReplicaRunner]) -> list[GoldenTarget]:
-    """Return the replicas that generate text, are ready and do not drain."""
+    """Return the replicas that generate text, are ready and neither drain nor sleep."""
     found: list[GoldenTarget] = []
     for runner in runners:
         spec, launch = runner.state.running, runner.launch
-        is_ready = runner.state.phase is ReplicaPhase.READY and not runner.is_draining
+        state = runner.state
+        is_awake = state.phase is ReplicaPhase.READY and not state.rest.is_hidden
+        is_ready = is_awake and not runner.is_draining
         if not (is_ready and runner.is_wanted) or spec is None or launch is None:
             continue
         kind = KINDS.get(spec.engine)

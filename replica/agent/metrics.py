@@ -20,7 +20,7 @@ _GPU_GAUGES = {
         "Uncorrected memory errors since the driver was loaded",
     ),
 }
-_STATES = ("starting", "ready", "draining", "failed", "stopped")
+_STATES = ("starting", "ready", "draining", "failed", "stopped", "sleeping")
 
 
 class ArtifactMetrics:

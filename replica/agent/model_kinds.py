@@ -41,11 +41,13 @@ class ModelKind:
         model: Its name in Triton, and its folder in the model repository.
         connect: Prepares a connection to the engine at an address, to ask for signs of life.
         uses_accelerators: Whether it needs one. Then it drains when one of its own is cordoned.
+        can_sleep: Whether it may be asked to give its KV memory back; the engine may still refuse.
     """
 
     model: str
     connect: Callable[[str], CanaryLink]
     uses_accelerators: bool = False
+    can_sleep: bool = True
 
 
 LLM = ModelKind(FRAMES.triton_model, LlmCanary)
@@ -54,7 +56,7 @@ KINDS: Mapping[str, ModelKind] = {
     "openvino": LLM,
     "sim": LLM,
     "trtllm": replace(LLM, uses_accelerators=True),
-    "embed": ModelKind(EMBED.triton_model, EmbedCanary),
+    "embed": ModelKind(EMBED.triton_model, EmbedCanary, can_sleep=False),
 }
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
+from replica.agent.resting import AWAKE, Rested, RestEngine, RestState
 from sluice.detector.evidence import AnswerVerdict, EvidenceKind
 from sluice.detector.record import CLEAN, Record, Suspicion
 
@@ -99,6 +100,7 @@ class Wanted:
 
     spec: EngineSpec | None
     is_draining: bool = False
+    sleeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class Adopted:
     was_ready: bool
     age_s: float
     restarts: int = 0
+    is_asleep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,7 @@ class ReplicaTick:
     """Time has passed; see `wake_at`."""
 
 
-Event = Wanted | Adopted | Started | ProcessEnded | Probed | EngineGone | ReplicaTick
+Event = Wanted | Adopted | Started | ProcessEnded | Probed | Rested | EngineGone | ReplicaTick
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +203,7 @@ class StopEngine:
     is_kill: bool  # without asking first
 
 
-Action = StartEngine | ProbeEngine | StopEngine
+Action = StartEngine | ProbeEngine | RestEngine | StopEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +215,8 @@ class LocalReplicaState:
         is_draining: It finishes what it runs, then stops, and is not started again.
         draining_at_s: Since when.
         is_drained: A draining engine holds nothing any more.
+        rest: Its sleep.
+        active: Sequences that it held for routers when it was last probed.
         run: Number of the engine started last; 0 before the first.
         running: Spec of that engine.
         pid: Its process, once started; 0 when there is none.
@@ -232,6 +237,8 @@ class LocalReplicaState:
     is_draining: bool = False
     draining_at_s: float = inf
     is_drained: bool = False
+    rest: RestState = AWAKE
+    active: int = 0
     phase: ReplicaPhase = ReplicaPhase.IDLE
     run: int = 0
     running: EngineSpec | None = None
@@ -273,6 +280,10 @@ def decide(
     """
     state, first = _absorb(state, event, now_s, limits)
     state, second = _advance(state, now_s, limits)
+    is_up = state.phase is ReplicaPhase.READY and not state.is_draining
+    if is_up and state.rest.asks(state.active, now_s, limits.drain_settle_s):
+        second.append(RestEngine(state.run, state.rest.sleeps))
+        state = replace(state, rest=replace(state.rest, is_asked=True))
     return state, first + second
 
 
@@ -308,6 +319,8 @@ def _absorb(
             state, actions = _failed(state, message, now_s, limits)
         case Probed(run) if run == state.run and state.has_engine:
             state, actions = _with_probe(state, event, now_s, limits)
+        case Rested(run) if run == state.run and state.has_engine:
+            state = replace(state, rest=state.rest.heard(event, now_s))
         case EngineGone(run) if run == state.run and state.phase is ReplicaPhase.STOPPING:
             state = _with_end(state, now_s, limits)
         case _:
@@ -327,11 +340,13 @@ def _with_found(state: LocalReplicaState, found: Adopted, now_s: float) -> Local
         probe_at_s=now_s,
         probed_at_s=now_s,
         restarts=found.restarts,
+        rest=RestState(is_asleep=found.is_asleep, sleeps=found.is_asleep),
         message="left running by an earlier agent, and not asked yet",
     )
 
 
 def _with_wish(state: LocalReplicaState, wish: Wanted, now_s: float) -> LocalReplicaState:
+    state = replace(state, rest=state.rest.wished(now_s, sleeps=wish.sleeps))
     if wish.is_draining != state.is_draining:
         draining_at_s = now_s if wish.is_draining else inf
         state = replace(
@@ -363,6 +378,7 @@ def _with_probe(
         stalls=0,
         probe_at_s=now_s + limits.probe_interval_s,
         is_drained=has_settled and probe.active == 0,
+        active=probe.active,
         message="",
     )
     if state.phase is not ReplicaPhase.READY:
@@ -426,6 +442,7 @@ def _with_end(state: LocalReplicaState, now_s: float, limits: EnginePatience) ->
         record=CLEAN,
         idle_s=0.0,
         is_drained=False,
+        rest=state.rest.ended(),
     )
     if not state.has_failed:
         return replace(state, phase=ReplicaPhase.IDLE, message="stopped")

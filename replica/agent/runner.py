@@ -15,7 +15,7 @@ from typing import Protocol
 import structlog
 
 from replica.agent.activity import Activity, ProbeWatch
-from replica.agent.model_kinds import Canary
+from replica.agent.model_kinds import KINDS, Canary
 from replica.agent.replica_state import (
     Action,
     Adopted,
@@ -36,11 +36,13 @@ from replica.agent.replica_state import (
     decide,
     wake_at,
 )
+from replica.agent.resting import Rested, RestEngine
 from replica.agent.runs import RunRecord
 from replica.agent.triton import Launch, LaunchError
 from replica.agent.triton_log import last_error
 from sluice.detector.replies import WrongAnswerError
-from sluice.errors import PlatformError
+from sluice.errors import ErrorCode, PlatformError
+from sluice.kserve import rest
 from sluice.process import AdoptedProcess, OwnedProcess
 from sluice.procfs import first_end, group_processes, memory_bytes, program_name, start_ticks
 
@@ -50,6 +52,7 @@ log = structlog.get_logger(__name__)
 _EVENTS_MAX = 64
 # How often the processes of a starting engine are listed: its stub appears after a while.
 _MEMBERS_EVERY_S = 1.0
+_REST_S = 30.0  # to give KV memory back, or to take it again
 
 
 class Launcher(Protocol):
@@ -145,7 +148,8 @@ class ReplicaRunner:
         self._observer = observer
         self._problem_of = problem_of
         self._leftover = leftover
-        self._wish = Wanted(leftover.record.spec if leftover else None)
+        record = leftover.record if leftover else None
+        self._wish = Wanted(record.spec, sleeps=record.is_asleep) if record else Wanted(None)
         self._has_new_wish = False
         self._events: asyncio.Queue[Event] = asyncio.Queue(_EVENTS_MAX)
         self._runs: dict[int, _Run] = {}
@@ -156,9 +160,11 @@ class ReplicaRunner:
         if leftover is None:
             self.has_settled.set()
 
-    def want(self, spec: EngineSpec | None, *, is_draining: bool = False) -> None:
+    def want(
+        self, spec: EngineSpec | None, *, is_draining: bool = False, sleeps: bool = False
+    ) -> None:
         """Change what is desired; None ends the replica."""
-        wish = Wanted(spec, is_draining)
+        wish = Wanted(spec, is_draining, sleeps)
         if wish == self._wish:
             return
         self._wish = wish
@@ -242,6 +248,8 @@ class ReplicaRunner:
             case StopEngine(_, is_kill):
                 told.is_kill = is_kill
                 told.stop.set()
+            case RestEngine(run, is_asleep):
+                await self._events.put(await self._rest(run, is_asleep=is_asleep))
             case ProbeEngine(run, timeout_s):
                 await self._events.put(await self._probe(run, timeout_s))
 
@@ -260,6 +268,7 @@ class ReplicaRunner:
                 record.was_ready,
                 leftover.age_s,
                 record.restarts,
+                record.is_asleep,
             )
         )
 
@@ -364,6 +373,25 @@ class ReplicaRunner:
             busy = max(busy, 1.0)
         return Probed(run, problem, active, busy, watch.stalled_s, is_wrong)
 
+    async def _rest(self, run: int, *, is_asleep: bool) -> Rested:
+        """Let the engine sleep, or wake it."""
+        launch, spec = self.launch, self.state.running
+        if launch is None or spec is None:
+            return Rested(run, is_asleep=False, problem="the engine is gone")
+        kind = KINDS[spec.engine]
+        if not kind.can_sleep:
+            told = f"engine {spec.engine} cannot sleep: set the pool's sleepers to 0"
+            return Rested(run, is_asleep=False, problem=told, is_refused=True)
+        try:
+            is_now = await rest(launch.grpc_address, kind.model, _REST_S, is_asleep=is_asleep)
+        except (PlatformError, OSError, TimeoutError) as error:
+            code = error.code if isinstance(error, PlatformError) else None
+            is_refused = code is ErrorCode.UNSUPPORTED_PARAMETER
+            problem = str(error) or repr(error)
+            return Rested(run, not is_asleep and not is_refused, problem, is_refused)
+        await asyncio.to_thread(launch.run_file.mark_asleep, is_asleep=is_now)
+        return Rested(run, is_now)
+
     async def _ask(self, launch: Launch, spec: EngineSpec, timeout_s: float) -> int:
         if self.state.phase is ReplicaPhase.STARTING:
             # Refused at once while nobody listens; gRPC would pause, and find out too late.
@@ -375,11 +403,7 @@ class ReplicaRunner:
         after = self.state
         if after.phase is not ReplicaPhase.ADOPTING:
             self.has_settled.set()
-        if (after.phase, after.is_draining, after.pid) == (
-            before.phase,
-            before.is_draining,
-            before.pid,
-        ):
+        if _told(after) == _told(before):
             return
         if after.phase is not before.phase:
             log.info(
@@ -404,3 +428,8 @@ class ReplicaRunner:
         if self.launch is not None:
             self.launch.run_file.mark_ready()
         self._runs[self.state.run].became_ready.set()
+
+
+def _told(state: LocalReplicaState) -> tuple[object, ...]:
+    """Return what others want to know when it changes."""
+    return state.phase, state.is_draining, state.pid, state.rest.is_hidden, state.rest.problem

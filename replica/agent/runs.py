@@ -37,6 +37,7 @@ class RunRecord:
         metrics_port: Where Triton's metrics are.
         was_ready: Whether it has answered a canary.
         restarts: Engines of the replica that failed before.
+        is_asleep: Whether it has given its KV memory back.
     """
 
     replica_id: str
@@ -48,6 +49,7 @@ class RunRecord:
     metrics_port: int
     was_ready: bool = False
     restarts: int = 0
+    is_asleep: bool = False
 
     @property
     def is_running(self) -> bool:
@@ -80,6 +82,11 @@ class RunFile:
         """Note that the engine has answered."""
         if self._record is not None and not self._record.was_ready:
             self.save(replace(self._record, was_ready=True))
+
+    def mark_asleep(self, *, is_asleep: bool) -> None:
+        """Note that the engine sleeps, or is awake again."""
+        if self._record is not None and self._record.is_asleep != is_asleep:
+            self.save(replace(self._record, is_asleep=is_asleep))
 
     def load(self) -> RunRecord | None:
         """Return what was saved; None when there is nothing that this version can read."""

@@ -72,7 +72,8 @@ class OpenvinoBackend:
         self._slots: LoraSlots | None = None
         has_lora = capabilities.adapter_slots > 0 and not has_two_graphs
         compiled = self._compile(has_lora=has_lora)
-        self._pool = KvPool(compiled.inputs, blocks)
+        self._ports = compiled.inputs
+        self._pool = KvPool(self._ports, blocks)
         self._base_request: Any = None
         if has_lora:
             self._enable_lora(compiled)
@@ -118,6 +119,18 @@ class OpenvinoBackend:
             if self._slots is None:
                 self._enable_lora(self._compile(has_lora=True))
         return adapter
+
+    def allocated(self, blocks: int) -> KvPool:
+        """Return KV memory for so many blocks; any thread may call."""
+        return KvPool(self._ports, blocks)
+
+    def use(self, memory: KvPool) -> None:
+        """Compute with that memory from now on; the one before is given back."""
+        with self._lora_lock:
+            self._pool = memory
+            for request in (self._base_request, self._lora_request):
+                if request is not None:
+                    memory.attach(request)
 
     def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
         """Return the contents of KV blocks."""

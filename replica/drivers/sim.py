@@ -78,6 +78,7 @@ class SimOptions:
         cost_context_token_s: Seconds of every token that is attended to.
         noise: Standard deviation of the logarithm of a factor on each step; its mean is 1.
         seed: Seed of the noise.
+        wake_s: Seconds that a sleeping engine takes to wake.
         adapter_slots: Adapters in one batch.
         adapter_rank: Largest rank of an adapter.
         adapter_memory_bytes: Most bytes of all adapters in host memory.
@@ -102,6 +103,7 @@ class SimOptions:
     cost_context_token_s: float = 8e-9
     noise: float = 0.0
     seed: int = 0
+    wake_s: float = 1.0
     adapter_slots: int = SIM.slots
     adapter_rank: int = SIM.rank
     adapter_memory_bytes: int = 16 << 30
@@ -181,6 +183,7 @@ class SimBackend:
     ) -> None:
         self._options = options
         self._cost = cost
+        self._blocks = options.blocks or cost.size.blocks
         self._token_ids = token_ids
         self._words = [token.to_bytes(4, "little") for token in range(vocabulary)]
         self._clock = clock
@@ -251,6 +254,15 @@ class SimBackend:
             )
         self._sleep(self._options.adapter_read_s / self._options.speed)
         return SimAdapter(rank, rank * _RANK_BYTES)
+
+    def allocated(self, blocks: int) -> int:
+        """Return no memory, after the time that taking all of it takes."""
+        if blocks >= self._blocks:
+            self._sleep(self._options.wake_s / self._options.speed)
+        return blocks
+
+    def use(self, memory: int) -> None:
+        """Do nothing: there are no values."""
 
     def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
         """Return blocks of nothing."""

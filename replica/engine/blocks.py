@@ -31,6 +31,19 @@ class BlockPool:
         self._first_expiry_s = inf
         self._events: dict[bytes, bool] = {}
 
+    def resize(self, count: int) -> None:
+        """Have `count` blocks from now on, all of them free; nobody may hold one."""
+        assert not any(self._holders), "blocks are held"
+        for key in self._block_of:
+            self._events[key] = False
+        self.count = count
+        self._free = deque(range(count))
+        self._holders = [0] * count
+        self._block_of, self._hash_of = {}, {}
+        self._idle.clear()
+        self._kept.clear()
+        self._pinned_until_s, self._first_expiry_s = {}, inf
+
     @property
     def available(self) -> int:
         """Blocks that `take` can give."""

@@ -7,8 +7,9 @@ sampled sequences. A backend that fails ends the sequences of that step, and not
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from replica.engine.plan import Adapter, Backend, StepFailedError
+from replica.engine.plan import Adapter, Backend, ResizableBackend, StepFailedError
 from replica.engine.scheduler import EngineScheduler
 from replica.engine.types import (
     URGENT_PRIORITY,
@@ -189,6 +190,26 @@ class ScheduledEngine:
         finally:
             pool.release([held[key] for key in chain])
         return pool.find(blocks.hashes)[0]
+
+    def sleep(self, blocks: int) -> bool:
+        """Give the KV memory back but for some blocks; False: it has work, or cannot."""
+        backend = self._backend
+        if not isinstance(backend, ResizableBackend) or self.has_work:
+            return False
+        backend.use(backend.allocated(blocks))
+        self._scheduler.pool.resize(blocks)
+        return True
+
+    def restored(self) -> Any:
+        """Return KV memory of full size, in any thread."""
+        assert isinstance(self._backend, ResizableBackend)
+        return self._backend.allocated(self.limits.kv_blocks)
+
+    def wake(self, memory: Any) -> None:
+        """Use all KV blocks again; nothing may run."""
+        assert isinstance(self._backend, ResizableBackend)
+        self._backend.use(memory)
+        self._scheduler.pool.resize(self.limits.kv_blocks)
 
     def _check_transfer(self) -> None:
         if not self.capabilities.has_kv_transfer:

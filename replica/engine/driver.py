@@ -124,6 +124,27 @@ class Driver(Protocol):
 
 
 @runtime_checkable
+class Sleeper(Protocol):
+    """A driver that may give its KV memory back and take it again, weights in memory."""
+
+    def sleep(self, blocks: int) -> bool:
+        """Give the KV memory back but for some blocks, its content is lost; False: it has work."""
+        ...
+
+    def restored(self) -> Any:
+        """Return KV memory as `wake` takes it; slow, any thread may call.
+
+        Raises:
+            MemoryError: There is none.
+        """
+        ...
+
+    def wake(self, memory: Any) -> None:
+        """Use all KV blocks again; only while `has_work` is false."""
+        ...
+
+
+@runtime_checkable
 class ChecksGrammars(Protocol):
     """A driver that may look at a request's grammar early, so that `add` does not take long."""
 

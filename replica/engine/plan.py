@@ -13,7 +13,7 @@ order, which backends and `replica.engine.sampler` share:
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from replica.engine.speculation import DRAFT_TOKENS_MAX, PredictedText, PromptLookup
 from replica.engine.types import (
@@ -179,6 +179,19 @@ class Adapter(Protocol):
     @property
     def memory_bytes(self) -> int:
         """Bytes that it takes in host memory."""
+        ...
+
+
+@runtime_checkable
+class ResizableBackend(Protocol):
+    """A backend whose KV memory can be given back and taken again."""
+
+    def allocated(self, blocks: int) -> Any:
+        """Return KV memory for so many blocks; slow, any thread may call."""
+        ...
+
+    def use(self, memory: Any) -> None:
+        """Compute with that memory from now on; what the one before held is lost."""
         ...
 
 

@@ -13,11 +13,18 @@ import structlog
 from replica.engine.driver import Driver
 from replica.engine.types import AdapterState, EngineLoad, RefusedError, StepEvents
 from replica.host.adapters import AdapterDesk, AdapterShelf, Background
-from replica.host.attachments import HostAttachment, finished_message, refusal
+from replica.host.attachments import (
+    HostAttachment,
+    Reply,
+    finished_message,
+    refusal,
+    refused_frame,
+)
 from replica.host.control import ControlDesk
 from replica.host.counters import HostCounters
 from replica.host.frames import encode_limits, encode_resumed, fill_adapters, fill_state
 from replica.host.news import Outbox, StepNews
+from replica.host.rest import ASLEEP_TOKENS, RestDesk
 from replica.host.sequences import SequenceBook
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as wire
@@ -73,6 +80,7 @@ class HostCore:
         self.counters = HostCounters()
         adapters = AdapterDesk(driver, artifacts_dir, background, self.counters, shelf)
         self.control = ControlDesk(driver, base_digest, adapters, background, self.counters)
+        self._rest = RestDesk(driver, background)
         self.sequences = SequenceBook(
             driver,
             base_digest,
@@ -172,15 +180,37 @@ class HostCore:
         An unknown epoch is ignored: its router has been told, or has gone.
         """
         attachment = self._attachments.get(epoch)
-        if attachment is not None:
+        if attachment is None:
+            return
+        if self._rest.is_asleep:  # its router has not heard of it, or not yet that it shall wake
+            self._rest.wake()
+            self._turn_away(attachment, [it.id for it in sequences], "the engine is asleep")
+        else:
             self.sequences.take(attachment, sequences, seen_at_s)
+
+    def rest(self, message: wire.Rest, reply: Reply) -> None:
+        """Let the engine sleep, or wake it; one that holds sequences of routers stays awake."""
+        held = sum(len(it.sequences) for it in self._attachments.values())
+        self._rest.rest(message, reply, held)
+
+    def probe(self, message: wire.Probe, reply: Reply, seen_at_s: float) -> None:
+        """Start a probe; a sleeping engine has no room for long ones, and wakes."""
+        if self._rest.is_asleep and len(message.prompt) + message.tokens > ASLEEP_TOKENS:
+            self._rest.wake()
+            error = RefusedError(ErrorCode.ENGINE_BUSY, "the engine is asleep; it wakes")
+            reply(refused_frame(error))
+        else:
+            self.sequences.probe(message, reply, seen_at_s)
 
     def busy(self, epoch: int, sequences: Iterable[int]) -> None:
         """Turn sequences away that did not fit into the inbox."""
         attachment = self._attachments.get(epoch)
-        if attachment is None:
-            return
-        event = refusal(0, RefusedError(ErrorCode.ENGINE_BUSY, "the engine's inbox is full"))
+        if attachment is not None:
+            self._turn_away(attachment, sequences, "the engine's inbox is full")
+
+    @staticmethod
+    def _turn_away(attachment: HostAttachment, sequences: Iterable[int], text: str) -> None:
+        event = refusal(0, RefusedError(ErrorCode.ENGINE_BUSY, text))
         for sequence in sequences:
             if sequence not in attachment.sequences:
                 attachment.finish(sequence, finished_message(sequence, event))
@@ -202,6 +232,7 @@ class HostCore:
 
     def step(self) -> StepEvents:
         """Let the driver compute a step, if it has anything to do."""
+        self._rest.look()
         if not self._driver.has_work:
             return StepEvents()
         self._step += 1

@@ -45,6 +45,7 @@ ANSWERED_MAX = {
     "adapters": 64,
     "export_kv": 4,
     "import_kv": 4,
+    "rest": 4,
 }
 WORKERS = 2
 JOBS_MAX = 128
@@ -346,7 +347,9 @@ class EngineHost:
         if kind == "attach":
             self._attach(request.attach, answer)
         elif kind == "probe":
-            self._core.sequences.probe(request.probe, answer, seen_at_s)
+            self._core.probe(request.probe, answer, seen_at_s)
+        elif kind == "rest":
+            self._core.rest(request.rest, answer)
         elif kind == "adapters":
             control.adapters(request.adapters, answer)
         elif kind == "export_kv":

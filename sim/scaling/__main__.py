@@ -43,6 +43,7 @@ def _record(path: Path, policy: str, seed: int, outcome: ScalingOutcome) -> dict
         "changes": outcome.changes,
         "ttft_max_s": round(outcome.ttft_max_s, 1),
         "batch_late_share": round(outcome.batch_late_share, 4),
+        "tier_minutes": list(outcome.tier_minutes),
     }
 
 

@@ -7,8 +7,9 @@ is 0.15 s, plus the backlog per ready replica, plus up to 0.3 s above 90 % utili
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import ceil
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 TTFT_OBJECTIVE_S = 1.5
 _TTFT_IDLE_S = 0.15
@@ -54,7 +55,10 @@ class Sight:
         utilisation: Share of the ready replicas' time that was used in each second.
         backlog_s: Work-seconds waiting per ready replica at the end of each second.
         ready: Replicas that serve.
-        booting: Replicas that boot.
+        booting: Replicas that boot or wake.
+        asleep: Replicas that sleep.
+        backlog_work_s: Work-seconds that wait now, but for batch.
+        deferred_work_s: Work-seconds of batch that wait now.
         future: The whole curve; for the oracle alone.
     """
 
@@ -65,6 +69,9 @@ class Sight:
     backlog_s: list[float] = field(default_factory=list[float])
     ready: int = 0
     booting: int = 0
+    asleep: int = 0
+    backlog_work_s: float = 0.0
+    deferred_work_s: float = 0.0
 
     @property
     def provisioned(self) -> int:
@@ -82,6 +89,21 @@ class ScalingRule(Protocol):
         ...
 
 
+@runtime_checkable
+class SleepingRule(ScalingRule, Protocol):
+    """A policy that decides about sleepers itself; others keep the share of the terms.
+
+    Attributes:
+        sleepers: Replicas that shall sleep.
+    """
+
+    sleepers: int
+
+    def woken(self, t: int, sight: Sight) -> int:
+        """Return how many sleepers wake at second `t`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ScalingOutcome:
     """The result of a policy on one curve.
@@ -96,6 +118,7 @@ class ScalingOutcome:
         provisioned: Replicas that were paid for, one per minute.
         ready: Replicas that served, one per minute.
         ttft_s: Greatest first-token time, one per minute.
+        tier_minutes: Violation minutes of each tier but batch, the highest first.
     """
 
     violation_minutes: int
@@ -107,6 +130,7 @@ class ScalingOutcome:
     provisioned: tuple[int, ...]
     ready: tuple[int, ...]
     ttft_s: tuple[float, ...]
+    tier_minutes: tuple[int, ...]
 
 
 class _Queues:
@@ -152,12 +176,17 @@ class _Queues:
         """Return the work that waits in every tier but batch."""
         return self.waiting[0] if len(self.waiting) == 1 else sum(self.waiting[:-1])
 
+    def ahead(self) -> list[float]:
+        """Return the work that waits in each tier but batch, with what is served before it."""
+        upper = self.waiting[:-1] or self.waiting
+        return list(accumulate(upper))
+
 
 class _Pool:
     """Replicas that serve, boot, sleep and wake."""
 
     def __init__(self, first: int, terms: Terms, seed: int) -> None:
-        self._terms = terms
+        self.terms = terms
         self._random = random.Random(seed)  # noqa: S311 -- boot times, no secrets
         self.ready, self.sleeping = first, 0
         self._boots: list[float] = []
@@ -177,14 +206,18 @@ class _Pool:
             self.ready += len(come)
             waiting[:] = [at for at in waiting if at > t]
 
+    def wake(self, t: int, count: int) -> int:
+        woken = min(count, self.sleeping)
+        self.sleeping -= woken
+        self._wakes += [t + self._random.uniform(*self.terms.wake_s) for _ in range(woken)]
+        return woken
+
     def scale(self, t: int, want: int, sleepers: int) -> None:
         have = self.ready + self.booting
         missing = want - have
         if missing > 0:
-            woken = min(missing, self.sleeping)
-            self.sleeping -= woken
-            self._wakes += [t + self._random.uniform(*self._terms.wake_s) for _ in range(woken)]
-            boots = (self._random.uniform(*self._terms.boot_s) for _ in range(missing - woken))
+            missing -= self.wake(t, missing)
+            boots = (self._random.uniform(*self.terms.boot_s) for _ in range(missing))
             self._boots += [t + boot_s for boot_s in boots]
         elif missing < 0:
             self._boots.sort()
@@ -193,6 +226,7 @@ class _Pool:
             stopped = min(-missing - cancelled, self.ready - 1)
             self.ready -= stopped
             self.sleeping += min(stopped, max(0, sleepers - self.sleeping))
+        self.sleeping = min(self.sleeping, sleepers)
 
 
 def play(demand: Sequence[float], rule: ScalingRule, terms: Terms, seed: int = 0) -> ScalingOutcome:
@@ -207,20 +241,12 @@ def play(demand: Sequence[float], rule: ScalingRule, terms: Terms, seed: int = 0
     first = max(terms.replicas_min, 1, ceil(sum(demand[:_FIRST_S]) / _FIRST_S / FIRST_UTILISATION))
     if (own := getattr(rule, "replicas", None)) is not None:
         first = own
-    pool, queues, sight = (
-        _Pool(min(first, terms.replicas_max), terms, seed),
-        _Queues(terms),
-        Sight(demand),
-    )
-    minutes = _Minutes(terms.objective_s)
-    paid_s = late = top_work = 0.0
-    changes = 0
-    top_share = 1.0 if len(terms.tiers) == 1 else 1.0 - terms.tiers[-1]
+    pool = _Pool(min(first, terms.replicas_max), terms, seed)
+    queues, sight, totals = _Queues(terms), Sight(demand), _Totals(terms)
     for t, work in enumerate(demand):
         pool.tick(t)
         queues.add(t, work)
-        done = queues.serve(t, pool.ready)
-        used = done / max(pool.ready, 1)
+        used = queues.serve(t, pool.ready) / max(pool.ready, 1)
         backlog_s = queues.interactive() / max(pool.ready, 1)
         busy_s = max(0.0, _BUSY_S * (used - _BUSY)) if len(terms.tiers) == 1 else 0.0
         ttft_s = _TTFT_IDLE_S + backlog_s + busy_s
@@ -228,51 +254,107 @@ def play(demand: Sequence[float], rule: ScalingRule, terms: Terms, seed: int = 0
         sight.ttft_s.append(ttft_s)
         sight.utilisation.append(used)
         sight.backlog_s.append(sum(queues.waiting) / max(pool.ready, 1))
-        sight.ready, sight.booting = pool.ready, pool.booting
-        paid_s += pool.paid
-        late += top_share * work * (ttft_s > terms.objective_s)
-        top_work += top_share * work
-        minutes.add(ttft_s, pool)
-        if t and t % rule.every_s == 0:
-            want = int(max(terms.replicas_min, min(terms.replicas_max, rule.target(t, sight))))
-            changes += want != sight.provisioned
-            pool.scale(t, want, round(terms.sleepers_share * max(minutes.most_ready, pool.ready)))
-    return ScalingOutcome(
-        violation_minutes=minutes.violated,
-        violated_work_share=late / top_work,
-        gpu_hours=paid_s / 3600,
-        changes=changes,
-        ttft_max_s=max(sight.ttft_s),
-        batch_late_share=queues.batch_late / queues.batch_work if queues.batch_work else 0.0,
-        provisioned=tuple(minutes.provisioned),
-        ready=tuple(minutes.ready),
-        ttft_s=tuple(minutes.ttft_s),
-    )
+        sight.ready, sight.booting, sight.asleep = pool.ready, pool.booting, pool.sleeping
+        sight.backlog_work_s = queues.interactive()
+        sight.deferred_work_s = sum(queues.waiting) - sight.backlog_work_s
+        tiers_s = [_TTFT_IDLE_S + it / max(pool.ready, 1) + busy_s for it in queues.ahead()]
+        totals.add(work, ttft_s, tiers_s, pool)
+        totals.changes += _decide(t, rule, sight, pool, totals.minutes.most_ready)
+    return totals.outcome(sight, queues)
 
 
-class _Minutes:
-    """Figures by minute."""
+def _decide(t: int, rule: ScalingRule, sight: Sight, pool: _Pool, most_ready: int) -> bool:
+    """Let the rule decide if it is its turn; return whether its number is another."""
+    terms = pool.terms
+    sleeps = isinstance(rule, SleepingRule)
+    if sleeps and pool.sleeping:
+        pool.wake(t, rule.woken(t, sight))
+    if not t or t % rule.every_s:
+        return False
+    want = int(max(terms.replicas_min, min(terms.replicas_max, rule.target(t, sight))))
+    share = round(terms.sleepers_share * max(most_ready, pool.ready))
+    pool.scale(t, want, rule.sleepers if sleeps else share)
+    return want != sight.provisioned
+
+
+class _Totals:
+    """Figures of a run."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._top_share = 1.0 if len(terms.tiers) == 1 else 1.0 - terms.tiers[-1]
+        self._tiers = [_ViolatedMinutes(terms.objective_s) for _ in terms.tiers[:-1] or terms.tiers]
+        self._paid_s = self._late = self._top_work = 0.0
+        self.minutes = _Minutes(terms.objective_s)
+        self.changes = 0
+
+    def add(self, work: float, ttft_s: float, tiers_s: Sequence[float], pool: _Pool) -> None:
+        """Add a second, with the first-token time of all and of each tier but batch."""
+        self._paid_s += pool.paid
+        self._late += self._top_share * work * (ttft_s > self._terms.objective_s)
+        self._top_work += self._top_share * work
+        self.minutes.add(ttft_s, pool)
+        for count, tier_s in zip(self._tiers, tiers_s, strict=True):
+            count.add(tier_s)
+
+    def outcome(self, sight: Sight, queues: _Queues) -> ScalingOutcome:
+        """Return the result of the run."""
+        return ScalingOutcome(
+            violation_minutes=self.minutes.violated,
+            violated_work_share=self._late / self._top_work,
+            gpu_hours=self._paid_s / 3600,
+            changes=self.changes,
+            ttft_max_s=max(sight.ttft_s),
+            batch_late_share=queues.batch_late / queues.batch_work if queues.batch_work else 0.0,
+            provisioned=tuple(self.minutes.provisioned),
+            ready=tuple(self.minutes.ready),
+            ttft_s=tuple(self.minutes.ttft_s),
+            tier_minutes=tuple(count.violated for count in self._tiers),
+        )
+
+
+class _ViolatedMinutes:
+    """Counts the minutes whose 99th percentile of first-token time misses the objective."""
 
     def __init__(self, objective_s: float) -> None:
         self._objective_s = objective_s
         self._open: list[float] = []
-        self.violated = self.most_ready = 0
-        self.provisioned: list[int] = []
-        self.ready: list[int] = []
-        self.ttft_s: list[float] = []
+        self.violated = 0
 
-    def add(self, ttft_s: float, pool: _Pool) -> None:
+    def add(self, ttft_s: float) -> float | None:
+        """Add a second; return the greatest time of the minute that it ends, if it ends one."""
         self._open.append(ttft_s)
         if len(self._open) < _MINUTE_S:
-            return
+            return None
         ordered = sorted(self._open)
         # The yardstick interpolates its percentile between the two highest of sixty values.
         at = (1 - _VIOLATED_SHARE) * (_MINUTE_S - 1)
         low = int(at)
         p99 = ordered[low] + (ordered[low + 1] - ordered[low]) * (at - low)
         self.violated += p99 > self._objective_s
+        self._open.clear()
+        return ordered[-1]
+
+
+class _Minutes:
+    """Figures by minute."""
+
+    def __init__(self, objective_s: float) -> None:
+        self._count = _ViolatedMinutes(objective_s)
+        self.most_ready = 0
+        self.provisioned: list[int] = []
+        self.ready: list[int] = []
+        self.ttft_s: list[float] = []
+
+    @property
+    def violated(self) -> int:
+        return self._count.violated
+
+    def add(self, ttft_s: float, pool: _Pool) -> None:
+        greatest_s = self._count.add(ttft_s)
+        if greatest_s is None:
+            return
         self.provisioned.append(pool.paid)
         self.ready.append(pool.ready)
-        self.ttft_s.append(ordered[-1])
+        self.ttft_s.append(greatest_s)
         self.most_ready = max(self.most_ready, pool.ready)
-        self._open.clear()

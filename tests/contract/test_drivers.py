@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from replica.drivers.registry import LOADERS
+from replica.engine.driver import Sleeper
 from replica.engine.types import (
     URGENT_PRIORITY,
     Finish,
@@ -308,3 +309,31 @@ def test_a_full_pool_delays_and_never_loses_a_sequence(subject) -> None:
     assert {event.reason for event in outcome.finished.values()} == {Finish.LENGTH}
     roomy = subject.run(request(3, 60, 60))
     assert outcome.tokens[3] == roomy.tokens[3]
+
+
+def test_an_engine_that_slept_answers_as_before_and_has_its_blocks_again(subject) -> None:
+    stepper = subject.stepper()
+    driver = stepper.driver
+    if not isinstance(driver, Sleeper):
+        assert subject.name == "trtllm"
+        return
+    before = stepper.run(request(1, 100, 8)).tokens[1]
+    cached = driver.cached_blocks()
+    assert driver.sleep(4)
+    assert driver.cached_blocks() == []
+    assert stepper.run(request(2, 4, 1)).reason(2) is Finish.LENGTH
+    driver.wake(driver.restored())
+    awake = subjects.Stepper(driver)
+    outcome = awake.run(request(1, 100, 8))
+    assert outcome.tokens[1] == before
+    assert len(driver.cached_blocks()) == len(cached)
+    crowd = subjects.Stepper(driver).run(*(request(key, 40, 12) for key in range(12)))
+    assert {event.reason for event in crowd.finished.values()} == {Finish.LENGTH}
+
+
+def test_an_engine_with_work_stays_awake(subject) -> None:
+    driver = subject.make()
+    if isinstance(driver, Sleeper):
+        driver.add(request(1))
+        assert not driver.sleep(4)
+        assert subjects.Stepper(driver).driver.has_work

@@ -40,7 +40,9 @@ class ObedientAgent:
     async def _report(self) -> None:
         ready = [
             agent.ObservedReplica(
-                replica_id=r.replica_id, state=wire.REPLICA_STATE_READY, grpc_address="127.0.0.1:9"
+                replica_id=r.replica_id,
+                state=wire.REPLICA_STATE_SLEEPING if r.sleeps else wire.REPLICA_STATE_READY,
+                grpc_address="127.0.0.1:9",
             )
             for r in self.desired.replicas
             if not r.is_draining

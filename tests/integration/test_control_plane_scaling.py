@@ -225,7 +225,7 @@ async def test_a_number_by_hand_stands_until_it_is_lifted_or_over(
     await eventually(lambda: has(2), "a number that is edited by hand is not ignored")
     assert json.loads(await sluice("pause", "hand", "--json"))["is_paused"]
     assert json.loads(await sluice("resume", "hand", "--json"))["pin"] is None
-    await sluice("pin", "hand", "1", "--for", "1s")
+    await sluice("pin", "hand", "1", "--for", "5s")
 
     async def is_over() -> bool:
         return (await _row(plane, "hand"))["cause"] != "pin"
@@ -300,3 +300,33 @@ async def test_two_control_planes_scale_once_and_an_outage_changes_nothing(
     row = await _row(plane, "lasting")
     assert row["wanted"] == before
     assert row["cause"] == "observing"
+
+
+async def test_a_sleeper_wakes_when_work_waits_and_engines_that_cannot_are_refused(
+    plane: ControlPlane, eventually: Eventually
+) -> None:
+    async with node(plane, "node-z", "sim"), reporting(plane.grpc_address, "router-z") as router:
+        await plane.put("pools/pool-z", base_digest=DIGEST, engine="sim", replicas_wanted=1)
+        bounds = BOUNDS | {"sleepers_min": 1, "hold_s": 60.0}
+        await plane.put("pools/pool-z/scaling", **bounds)
+        router.demand["pool-z-0"] = 0.4
+
+        async def sleeps() -> bool:
+            row = await _row(plane, "pool-z")
+            is_asleep = (row["sleepers"], row["asleep"]) == (1, 1)
+            return is_asleep and await _ready(plane, "pool-z") == row["wanted"]
+
+        await eventually(sleeps, "a replica that sleeps beside those that serve")
+        before = (await _row(plane, "pool-z"))["wanted"]
+        router.queued["pool-z-0"] = 50
+
+        async def wakes() -> bool:
+            row = await _row(plane, "pool-z")
+            return row["asleep"] == 0 and await _ready(plane, "pool-z") > before
+
+        await eventually(wakes, "the sleeper that serves")
+        del router.demand["pool-z-0"]
+    await _pool(plane, "pool-y")
+    answer = await plane.admin.put("/v1/pools/pool-y/scaling", json=BOUNDS | {"sleepers_min": 1})
+    assert answer.status_code == 400
+    assert "cannot sleep" in answer.text

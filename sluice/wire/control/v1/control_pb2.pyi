@@ -23,6 +23,7 @@ class ReplicaState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPLICA_STATE_FAILED: _ClassVar[ReplicaState]
     REPLICA_STATE_LOST: _ClassVar[ReplicaState]
     REPLICA_STATE_STOPPED: _ClassVar[ReplicaState]
+    REPLICA_STATE_SLEEPING: _ClassVar[ReplicaState]
 ROLE_UNSPECIFIED: Role
 ROLE_GATEWAY: Role
 ROLE_ROUTER: Role
@@ -34,6 +35,7 @@ REPLICA_STATE_DRAINING: ReplicaState
 REPLICA_STATE_FAILED: ReplicaState
 REPLICA_STATE_LOST: ReplicaState
 REPLICA_STATE_STOPPED: ReplicaState
+REPLICA_STATE_SLEEPING: ReplicaState
 
 class WatchRequest(_message.Message):
     __slots__ = ("role", "instance_id", "address", "known_version", "takes_parts")
@@ -673,7 +675,7 @@ class Cell(_message.Message):
     def __init__(self, id: _Optional[str] = ..., pool_id: _Optional[str] = ..., router_id: _Optional[str] = ..., router_address: _Optional[str] = ..., epoch: _Optional[int] = ..., is_draining: _Optional[bool] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("id", "pool_id", "cell_id", "node_id", "grpc_address", "triton_model", "state", "profile", "role", "accelerators", "is_quarantined")
+    __slots__ = ("id", "pool_id", "cell_id", "node_id", "grpc_address", "triton_model", "state", "profile", "role", "accelerators", "is_quarantined", "sleeps")
     ID_FIELD_NUMBER: _ClassVar[int]
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -685,6 +687,7 @@ class Replica(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ACCELERATORS_FIELD_NUMBER: _ClassVar[int]
     IS_QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    SLEEPS_FIELD_NUMBER: _ClassVar[int]
     id: str
     pool_id: str
     cell_id: str
@@ -696,4 +699,5 @@ class Replica(_message.Message):
     role: str
     accelerators: _containers.RepeatedScalarFieldContainer[int]
     is_quarantined: bool
-    def __init__(self, id: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., node_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., triton_model: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., profile: _Optional[str] = ..., role: _Optional[str] = ..., accelerators: _Optional[_Iterable[int]] = ..., is_quarantined: _Optional[bool] = ...) -> None: ...
+    sleeps: bool
+    def __init__(self, id: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., node_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., triton_model: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., profile: _Optional[str] = ..., role: _Optional[str] = ..., accelerators: _Optional[_Iterable[int]] = ..., is_quarantined: _Optional[bool] = ..., sleeps: _Optional[bool] = ...) -> None: ...

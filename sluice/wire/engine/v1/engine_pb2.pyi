@@ -25,7 +25,7 @@ FINISH_REASON_BUSY: FinishReason
 FINISH_REASON_FAILED: FinishReason
 
 class HostRequest(_message.Message):
-    __slots__ = ("attach", "submit", "cancel", "credit", "probe", "detach", "adapters", "export_kv", "import_kv")
+    __slots__ = ("attach", "submit", "cancel", "credit", "probe", "detach", "adapters", "export_kv", "import_kv", "rest")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class HostRequest(_message.Message):
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     EXPORT_KV_FIELD_NUMBER: _ClassVar[int]
     IMPORT_KV_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     submit: Submit
     cancel: Cancel
@@ -44,7 +45,8 @@ class HostRequest(_message.Message):
     adapters: Adapters
     export_kv: Export
     import_kv: Import
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., export_kv: _Optional[_Union[Export, _Mapping]] = ..., import_kv: _Optional[_Union[Import, _Mapping]] = ...) -> None: ...
+    rest: Rest
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., export_kv: _Optional[_Union[Export, _Mapping]] = ..., import_kv: _Optional[_Union[Import, _Mapping]] = ..., rest: _Optional[_Union[Rest, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
     __slots__ = ("router_id", "epoch", "resumed_epoch", "credit_frames", "credit_every_ms")
@@ -286,6 +288,18 @@ class Imported(_message.Message):
     blocks: int
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
+class Rest(_message.Message):
+    __slots__ = ("is_asleep",)
+    IS_ASLEEP_FIELD_NUMBER: _ClassVar[int]
+    is_asleep: bool
+    def __init__(self, is_asleep: _Optional[bool] = ...) -> None: ...
+
+class Rested(_message.Message):
+    __slots__ = ("is_asleep",)
+    IS_ASLEEP_FIELD_NUMBER: _ClassVar[int]
+    is_asleep: bool
+    def __init__(self, is_asleep: _Optional[bool] = ...) -> None: ...
+
 class KvBlocks(_message.Message):
     __slots__ = ("base_digest", "layout", "block_tokens", "block_bytes", "hashes", "checksums", "data")
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -305,7 +319,7 @@ class KvBlocks(_message.Message):
     def __init__(self, base_digest: _Optional[str] = ..., layout: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., hashes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class HostFrame(_message.Message):
-    __slots__ = ("step", "probe", "attached", "refused", "adapters", "exported", "imported")
+    __slots__ = ("step", "probe", "attached", "refused", "adapters", "exported", "imported", "rested")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +327,7 @@ class HostFrame(_message.Message):
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     EXPORTED_FIELD_NUMBER: _ClassVar[int]
     IMPORTED_FIELD_NUMBER: _ClassVar[int]
+    RESTED_FIELD_NUMBER: _ClassVar[int]
     step: StepFrame
     probe: ProbeReply
     attached: Attached
@@ -320,7 +335,8 @@ class HostFrame(_message.Message):
     adapters: AdapterList
     exported: KvBlocks
     imported: Imported
-    def __init__(self, step: _Optional[_Union[StepFrame, _Mapping]] = ..., probe: _Optional[_Union[ProbeReply, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., exported: _Optional[_Union[KvBlocks, _Mapping]] = ..., imported: _Optional[_Union[Imported, _Mapping]] = ...) -> None: ...
+    rested: Rested
+    def __init__(self, step: _Optional[_Union[StepFrame, _Mapping]] = ..., probe: _Optional[_Union[ProbeReply, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., exported: _Optional[_Union[KvBlocks, _Mapping]] = ..., imported: _Optional[_Union[Imported, _Mapping]] = ..., rested: _Optional[_Union[Rested, _Mapping]] = ...) -> None: ...
 
 class Attached(_message.Message):
     __slots__ = ("epoch", "limits", "state", "resumed")

@@ -15,7 +15,7 @@ from control_plane.scaling.model import (
     PoolState,
     ScalingSettings,
 )
-from control_plane.scaling.plan import plan, remember
+from control_plane.scaling.plan import plan, remember, urgent
 
 HOLD_S = ScalingSettings().hold_s
 
@@ -217,3 +217,70 @@ def test_plan_is_one_pass_over_many_pools(pools: int) -> None:
     plans = plan(states, FleetBudget(accelerators=1000), 1000.0)
     assert sum(decided.wanted for decided in plans.values()) == 1000
     assert max(d.wanted for d in plans.values()) - min(d.wanted for d in plans.values()) <= 1
+
+
+def _sleeping(**facts: float) -> PoolFacts:
+    return PoolFacts(ready=10, booting=0, backlog_work_s=0.0, **facts)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_calm_pool_keeps_its_share_of_the_busiest_time_asleep() -> None:
+    state = _state(_settings(sleepers_share=0.1), 20.0)
+    state.facts = PoolFacts(21, 0, 0.0)
+    decided = _plan(state, 1000.0)
+    assert decided.asleep == 2
+    assert decided.wanted >= 20
+
+
+def test_a_pool_in_need_boots_nobody_in_order_to_sleep() -> None:
+    state = _state(_settings(sleepers_share=0.5), 10.0)
+    state.facts = _sleeping(asleep=2)
+    state.facts = replace(state.facts, backlog_work_s=400.0)
+    decided = _plan(state, 1000.0)
+    assert decided.wanted > 12
+    assert decided.asleep == 0
+
+
+def test_sleepers_come_last_in_a_budget() -> None:
+    settings = replace(_settings(sleepers_min=3), accelerators=1)
+    state = _state(settings, 10.0)
+    state.facts = _sleeping()
+    wanted = _plan(state, 1000.0).wanted
+    assert _plan(state, 1000.0, FleetBudget(accelerators=wanted + 2)).asleep == 2
+    tight = _plan(state, 1000.0, FleetBudget(accelerators=wanted - 1))
+    assert (tight.wanted, tight.asleep) == (wanted - 1, 0)
+
+
+def test_work_that_may_wait_asks_for_no_noise_and_no_spare_until_it_has_waited() -> None:
+    state = _state(_settings(), 20.0)
+    state.facts = _sleeping()
+    whole = _plan(state, 1000.0).wanted
+    state.facts = _sleeping(deferrable_share=0.3, deferrable_s=900.0)
+    part = _plan(state, 1000.0).wanted
+    assert 20 <= part < whole
+    state.facts = replace(state.facts, deferred_work_s=4500.0)
+    assert _plan(state, 1000.0).wanted >= 20 * 0.7 + 4500 / 450
+
+
+@pytest.mark.parametrize(
+    ("changes", "woken"),
+    [
+        ({}, 2),
+        ({"asleep": 0}, 0),
+        ({"backlog_work_s": 1.0}, 0),
+        ({"ready": 0, "backlog_work_s": 0.5}, 2),
+    ],
+)
+def test_sleepers_wake_between_two_looks_when_work_waits(
+    changes: dict[str, float], woken: int
+) -> None:
+    state = _state(_settings(), 4.0)
+    state.facts = replace(PoolFacts(4, 0, 300.0, asleep=2), **changes)  # pyright: ignore[reportArgumentType]
+    assert urgent(state, 1000.0) == woken
+
+
+def test_nothing_wakes_by_itself_where_an_operator_decides() -> None:
+    state = _state(_settings(), 4.0)
+    state.facts = PoolFacts(4, 0, 300.0, asleep=2)
+    for settings in (replace(state.settings, is_paused=True), replace(state.settings, pin=4)):
+        state.settings = settings
+        assert urgent(state, 1000.0) == 0

@@ -1,0 +1,63 @@
+"""Which replicas of a pool sleep: nobody falls asleep who is needed, and nobody wakes for nothing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.fleet.model import Pool, Replica, ReplicaState, assign_sleep
+
+READY, STARTING, SLEEPING = ReplicaState.READY, ReplicaState.STARTING, ReplicaState.SLEEPING
+
+
+def _pool(awake: int, sleepers: int) -> Pool:
+    return Pool("p", "sim", awake + sleepers, sleepers=sleepers)
+
+
+def _replicas(*kinds: tuple[ReplicaState, bool]) -> list[Replica]:
+    return [
+        Replica(f"r{number}", "p", "c", "n", state=state, sleeps=sleeps)
+        for number, (state, sleeps) in enumerate(kinds)
+    ]
+
+
+def _applied(replicas: Sequence[Replica], changed: dict[str, bool]) -> list[Replica]:
+    return [replace(it, sleeps=changed.get(it.id, it.sleeps)) for it in replicas]
+
+
+def test_the_newest_that_is_not_needed_sleeps() -> None:
+    replicas = _replicas((READY, False), (READY, False), (READY, False))
+    assert assign_sleep([_pool(2, 1)], replicas) == {"r2": True}
+
+
+def test_one_that_serves_stays_awake_until_another_one_is_ready() -> None:
+    replicas = _replicas((READY, False), (READY, False), (STARTING, False))
+    assert assign_sleep([_pool(2, 1)], replicas) == {"r2": True}
+    starting = _replicas((READY, False), (STARTING, False), (STARTING, False))
+    assert assign_sleep([_pool(1, 1)], starting[:2]) == {"r1": True}
+
+
+def test_sleepers_wake_when_more_are_needed_and_when_another_one_has_gone() -> None:
+    replicas = _replicas((READY, False), (SLEEPING, True), (SLEEPING, True))
+    assert assign_sleep([_pool(3, 0)], replicas) == {"r1": False, "r2": False}
+    assert assign_sleep([_pool(1, 2)], replicas) == {}
+    lost = [replace(replicas[0], state=ReplicaState.LOST), *replicas[1:]]
+    assert assign_sleep([_pool(1, 2)], lost) == {"r1": False}
+
+
+kinds = st.sampled_from([(READY, False), (STARTING, False), (SLEEPING, True), (READY, True)])
+
+
+@given(st.lists(kinds, max_size=8), st.integers(0, 5), st.integers(0, 4))
+def test_the_decision_stands_and_takes_nobody_who_is_needed(
+    found: list[tuple[ReplicaState, bool]], awake: int, sleepers: int
+) -> None:
+    pool, replicas = _pool(awake, sleepers), _replicas(*found)
+    changed = assign_sleep([pool], replicas)
+    after = _applied(replicas, changed)
+    assert assign_sleep([pool], after) == {}
+    serving = sum(it.state is READY and not it.sleeps for it in replicas)
+    still = sum(it.state is READY and not it.sleeps for it in after)
+    assert still >= min(serving, awake)
+    assert sum(it.sleeps for it in after) <= max(sleepers, 0)
