@@ -13,7 +13,7 @@ from telemetry.metrics import TelemetryMetrics
 from telemetry.reconciliation import ReconciliationState, reconciled
 from telemetry.rows import CLOSING_COLUMNS, CLOSING_VERSION, COUNT_VERSION, RowBatch
 from telemetry.store import Store
-from tests.integration.trace_site import empty_store
+from tests.integration.trace_site import emptied_store
 
 pytestmark = pytest.mark.real
 
@@ -23,7 +23,7 @@ HOUR_MS = NOW_MS // 3_600_000 * 3_600_000 - 5 * 3_600_000
 
 @pytest_asyncio.fixture
 async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
-    async with empty_store(shared_tracestore.address) as found:
+    async with emptied_store(shared_tracestore.address) as found:
         yield found
 
 

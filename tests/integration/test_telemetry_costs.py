@@ -30,7 +30,7 @@ from telemetry.rows import RowBatch
 from telemetry.sink import Sink
 from telemetry.store import Store
 from tests.integration.conftest import ADMIN_KEY as CONTROL_KEY
-from tests.integration.trace_site import empty_store
+from tests.integration.trace_site import emptied_store
 
 pytestmark = pytest.mark.real
 
@@ -55,7 +55,7 @@ PRICES = {
 
 @pytest_asyncio.fixture
 async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
-    async with empty_store(shared_tracestore.address) as found:
+    async with emptied_store(shared_tracestore.address) as found:
         yield found
 
 

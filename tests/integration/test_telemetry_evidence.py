@@ -16,7 +16,7 @@ from telemetry.queries import RequestFilter, recent_requests
 from telemetry.rows import RowBatch
 from telemetry.scores import ScoreCounts
 from telemetry.store import Store
-from tests.integration.trace_site import empty_store
+from tests.integration.trace_site import emptied_store
 
 pytestmark = pytest.mark.real
 
@@ -27,7 +27,7 @@ WINDOWS = 6
 
 @pytest_asyncio.fixture
 async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
-    async with empty_store(shared_tracestore.address) as found:
+    async with emptied_store(shared_tracestore.address) as found:
         yield found
 
 

@@ -30,7 +30,7 @@ from telemetry.progress import IngestProgress
 from telemetry.rows import RowBatch
 from telemetry.sink import Sink
 from telemetry.store import Store
-from tests.integration.trace_site import empty_store
+from tests.integration.trace_site import emptied_store
 
 pytestmark = pytest.mark.real
 
@@ -44,7 +44,7 @@ TOTALS = (
 
 @pytest_asyncio.fixture
 async def store(shared_tracestore: Any) -> AsyncIterator[Store]:
-    async with empty_store(shared_tracestore.address) as found:
+    async with emptied_store(shared_tracestore.address) as found:
         yield found
 
 
