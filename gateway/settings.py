@@ -12,6 +12,8 @@ from sluice.settings import Address, ServiceSettings
 
 _ORIGINS = r"^(\*|https?://[^\s,/]+(,https?://[^\s,/]+)*)?$"
 
+_HOSTS = r"^([^\s,/]+:[0-9]{1,5}(,[^\s,/]+:[0-9]{1,5})*)?$"
+
 
 class GatewaySettings(ServiceSettings):
     """Settings of one gateway process.
@@ -60,6 +62,11 @@ class GatewaySettings(ServiceSettings):
         log_every: One in so many successful requests is logged.
         trace_share: Share of requests without a trace context whose trace is kept: spans are
             exported, and routers explain placements. Slow and failed ones always are.
+        tool_hosts: `host:port,...` of tools that may have addresses that are not the internet's.
+        tool_calls_max: Calls of tools that run here in one response at most.
+        tool_tokens_max: Tokens of all its rounds, prompts and answers.
+        tool_loop_s: Time from its begin until no more tools are called for it.
+        tool_micros_max: Prices of these calls together, in millionths of the ledger's currency.
         cors_origins: Origins whose pages in browsers may call the API, as `https://host` with
             commas between; `*` is any.
         azure_paths: The API is also at `/openai/deployments/MODEL/...` and `/openai/v1/...`, where
@@ -100,6 +107,11 @@ class GatewaySettings(ServiceSettings):
     text_spool_bytes_max: Annotated[int, Field(ge=8 << 20)] = 256 << 20
     log_every: Annotated[int, Field(ge=1)] = 100
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    tool_hosts: Annotated[str, Field(pattern=_HOSTS)] = ""
+    tool_calls_max: Annotated[int, Field(ge=1, le=1024)] = 32
+    tool_tokens_max: Annotated[int, Field(ge=1)] = 2_000_000
+    tool_loop_s: Annotated[float, Field(gt=0, le=3600)] = 300.0
+    tool_micros_max: Annotated[int, Field(ge=0)] = 10_000_000
     cors_origins: Annotated[str, Field(pattern=_ORIGINS)] = ""
     azure_paths: bool = False
 

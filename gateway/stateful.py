@@ -19,8 +19,10 @@ from gateway.responses.background import BackgroundResponses
 from gateway.responses.endpoint import Responses
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import StoredResponses
+from gateway.responses.tool_planning import ToolPlanning
 from gateway.server.answer_counts import AnswerCounts
 from gateway.server.routes import Routes
+from gateway.server_tools import ServerTools
 from gateway.settings import GatewaySettings
 from gateway.websocket.endpoint import ResponseSockets
 from sluice.shared_secret import ours as shared_secret
@@ -31,6 +33,7 @@ class StatefulApis:
 
     Attributes:
         responses: Keeps responses.
+        tools: Tools that run here.
         records: Keeps all else.
         batches: Of which lines are answered here.
         background: Makes responses that nobody waits for; there once `add_to` was called.
@@ -57,6 +60,7 @@ class StatefulApis:
         self.records = RecordClient(settings.control_address, secret)
         self.batches = BatchClient(settings.control_address, secret)
         self._gateway_id = settings.instance_id
+        self.tools = ServerTools(settings, secret)
 
     def add_to(
         self,
@@ -68,11 +72,14 @@ class StatefulApis:
     ) -> None:
         """Add all paths; see `Responses` for the parts."""
         store = self.responses
-        self.background = BackgroundResponses(completer, store)
+        answering = self.tools.answering(completer)
+        self.background = BackgroundResponses(answering, store)
         conversations = ConversationStore(self.records)
         responses = Responses(
             directory=directory,
             completer=completer,
+            answering=answering,
+            tools=ToolPlanning(directory, self.tools.catalog),
             assets=assets,
             limiter=limiter,
             store=store,
@@ -106,6 +113,7 @@ class StatefulApis:
         finally:
             await self.records.close()
             await self.batches.close()
+            await self.tools.close()
 
     async def stop(self) -> None:
         """Begin no more, and let go of what runs once its generations have ended."""

@@ -4,15 +4,23 @@ A model answers in turns: what it thought, said and called belongs to one of the
 number of items. So items of the assistant that follow one another become one message.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from gateway.bodies.fields import ShortText, Text
+from gateway.bodies.mcp_items import (
+    DENIED,
+    ApprovalRequestItem,
+    ApprovalResponseItem,
+    ListedToolsItem,
+    ServerCallItem,
+)
 from gateway.bodies.messages import MESSAGES_MAX, PARTS_MAX, FunctionCall, Message, ToolCall
 from gateway.bodies.mistakes import bad_value
+from gateway.bodies.tool_results import failed, function_name, marked
 
 _CallId = Annotated[str, Field(min_length=1, max_length=512)]
 
@@ -148,9 +156,14 @@ InputItem = Annotated[
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[ResultItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[ItemReference, Tag("item_reference")],
+    | Annotated[ItemReference, Tag("item_reference")]
+    | Annotated[ListedToolsItem, Tag("mcp_list_tools")]
+    | Annotated[ServerCallItem, Tag("mcp_call")]
+    | Annotated[ApprovalRequestItem, Tag("mcp_approval_request")]
+    | Annotated[ApprovalResponseItem, Tag("mcp_approval_response")],
     Discriminator(_kind),
 ]
+PlainItem = MessageItem | CallItem | ResultItem | ReasoningItem | ItemReference
 InputItems = Annotated[list[InputItem], Field(fail_fast=True, max_length=MESSAGES_MAX)]
 
 
@@ -198,7 +211,7 @@ class _Turns:
         self._open: dict[str, int] = {}  # calls without a result -> number of the item
         self._answered: set[str] = set()
 
-    def add(self, index: int, item: InputItem) -> None:
+    def add(self, index: int, item: PlainItem) -> None:
         at = f"{self._param}[{index}]"
         if isinstance(item, ItemReference):
             raise bad_value(f"{at}.type", "send the item itself: no reference is followed here")
@@ -272,13 +285,89 @@ def messages_of(
     Raises:
         BadRequestError: A call has no output, an output has no call, or ids are not unique.
     """
+    ran = {
+        it.approval_request_id: it
+        for it in (*before, *items)
+        if isinstance(it, ServerCallItem) and it.approval_request_id
+    }
     turns = _Turns(param)
-    for number, item in enumerate(before):
-        turns.add(number - len(before), item)
-    for index, item in enumerate(items):
-        turns.add(index, item)
+    for index, item in enumerate((*before, *items), -len(before)):
+        for plain in _plain(item, ran):
+            turns.add(index, plain)
     turns.end_turn()
     return turns.messages
+
+
+def _plain(item: InputItem, ran: Mapping[str, ServerCallItem]) -> Iterator[PlainItem]:
+    """Yield what an item comes to in a chat; `ran` are calls by the requests that asked for a yes.
+
+    The result of such a call stands where the yes does: behind the call, before anything else.
+    """
+    match item:
+        case ListedToolsItem():
+            return
+        case ServerCallItem(approval_request_id=asked) if asked:
+            return
+        case ServerCallItem():
+            yield _server_call(item)
+            yield _result(item.id, item)
+        case ApprovalRequestItem():
+            yield _server_call(item)
+        case ApprovalResponseItem(approval_request_id=asked, approve=True):
+            yield _result(asked, ran.get(asked))
+        case ApprovalResponseItem(approval_request_id=asked, reason=reason):
+            text = f"[{DENIED}: {reason}]" if reason else f"[{DENIED}]"
+            yield ResultItem(type="function_call_output", call_id=asked, output=text)
+        case _:
+            yield item
+
+
+def _server_call(item: ServerCallItem | ApprovalRequestItem) -> CallItem:
+    return CallItem(
+        type="function_call",
+        call_id=item.id,
+        name=function_name(item.name),
+        arguments=item.arguments,
+    )
+
+
+def _result(call_id: str, item: ServerCallItem | None) -> ResultItem:
+    """Return what the model is shown of a call that ran here; None: it has not run yet."""
+    if item is None:
+        text = ""
+    elif item.failure is not None:
+        text = failed(item.name, item.failure)
+    else:
+        text = marked(item.name, item.output or "")
+    return ResultItem(type="function_call_output", call_id=call_id, output=text)
+
+
+def open_approvals(
+    before: Sequence[InputItem], items: Sequence[InputItem], param: str = "input"
+) -> list[tuple[ApprovalRequestItem, ApprovalResponseItem]]:
+    """Return the requests for a yes that have got one in this turn, and whose calls have not run.
+
+    Raises:
+        BadRequestError: An answer belongs to no request, or to one that has an answer.
+    """
+    everything = [*before, *items]
+    asked = {it.id: it for it in everything if isinstance(it, ApprovalRequestItem)}
+    answered = {it.approval_request_id for it in before if isinstance(it, ApprovalResponseItem)}
+    ran = {it.approval_request_id for it in everything if isinstance(it, ServerCallItem)}
+    found: list[tuple[ApprovalRequestItem, ApprovalResponseItem]] = []
+    for index, it in enumerate(items):
+        if not isinstance(it, ApprovalResponseItem):
+            continue
+        name = it.approval_request_id
+        at = f"{param}[{index}].approval_request_id"
+        if name not in asked:
+            raise bad_value(at, f"there is no request '{name[:100]}' before it")
+        if name in answered:
+            raise bad_value(at, "this request has an answer already")
+        answered.add(name)
+        if it.approve and name not in ran:
+            found.append((asked[name], it))
+    return found
 
 
 def stored_items(items: Sequence[InputItem], stem: str) -> list[dict[str, Any]]:
@@ -288,7 +377,7 @@ def stored_items(items: Sequence[InputItem], stem: str) -> list[dict[str, Any]]:
         assert not isinstance(item, ItemReference), "it was followed"
         prefix = _PREFIXES[item.type]
         fields = item.model_dump(exclude_none=True)
-        own = {"id": item.id or f"{prefix}_{stem}i{index:02x}", "status": "completed"}
+        own = {"id": item.id or f"{prefix}_{stem}i{index:02x}", **_status_of(item)}
         if isinstance(item, MessageItem):
             own["content"] = _parts_told(item)
         told.append(fields | own)
@@ -300,7 +389,18 @@ _PREFIXES = {
     "function_call": "fc",
     "function_call_output": "fco",
     "reasoning": "rs",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
 }
+
+
+def _status_of(item: InputItem) -> dict[str, str]:
+    if isinstance(item, ListedToolsItem | ApprovalRequestItem | ApprovalResponseItem):
+        return {}
+    is_failed = isinstance(item, ServerCallItem) and item.error is not None
+    return {"status": "failed" if is_failed else "completed"}
 
 
 def _parts_told(item: MessageItem) -> Any:

@@ -44,13 +44,14 @@ from gateway.bodies.messages import (
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Body, Strict
 from gateway.bodies.response_items import InputItem, InputItems, MessageItem
+from gateway.bodies.server_tools import McpServerTool
 from sluice.errors import BadRequestError, ErrorCode
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDES_MAX = 8
 # Of tools that run at OpenAI's.
 _TOOLS_ELSEWHERE = (
-    *("custom", "web_search", "web_search_preview", "file_search", "code_interpreter", "mcp"),
+    *("custom", "web_search", "web_search_preview", "file_search", "code_interpreter"),
     *("image_generation", "computer", "computer_use_preview", "local_shell", "shell"),
     *("apply_patch", "namespace", "tool_search"),
 )
@@ -106,6 +107,22 @@ class ResponseFunction(Strict):
     allowed_callers: Annotated[Any, Only(["direct"])] = None
     defer_loading: Annotated[Any, Only(False)] = None
     output_schema: Annotated[Any, Only()] = None
+    server: Flag | None = None
+
+
+def _tool_form(value: Any) -> str:
+    """Return which form of a tool this is."""
+    if isinstance(value, dict):
+        kind: object = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    else:
+        kind = getattr(value, "type", None)
+    return "a server" if kind == "mcp" else "a function"
+
+
+ResponseTool = Annotated[
+    Annotated[ResponseFunction, Tag("a function")] | Annotated[McpServerTool, Tag("a server")],
+    Discriminator(_tool_form),
+]
 
 
 class ChosenFunction(Strict):
@@ -172,9 +189,7 @@ class ResponseRequest(Body):
     top_logprobs: Annotated[Integer, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    tools: Annotated[list[ResponseFunction], Field(fail_fast=True, max_length=TOOLS_MAX)] | None = (
-        None
-    )
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=TOOLS_MAX)] | None = None
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: Flag | None = None
     text: TextConfig | None = None
@@ -225,6 +240,30 @@ class ResponseRequest(Body):
         return self.input or ()
 
     @property
+    def functions(self) -> Sequence[ResponseFunction]:
+        """The functions that the client runs."""
+        tools = self.tools or ()
+        return [it for it in tools if isinstance(it, ResponseFunction) and not it.server]
+
+    @property
+    def server_functions(self) -> Mapping[str, str]:
+        """The names of functions that run here, by the fields that name them."""
+        return {
+            f"tools[{index}]": it.name
+            for index, it in enumerate(self.tools or ())
+            if isinstance(it, ResponseFunction) and it.server
+        }
+
+    @property
+    def servers(self) -> Mapping[str, McpServerTool]:
+        """The servers of MCP, by the fields that name them."""
+        return {
+            f"tools[{index}]": it
+            for index, it in enumerate(self.tools or ())
+            if isinstance(it, McpServerTool)
+        }
+
+    @property
     def wants_logprobs(self) -> bool:
         """Whether log probabilities are told."""
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
@@ -246,9 +285,20 @@ class ResponseRequest(Body):
                 raise bad_value("conversation", text)
             if self.store is False:
                 raise bad_value("store", "what belongs to a conversation is stored")
+        self._check_server_tools()
         form = None if self.text is None else self.text.format
         if isinstance(form, SchemaFormat) and form.content is not None:
             schema_text(form.content, "text.format.schema")
+
+    def _check_server_tools(self) -> None:
+        labels = [it.server_label for it in self.servers.values()]
+        if len(set(labels)) < len(labels):
+            raise bad_value("tools", "two servers have the same label")
+        for index, it in enumerate(self.tools or ()):
+            if isinstance(it, ResponseFunction) and it.server and (it.parameters or it.description):
+                text = "a registered tool has its own: leave it out"
+                name = "parameters" if it.parameters else "description"
+                raise bad_value(f"tools[{index}].{name}", text)
 
     def chat_fields(self) -> dict[str, Any]:
         """Return the fields of a chat that asks for the same; all but the messages."""
@@ -257,7 +307,7 @@ class ResponseRequest(Body):
         return same | {
             "max_completion_tokens": self.max_output_tokens,
             "logprobs": self.wants_logprobs or None,
-            "tools": [_tool(tool) for tool in self.tools] if self.tools else None,
+            "tools": [_tool(tool) for tool in self.functions] or None,
             "tool_choice": _tool_choice(self.tool_choice),
             "response_format": _response_format(text),
             "verbosity": text.verbosity,
@@ -361,8 +411,11 @@ def _choice_told(choice: ChosenFunction | AllowedFunctions | None) -> object:
     return "auto" if choice is None else choice.model_dump()
 
 
-def _tool_told(tool: ResponseFunction) -> dict[str, Any]:
-    return {
+def _tool_told(tool: ResponseFunction | McpServerTool) -> dict[str, Any]:
+    if isinstance(tool, McpServerTool):
+        return tool.told()
+    told: dict[str, Any] = {"server": True} if tool.server else {}
+    return told | {
         "type": "function",
         "name": tool.name,
         "description": tool.description,

@@ -26,7 +26,7 @@ from gateway.server.identity import identity_of
 from gateway.server.live_response import LiveResponse
 from sluice.errors import ErrorCode, PlatformError
 
-_STREAM_HEADERS = {
+STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would collect the chunks
@@ -74,7 +74,7 @@ class ReplyWriter:
     async def _stream(self, request: web.Request, exchange: HttpExchange) -> web.StreamResponse:
         streams, end = self._streams(exchange)
         api = type(exchange.body)
-        response = LiveResponse(request, _STREAM_HEADERS | _headers(request, exchange))
+        response = LiveResponse(request, STREAM_HEADERS | _headers(request, exchange))
         exchange.begin(streams, self._gateway_id)
         with (
             self._dispatcher.ask(streams, exchange.answers_per_prompt) as answers,

@@ -60,7 +60,58 @@ class OutputCall(Shape):
     arguments: str
 
 
-OutputItem = Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discriminator="type")]
+class ListedTool(Shape):
+    """A tool that a server lists."""
+
+    name: str
+    description: str | None
+    input_schema: dict[str, Any]
+    annotations: None
+
+
+class OutputToolList(Shape):
+    """The tools of a server of MCP."""
+
+    id: str
+    type: Literal["mcp_list_tools"]
+    server_label: str
+    tools: list[ListedTool]
+    error: str | None
+
+
+class OutputServerCall(Shape):
+    """A call of a tool that ran here."""
+
+    id: str
+    type: Literal["mcp_call"]
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None
+    error: str | None
+    approval_request_id: str | None
+
+
+class OutputApprovalRequest(Shape):
+    """A call that waits for a yes."""
+
+    id: str
+    type: Literal["mcp_approval_request"]
+    server_label: str
+    name: str
+    arguments: str
+
+
+OutputItem = Annotated[
+    OutputMessage
+    | OutputReasoning
+    | OutputCall
+    | OutputToolList
+    | OutputServerCall
+    | OutputApprovalRequest,
+    Field(discriminator="type"),
+]
 
 
 class InputTokensDetails(Shape):
@@ -120,6 +171,19 @@ class FunctionTold(Shape):
     description: str | None
     parameters: dict[str, Any] | None
     strict: bool | None
+    server: bool | None = None
+
+
+class ServerTold(Shape):
+    """A server of MCP whose tools might have been called; no secret of it."""
+
+    type: Literal["mcp"]
+    server_label: str
+    server_url: str | None
+    server_description: str | None
+    allowed_tools: list[str] | dict[str, Any] | None
+    require_approval: str | dict[str, Any] | None
+    headers: None
 
 
 class ConversationTold(Shape):
@@ -143,7 +207,7 @@ class ResponseObject(Shape):
     conversation: ConversationTold | None = None
     instructions: str | None
     output: list[OutputItem]
-    tools: list[FunctionTold]
+    tools: list[Annotated[FunctionTold | ServerTold, Field(discriminator="type")]]
     tool_choice: ToolWord | dict[str, Any]
     truncation: Literal["auto", "disabled"]
     dropped_turns: Count | None = None

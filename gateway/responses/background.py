@@ -11,12 +11,12 @@ import orjson
 import structlog
 
 from gateway.directory import Principal
-from gateway.endpoints.completer import Completer
 from gateway.responses.events import EVENT_NUMBER, ResponseEvents, cut_at, written_event
 from gateway.responses.hot_store import HotStoreDownError
 from gateway.responses.keeping import Keeping
 from gateway.responses.store import ResponseStore, cannot_store
 from gateway.responses.task import ResponseTask
+from gateway.responses.tool_run import Answering
 from gateway.server.identity import CallerIdentity
 from gateway.server.in_process import BodySink, in_process_request
 from sluice.errors import ErrorCode, PlatformError, RejectedError
@@ -115,9 +115,9 @@ class _Job:
 class BackgroundResponses:
     """BackgroundResponses responses of one worker; `run` belongs into a TaskGroup and owns them."""
 
-    def __init__(self, completer: Completer, store: ResponseStore) -> None:
+    def __init__(self, answering: Answering, store: ResponseStore) -> None:
         """Prepare."""
-        self._completer, self._store = completer, store
+        self._answering, self._store = answering, store
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -185,7 +185,7 @@ class BackgroundResponses:
         """Make the response; return why it has no events, if so."""
         sink = BodySink(job.take)
         request = in_process_request(task.endpoint, b"", sink, identity)
-        answering = self._completer.answer(request, principal, task)
+        answering = self._answering.answer(request, principal, task)
         del task  # a stream keeps nothing of its body
         try:
             await answering

@@ -4,8 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
+from gateway.tools.loop import LoopEnd
+
 # By the finish reason of a completion.
-_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_INCOMPLETE = {
+    "length": "max_output_tokens",
+    "content_filter": "content_filter",
+    **{str(end): str(end) for end in LoopEnd},
+}
 
 
 class ResponseFrame:

@@ -21,6 +21,8 @@ from gateway.responses.keeping import Keeping, Publish
 from gateway.responses.local_turns import LocalKeeping, LocalTurns
 from gateway.responses.store import ResponseStore, cannot_store
 from gateway.responses.task import ResponseTask, response_task
+from gateway.responses.tool_planning import ToolPlanning, tool_task
+from gateway.responses.tool_run import Answering
 from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate
 from sluice.errors import PlatformError
@@ -38,6 +40,8 @@ class Responses:
         *,
         directory: Directory,
         completer: Completer,
+        answering: Answering,
+        tools: ToolPlanning,
         assets: AssetCache,
         limiter: Limiter,
         store: ResponseStore,
@@ -48,7 +52,9 @@ class Responses:
 
         Args:
             directory: Knows callers.
-            completer: Generates answers.
+            completer: Knows which model answers.
+            answering: Makes answers.
+            tools: Finds the tools that run here.
             assets: Assets of the bases.
             limiter: Limits of all callers.
             store: Keeps responses.
@@ -56,7 +62,7 @@ class Responses:
             conversations: Get what belongs to them.
         """
         self._directory = directory
-        self._completer = completer
+        self._completer, self._answering, self._tools = completer, answering, tools
         self._assets = assets
         self._limiter = limiter
         self._store = store
@@ -92,9 +98,11 @@ class Responses:
             session=context.session or response_id,
             keeping=keeping,
         )
+        if (rounds := await self._tools.rounds(principal, wanted, context)) is not None:
+            task = tool_task(task, wanted, rounds)
         if wanted.background:
             return await self._begin(request, principal, task)
-        answering = self._completer.answer(request, principal, task)
+        answering = self._answering.answer(request, principal, task)
         del wanted, context, task  # a stream keeps nothing of its body
         try:
             return await answering
@@ -151,6 +159,8 @@ class Responses:
         wanted = await read_parsed(request, partial(parse, InputTokensRequest))
         context = await self._contexts.read(principal.tenant.id, wanted)
         task = response_task(wanted, "", context=context)
+        if (rounds := await self._tools.rounds(principal, wanted, context)) is not None:
+            task = tool_task(task, wanted, rounds)
         resolved = self._completer.resolved(principal, task, identity_of(request))
         reservation = await self._limiter.reserve(
             principal, resolved.model.id, prompt_tokens=0, output_tokens_max=0, is_bounded=True

@@ -103,28 +103,42 @@ class _OpenReasoning:
         return reasoning_item(self._id, status, reasoning_part(bytes(self._text)))
 
 
-class _OpenCall:
-    """A call of a function, as far as it has come."""
+class OpenCall:
+    """A call of a function, as far as it has come.
 
-    __slots__ = ("_arguments", "_at", "_call_id", "_id", "_name", "number")
+    Attributes:
+        item_id: Id of its item.
+        number: Of the call in the answer.
+    """
+
+    __slots__ = ("_arguments", "_at", "_call_id", "_name", "item_id", "number")
 
     def __init__(self, item_id: str, index: int, first: CallDelta) -> None:
-        self._id, self._call_id, self._name = item_id, first.call_id, first.name
+        """Begin; `index` is the item's place in the output."""
+        self.item_id, self._call_id, self._name = item_id, first.call_id, first.name
         self._arguments: list[str] = []
         self._at = b'"item_id":"%b","output_index":%d' % (item_id.encode(), index)
         self.number = first.index
 
+    @property
+    def arguments(self) -> str:
+        """The arguments so far, as JSON text."""
+        return "".join(self._arguments)
+
     def opening(self) -> list[tuple[str, bytes]]:
-        item = call_item(self._id, "in_progress", self._call_id, self._name)
+        """Return the events that open it."""
+        item = call_item(self.item_id, "in_progress", self._call_id, self._name)
         return [("response.output_item.added", b'"item":%b' % item)]
 
     def delta(self, arguments: str) -> tuple[str, bytes]:
+        """Take further arguments; return the event."""
         self._arguments.append(arguments)
         fields = b'%b,"delta":"%b"' % (self._at, json_fragment(arguments))
         return "response.function_call_arguments.delta", fields
 
     def closing(self) -> list[tuple[str, bytes]]:
-        arguments = json_fragment("".join(self._arguments))
+        """Return the events that close it."""
+        arguments = json_fragment(self.arguments)
         fields = b'%b,"name":"%b","arguments":"%b"' % (
             self._at,
             json_fragment(self._name),
@@ -133,7 +147,8 @@ class _OpenCall:
         return [("response.function_call_arguments.done", fields)]
 
     def item(self, status: str) -> bytes:
-        return call_item(self._id, status, self._call_id, self._name, "".join(self._arguments))
+        """Return its item, as JSON."""
+        return call_item(self.item_id, status, self._call_id, self._name, self.arguments)
 
 
 class ResponseEvents:
@@ -152,7 +167,7 @@ class ResponseEvents:
         self._frame, self._will_be_stored = frame, will_be_stored
         self._number = _FIRST_EVENTS
         self._items: list[bytes] = []
-        self._open: _OpenMessage | _OpenReasoning | _OpenCall | None = None
+        self._open: _OpenMessage | _OpenReasoning | OpenCall | None = None
         self._reason = ""
 
     # --- what `StreamedGeneration` asks for -------------------------------------------------
@@ -194,7 +209,7 @@ class ResponseEvents:
         if delta.reasoning:
             events += self._reasoning(delta.reasoning)
         calls = delta.calls
-        while calls and isinstance(self._open, _OpenCall) and calls[0].index == self._open.number:
+        while calls and isinstance(self._open, OpenCall) and calls[0].index == self._open.number:
             events += self._call(calls[0])
             calls = calls[1:]
         if delta.content or logprobs is not None:
@@ -273,16 +288,20 @@ class ResponseEvents:
 
     def _call(self, call: CallDelta) -> bytes:
         events = b""
-        if not isinstance(self._open, _OpenCall) or self._open.number != call.index:
+        if not isinstance(self._open, OpenCall) or self._open.number != call.index:
             events = self._closed("completed")
             index = len(self._items)
-            events += self._opened(_OpenCall(self._frame.item_id("fc", index), index, call))
-        assert isinstance(self._open, _OpenCall), "it was just opened"
+            events += self._opened(self._new_call(index, call))
+        assert isinstance(self._open, OpenCall), "it was just opened"
         if not call.arguments:
             return events
         return events + self._event(*self._open.delta(call.arguments))
 
-    def _opened(self, item: _OpenMessage | _OpenReasoning | _OpenCall) -> bytes:
+    def _new_call(self, index: int, call: CallDelta) -> OpenCall:
+        """Return a call that begins, in its place of the output."""
+        return OpenCall(self._frame.item_id("fc", index), index, call)
+
+    def _opened(self, item: _OpenMessage | _OpenReasoning | OpenCall) -> bytes:
         self._open = item
         events = item.opening()
         at = b',"output_index":%d' % len(self._items)

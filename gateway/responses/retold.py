@@ -37,6 +37,9 @@ def _written(number: int, name: str, fields: dict[str, Any]) -> bytes:
 
 def _item(item: dict[str, Any], index: int) -> Iterator[_Event]:
     at = {"item_id": item["id"], "output_index": index}
+    if item["type"].startswith("mcp_"):
+        yield from _server_item(item, index, at)
+        return
     is_call = item["type"] == "function_call"
     empty = {"arguments": ""} if is_call else {"content": []}
     opened = item | empty | {"status": "in_progress"}
@@ -48,6 +51,25 @@ def _item(item: dict[str, Any], index: int) -> Iterator[_Event]:
         yield f"{name}.done", at | {"name": item["name"], "arguments": arguments}
     for number, part in enumerate(() if is_call else item["content"]):
         yield from _part(at | {"content_index": number}, part)
+    yield "response.output_item.done", {"item": item, "output_index": index}
+
+
+def _server_item(item: dict[str, Any], index: int, at: dict[str, Any]) -> Iterator[_Event]:
+    name = item["type"]
+    is_failed = item.get("error") is not None
+    begun = {"output": None, "error": None, "status": "in_progress", "tools": []}
+    opened = item | {key: value for key, value in begun.items() if key in item}
+    if name == "mcp_call":
+        opened["arguments"] = ""
+    yield "response.output_item.added", {"item": opened, "output_index": index}
+    if name != "mcp_approval_request":
+        yield f"response.{name}.in_progress", at
+    if name == "mcp_call":
+        if item["arguments"]:
+            yield "response.mcp_call_arguments.delta", at | {"delta": item["arguments"]}
+        yield "response.mcp_call_arguments.done", at | {"arguments": item["arguments"]}
+    if name != "mcp_approval_request":
+        yield f"response.{name}.{'failed' if is_failed else 'completed'}", at
     yield "response.output_item.done", {"item": item, "output_index": index}
 
 

@@ -8,7 +8,7 @@ import orjson
 from pydantic import ConfigDict, Field
 
 from gateway.bodies.messages import Message
-from gateway.bodies.response_items import messages_of
+from gateway.bodies.response_items import InputItem, messages_of
 from gateway.bodies.responses import ResponseRequest, echo_of
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.dispatch.tally import Tally
@@ -179,9 +179,7 @@ def response_task(
     Raises:
         BadRequestError: Its items are in no order, or its tools do not go together.
     """
-    messages = messages_of(context.items, context.before)
-    if request.instructions is not None:
-        messages.insert(0, Message.model_construct(role="system", content=request.instructions))
+    messages = messages_for(request.instructions, context)
     task = ResponseTask.model_construct(
         **request.chat_fields(),
         messages=messages,
@@ -194,6 +192,19 @@ def response_task(
     task.check_tools()
     _ = task.guide
     return task
+
+
+def messages_for(
+    instructions: str | None, context: ResponseContext, output: Sequence[InputItem] = ()
+) -> list[Message]:
+    """Return the turns of a response, with the items of its output so far.
+
+    BadRequestError: items are in no order.
+    """
+    messages = messages_of([*context.items, *output], context.before)
+    if instructions is not None:
+        messages.insert(0, Message.model_construct(role="system", content=instructions))
+    return messages
 
 
 def _told(asked: float | None, used: float) -> float:

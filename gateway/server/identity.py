@@ -83,6 +83,16 @@ def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> Ca
     return CallerIdentity(uid, request_id, trace_id, ours, upstream)
 
 
+def further_identity(first: CallerIdentity) -> CallerIdentity:
+    """Return the names of a further request that belongs to one, in the same trace below it."""
+    uid = next(_UIDS)
+    upstream = Upstream(
+        first.trace_id, first.uid[16:], first.upstream.is_sampled, first.upstream.state
+    )
+    ours = tracecontext.traceparent(first.trace_id, uid[16:], sampled=upstream.is_sampled)
+    return CallerIdentity(uid, first.request_id, first.trace_id, ours, upstream)
+
+
 def set_identity(request: web.Request, trace_share: float, cors: Cors) -> CallerIdentity:
     """Name a request; such a share of traces that begin here is kept."""
     identity = new_identity(request.headers, trace_share)

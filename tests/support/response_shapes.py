@@ -98,8 +98,38 @@ class ArgumentsDone(_Event):
     arguments: str
 
 
+class ServerArgumentsDelta(_Event):
+    type: Literal["response.mcp_call_arguments.delta"]
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ServerArgumentsDone(_Event):
+    type: Literal["response.mcp_call_arguments.done"]
+    item_id: str
+    output_index: int
+    arguments: str
+
+
+class ServerState(_Event):
+    type: Literal[
+        "response.mcp_call.in_progress",
+        "response.mcp_call.completed",
+        "response.mcp_call.failed",
+        "response.mcp_list_tools.in_progress",
+        "response.mcp_list_tools.completed",
+        "response.mcp_list_tools.failed",
+    ]
+    item_id: str
+    output_index: int
+
+
 Event = (
-    Whole
+    ServerArgumentsDelta
+    | ServerArgumentsDone
+    | ServerState
+    | Whole
     | ItemEvent
     | PartEvent
     | TextDelta
@@ -144,21 +174,23 @@ def _check_lifecycle(events: list[dict[str, Any]]) -> None:
     wholes = [event["response"] for event in events if "response" in event]
     assert len({whole["id"] for whole in wholes}) == 1
     items: list[dict[str, Any]] = []
-    open_id = ""
+    open_ids: dict[int, str] = {}
     for event in events[2:-1]:
+        index = event["output_index"]
         if event["type"] == "response.output_item.added":
-            assert not open_id, "items come one after the other"
-            assert event["output_index"] == len(items)
-            assert event["item"]["status"] == "in_progress"
-            open_id = event["item"]["id"]
-        elif event["type"] == "response.output_item.done":
-            assert (event["item"]["id"], event["output_index"]) == (open_id, len(items))
+            # Items come one after the other; calls that run here may wait beside each other.
+            assert all(items[it]["type"] == "mcp_call" for it in open_ids)
+            assert index == len(items)
+            assert event["item"].get("status", "in_progress") == "in_progress"
             items.append(event["item"])
-            open_id = ""
+            open_ids[index] = event["item"]["id"]
+        elif event["type"] == "response.output_item.done":
+            assert event["item"]["id"] == open_ids.pop(index)
+            items[index] = event["item"]
         else:
-            assert (event["item_id"], event["output_index"]) == (open_id, len(items))
+            assert event["item_id"] == open_ids[index]
     if names[-1] != "response.failed":
-        assert not open_id
+        assert not open_ids
         assert wholes[-1]["output"] == items
         assert items
     assert len({item["id"] for item in items}) == len(items)
@@ -169,8 +201,10 @@ def _check_text(events: list[dict[str, Any]], items: list[dict[str, Any]]) -> No
     for index, item in enumerate(items):
         mine = [event for event in events if event.get("output_index") == index]
         pieces = "".join([event["delta"] for event in mine if "delta" in event])
-        if item["type"] == "function_call":
+        if item["type"] in ("function_call", "mcp_call"):
             assert item["arguments"] == pieces
+        elif item["type"].startswith("mcp_"):
+            assert not pieces
         else:
             (part,) = item["content"]
             assert part["text"] == pieces

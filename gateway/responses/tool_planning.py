@@ -1,0 +1,99 @@
+"""Finds out which tools of a response run here, and which calls a person has agreed to."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter
+
+from gateway.bodies.mcp_items import ListedToolsItem
+from gateway.auto.decision import AUTO
+from gateway.bodies.messages import Message
+from gateway.bodies.mistakes import bad_value
+from gateway.bodies.response_items import InputItem, InputItems, open_approvals
+from gateway.bodies.responses import ResponseRequest
+from gateway.directory import Directory, Principal
+from gateway.responses.context import ResponseContext
+from gateway.responses.task import ResponseTask, messages_for
+from gateway.responses.tool_task import ApprovedCall, ToolResponseTask, ToolRounds
+from gateway.tools.catalog import ToolCatalog, WantedTools
+from gateway.tools.plan import ToolPlan
+
+_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
+
+
+class ToolPlanning:
+    """Plans the tools of responses, for one worker."""
+
+    def __init__(self, directory: Directory, catalog: ToolCatalog) -> None:
+        """Compose."""
+        self._directory, self._catalog = directory, catalog
+
+    async def rounds(
+        self, principal: Principal, wanted: ResponseRequest, context: ResponseContext
+    ) -> ToolRounds | None:
+        """Return what a response with tools that run here is made with; None: it has none.
+
+        Raises:
+            BadRequestError: It names a tool that this key may not use, or agrees to a call that
+                cannot be made.
+        """
+        functions = [it.name for it in wanted.functions]
+        tools = WantedTools(wanted.server_functions, wanted.servers, functions)
+        approvals = open_approvals(context.before, context.items)
+        if tools.is_empty and not approvals:
+            return None
+        names = {wanted.model}
+        if wanted.model != AUTO:
+            names.add(self._directory.model(principal, wanted.model).id)
+        plan = await self._catalog.plan(principal, names, tools)
+        return ToolRounds(
+            _untold(plan, context),
+            partial(_turns, wanted.instructions, context),
+            approved=[
+                _approved(plan, asked.id, asked.server_label, asked.name, asked.arguments)
+                for asked, _ in approvals
+            ],
+        )
+
+
+def tool_task(task: ResponseTask, wanted: ResponseRequest, rounds: ToolRounds) -> ToolResponseTask:
+    """Return a task whose tools run here; BadRequestError: its tools do not go together."""
+    fields: dict[str, Any] = {name: getattr(task, name) for name in type(task).model_fields}
+    shown = [it.shown() for it in rounds.plan.tools.values()]
+    fields["tools"] = [*(task.tools or ()), *shown] or None
+    made = ToolResponseTask.model_construct(
+        **fields, rounds=rounds, max_tool_calls=wanted.max_tool_calls
+    )
+    made.check_tools()
+    return made
+
+
+def _turns(
+    instructions: str | None, context: ResponseContext, output: Sequence[bytes]
+) -> list[Message]:
+    """Return the turns with the items that a response has so far."""
+    more = _ITEMS.validate_python([orjson.loads(it) for it in output])
+    return messages_for(instructions, context, more)
+
+
+def _untold(plan: ToolPlan, context: ResponseContext) -> ToolPlan:
+    """Return a plan without servers whose tools an earlier turn has told."""
+    told = {
+        it.server_label
+        for it in (*context.before, *context.items)
+        if isinstance(it, ListedToolsItem) and it.error is None
+    }
+    return replace(plan, servers=[it for it in plan.servers if it.label not in told])
+
+
+def _approved(
+    plan: ToolPlan, request_id: str, label: str, name: str, arguments: str
+) -> ApprovedCall:
+    tool = plan.named(label, name)
+    if tool is None:
+        text = f"the call that was agreed to needs the tool '{name}' of '{label}': send its server"
+        raise bad_value("tools", text)
+    return ApprovedCall(request_id, tool, arguments)

@@ -1,0 +1,315 @@
+"""Runs the loop of a response and its tools: rounds of the model, calls of tools, one lifecycle.
+
+Each round is a request of its own, with its limits, its event and its place in the trace. It is
+made in this process, and writes into the client's response.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
+
+import structlog
+from aiohttp import web
+
+from gateway.directory import Principal
+from gateway.endpoints.reply import STREAM_HEADERS
+from gateway.endpoints.task import TextTask
+from gateway.responses.tool_events import RoundCall, ToolEvents
+from gateway.responses.tool_task import ToolResponseTask
+from gateway.server.identity import further_identity, identity_of
+from gateway.server.in_process import in_process_request
+from gateway.server.middleware import note_outcome
+from gateway.server.relayed import RelayedResponse
+from gateway.text.sse import KEEP_ALIVE
+from gateway.tools.failures import ToolCallError
+from gateway.tools.loop import (
+    AnswerCall,
+    AskModel,
+    CallFailure,
+    CallMode,
+    EndLoop,
+    LoopAction,
+    LoopBudget,
+    LoopCall,
+    StartCall,
+    StopCall,
+    ToolLoop,
+)
+from gateway.tools.plan import PlannedTool
+from gateway.tools.runner import ToolRunner
+from sluice.errors import PlatformError
+
+log = structlog.get_logger(__name__)
+
+_CUT = frozenset({"length", "content_filter"})
+_BROKEN = "the call could not be made"
+
+
+class Answering(Protocol):
+    """Answers a body, by the model that it names."""
+
+    def answer(
+        self, request: web.Request, principal: Principal, task: TextTask
+    ) -> Awaitable[web.StreamResponse]:
+        """Return the answer."""
+        ...
+
+
+class ToolAnswering:
+    """Answers responses of one worker: those with tools that run here in rounds."""
+
+    def __init__(
+        self,
+        answering: Answering,
+        runner: ToolRunner,
+        budget: LoopBudget,
+        *,
+        keep_alive_s: float,
+    ) -> None:
+        """Compose.
+
+        Args:
+            answering: Answers single rounds.
+            runner: Calls tools.
+            budget: What one response may use; a request may ask for less.
+            keep_alive_s: Longest silence of a stream, in seconds.
+        """
+        self._answering, self._runner = answering, runner
+        self._budget, self._keep_alive_s = budget, keep_alive_s
+
+    async def answer(
+        self, request: web.Request, principal: Principal, task: TextTask
+    ) -> web.StreamResponse:
+        """Answer one body."""
+        if not isinstance(task, ToolResponseTask):
+            return await self._answering.answer(request, principal, task)
+        calls = min(self._budget.calls, task.max_tool_calls or self._budget.calls)
+        budget = LoopBudget(calls, self._budget.tokens, self._budget.seconds, self._budget.micros)
+        run = _ToolRun(self._answering, self._runner, request, principal, task)
+        return await run.answer(ToolLoop(budget, time.monotonic()), self._keep_alive_s)
+
+
+class _ToolRun:
+    """One response."""
+
+    def __init__(
+        self,
+        answering: Answering,
+        runner: ToolRunner,
+        request: web.Request,
+        principal: Principal,
+        task: ToolResponseTask,
+    ) -> None:
+        self._answering, self._runner = answering, runner
+        self._request, self._principal, self._task = request, principal, task
+        self._identity, self._rounds = identity_of(request), task.rounds
+        headers = {**STREAM_HEADERS, **self._identity.headers}
+        self._client = RelayedResponse(request, headers, is_stream=bool(task.stream))
+        self._usage: dict[str, Any] = {}
+        self._asked = self._run = 0
+        self._calls = dict[str, tuple[PlannedTool, str]]()
+        self._outputs: dict[str, str] = {}
+        self._error: PlatformError | None = None
+
+    @property
+    def _events(self) -> ToolEvents:
+        return self._rounds.events
+
+    async def answer(self, loop: ToolLoop, keep_alive_s: float) -> web.StreamResponse:
+        """Run the loop; return the response, or raise as every other request does."""
+        self._task.begin_rounds(self._task.model)
+        actions = loop.begin(self._approved(), time.monotonic())
+        while True:
+            last = await self._run_calls(loop, actions, keep_alive_s)
+            if isinstance(last, EndLoop):
+                return await self._end("" if last.reason is None else str(last.reason))
+            if self._tokens_left() == 0:
+                return await self._end("length")
+            calls = await self._round()
+            if calls is None:
+                return await self._end("")
+            actions = loop.on_round(
+                [self._loop_call(it) for it in calls],
+                self._round_tokens(),
+                time.monotonic(),
+                is_cut=self._events.round_reason in _CUT,
+            )
+
+    # --- calls ------------------------------------------------------------------------------
+
+    def _approved(self) -> list[LoopCall]:
+        """Return the calls that a person has agreed to; each has an item from now on."""
+        calls: list[LoopCall] = []
+        for it in self._rounds.approved:
+            item_id = self._events.begin_approved(it.request_id, it.tool, it.arguments)
+            self._calls[item_id] = (it.tool, it.arguments)
+            calls.append(it.call(item_id))
+        return calls
+
+    def _loop_call(self, made: RoundCall) -> LoopCall:
+        if made.tool is None:
+            return LoopCall(made.item_id, CallMode.CLIENT)
+        self._calls[made.item_id] = (made.tool, made.arguments)
+        return made.tool.call(made.item_id, made.arguments)
+
+    async def _run_calls(
+        self, loop: ToolLoop, actions: Sequence[LoopAction], keep_alive_s: float
+    ) -> AskModel | EndLoop:
+        """Do what the actions say until the model is to be asked, or nothing more happens."""
+        pending = deque(actions)
+        ended: asyncio.Queue[tuple[str, CallFailure | None]] = asyncio.Queue()
+        running: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                while pending:
+                    match pending.popleft():
+                        case StartCall() as start:
+                            attempt = self._attempt(start, ended)
+                            running[start.call_id] = tasks.create_task(attempt)
+                        case StopCall(call_id):
+                            running.pop(call_id).cancel()
+                        case AnswerCall() as answer:
+                            self._tell(answer)
+                        case AskModel() | EndLoop() as last:
+                            return last
+                wait_s = min(keep_alive_s, max(0.0, loop.ends_at_s - time.monotonic()))
+                try:
+                    async with asyncio.timeout(wait_s):
+                        call_id, failure = await ended.get()
+                except TimeoutError:
+                    self._client.tell(KEEP_ALIVE)
+                    pending.extend(loop.on_time(time.monotonic()))
+                    continue
+                now_s = time.monotonic()
+                if failure is None:
+                    pending.extend(loop.on_result(call_id, now_s))
+                else:
+                    pending.extend(loop.on_failure(call_id, failure, now_s))
+
+    async def _attempt(
+        self, start: StartCall, ended: asyncio.Queue[tuple[str, CallFailure | None]]
+    ) -> None:
+        """Make one attempt; say what came of it."""
+        self._run += 1
+        call_id, failure = start.call_id, None
+        tool, arguments = self._calls[call_id]
+        if start.after_s:
+            await asyncio.sleep(start.after_s)
+        try:
+            self._outputs[call_id] = await self._runner.attempt(tool, arguments, start.timeout_s)
+        except ToolCallError as error:
+            failure = CallFailure(error.message, error.may_repeat)
+        except Exception:  # a fault here must not end what others wait for
+            log.exception("tool_call_broken", request_id=self._identity.request_id, tool=tool.name)
+            failure = CallFailure(_BROKEN)
+        ended.put_nowait((call_id, failure))
+
+    def _tell(self, answer: AnswerCall) -> None:
+        output = self._outputs.pop(answer.call_id, "")
+        tool, _ = self._calls.pop(answer.call_id)
+        self._client.tell(self._events.answer(answer.call_id, output, answer.failure))
+        log.info(
+            "tool_called",
+            request_id=self._identity.request_id,
+            tenant_id=self._principal.tenant.id,
+            server=tool.label,
+            tool=tool.name,
+            was_run=answer.was_run,
+            attempts=answer.attempts,
+            duration_s=round(answer.duration_s, 3),
+            has_failed=answer.failure is not None,
+        )
+
+    # --- rounds -----------------------------------------------------------------------------
+
+    async def _round(self) -> list[RoundCall] | None:
+        """Ask the model; return its calls. None: it failed, and the response tells of it.
+
+        Raises:
+            PlatformError: It was refused before anything was written or run.
+        """
+        is_first, task = not self._asked, self._round_task()
+        identity = self._identity if is_first else further_identity(self._identity)
+        request = in_process_request(task.endpoint, b"", self._client.sink(), identity)
+        self._asked += 1
+        try:
+            await self._answering.answer(request, self._principal, task)
+        except PlatformError as error:
+            if is_first and not self._run:
+                raise
+            self._error = error
+            return None
+        rounds = self._rounds
+        rounds.commit()
+        if rounds.usage is None:
+            self._error = rounds.error
+            return None
+        self._usage = _sum(self._usage, rounds.usage)
+        return self._events.round_calls
+
+    def _round_task(self) -> ToolResponseTask:
+        """Return what the next round asks for."""
+        changes: dict[str, Any] = {
+            "messages": self._rounds.render(self._events.output()),
+            "stream": True,
+            "max_completion_tokens": self._tokens_left(),
+        }
+        if self._asked and self._task.must_call:
+            changes["tool_choice"] = "auto"  # what had to be called was
+        return self._task.model_copy(update=changes)
+
+    def _tokens_left(self) -> int | None:
+        """Return how many tokens the output may still have; None: as many as the model can."""
+        wanted = self._task.max_completion_tokens
+        return None if wanted is None else max(0, wanted - self._usage.get("output_tokens", 0))
+
+    def _round_tokens(self) -> int:
+        usage: dict[str, Any] = self._rounds.usage or {}
+        return usage.get("total_tokens", 0)
+
+    # --- the end ----------------------------------------------------------------------------
+
+    async def _end(self, reason: str) -> web.StreamResponse:
+        events, keeping, error = self._events, self._task.keeping, self._error
+        if error is not None:
+            response = events.failed(
+                error, is_stored=keeping is not None and keeping.keeps_failures
+            )
+            if keeping is not None:
+                keeping.note_failure(response)
+            return await self._sent(events.cut("failed", response), response, str(error.code))
+        events.end_as(reason or events.round_reason)
+        ended_unix_s = int(time.time())
+        response = events.response(self._usage, ended_unix_s)
+        if keeping is not None:
+            stored = events.response(self._usage, ended_unix_s, is_stored=True)
+            if await keeping.keep(stored):
+                response = stored
+        return await self._sent(events.last(response), response, reason or events.round_reason)
+
+    async def _sent(self, last: bytes, response: bytes, outcome: str) -> web.StreamResponse:
+        note_outcome(self._request, outcome)
+        if self._task.stream:
+            if not self._events.has_begun:
+                last = self._events.first() + last
+            await self._client.end(last)
+            assert self._client.response is not None, "it was just ended"
+            return self._client.response
+        headers = {
+            name: value
+            for name, value in self._client.headers.items()
+            if name not in STREAM_HEADERS
+        }
+        return web.Response(body=response, content_type="application/json", headers=headers)
+
+
+def _sum(before: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
+    """Return the usage of several rounds."""
+    return {
+        name: _sum(before.get(name, {}), value)
+        if isinstance(value, dict)
+        else before.get(name, 0) + value
+        for name, value in usage.items()
+    }

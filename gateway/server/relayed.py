@@ -1,0 +1,127 @@
+"""A client's response whose body requests of this worker to itself write, one after the other."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+
+from aiohttp import web
+
+from gateway.server.live_response import LiveResponse
+
+_HEAD_END = b"\r\n\r\n"
+_DROPPED = frozenset({"date", "connection", "transfer-encoding"})
+
+
+class RelayedResponse:
+    """The response of one client.
+
+    Attributes:
+        headers: That the first writer had; empty until then.
+        response: What the handler returns; None: nothing has been written.
+    """
+
+    def __init__(
+        self, request: web.Request, headers: Mapping[str, str], *, is_stream: bool
+    ) -> None:
+        """Prepare; without `is_stream` bodies are dropped.
+
+        Args:
+            request: Of the client.
+            headers: Of the response, if no request writes any.
+            is_stream: Whether bodies are written, and not dropped.
+        """
+        self._request, self._is_stream, self._default = request, is_stream, headers
+        self._transport: asyncio.WriteTransport | None = None
+        self.headers = dict[str, str]()
+        self.response: LiveResponse | None = None
+
+    def sink(self) -> "RelayedSink":
+        """Return the transport of a further request that writes."""
+        return RelayedSink(self)
+
+    def begin(self, head: bytes, body: bytes) -> None:
+        """A request begins to write; the head of the first one is the client's.
+
+        ConnectionResetError: the client has gone.
+        """
+        if not self.headers:
+            self.headers = _fields(head) if head else dict(self._default)
+        if not self._is_stream:
+            return
+        if self.response is None:
+            self.response = LiveResponse(self._request, self.headers)
+            self._transport = self.response.begin(body)
+        elif body:
+            self.write(body)
+
+    def write(self, body: bytes) -> None:
+        """Write a piece. RuntimeError: the connection is closed."""
+        response, transport = self.response, self._transport
+        if response is None or transport is None:
+            return
+        transport.write(b"%x\r\n%b\r\n" % (len(body), body) if response.is_chunked else body)
+
+    def tell(self, body: bytes) -> None:
+        """Write a piece between two requests; of a client that has gone nothing is said here."""
+        if body and not self.is_closing():
+            with suppress(RuntimeError):
+                self.write(body)
+
+    async def end(self, last: bytes) -> None:
+        """Write the rest. ConnectionResetError: the client has gone."""
+        if self.response is None:
+            self.begin(b"", last)
+            last = b""
+        assert self.response is not None, "only streams are ended"
+        await self.response.end(last)
+
+    def is_closing(self) -> bool:
+        """Return whether the client has gone."""
+        transport = self._request.transport
+        return transport is None or transport.is_closing()
+
+    def buffered_bytes(self) -> int:
+        """Return how far the client is behind."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def cut(self) -> None:
+        """End the client's connection at once."""
+        if self.response is not None:
+            self.response.cut()
+
+
+class RelayedSink(asyncio.WriteTransport):
+    """Where one request writes its response; it speaks HTTP/1.0, so there are no frames."""
+
+    def __init__(self, relayed: RelayedResponse) -> None:
+        """Write into a client's response."""
+        super().__init__()
+        self._relayed, self._has_begun = relayed, False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Take what would leave by a socket."""
+        if self._has_begun:
+            if data:
+                self._relayed.write(bytes(data))
+            return
+        self._has_begun = True
+        head, _, body = bytes(data).partition(_HEAD_END)
+        self._relayed.begin(head, body)
+
+    def get_write_buffer_size(self) -> int:
+        """Return how far the client is behind."""
+        return self._relayed.buffered_bytes()
+
+    def is_closing(self) -> bool:
+        """Return whether the client has gone."""
+        return self._relayed.is_closing()
+
+    def abort(self) -> None:
+        """End the client's connection at once."""
+        self._relayed.cut()
+
+
+def _fields(head: bytes) -> dict[str, str]:
+    """Return the header fields of a head; its first line is the status."""
+    lines = [it.partition(":") for it in head.decode().split("\r\n")[1:]]
+    return {name: value.strip() for name, _, value in lines if name.lower() not in _DROPPED}

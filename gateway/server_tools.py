@@ -1,0 +1,43 @@
+"""Tools that run here: what one worker has of them."""
+
+from gateway.endpoints.completer import Completer
+from gateway.responses.tool_run import ToolAnswering
+from gateway.settings import GatewaySettings
+from gateway.tools.catalog import ToolCatalog
+from gateway.tools.loop import LoopBudget
+from gateway.tools.mcp_client import McpClient
+from gateway.tools.outgoing import Outgoing
+from gateway.tools.runner import ToolRunner
+from sluice.sealing import Sealer
+from sluice.server_tools import SEALED_FOR
+from sluice.shared_secret import SharedSecret
+
+
+class ServerTools:
+    """The tools of one worker.
+
+    Attributes:
+        catalog: Finds those that a request may use.
+    """
+
+    def __init__(self, settings: GatewaySettings, secret: SharedSecret) -> None:
+        """Compose; nothing is opened yet."""
+        self._outgoing = Outgoing(settings.tool_hosts.lower().split(","))
+        mcp = McpClient(self._outgoing)
+        self.catalog = ToolCatalog(mcp, Sealer(secret, SEALED_FOR))
+        self._runner = ToolRunner(self._outgoing, mcp, self.catalog)
+        self._keep_alive_s = settings.keep_alive_s
+        self._budget = LoopBudget(
+            settings.tool_calls_max,
+            settings.tool_tokens_max,
+            settings.tool_loop_s,
+            settings.tool_micros_max,
+        )
+
+    def answering(self, completer: Completer) -> ToolAnswering:
+        """Return what answers responses: those with tools that run here, and all others."""
+        return ToolAnswering(completer, self._runner, self._budget, keep_alive_s=self._keep_alive_s)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._outgoing.close()

@@ -1,0 +1,37 @@
+"""Requests to tools, and their replies. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gateway.tools.failures import ToolCallError
+
+_AGAIN = frozenset({408, 425, 429})  # and all of 500 and above
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingRequest:
+    """A request to a tool; secret headers are never shown in a `repr`."""
+
+    method: str
+    url: str
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingReply:
+    """The reply of a tool, whole; header names are in lower case."""
+
+    status: int
+    kind: str  # media type, without parameters
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def require_ok(reply: OutgoingReply, said: str = "") -> None:
+    """Raise ToolCallError unless a status says that all is well; `said` is what the tool said."""
+    if reply.status < 300:
+        return
+    may_repeat = reply.status in _AGAIN or reply.status >= 500
+    text = f"status {reply.status}" + (f": {said}" if said else "")
+    raise ToolCallError(text, may_repeat=may_repeat, is_fault=may_repeat)

@@ -1,0 +1,294 @@
+"""Messages of the Model Context Protocol, as a client of its streamable HTTP needs them. Pure.
+
+Since 2026-07-28 each request says all that a server needs. Earlier versions begin with a handshake,
+and a server may name a session.
+"""
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+from gateway.tools.failures import ToolCallError
+from gateway.tools.http_messages import OutgoingReply, OutgoingRequest, require_ok
+
+STATELESS = "2026-07-28"
+# With a handshake, newest first.
+WITH_HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26")
+UNSUPPORTED_VERSION = -32022
+# Headers that do not fit the body, a missing capability: errors that older versions do not have.
+_STATELESS_ERRORS = frozenset({-32020, -32021, -32003})
+# What servers of older versions say to a request without a handshake.
+_OLDER = frozenset({400, 404, 405, 406, 415, 422})
+_LOST = 404  # the status for a session that has ended
+SESSION = "mcp-session-id"
+TOOLS_MAX, _SCHEMA_BYTES_MAX, _NAME_MAX = 128, 64 << 10, 128
+_DESCRIPTION_MAX = 4096
+_META = "io.modelcontextprotocol/"
+_CLIENT = {"name": "sluice", "version": "1"}
+_JSON, _EVENTS = "application/json", "text/event-stream"
+_PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+_LINES = re.compile(r"\r\n|\r|\n")
+_TTL_MS, _TTL_MS_MAX = 60_000, 3_600_000
+_SAID_MAX = 300
+
+
+class McpRefusalError(ToolCallError):
+    """A server answered with an error of JSON-RPC.
+
+    Attributes:
+        code: Of the error.
+        supported: Versions that it knows, if that is the error.
+    """
+
+    def __init__(self, code: int, message: str, supported: Sequence[str]) -> None:
+        """Take what the server said."""
+        super().__init__(f"the server says: {message[:_SAID_MAX]} ({code})", is_fault=False)
+        self.code, self.supported = code, supported
+
+
+@dataclass(frozen=True, slots=True)
+class McpTool:
+    """A tool that a server lists."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class McpSession:
+    """The way in which a server is spoken to.
+
+    Attributes:
+        version: Version of the protocol.
+        session_id: Of versions with a handshake; empty: the server named none.
+    """
+
+    version: str = STATELESS
+    session_id: str = ""
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether each request says all that is needed."""
+        return self.version == STATELESS
+
+
+def request_of(
+    url: str,
+    secrets: Mapping[str, str],
+    session: McpSession,
+    method: str,
+    params: Mapping[str, Any],
+    number: int,
+) -> OutgoingRequest:
+    """Return a request of a method, with the headers of the version."""
+    headers = {"Content-Type": _JSON, "Accept": f"{_JSON}, {_EVENTS}", **secrets}
+    body: dict[str, Any] = {"jsonrpc": "2.0", "id": number, "method": method}
+    if session.is_stateless:
+        headers |= {"MCP-Protocol-Version": STATELESS, "Mcp-Method": method}
+        if "name" in params:
+            headers["Mcp-Name"] = header_text(str(params["name"]))
+        meta = {
+            f"{_META}protocolVersion": STATELESS,
+            f"{_META}clientInfo": _CLIENT,
+            f"{_META}clientCapabilities": {},
+        }
+        params = {**params, "_meta": meta}
+    else:
+        headers |= _session_headers(session)
+    body["params"] = params
+    return OutgoingRequest("POST", url, orjson.dumps(body), headers)
+
+
+def handshake(url: str, secrets: Mapping[str, str], version: str) -> OutgoingRequest:
+    """Return the first request of a version with a handshake."""
+    params = {"protocolVersion": version, "capabilities": {}, "clientInfo": _CLIENT}
+    body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+    headers = {"Content-Type": _JSON, "Accept": f"{_JSON}, {_EVENTS}", **secrets}
+    return OutgoingRequest("POST", url, orjson.dumps(body), headers)
+
+
+def initialized(url: str, secrets: Mapping[str, str], session: McpSession) -> OutgoingRequest:
+    """Return what ends a handshake."""
+    headers = {"Content-Type": _JSON, "Accept": f"{_JSON}, {_EVENTS}", **secrets}
+    body = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    return OutgoingRequest("POST", url, orjson.dumps(body), headers | _session_headers(session))
+
+
+def session_of(reply: OutgoingReply) -> McpSession:
+    """Return what a server agreed to; ToolCallError: a version that is not known here."""
+    version = result_of(reply, 0).get("protocolVersion")
+    if version not in WITH_HANDSHAKE:
+        raise ToolCallError("the server speaks no version of MCP that is known here")
+    return McpSession(str(version), reply.headers.get(SESSION, ""))
+
+
+def version_instead(
+    reply: OutgoingReply, session: McpSession, number: int, *, is_known: bool
+) -> str:
+    """Return the version that a handshake should begin with; empty: the reply stands.
+
+    Args:
+        reply: The server's, to a request of `session`.
+        session: The way in which it was asked.
+        number: Of the request.
+        is_known: Whether the server has answered in this way before.
+
+    Raises:
+        ToolCallError: The server knows no version that is known here.
+    """
+    if not session.is_stateless:
+        return session.version if session.session_id and reply.status == _LOST else ""
+    error = (_message(reply, number) or {}).get("error")
+    if isinstance(error, dict):
+        refusal = _refusal(cast("dict[str, Any]", error))
+        if refusal.code == UNSUPPORTED_VERSION:
+            common = [it for it in WITH_HANDSHAKE if it in refusal.supported]
+            if not common:
+                raise ToolCallError("the server speaks no version of MCP that is known here")
+            return common[0]
+        is_older = refusal.code not in _STATELESS_ERRORS
+    else:
+        is_older = reply.status in _OLDER
+    return WITH_HANDSHAKE[0] if is_older and not is_known else ""
+
+
+def header_text(text: str) -> str:
+    """Return a text as it stands in a header: as it is, or in base64 with a mark."""
+    if _PLAIN.fullmatch(text) and not (text.startswith("=?base64?") and text.endswith("?=")):
+        return text
+    return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
+
+
+def result_of(reply: OutgoingReply, number: int) -> Mapping[str, Any]:
+    """Return the result of a request, by its number.
+
+    Raises:
+        McpRefusalError: The server answers with an error.
+        ToolCallError: It answers with something else.
+    """
+    message = _message(reply, number)
+    if message is None:
+        require_ok(reply)
+        raise ToolCallError(f"it answers {reply.kind or 'nothing known'}, and not MCP")
+    error, result = message.get("error"), message.get("result")
+    if isinstance(error, dict):
+        raise _refusal(cast("dict[str, Any]", error))
+    if not isinstance(result, dict):
+        raise ToolCallError("its answer has neither result nor error")
+    found = cast("dict[str, Any]", result)
+    if found.get("resultType", "complete") != "complete":
+        raise ToolCallError("it asks for further input, which nobody can give here", is_fault=False)
+    return found
+
+
+def tools_of(result: Mapping[str, Any]) -> tuple[list[McpTool], str, int]:
+    """Return the tools of one page of a list, the cursor of the next one, and for how many ms."""
+    listed = result.get("tools")
+    if not isinstance(listed, list):
+        raise ToolCallError("it lists no tools")
+    tools = [made for it in cast("list[Any]", listed) if (made := _tool(it)) is not None]
+    cursor, ttl_ms = result.get("nextCursor"), result.get("ttlMs", _TTL_MS)
+    is_time = isinstance(ttl_ms, int | float) and ttl_ms >= 0
+    return (
+        tools,
+        cursor if isinstance(cursor, str) else "",
+        min(int(ttl_ms), _TTL_MS_MAX) if is_time else _TTL_MS,
+    )
+
+
+def output_of(result: Mapping[str, Any]) -> str:
+    """Return what a call brought, as text; ToolCallError: the tool says that it failed."""
+    content = result.get("content")
+    blocks = cast("list[Any]", content) if isinstance(content, list) else []
+    text = "\n".join([_block_text(it) for it in blocks])
+    if not text and "structuredContent" in result:
+        text = orjson.dumps(result["structuredContent"]).decode()
+    if result.get("isError") is True:
+        raise ToolCallError(text or "it says that it failed", is_fault=False)
+    return text
+
+
+def _session_headers(session: McpSession) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    if session.version != WITH_HANDSHAKE[-1]:
+        headers["MCP-Protocol-Version"] = session.version
+    if session.session_id:
+        headers["Mcp-Session-Id"] = session.session_id
+    return headers
+
+
+def _message(reply: OutgoingReply, number: int) -> dict[str, Any] | None:
+    """Return the answer to a request in a reply; None: it has none."""
+    texts: Sequence[str | bytes] = [reply.body]
+    if reply.kind == _EVENTS:
+        texts = _event_data(reply.body.decode(errors="replace"))
+    for text in texts:
+        try:
+            found: object = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            continue
+        messages = cast("list[object]", found) if isinstance(found, list) else [found]
+        for it in messages:
+            if not isinstance(it, dict) or not ({"result", "error"} & it.keys()):
+                continue
+            if it.get("id") == number or ("error" in it and it.get("id") is None):
+                return cast("dict[str, Any]", it)
+    return None
+
+
+def _event_data(text: str) -> list[str]:
+    """Return the data of each event of a stream."""
+    found: list[str] = []
+    lines: list[str] = []
+    for line in [*_LINES.split(text), ""]:
+        if line.startswith("data:"):
+            lines.append(line[5:].removeprefix(" "))
+        elif not line and lines:
+            found.append("\n".join(lines))
+            lines = []
+    return found
+
+
+def _refusal(error: Mapping[str, Any]) -> McpRefusalError:
+    code, data = error.get("code"), error.get("data")
+    versions = cast("dict[str, Any]", data).get("supported") if isinstance(data, dict) else ()
+    supported = (
+        [str(it) for it in cast("list[Any]", versions)] if isinstance(versions, list) else ()
+    )
+    number = code if isinstance(code, int) else 0
+    return McpRefusalError(number, str(error.get("message", "")), supported)
+
+
+def _tool(value: object) -> McpTool | None:
+    """Return a listed tool; None: it is none that can be called."""
+    if not isinstance(value, dict):
+        return None
+    listed = cast("dict[str, Any]", value)
+    name, schema = listed.get("name"), listed.get("inputSchema")
+    if not isinstance(name, str) or not 0 < len(name) <= _NAME_MAX or not isinstance(schema, dict):
+        return None
+    parameters = cast("dict[str, Any]", schema)
+    if len(orjson.dumps(parameters)) > _SCHEMA_BYTES_MAX:
+        return None
+    text = listed.get("description")
+    description = text[:_DESCRIPTION_MAX] if isinstance(text, str) else ""
+    return McpTool(name, description, parameters)
+
+
+def _block_text(block: object) -> str:
+    if not isinstance(block, dict):
+        return ""
+    found = cast("dict[str, Any]", block)
+    if isinstance(found.get("text"), str):
+        return found["text"]
+    resource = found.get("resource")
+    if isinstance(resource, dict) and isinstance(text := resource.get("text"), str):
+        return text
+    if found.get("type") == "resource_link":
+        return f"[a link: {found.get('uri', '')}]"
+    return f"[{found.get('type', 'something')} is left out]"

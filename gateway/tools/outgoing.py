@@ -1,0 +1,171 @@
+"""HTTP to tools: to addresses that were checked, bounded in time and size, never redirected.
+
+What a name resolves to is up to others. The addresses of a name are looked at when a connection is
+made, and the connection goes to an address that was looked at: a name cannot have another address
+when it is used. Addresses that are not the internet's are refused, unless an operator has allowed
+the host with its port.
+"""
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Collection
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from gateway.tools.failures import ToolCallError
+from gateway.tools.http_messages import OutgoingReply, OutgoingRequest
+from sluice.addresses import is_public
+
+REPLY_BYTES_MAX = 4 << 20  # read of any reply; models are shown much less
+_CONNECTIONS_MAX, _PER_HOST_MAX = 512, 64
+_IDLE_S = 15.0
+_CONNECT_S = 5.0
+_PORTS = {"http": 80, "https": 443}
+_NOT_OURS = "its address is not one of the public internet; an operator can allow its host and port"
+
+
+class ToolResolver(AbstractResolver):
+    """Resolves names for aiohttp to addresses that may be called."""
+
+    def __init__(self, internal: Collection[str]) -> None:
+        """Prepare; `internal` are the `host:port` that may have any address."""
+        self._internal = frozenset(internal)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return the addresses of a name; OSError when one of them may not be called."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
+        addresses = [str(address[0]) for *_, address in found]
+        if not all(self.may_call(host, port, address) for address in addresses):
+            raise PermissionError(errno.EACCES, _NOT_OURS)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(address[0]),
+                port=port,
+                family=one_family,
+                proto=protocol,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for one_family, _, protocol, _, address in found
+        ]
+
+    def may_call(self, host: str, port: int, address: str) -> bool:
+        """Return whether an address of a host may be called."""
+        return is_public(address) or f"{host.rstrip('.').lower()}:{port}" in self._internal
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class Outgoing:
+    """The connections of one worker to tools."""
+
+    def __init__(self, internal: Collection[str]) -> None:
+        """Prepare; nothing is opened yet."""
+        self._resolver = ToolResolver(internal)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(self, request: OutgoingRequest, timeout_s: float) -> OutgoingReply:
+        """Send a request; return the whole reply, of any status below 300.
+
+        Raises:
+            ToolCallError: It was not answered in time, not well, or not from where it may be.
+        """
+        self._check(request.url)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._sent(request)
+        except TimeoutError:
+            raise ToolCallError(f"no answer within {timeout_s:.3g} s", may_repeat=True) from None
+        except PermissionError:
+            raise ToolCallError(_NOT_OURS, is_fault=False) from None
+        except aiohttp.ClientConnectorDNSError as error:
+            if isinstance(error.os_error, PermissionError):
+                raise ToolCallError(_NOT_OURS, is_fault=False) from None
+            raise ToolCallError("its host name cannot be resolved", may_repeat=True) from None
+        except aiohttp.InvalidURL:
+            raise ToolCallError("its URL is none that can be called", is_fault=False) from None
+        except (aiohttp.ClientSSLError, ssl.SSLError):
+            raise ToolCallError("its certificate is not one that is trusted") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            text = f"the connection failed ({type(error).__name__})"
+            raise ToolCallError(text, may_repeat=True) from None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _check(self, url: str) -> None:
+        """Check an address that stands in a URL itself: aiohttp resolves names alone."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+        except (ValueError, KeyError):
+            raise ToolCallError("its URL is none that can be called", is_fault=False) from None
+        try:
+            ip_address(host.partition("%")[0])
+        except ValueError:
+            return
+        if not self._resolver.may_call(host, port, host):
+            raise ToolCallError(_NOT_OURS, is_fault=False)
+
+    async def _sent(self, request: OutgoingRequest) -> OutgoingReply:
+        async with self._opened().request(
+            request.method,
+            request.url,
+            data=request.body,
+            headers={**request.headers, "Accept-Encoding": "identity"},
+            allow_redirects=False,
+        ) as reply:
+            if 300 <= reply.status < 400:
+                text = f"status {reply.status}: it redirects, and redirects are not followed"
+                raise ToolCallError(text)
+            if "Content-Encoding" in reply.headers:
+                raise ToolCallError("its answer is compressed, which was not asked for")
+            body = await _bounded(reply)
+            kind = reply.content_type.lower()
+            headers = {name.lower(): value for name, value in reply.headers.items()}
+            return OutgoingReply(reply.status, kind, headers, body)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                resolver=self._resolver,
+                use_dns_cache=False,
+                limit=_CONNECTIONS_MAX,
+                limit_per_host=_PER_HOST_MAX,
+                keepalive_timeout=_IDLE_S,
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                auto_decompress=False,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+                headers={"User-Agent": "sluice-tools"},
+            )
+        return self._session
+
+
+async def _bounded(reply: aiohttp.ClientResponse) -> bytes:
+    """Return the body; ToolCallError: it is too large, and the connection is closed."""
+    told = reply.content_length or 0
+    body = bytearray()
+    if told <= REPLY_BYTES_MAX:
+        async for piece in reply.content.iter_any():
+            body += piece
+            if len(body) > REPLY_BYTES_MAX:
+                break
+        else:
+            return bytes(body)
+    reply.close()
+    raise ToolCallError(f"its answer has more than {REPLY_BYTES_MAX >> 20} MiB")
