@@ -89,6 +89,7 @@ class Responses:
         """Answer one body; `local` are the responses that its socket may continue."""
         tenant_id = principal.tenant.id
         context = await self._contexts.read(tenant_id, wanted, local)
+        rounds = await self._tools.rounds(principal, wanted, context)
         response_id = self._store.new_id(tenant_id)
         keeping = self._keeping(wanted, context, response_id, tenant_id, local)
         task = response_task(
@@ -98,12 +99,12 @@ class Responses:
             session=context.session or response_id,
             keeping=keeping,
         )
-        if (rounds := await self._tools.rounds(principal, wanted, context)) is not None:
+        if rounds is not None:
             task = tool_task(task, wanted, rounds)
         if wanted.background:
             return await self._begin(request, principal, task)
         answering = self._answering.answer(request, principal, task)
-        del wanted, context, task  # a stream keeps nothing of its body
+        del wanted, context, task, rounds  # a stream keeps nothing of its body
         try:
             return await answering
         finally:
@@ -158,8 +159,9 @@ class Responses:
         principal = self._admitted(request)
         wanted = await read_parsed(request, partial(parse, InputTokensRequest))
         context = await self._contexts.read(principal.tenant.id, wanted)
+        rounds = await self._tools.rounds(principal, wanted, context)
         task = response_task(wanted, "", context=context)
-        if (rounds := await self._tools.rounds(principal, wanted, context)) is not None:
+        if rounds is not None:
             task = tool_task(task, wanted, rounds)
         resolved = self._completer.resolved(principal, task, identity_of(request))
         reservation = await self._limiter.reserve(

@@ -92,7 +92,10 @@ class ToolWorld:
 
 
 _DEFAULTS: dict[str, Any] = {
-    "kind": "http", "method": "POST", "timeout_ms": 5000, "result_bytes_max": 4096,
+    "kind": "http",
+    "method": "POST",
+    "timeout_ms": 5000,
+    "result_bytes_max": 4096,
     "approval": "never",
 }
 Tools = Callable[..., Any]
