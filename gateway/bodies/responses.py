@@ -128,7 +128,9 @@ ResponseTool = Annotated[
 class ChosenFunction(Strict):
     """This function is to be called, once; in a list, it may be called."""
 
-    type: Annotated[Literal["function"], Elsewhere(*_TOOLS_ELSEWHERE, instead="name a function")]
+    type: Annotated[
+        Literal["function"], Elsewhere(*_TOOLS_ELSEWHERE, "mcp", instead="name a function")
+    ]
     name: FunctionName
 
 

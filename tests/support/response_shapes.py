@@ -194,11 +194,11 @@ def _check_lifecycle(events: list[dict[str, Any]]) -> None:
         assert wholes[-1]["output"] == items
         assert items
     assert len({item["id"] for item in items}) == len(items)
-    _check_text(events, items)
+    _check_text(events, {it: item for it, item in enumerate(items) if it not in open_ids})
 
 
-def _check_text(events: list[dict[str, Any]], items: list[dict[str, Any]]) -> None:
-    for index, item in enumerate(items):
+def _check_text(events: list[dict[str, Any]], items: dict[int, dict[str, Any]]) -> None:
+    for index, item in items.items():
         mine = [event for event in events if event.get("output_index") == index]
         pieces = "".join([event["delta"] for event in mine if "delta" in event])
         if item["type"] in ("function_call", "mcp_call"):
