@@ -30,7 +30,7 @@ _PAGES_MAX = 16
 
 @dataclass(slots=True)
 class _Server:
-    """What is known of one server, for one caller of it."""
+    """Facts of one server, as one caller knows it."""
 
     session: McpSession = field(default_factory=McpSession)
     is_known: bool = False
