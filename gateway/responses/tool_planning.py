@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from gateway.bodies.mcp_items import ListedToolsItem
 from gateway.auto.decision import AUTO
+from gateway.bodies.mcp_items import ListedToolsItem
 from gateway.bodies.messages import Message
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.response_items import InputItem, InputItems, open_approvals
