@@ -299,7 +299,7 @@ async def test_a_tool_that_fails_again_and_again_is_left_alone(tools: Tools) -> 
 
 
 async def test_budgets_end_a_loop_with_their_reason(tools: Tools) -> None:
-    async with tools(tool_loop_s=1.5) as t:
+    async with tools() as t:
         t.says(BERN)
         whole = await t.whole(tools=[WEATHER], max_tool_calls=2)
         assert whole["status"] == "incomplete"
@@ -311,9 +311,8 @@ async def test_budgets_end_a_loop_with_their_reason(tools: Tools) -> None:
         events = await t.stream(tools=[WEATHER], max_output_tokens=limit)
         assert events[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
         assert events[-1]["response"]["usage"]["output_tokens"] <= limit
-        await t.register(
-            id="slow", name="slow", url=_silent(t), timeout_ms=60_000, price_micros=4_000_000
-        )
+    async with tools(tool_loop_s=1.5) as t:
+        await t.register(id="slow", name="slow", url=_silent(t), timeout_ms=60_000)
         slow = {"type": "function", "name": "slow", "server": True}
         t.says(call("slow"))
         events = await t.stream(tools=[slow])
