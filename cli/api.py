@@ -103,12 +103,12 @@ class ApiClient:
     async def edit(
         self, path: str, change: Callable[[Json], Json], new: Json | None = None
     ) -> Json:
-        """Replace an object by what `change` makes of it; nobody else's change gets lost.
+        """Replace an object by the result of `change`, without losing a change of others.
 
         Args:
-            path: Of the object.
+            path: Path of the object.
             change: Returns the body of the PUT. Runs again when the object has changed meanwhile.
-            new: What an object that is not there begins as; None: it must be there.
+            new: First form of an object that is not there; None: it must be there.
 
         Raises:
             ApiError: As from `call`; 404 when it must be there and is not.

@@ -54,8 +54,8 @@ def bootstrap(
 ) -> None:
     """Give an empty installation a base, its pool and model, tiers and a tenant; safe to repeat.
 
-    Runs inside, with SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and OPENAI_BASE_URL. What it made is told
-    in $SLUICE_HOME/env, with the key of the tenant `demo`.
+    Runs inside, with SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and OPENAI_BASE_URL. Addresses and the key
+    of the tenant `demo` go to $SLUICE_HOME/env.
     """
     from cli.stack.base import import_base
 

@@ -19,8 +19,8 @@ OnDone = Callable[[int, int], None]
 class Pull:
     """A download of one artifact: into a directory beside the target, which takes its place.
 
-    Whoever is interrupted goes on with the same call: what lies there is verified, and the rest is
-    fetched. The target is never there in part.
+    After an interruption the same call goes on: it verifies the chunks that are there, and fetches
+    the rest. The target is never there in part.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
@@ -28,7 +28,7 @@ class Pull:
 
         Args:
             directory: Target; must not be there, or be empty.
-            manifest: Of the artifact.
+            manifest: Manifest of the artifact.
 
         Raises:
             ApiError: No other directory can take the place of the target.
@@ -43,7 +43,7 @@ class Pull:
         """Download, then put the directory in its place.
 
         Args:
-            api: Of the control plane.
+            api: Client of the control plane.
             jobs: Chunks on their way at once.
             on_done: Told how many bytes are there, and of how many.
 

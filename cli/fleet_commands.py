@@ -195,9 +195,9 @@ def _put(
     Args:
         name: Id of the pool.
         changes: Fields that are replaced.
-        parts: Fields of which only what is given is replaced.
+        parts: Fields of which only the given parts are replaced.
         as_json: How the pool is shown.
-        new: What a pool that is not there begins as.
+        new: First form of a pool that is not there.
     """
 
     def change(known: Json) -> Json:

@@ -1,7 +1,7 @@
 """Reference pages made from the code, `make docs`: settings, metrics, the table of errors.
 
-What a setting means stands once, under `Attributes:` in its class; what a metric means, at its
-declaration. A test compares the pages with what is made here.
+The meaning of a setting stands once, under `Attributes:` in its class; that of a metric stands at
+its declaration. A test compares the pages with the result of this module.
 """
 
 from collections.abc import Iterable

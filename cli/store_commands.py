@@ -42,7 +42,7 @@ def pull_artifact(
 ) -> None:
     """Download an artifact; every chunk is verified, and a download that broke goes on.
 
-    What is there so far lies beside DIR, in a directory that ends in .part.
+    An unfinished download lies beside DIR, in a directory that ends in .part.
     """
 
     async def work(api: ApiClient) -> Json:

@@ -20,8 +20,8 @@ class Scrape:
     """Values by name and labels; every series has the label `instance`.
 
     Attributes:
-        at_s: When it was taken, on any clock that does not go back.
-        silent: What did not answer, and why.
+        at_s: Seconds at which it was taken, on any clock that does not go back.
+        silent: Pages that did not answer, each with the reason.
     """
 
     at_s: float

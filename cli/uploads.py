@@ -25,15 +25,15 @@ async def upload(
     jobs: int = 4,
     on_sent: Callable[[int, int], None] = _not_told,
 ) -> Json:
-    """Upload a directory; what is there already is not sent, and an upload that broke goes on.
+    """Upload a directory; chunks that are there are not sent, and a broken upload goes on.
 
     Args:
-        api: Of the control plane.
-        directory: Whose files are sent.
-        manifest: Of the directory.
-        body: What begins an upload: kind, base, tenant, signatures, manifest.
+        api: Client of the control plane.
+        directory: Directory whose files are sent.
+        manifest: Manifest of the directory.
+        body: First request of an upload: kind, base, tenant, signatures, manifest.
         jobs: Chunks on their way at once.
-        on_sent: Told how many bytes were sent, and of how many.
+        on_sent: Called with the sent bytes, and all bytes.
 
     Returns:
         The upload, accepted.

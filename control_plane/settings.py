@@ -48,10 +48,10 @@ class Settings(ServiceSettings):
         scaling_interval_s: How often scaling looks at the pools that have bounds, and decides; it
             counts demand in buckets of this length.
         console_session_s: For which a session of the console lasts; then its holder signs in anew.
-        quality_pool_hour_max: Of the quarantined replicas of a pool, so many are replaced within an
-            hour.
-        alert_receivers: JSON file that names who is told of alerts, read at the start; without one,
-            nobody is.
+        quality_pool_hour_max: Largest number of a pool's quarantined replicas that are replaced
+            within an hour.
+        alert_receivers: JSON file with the receivers of alerts, read at the start; without one,
+            alerts are sent to none.
         alert_days: For which alerts that are over, and closed incidents, are kept.
         quality_node_day_max: A node with more quarantined replicas within a day gets no others.
     """

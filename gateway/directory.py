@@ -37,11 +37,11 @@ class Principal:
     what holds it.
 
     Attributes:
-        text_policy: None: nothing of what it says is kept.
+        text_policy: Policy on redacted texts; None: no text of its requests is kept.
         guard_sets: Its tenant's rules on texts, by their ids.
         server_tools: Its tenant's tools that run here, by their ids.
-        auto_policy: What `auto` is for its tenant; None: a name like any other.
-        number: Of two, the larger one's is the answer of the later state.
+        auto_policy: Policy of its tenant's model `auto`; None: a name like any other.
+        number: Number of the answer; of two, the larger one comes from the later state.
     """
 
     key: wire.ApiKey

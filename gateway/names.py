@@ -15,7 +15,7 @@ class PublicModel:
     """A name that a tenant may ask for.
 
     Attributes:
-        model: What it stands for now, with the model's own id.
+        model: Model that the name resolves to now, with the model's own id.
     """
 
     name: str

@@ -29,17 +29,17 @@ from sluice.shared_secret import ours as shared_secret
 
 
 class StatefulApis:
-    """Of one worker; `run` belongs into a TaskGroup.
+    """The stateful APIs of one worker; `run` belongs into a TaskGroup.
 
     Attributes:
-        responses: Keeps responses.
+        responses: Store of responses.
         tools: Tools that run here.
-        records: Keeps all else.
-        batches: Of which lines are answered here.
-        background: Makes responses that nobody waits for; there once `add_to` was called.
-        lines: Answers lines of batches; the same holds.
-        completions: Chat completions, and those that are stored; the same holds.
-        sockets: Over which responses are asked for; the same holds.
+        records: Store of everything else.
+        batches: Batches whose lines are answered here.
+        background: Maker of responses that no client waits for; there once `add_to` was called.
+        lines: Worker that answers lines of batches; there once `add_to` was called.
+        completions: Chat completions, and those that are stored; there once `add_to` was called.
+        sockets: WebSockets over which responses are asked for; there once `add_to` was called.
     """
 
     background: BackgroundResponses

@@ -58,7 +58,7 @@ class BlockCache:
     def has_room(self, matched: Sequence[int], new: int) -> bool:
         """Return whether a request that reuses `matched` and adds `new` blocks fits.
 
-        What is larger than the memory runs when it is alone.
+        A request that is larger than the memory runs when it is alone.
         """
         used = self.used
         revived = sum(1 for block in matched if block in self._idle)

@@ -34,7 +34,7 @@ def adapter_rank_max(engine: str, options: Mapping[str, str]) -> int | None:
 
     Args:
         engine: Its name.
-        options: Of its pool; a value that is no number counts as not set.
+        options: Engine options of its pool; a value that is no number counts as not set.
     """
     room = _ROOMS.get(engine)
     if room is None:

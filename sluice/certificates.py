@@ -49,8 +49,8 @@ class MtlsSettings(ServiceSettings):
         certificate: PEM file of this process' certificate and of CAs between; it has the DNS name
             `role.domain`, e.g. `router.sluice.internal`, and an agent's also `engine.domain`.
         key: PEM file of its key. All files are read again when they change.
-        engine_ca: Of agents: PEM file of the CA that signs those who may call engines. Triton asks
-            for no role; without this setting whoever has a certificate of ours may call.
+        engine_ca: For agents: PEM file of the CA that signs the allowed callers of engines. Triton
+            asks for no role; without this setting whoever has a certificate of ours may call.
         domain: The end of those DNS names; another one for each platform that shares a CA.
     """
 
@@ -169,7 +169,7 @@ class Certificates:
         """Return who a peer is.
 
         Args:
-            names: Of `SSLObject.getpeercert`.
+            names: Names in the certificate, from `SSLObject.getpeercert`.
         """
         listed = (names or {}).get("subjectAltName", ())
         return identity_of((name for kind, name in listed if kind == "DNS"), self.domain)

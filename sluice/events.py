@@ -270,8 +270,8 @@ class EventProducer:
     def _may_wait(self) -> bool:
         """Whether the queue can stay in memory until the spool is empty.
 
-        What came while the last spooled events were on their way would be spooled otherwise, and
-        again while those were: under steady load the spool would never be empty.
+        Otherwise events that come while the last spooled ones are on their way would be spooled,
+        and so on: under steady load the spool would never be empty.
         """
         assert self._spool is not None
         is_last = self._replaying > 0 and not self._failed and self._spool.is_all_peeked

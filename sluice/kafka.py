@@ -41,13 +41,13 @@ class KafkaSettings(ServiceSettings):
     """Security of the connections to brokers; without settings they are plain.
 
     Attributes:
-        security_protocol: As Kafka names it.
+        security_protocol: Protocol of the connections, by Kafka's name.
         ssl_ca_location: PEM file of the CA that signs brokers' certificates; empty: the system's.
         ssl_certificate_location: PEM file of our certificate, for brokers that ask for one.
         ssl_key_location: PEM file of its key.
-        sasl_mechanism: For `sasl_plaintext` and `sasl_ssl`.
-        sasl_username: For them.
-        sasl_password: For them.
+        sasl_mechanism: Login mechanism of `sasl_plaintext` and `sasl_ssl`.
+        sasl_username: User of the SASL login.
+        sasl_password: Password of the SASL login.
     """
 
     model_config = SettingsConfigDict(env_prefix="KAFKA__")

@@ -44,13 +44,13 @@ class LimitKind:
     """One kind of limit.
 
     Attributes:
-        number: In Valkey, 1 to 255; never used again.
-        name: In JSON, in options, and on the wire.
-        counted: What adds up.
-        text: What it counts, in words that follow a number.
-        window_s: What refills in so many seconds; 0: nothing does.
+        number: Number in Valkey, 1 to 255; never reused for another kind.
+        name: Name in JSON, in options, and on the wire.
+        counted: Unit that adds up: requests, tokens or open requests.
+        text: The unit in words that follow a number.
+        window_s: Seconds in which an empty bucket refills; 0: no refill.
         header: End of its `x-ratelimit-*` headers; empty: it has none.
-        event_name: In the events of requests; empty: the name.
+        event_name: Name in the events of requests; empty: `name`.
     """
 
     number: int

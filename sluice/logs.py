@@ -86,9 +86,9 @@ class _Unfailing(io.TextIOBase):
 def _sender(descriptor: int) -> Callable[[bytes], int]:
     """Return what writes as much as can be written at once, and returns how much that was.
 
-    What a pipe's or a socket's other holders do must not change, so that none is made non-blocking:
-    a pipe is opened once more, for us alone. Where that cannot be, without /proc for one, whoever
-    stops reading it holds us up; so does a terminal.
+    Other holders of a pipe or a socket must not notice a change, so neither is made non-blocking: a
+    pipe is opened once more, for us alone. Where that is impossible, for instance without /proc, a
+    reader that stops reading holds us up; so does a terminal.
     """
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISSOCK(kind):

@@ -12,7 +12,7 @@ def queue_priority(tier_priority: int, below: int = 0) -> int:
     """Return the priority at a router; higher goes first.
 
     Args:
-        tier_priority: Of the caller's tier; above `TIER_PRIORITY_MAX` it counts as that.
+        tier_priority: Priority of the caller's tier; above `TIER_PRIORITY_MAX` it counts as that.
         below: Classes below the tier's ordinary requests, less than `CLASSES`.
     """
     assert 0 <= below < CLASSES, below

@@ -98,7 +98,7 @@ class OwnedProcess:
         Args:
             spec: How it was started, and how to stop and clean up after it.
             pid: The leader's id, which is also that of the group.
-            pidfd: Of the leader; ours from now on.
+            pidfd: Pidfd of the leader, owned by this object from now on.
         """
         self.spec = spec
         self.pid = pid
@@ -280,7 +280,7 @@ class AdoptedProcess(OwnedProcess):
 
         Args:
             spec: How it was started.
-            pid: Of the leader.
+            pid: Process id of the leader.
             is_it: Whether the process that has this id now is the one that is meant. Ids are used
                 again; while we look, this one cannot be, unless the leader has ended.
         """
@@ -306,7 +306,7 @@ async def keep_running(
     A program that cannot be started at all (missing, no memory) is tried again like one that ended.
 
     Args:
-        spec: What to run.
+        spec: Program, and how to start, stop and clean up after it.
         ready_timeout_s: A child that is not ready by then is stopped and started again.
         on_change: Told about every state: (child, "starting" | "ready"), and (None, reason) when
             it is down.

@@ -68,7 +68,7 @@ def bucket(model_id: str, salt: str, tenant_id: str, key: str) -> int:
 
     Args:
         model_id: Public name of the model.
-        salt: Of the rollout.
+        salt: Salt of the rollout.
         tenant_id: Tenants that name their sessions alike are not in canary together.
         key: Session, or request id where there is none.
     """

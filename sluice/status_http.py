@@ -41,7 +41,7 @@ async def status_server(
         address: Where to listen.
         is_ready: Whether the service wants traffic; /readyz answers 503 when not.
         metrics: Returns the text exposition.
-        why_not_ready: What /readyz says with its 503; for people.
+        why_not_ready: Text of the 503 of /readyz; for people.
         page: Returns further metrics by their path; None: there are none. OSError: not now.
 
     Yields:

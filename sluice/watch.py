@@ -177,7 +177,7 @@ def write_snapshot(pieces: Iterator[bytes], file: Path, *, true_at_unix_s: float
     """Write a snapshot file: complete or not at all, mode 0600. Blocks; OSError when it cannot.
 
     Args:
-        pieces: Of a serialized snapshot.
+        pieces: Pieces of a serialized snapshot, in order.
         file: Its time of change says when the state was last known to be true.
         true_at_unix_s: That time; 0: now.
     """
@@ -253,7 +253,7 @@ class ControlWatcher:
 
         Args:
             address: The control plane's gRPC `host:port`.
-            role: What we are.
+            role: Role of this process.
             instance_id: Unique among the processes of our role.
             own_address: Routers: `host:port` that gateways dial.
             snapshot_file: Where the last state is kept; None keeps nothing.
@@ -290,10 +290,10 @@ class ControlWatcher:
         self._callbacks.append(callback)
 
     def before_snapshot(self, prepare: Callable[[ControlState], Iterator[None]]) -> None:
-        """Call `prepare` with what a live snapshot is going to make of the state.
+        """Call `prepare` with the state that a live snapshot is going to make.
 
-        What takes long for many objects belongs there: it is done step by step, and others have
-        their turn in between. `on_change` follows; a snapshot from disk has `on_change` alone.
+        Work that takes long for many objects belongs there: it is done step by step, and others
+        have their turn in between. `on_change` follows; a snapshot from disk has `on_change` alone.
         """
         self._preparations.append(prepare)
 

@@ -45,7 +45,7 @@ def make_runner(app: web.Application) -> web.AppRunner:
 async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = None) -> None:
     """Serve until `stop`; then write what the broker still has, for at most 5 s, and leave.
 
-    What is not written by then is read again by the next process.
+    The next process reads again the messages that are not written by then.
     """
     metrics = TelemetryMetrics()
     if prices is not None:

@@ -70,8 +70,8 @@ class RequestFilter:
     """Conditions on the requests of a list; an empty text is no condition.
 
     Attributes:
-        tenant_id: Their tenant.
-        key_id: Their API key.
+        tenant_id: Tenant of the requests.
+        key_id: API key of the requests.
         model: The name that the client asked for.
         statuses: The least and the largest HTTP status.
         since_ms: Unix milliseconds of the earliest arrival.

@@ -125,8 +125,9 @@ def days_of(ttl: str) -> int:
 async def needed(database: TraceDatabase, settings: StoreSettings, local: str) -> list[str]:
     """Return the statements that bring settings onto the tables, which are in `local`.
 
-    Events go only after they were summed: when old ones are not, theirs wait for the next start.
-    What may be gone is noted before, so that sums over it are not made anew.
+    Events go only after they were summed: while old events are not, the change of their table waits
+    for the next start. The time before which rows may be gone is noted first, so that sums over it
+    are not made anew.
     """
     where = settings.clickhouse_database
     tables = {

@@ -133,8 +133,8 @@ class Sink:
     def drain(self) -> None:
         """Make `run` return once the broker has nothing more, or at the next failure.
 
-        What the gateways sent before they stopped is then written before the broker stops: the
-        local stack's broker forgets what it holds.
+        So the last events of stopped gateways are written before the broker stops: the local
+        stack's broker forgets its messages.
         """
         self._is_draining = True
 

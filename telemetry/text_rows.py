@@ -1,7 +1,7 @@
-"""From messages to rows of `texts`, as `telemetry.rows` does it for events. Pure.
+"""Turns messages into rows of `texts`, as `telemetry.rows` does for events. Pure.
 
-What cannot become a row is parked without its payload: nobody could say whose text it is, or when
-it is to go.
+A message that cannot become a row is parked without its payload: its tenant and the time of its
+deletion are unknown.
 """
 
 from collections.abc import Iterable, Sequence

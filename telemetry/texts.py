@@ -101,10 +101,10 @@ class Eraser:
         )
 
     async def step(self) -> None:
-        """Delete what is there; STORE_ERRORS: do it again later.
+        """Delete the rows of erased texts; STORE_ERRORS: do it again later.
 
-        While ClickHouse is at it nothing new is begun: what comes meanwhile is found the next time.
-        What it fails at is ended and begun anew.
+        While ClickHouse deletes, no other deletion begins: rows that come meanwhile are found the
+        next time. A failed deletion is ended and begun anew.
         """
         rows = await self._store.query(_TO_ERASE, {})
         self._show_age(is_done=not rows)

@@ -39,11 +39,11 @@ async def look_at_installation(
 
     Args:
         pages: URLs of metrics, by the name of the process.
-        public_url: Of the OpenAI API, `/v1` included; empty: it is not asked.
-        admin_url: Of the control plane.
+        public_url: URL of the OpenAI API, `/v1` included; empty: it is not asked.
+        admin_url: URL of the control plane.
         admin_key: For it.
-        telemetry_url: Of telemetry; empty: it is not asked.
-        database_url: Of PostgreSQL; empty: it is not asked.
+        telemetry_url: URL of telemetry; empty: it is not asked.
+        database_url: URL of PostgreSQL; empty: it is not asked.
         certificates: Files of this machine's certificates.
     """
     verify = trust()

@@ -23,7 +23,7 @@ def look_at_machine(home: Home, ports: Sequence[int]) -> MachineFacts:
     """Return what there is; starts nothing and changes nothing.
 
     Args:
-        home: Of the local stack.
+        home: Folder of the local stack.
         ports: That `sluice up` wants.
     """
     state = read_state(home)

@@ -34,10 +34,10 @@ async def push_base(
     """Upload a base, or an adapter of `base_digest`, unless it is there already.
 
     Args:
-        api: Of the control plane.
+        api: Client of the control plane.
         directory: The artifact; its name is its digest.
-        timeout_s: In all.
-        base_digest: What an adapter is for; the base has to be there. Empty: it is a base.
+        timeout_s: Seconds for the whole upload.
+        base_digest: Base of an adapter, which has to be there. Empty: the artifact is a base.
 
     Returns:
         Why it is not there, in a line for people; empty when it is.

@@ -47,7 +47,7 @@ class Relay:
         """Prepare.
 
         Args:
-            path: Of the Unix socket of the mock cluster.
+            path: Path of the Unix socket of the mock cluster.
             credential: Login that clients need; None: no login.
             apis: API versions of the mock cluster, as `apis_of` returns them.
         """

@@ -1,8 +1,8 @@
-"""How a Kafka client logs in at the local stack's broker, whose mock cluster knows no users.
+"""The login of a Kafka client at the local stack's broker, whose mock cluster knows no users.
 
-Sans I/O: one request frame in, one response frame out, until `is_done`. What is spoken here is the
-part of Kafka's protocol before the login: ApiVersions, SaslHandshake (1), SaslAuthenticate (0, 1).
-A frame is its length (i32, big endian) and then the rest; these functions see the rest.
+Sans I/O: one request frame in, one response frame out, until `is_done`. It speaks the part of
+Kafka's protocol before the login: ApiVersions, SaslHandshake (1), SaslAuthenticate (0, 1). A frame
+is its length (i32, big endian) and then the rest; these functions see the rest.
 """
 
 import struct
@@ -58,7 +58,7 @@ class Login:
         """Begin.
 
         Args:
-            credential: Of the only user.
+            credential: Credential of the only user.
             apis: API versions of the broker, as `apis_of` returns them.
         """
         self._apis = apis

@@ -37,7 +37,7 @@ class Statement:
         database: Where names without a database are looked up.
         settings: For this statement only.
         parameters: Values of `{name:Type}`.
-        default_format: Of the answer when the text names none.
+        default_format: Format of the answer when the text names none.
         is_readonly: Refuse whatever writes (GET requests).
     """
 

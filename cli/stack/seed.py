@@ -51,7 +51,7 @@ class ShippedBase:
     """A base that the stack serves.
 
     Attributes:
-        digest: Of its artifact.
+        digest: Digest of its artifact.
         name: Public.
         context_tokens_max: How long prompt and answer may be together.
         adapters: (name, digest) of each; served as `<name of the base>-<name>`.

@@ -19,7 +19,7 @@ _POLL_S = 0.05
 def mapped_files(pids: Iterable[int]) -> set[Path]:
     """Return the files of /dev/shm that the processes have mapped.
 
-    Nobody else uses these, so they may go when the processes have gone.
+    No other process uses these files, so they may go when the processes have gone.
     """
     found: set[Path] = set()
     for pid in pids:

@@ -41,7 +41,7 @@ class InlineInsert:
     Attributes:
         query: The statement without the FORMAT clause.
         format: The input format's name.
-        data: What follows it.
+        data: The bytes behind the statement.
     """
 
     query: bytes

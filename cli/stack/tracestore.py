@@ -2,8 +2,8 @@
 
 The unchanged clickhouse-connect clients, sync and async, work with it. One process owns the data
 directory; nothing leaks between requests, because each gets a connection of its own to the engine
-(0.1 ms). What differs from a server: whole answers are built in memory (bounded), no sessions, no
-external tables, no users beyond one password, no replication. Production sets another URL.
+(0.1 ms). Differences from a server: whole answers are built in memory (bounded); there are no
+sessions, external tables, replication, or users beyond one password. Production sets another URL.
 
 Run: `python -m cli.stack.tracestore --port 8123 --directory .sluice/tracestore`.
 """
@@ -52,8 +52,8 @@ class TraceStoreLimits:
     """Bounds of the HTTP side.
 
     Attributes:
-        body_max_bytes: Of one request, decompressed.
-        bodies_max_bytes: Of all requests together.
+        body_max_bytes: Largest body of one request in bytes, decompressed.
+        bodies_max_bytes: Bytes of the bodies of all requests together.
         waiting_max: Statements running or waiting.
     """
 

@@ -99,10 +99,10 @@ class Actor:
     """The caller of an admin route, as its key identifies it.
 
     Attributes:
-        id: Of the admin key; `bootstrap` for the one of the settings.
-        role: Of the key.
-        tenant_id: Of a publisher's key; else empty.
-        name: Of the key or the person, for people; may be empty.
+        id: Id of the admin key; `bootstrap` for the key of the settings.
+        role: Role of the key.
+        tenant_id: Tenant of a publisher's key; else empty.
+        name: Name of the key or the person, for display; may be empty.
     """
 
     id: str

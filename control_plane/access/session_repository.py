@@ -29,9 +29,9 @@ async def begin(
     Args:
         connection: Its transaction.
         session_id: A new one.
-        actor: On whose behalf it will ask.
-        hashes: Of its cookie, and of the admin key that it stands for; None: for a person.
-        life_s: Until it ends by itself, by the database's clock.
+        actor: Actor of its requests.
+        hashes: Hashes of its cookie, and of the admin key that it stands for; None: for a person.
+        life_s: Seconds until it ends by itself, by the database's clock.
     """
     secret_sha256, key_sha256 = hashes
     is_person = key_sha256 is None
@@ -56,11 +56,11 @@ async def begin(
 async def find(
     connection: AsyncConnection, secret_sha256: bytes, of_bootstrap: OfBootstrap
 ) -> ConsoleSession | None:
-    """Return the session of a cookie; None: there is none, it ended, or what it stands for did.
+    """Return the session of a cookie; None: there is none, or it or its key has ended.
 
     Args:
         connection: To read with.
-        secret_sha256: Of the cookie.
+        secret_sha256: Hash of the cookie.
         of_bootstrap: Hash of a key -> its actor, when it is the key of the settings.
     """
     is_it = (_T.secret_sha256 == secret_sha256, _T.expires_at > func.now())

@@ -1,7 +1,7 @@
 """Uploads in PostgreSQL, in the transactions they are given.
 
-Whoever begins to refer to a chunk touches it first, in the same transaction: what was touched
-lately is never collected (`control_plane.artifacts.garbage`).
+A transaction that begins to refer to a chunk touches it first: a chunk that was touched lately is
+never collected (`control_plane.artifacts.garbage`).
 """
 
 from dataclasses import dataclass

@@ -19,19 +19,19 @@ class AuditRow(NamedTuple):
     """One object that a write changed, or one write that was refused.
 
     Attributes:
-        id: Sorts by time.
-        actor_id: The admin key, or `bootstrap`.
-        actor_role: The key's role at that time.
+        id: Id of the row, which sorts by time.
+        actor_id: Id of the admin key, or `bootstrap`.
+        actor_role: Role of the key at that time.
         action: A verb: create, replace, delete, ...
         kind: Kind of the object, as in the path.
         object_id: Id of the object; of a refused write the id in the request.
         outcome: `done`, or the code of the refusal.
-        detail: Why it was refused.
-        before: As a GET would have shown it; None when there was none.
-        after: The same, after the write.
+        detail: Reason of the refusal.
+        before: Object before the write, as a GET would have shown it; None when there was none.
+        after: Object after the write, as a GET shows it; None when there is none.
         request_id: Id of the request, which the answer and the logs have too.
         idempotency_key: If the request had one.
-        actor_name: Of the key or the person, for people.
+        actor_name: Name of the key or the person, for display.
     """
 
     id: str

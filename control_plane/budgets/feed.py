@@ -77,8 +77,8 @@ async def open_feed(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[Us
     """Open a feed; the telemetry service need not be there.
 
     Args:
-        telemetry_url: Of the service; empty: there is none.
-        telemetry_key: The admin key that it takes.
+        telemetry_url: URL of the service; empty: there is none.
+        telemetry_key: Admin key for the service.
     """
     if not telemetry_url:
         yield NoUsage()

@@ -1,6 +1,6 @@
 """Rows of budgets, their states, and the tenants that gateways stop.
 
-Whatever changes a budget or its state holds the rows of all budgets of that tenant, in the order of
+A change of a budget or its state locks the rows of all budgets of that tenant, in the order of
 their ids, and writes the tenant's stops anew from all of them.
 """
 
@@ -80,7 +80,7 @@ class Reading:
 class BudgetChange:
     """A budget that has another state than before, or reached a soft percent.
 
-    What is used to a soft percent, or up, in the next period too is told again.
+    A soft percent or an end that is reached again in the next period is reported again.
     """
 
     tenant_id: str

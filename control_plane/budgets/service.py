@@ -38,8 +38,8 @@ _GROWTH = 32  # so many budgets more after an answer: most questions are of a si
 class BudgetPace:
     """How many budgets of a period the ledger is asked about at once, and when again; pure.
 
-    What it cannot sum up in time it may for fewer, so a failure halves the question. Times are
-    seconds of one clock.
+    The ledger may have time for fewer budgets, so a failure halves the question. Times are seconds
+    of one clock.
     """
 
     asked_max: int = ASKED_MAX
@@ -112,7 +112,8 @@ class BudgetService:
     async def step(self) -> float:
         """Look at the budgets that are due, at most a call's worth; return when to come back (s).
 
-        Who leads comes every second, also to rest: a lease that ends lets another one ask.
+        The leader calls every second, also to rest: a lease that ends lets another control plane
+        ask.
 
         Raises:
             DatabaseDownError: PostgreSQL does not answer.

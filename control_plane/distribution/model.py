@@ -93,9 +93,9 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """All that a node shall be fetching now, the most urgent first.
+    """The whole list of a node's orders, the most urgent first.
 
-    What is not named any more is given up: a lost answer is repaired by the next one.
+    A node gives up orders that are not on it any more: the next answer repairs a lost one.
     `wants_full` asks for a report of all that the node holds.
     """
 

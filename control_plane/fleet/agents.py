@@ -1,7 +1,7 @@
 """Sync over gRPC: agents report the replicas of their nodes and learn the desired ones.
 
-What should run comes from the copy in memory, so that agents keep being answered while PostgreSQL
-is away; their reports then wait for the next heartbeat, which repeats everything.
+The desired replicas come from the copy in memory, so that agents get answers while PostgreSQL is
+away; their reports then wait for the next heartbeat, which repeats everything.
 """
 
 import asyncio

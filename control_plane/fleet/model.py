@@ -1,8 +1,8 @@
 """Records of the fleet, and decisions over them: roles, states, lost nodes; pure.
 
-What replicas are for, and what an agent's report changes; which to create, drain and forget is
-decided in `control_plane.fleet.planner`, cells in `control_plane.fleet.cells`. Each function is
-idempotent: applied to its own result it changes nothing more.
+This module decides the roles of replicas and the effects of an agent's report;
+`control_plane.fleet.planner` decides on creation, drain and removal, `control_plane.fleet.cells` on
+cells. Each function is idempotent: applied to its own result it changes nothing more.
 """
 
 from collections import Counter, deque

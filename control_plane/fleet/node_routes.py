@@ -1,7 +1,7 @@
 """REST of nodes: what their agents say, what operators want of them, and which cordons are lifted.
 
-What is wanted is a resource of its own, `/v1/nodes/{id}/desired`, so that its tag does not change
-with every heartbeat.
+The desired state is a resource of its own, `/v1/nodes/{id}/desired`, so that its tag does not
+change with every heartbeat.
 """
 
 from typing import Any

@@ -2,9 +2,9 @@
 
 Pools say what a replica needs, nodes what they have. A pool's replicas are spread first, over racks
 and then over nodes, so that one failure takes few of them; among equals the fullest node that has
-room is taken (best fit), so that large ones find whole accelerators elsewhere. What was given is
-kept with the replica: nothing is ever given twice, and nothing moves while it lives. A pool that
-needs nothing goes to the least loaded node, and what a node does not tell is not asked for.
+room is taken (best fit), so that large ones find whole accelerators elsewhere. A replica keeps its
+accelerators: none is ever given twice, and no replica moves while it lives. A replica of a pool
+without needs goes to the least loaded node. Sizes that a node does not report are not checked.
 """
 
 from collections import Counter

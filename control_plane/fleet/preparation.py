@@ -212,8 +212,8 @@ async def abandon(connection: AsyncConnection, model_id: str) -> None:
 async def retire_pools(connection: AsyncConnection) -> list[str]:
     """Let the pools that are to be given up go to 0 replicas, a few at once; return them.
 
-    What rollouts that ended had asked for goes, too. A pool that something stands for again is
-    looked at again later.
+    Demands of ended rollouts go, too. A pool that a model or a rollout uses again is checked again
+    later.
     """
     t, d = pools.c, pool_demands.c
     is_over = exists().where(d.pool_id == t.id, d.ends_at <= func.now())

@@ -100,14 +100,14 @@ class Identities:
 def guard(
     database: Database, identities: Identities, routes: dict[web.AbstractRoute, AdminRoute]
 ) -> Middleware:
-    """Return a middleware that lets in who holds a key that may do what a route declares.
+    """Return a middleware that lets in callers whose key allows the action of the route.
 
-    What is at no declared route is there for nobody. Writes that are refused are recorded.
+    A path without a declared route does not exist for any caller. Refused writes are recorded.
 
     Args:
-        database: Where refusals are recorded.
-        identities: Tell who asks.
-        routes: What the routes declare.
+        database: Database that refusals are recorded in.
+        identities: Actors of keys and sessions.
+        routes: Declarations of the routes.
     """
     writes = Writes(database)
 

@@ -80,7 +80,7 @@ def shown(
     """Return the schema of an object with these fields, which are always there.
 
     Args:
-        fields: Their names.
+        fields: Names of the fields.
         body: The body that wrote it: fields of the same names have the same types.
         types: Schemas of others, e.g. `INTEGER`, or what `control_plane.http.columns` returns; what
             is in neither is a text.

@@ -55,8 +55,8 @@ def document(routes: Iterable[AdminRoute], version: str) -> Json:
     """Return the OpenAPI document.
 
     Args:
-        routes: All there is; those open to all are left out.
-        version: Of this software.
+        routes: All routes; those open to all are left out.
+        version: Version of this software.
     """
     paths: Json = {}
     for route in routes:

@@ -49,26 +49,26 @@ class Resource:
     """One kind of resource.
 
     Attributes:
-            path: Below /v1/.
-            table: Its rows.
-            shown: Columns of an answer.
-            read: What reading it takes.
-            write: What writing it takes.
-            owner: Tenant of a row, in SQL (NULL: nobody's); None: no row is anybody's.
-            body: What PUT takes; None for what only we write.
-            on_create: Values of a new row that the body does not hold and a replacement keeps.
-            before_write: Checks in the same transaction; raises what the caller shall see. It may
-                complete the values.
-            after_write: What else belongs to a write.
-            is_removable: Whether there is a DELETE; there is with every body.
-            before_delete: Checks in the same transaction.
-            filters: Columns that a list may be narrowed by, as `?column=value`.
-            id_pattern: Of the path; only public model names may hold slashes.
-            id_check: Returns an id that may be one; ValueError says what is expected.
-            shares: Columns that bodies and answers have in percent.
-            hidden: Columns with lists, of which the audit log has the lengths only: it is open to
+        path: Path below /v1/.
+        table: Table of its rows.
+        shown: Columns of an answer.
+        read: Action of a reader.
+        write: Action of a writer.
+        owner: Tenant of a row, in SQL (NULL: no tenant's); None: no row has an owner.
+        body: Body of a PUT; None: only the platform writes.
+        on_create: Values of a new row that the body does not hold and a replacement keeps.
+        before_write: Checks in the same transaction; raises the caller's error. It may complete the
+            values.
+        after_write: Further changes in the transaction of a write.
+        is_removable: Whether there is a DELETE; there is with every body.
+        before_delete: Checks in the same transaction.
+        filters: Columns that a list may be narrowed by, as `?column=value`.
+        id_pattern: Pattern of the id in the path; only public model names may hold slashes.
+        id_check: Returns a possible id; ValueError says what is expected.
+        shares: Columns that bodies and answers have in percent.
+        hidden: Columns with lists, of which the audit log has the lengths only: it is open to
             roles that may not read these.
-        body_bytes_max: Of a PUT; 0: as much as any other route takes.
+        body_bytes_max: Bytes of a PUT; 0: as many as any other route takes.
     """
 
     path: str
@@ -280,8 +280,8 @@ def visible(request: web.Request, query: Select[Any], owner: ColumnElement[Any])
     """Return a query narrowed to the rows that the caller may read.
 
     Args:
-        request: Of a declared route that reads.
-        query: All rows.
+        request: Request of a declared route that reads.
+        query: Query of all rows.
         owner: Tenant of a row, in SQL; NULL: nobody's.
     """
     actor, action = request[ACTOR], request[ROUTE].action

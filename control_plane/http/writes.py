@@ -11,7 +11,7 @@ A handler hands over its work:
 
     return await self._writes.run(request, work)
 
-What it returns is answered once the transaction is committed. When PostgreSQL goes away in between,
+The caller gets its result once the transaction is committed. When PostgreSQL goes away in between,
 the work runs again, unless the lost attempt turns out to have been committed.
 """
 

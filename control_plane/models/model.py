@@ -30,9 +30,9 @@ class BaseBody(AdminBody):
 
 
 class ModelBody(AdminBody):
-    """A public name; `owner_tenant_id` empty means that everybody may use it.
+    """A public name; without `owner_tenant_id` all tenants may use it.
 
-    What it stands for is kept as a release, which `model@release` names for good; an empty
+    Its base and adapter are kept as a release, which `model@release` names for good; an empty
     `release` is named after the digests.
     """
 

@@ -218,12 +218,12 @@ async def _count_runs(connection: AsyncConnection, reports: Iterable[AnswerRepor
 async def golden_counts(
     connection: AsyncConnection, model_id: str, releases: Sequence[str], start_ms: int, end_ms: int
 ) -> dict[str, tuple[int, int]]:
-    """Return what releases of a model answered to prompts with an expected answer.
+    """Return how many answers of a model's releases missed the expectation of their prompt.
 
     Args:
         connection: Within the caller's transaction.
         model_id: Public name of the model.
-        releases: Their names, without the model's.
+        releases: Names of the releases, without the model's.
         start_ms: Unix time, counted.
         end_ms: Unix time, not counted any more. Both are taken down to whole seconds.
 

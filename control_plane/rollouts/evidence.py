@@ -166,16 +166,16 @@ class Arm:
 
     @property
     def judged(self) -> int:
-        """Answers that are looked at for what they are like."""
+        """Answers whose contents are judged."""
         return self.answers if self.first_answers is None else self.first_answers
 
     @property
     def faults(self) -> Count:
         """Failures that the release may have caused, of the requests that were its to answer.
 
-        What clients do wrong (4xx, hanging up) and what is refused by policy (429, 503: limits,
-        overload, drain) is neither good nor bad and left out: it tells about callers and capacity,
-        comes in bursts, and would let one misbehaving client roll a release back.
+        Faults of clients (4xx, hanging up) and refusals by policy (429, 503: limits, overload,
+        drain) are neither good nor bad and left out: they depend on callers and capacity, come in
+        bursts, and would let one misbehaving client roll a release back.
         """
         bad = sum(count for code, count in self.errors.items() if _says(code, ErrorEvidence.FAULT))
         return Count(bad, self.answers + bad)

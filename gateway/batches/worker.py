@@ -51,10 +51,10 @@ class BatchWorker:
         """Compose.
 
         Args:
-            client: Gives lines.
-            directory: Knows whose they are.
-            routes: Answer them.
-            gateway_id: Of this worker.
+            client: Client that gives lines.
+            directory: Directory with the callers of lines.
+            routes: Routes that answer lines.
+            gateway_id: Id of this worker.
         """
         self._client, self._directory, self._routes = client, directory, routes
         self._gateway_id = gateway_id

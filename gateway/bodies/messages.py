@@ -73,7 +73,8 @@ class Message(_Answered):
     """One turn.
 
     Attributes:
-        reasoning_content: Of an assistant; templates that know it may show it to the model.
+        reasoning_content: Reasoning of an assistant; templates that know it may show it to the
+            model.
     """
 
     role: Annotated[

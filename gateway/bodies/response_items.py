@@ -278,8 +278,8 @@ def messages_of(
     """Return the turns that items come to.
 
     Args:
-        items: In the order in which they came.
-        before: Of earlier turns, which they continue.
+        items: Items in the order in which they came.
+        before: Items of earlier turns, which `items` continue.
         param: The field that `items` are in.
 
     Raises:

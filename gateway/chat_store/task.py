@@ -24,7 +24,7 @@ class KeptChatChunks(ChatChunks):
     """Chunks of one choice, and what the choice has come to.
 
     Attributes:
-        call_ids: Of its calls, as the client was told them.
+        call_ids: Ids of its calls, as the client got them.
         ended: The whole answer and its finish reason, once it is there.
     """
 
@@ -85,8 +85,8 @@ class KeptChatTask(ChatTask):
     """One chat completion that is kept; a stream of it holds its body until the end.
 
     Attributes:
-        keeper: Brings it to PostgreSQL.
-        tenant_id: Whose it is.
+        keeper: Writer to PostgreSQL.
+        tenant_id: Tenant that owns it.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

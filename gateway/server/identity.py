@@ -39,7 +39,7 @@ class CallerIdentity(NamedTuple):
         uid: Ours, 32 random hex digits; other ids are made of it.
         request_id: The caller's `x-request-id` when it is sane, else ours.
         trace_id: 32 hex digits, the caller's or new.
-        traceparent: Of our own span; the caller is told it as `traceresponse`.
+        traceparent: Trace context of our own span; the caller gets it as `traceresponse`.
         upstream: The caller's trace context; also who keeps a trace that begins here.
         cross_origin: Headers of the answer for a page of another origin, and of its API.
     """

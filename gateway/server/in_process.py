@@ -1,6 +1,6 @@
 """A request of ours to this worker: the same handlers answer it, and no socket lies between.
 
-What a client has asked for and does not wait for runs as such a request. It speaks HTTP/1.0, so
+Work that a client asked for, and does not wait for, runs as such a request. It speaks HTTP/1.0, so
 that its body comes as it is, without the frames of chunks.
 """
 
@@ -107,7 +107,7 @@ def in_process_request(
     """Return a POST request of this worker to itself.
 
     Args:
-        path: Of the endpoint.
+        path: Path of the endpoint.
         body: JSON.
         sink: Takes the body of a streamed response.
         identity: The names that the request goes by.

@@ -58,11 +58,11 @@ class ServerLimits:
     """Bounds of one worker.
 
     Attributes:
-        connections_max: Open at once; beyond, only probes are answered.
-        head_timeout_s: From its first byte (of the first request: from the connection) until a
-            request's head is complete.
-        idle_timeout_s: How long a kept-alive connection may be silent.
-        body_bytes_max: Of unfinished bodies together.
+        connections_max: Largest number of open connections; beyond, only probes are answered.
+        head_timeout_s: Seconds from its first byte (of the first request: from the connection)
+            until a request's head is complete.
+        idle_timeout_s: Seconds for which a kept-alive connection may be silent.
+        body_bytes_max: Bytes of all unfinished bodies together.
     """
 
     connections_max: int = 20_000

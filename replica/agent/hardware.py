@@ -1,8 +1,8 @@
-"""When an accelerator is taken out of service.
+"""Decides when an accelerator is taken out of service.
 
-Pure: `judge` maps (state, readings, now) to the next state. What an accelerator says about itself
-comes from a `HardwareReader`; what a cordon means for replicas is the fleet's business. A cordon
-stays until an operator lifts it, also over restarts of the agent: XIDs are told only once.
+Pure: `judge` maps (state, readings, now) to the next state. A `HardwareReader` brings an
+accelerator's readings; the fleet decides the effect of a cordon on replicas. A cordon stays until
+an operator lifts it, also over restarts of the agent: XIDs are reported only once.
 """
 
 from collections.abc import Collection, Mapping

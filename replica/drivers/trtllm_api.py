@@ -1,7 +1,7 @@
 """TensorRT-LLM's LLM API as the driver uses it: every name of theirs stands in this module.
 
-What differs between versions is found out once, when the engine loads, by the version number and by
-looking at what is there; nothing is guessed while it serves. Names, and where each was seen in
+Differences between versions are found once, when the engine loads, by the version number and by the
+names that are there; nothing is guessed while it serves. Names, and where each was seen in
 NVIDIA/TensorRT-LLM (1.2 line unless said):
 
 * `LLM(...)`, `generate_async(inputs, sampling_params, lora_request, streaming, cache_salt)`,

@@ -1,12 +1,12 @@
 """From TensorRT-LLM's KV cache events to ours: a pure translation.
 
 TensorRT-LLM names cached blocks by hashes of its own, but its events carry the tokens of each block
-and the hash of the one before, so our chained hashes can be computed beside theirs. What its events
-do not carry is what else a chain depends on, adapter and tenant salt (1.2 leaves both out). They
-are told apart by the requests that were sent: the first block of a chain gets the root of the
-oldest request with these tokens whose root has no such block yet. Where two requests with equal
-beginnings and different roots overlap, the guess can swap them until the blocks are evicted; a
-router then expects the hit at the wrong place, and `cached_tokens` of the request corrects it.
+and the hash of the one before, so our chained hashes can be computed beside theirs. Its events lack
+the two other inputs of a chain, adapter and tenant salt (1.2 leaves both out). The requests that
+were sent tell chains apart: the first block of a chain gets the root of the oldest request with
+these tokens whose root has no such block yet. Where two requests with equal beginnings and
+different roots overlap, the guess can swap them until the blocks are evicted; a router then expects
+the hit at the wrong place, and `cached_tokens` of the request corrects it.
 """
 
 from array import array

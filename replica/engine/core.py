@@ -1,7 +1,7 @@
 """A driver made of the scheduler and a backend that computes steps.
 
-What differs between engines is the backend: it gets a plan and returns the new tokens of the
-sampled sequences. A backend that fails ends the sequences of that step, and nothing else.
+Engines differ by their backend: it gets a plan and returns the new tokens of the sampled sequences.
+A backend that fails ends the sequences of that step, and nothing else.
 """
 
 from collections.abc import Callable, Sequence

@@ -72,7 +72,7 @@ class Driver(Protocol):
         """Read and check an adapter; may be slow. The only method that any thread may call.
 
         Returns:
-            What `put_adapter` takes.
+            The adapter in the form that `put_adapter` takes.
 
         Raises:
             RefusedError: It cannot be served on this base; the message says why.

@@ -2,11 +2,11 @@
 
 The compiler of grammars asks the tokenizer how text that must come is written, and the tokenizer
 takes an added token wherever it finds its text: `<|im_end|>` in a schema's `const` would be the end
-of the answer, and `<tool_call>` the mark. Under names that nobody can write, no text is theirs.
-As special tokens they are not taken for their names either, which free text would have room for.
+of the answer, and `<tool_call>` the mark. Under names that no text can contain, they match no text.
+As special tokens they do not match their names either, which free text would have room for.
 
-What it costs: where a base has added mere text, such as a run of spaces, a grammar comes by it only
-in tokens of the model, or in its bytes.
+The price: where a base has added mere text, such as a run of spaces, a grammar gets it only in
+tokens of the model, or in its bytes.
 """
 
 import json

@@ -3,10 +3,10 @@
 The order is that of `ScheduledSequence.rank`. A sequence whose adapter is in no slot, while all
 slots are busy, is passed over, so that it does not block the sequences behind it. They must not
 keep it out for ever by keeping the slots busy: when OVERTAKEN_MAX of them with adapters have been
-admitted before the first one passed over, that one claims the slot with the fewest sequences.
-Nobody behind it joins that slot any more; it is empty when those who use it, and those who wait for
-it in front, have ended. Only the first one passed over has a claim; for the next the counting
-begins anew.
+admitted before the first one passed over, that one claims the slot with the fewest sequences. No
+sequence behind it joins that slot any more; it is empty when the sequences that use it, and those
+that wait for it in front, have ended. Only the first one passed over has a claim; for the next the
+counting begins anew.
 """
 
 from heapq import heapify, heappop, heappush

@@ -54,7 +54,7 @@ class AdapterShelf(Protocol):
     def want(self, digest: str, done: Callable[[RefusedError | None], None]) -> bool:
         """Call `done` in the step loop when an adapter lies there, or with why it cannot be had.
 
-        Nobody asks again before. Returns False when too many are wanted already.
+        No second call comes before that. Returns False when too many are wanted already.
         """
         ...
 

@@ -280,8 +280,8 @@ class HostCore:
     def _resume(self, old: HostAttachment, new: HostAttachment) -> list[wire.Resumed]:
         """Move the sequences of an attachment to a newer one; return all that they have brought.
 
-        What the old one has not sent is part of that, so it is dropped there; what it has sent may
-        be lost, so ends that were not confirmed are told again.
+        Tokens that the old one has not sent are among them, so it drops them. Messages that it has
+        sent may be lost, so unconfirmed ends are reported again.
         """
         del self._attachments[old.epoch]
         ended = old.unconfirmed + old.outbox.abandon() + old.news.ended

@@ -37,9 +37,9 @@ class Handovers:
     """The split requests of a router between their two replicas.
 
     Attributes:
-        times: Of transfers.
+        times: Learned times of transfers.
         ready: Slots that were booked before their blocks came, and can be sent now.
-        transfers: To be started.
+        transfers: Transfers to be started.
     """
 
     __slots__ = ("_moves", "ready", "times", "transfers")
@@ -54,7 +54,7 @@ class Handovers:
         """Start to bring a booked dispatch what it lacks; False: there is nothing to wait for.
 
         Args:
-            cell: Of both replicas.
+            cell: Book of the cell of both replicas.
             dispatch: Booked on the target.
             cached_tokens: Predicted to be there already.
             now: Time.

@@ -2,8 +2,8 @@
 
 The right answer is the one that more than half of at least three replicas give. They are greedy, so
 honest engines differ in one way only: where two tokens are almost equally probable, another batch
-may round otherwise, and all that follows differs. Such a fork is recognized by its logprobs and is
-no difference; what lies before it still counts. Without logprobs every other token is one.
+may round otherwise, and all that follows differs. The fork is recognized by its logprobs and is no
+difference; what lies before it still counts. Without logprobs every other token is one.
 """
 
 from collections import Counter

@@ -7,7 +7,7 @@ there on; the earlier one covers more, so it stands for both. Where a check deci
 (the digits of a card), both stay.
 
 A step takes one character, a leap a piece of text such as a token; both are remembered, so that
-most pieces cost one look-up. What is remembered has a bound, and begins anew beyond it.
+most pieces cost one look-up. The memory has a bound, and begins anew beyond it.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -49,8 +49,8 @@ def compiled(expression: str, places: Places, behind: int, *, ignores_case: bool
     """Add an expression.
 
     Args:
-        expression: As Python writes them.
-        places: Where to.
+        expression: Regular expression in Python's syntax.
+        places: Places of the automaton, which the expression's are added to.
         behind: The place behind it.
         ignores_case: Whether letters stand for their other case as well.
 

@@ -1,7 +1,7 @@
 """The compiled form of expressions: places of a nondeterministic automaton. Pure.
 
-A place eats a character, holds a condition on what stands at its left and right, or says that a
-rule matches. What leads on without eating is followed when places are made.
+A place eats a character, holds a condition on the characters at its left and right, or marks the
+match of a rule. Transitions that eat nothing are followed when places are made.
 """
 
 from collections.abc import Callable, Sequence

@@ -137,7 +137,7 @@ class Costs:
     """All of it.
 
     Attributes:
-        lines: Their micros add up to those of the pools.
+        lines: Rows of the answer, whose micros add up to those of the pools.
         unpriced_requests: By pool that is not in the price list.
     """
 

@@ -184,7 +184,7 @@ class Fetcher:
         """Return when the artifact lies complete in the library.
 
         Args:
-            digest: Of the artifact.
+            digest: Digest of the artifact.
             needed: A request waits for it; else it is waited for in any case.
 
         Raises:

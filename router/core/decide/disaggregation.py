@@ -24,8 +24,8 @@ class Whole:
     """A request that stays on one replica.
 
     Attributes:
-        backlog_s: Prefill owed there.
-        prefill_s: Of its own prompt there.
+        backlog_s: Seconds of prefill owed there.
+        prefill_s: Seconds of prefill of its own prompt there.
         decodes: Sequences that are slowed by it.
         waiting: Requests that would wait for its prefill; none while replicas are free.
     """
@@ -41,11 +41,11 @@ class PrefillSplit:
     """The same request on two replicas.
 
     Attributes:
-        backlog_s: Prefill owed where its prompt would be computed.
-        prefill_s: Of its own prompt there.
-        transfer_s: Between its first and its second token.
-        output_tokens: Expected.
-        decode_step_s: Between its other tokens.
+        backlog_s: Seconds of prefill owed where its prompt would be computed.
+        prefill_s: Seconds of prefill of its own prompt there.
+        transfer_s: Seconds between its first and its second token.
+        output_tokens: Expected tokens of its answer.
+        decode_step_s: Seconds between its other tokens.
     """
 
     backlog_s: float

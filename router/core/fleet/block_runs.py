@@ -12,7 +12,7 @@ class BlockRun:
     """Consecutive blocks of a chain.
 
     Attributes:
-        keys: Their hashes, in the order of the chain; never empty.
+        keys: Hashes of the blocks, in the order of the chain; never empty.
         holders: The bits of the replicas that hold all of them.
         is_loose: It may come from a report, which does not say where a chain ends and the next one
             begins.

@@ -33,7 +33,7 @@ class BlockHashes(Sequence[int]):
     """The block hashes of a prompt or of a report, read from the bytes they came in.
 
     Only the first eight bytes of each hash are used: among ten million blocks, one pair in 370,000
-    indices is mistaken for another, and what that spoils is a prediction. Such keys need less
+    indices is mistaken for another, which spoils a prediction and no answer. These keys need less
     memory than the bytes, and cost nothing to make.
 
     Attributes:
@@ -232,7 +232,7 @@ class PrefixIndex:
     def _unite(self, run: BlockRun, twin: BlockRun) -> BlockRun:
         """Make one run of two with the same first block, and return it; the rest is split off.
 
-        Such twins come to be when blocks are reported apart from those that they follow.
+        Twins arise when blocks are reported apart from the blocks that they follow.
         """
         same = agreement(run.keys, twin.keys, 0)
         if same < len(run.keys):

@@ -49,11 +49,11 @@ class Speed:
 
     Attributes:
         budget: Tokens per step.
-        decode_step_s: A step without prompt tokens.
-        token_s: On top, per prompt token with nothing before it ...
+        decode_step_s: Seconds of a step without prompt tokens.
+        token_s: Seconds on top, per prompt token with nothing before it ...
         attention_s: ... and for every token before it.
-        lag_s: From the end of a step to its frame here, and back to the engine.
-        decode_cost: Of output tokens, whatever the number of sequences.
+        lag_s: Seconds from the end of a step to its frame here, and back to the engine.
+        decode_cost: Cost of an output token, whatever the number of sequences.
     """
 
     __slots__ = (

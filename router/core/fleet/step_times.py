@@ -69,7 +69,7 @@ class StepTimes:
         """Note a step; return whether it was slow.
 
         Args:
-            steps: Of its replica.
+            steps: Step times of its replica.
             size: Powers of two in bytes: prompt tokens, decodes, and context.
             step_s: Its duration.
             now: Monotonic seconds.

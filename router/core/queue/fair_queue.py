@@ -34,8 +34,8 @@ class FairQueue:
     must follow.
 
     Attributes:
-        requests: Waiting.
-        tokens: Of their prompts.
+        requests: Number of waiting requests.
+        tokens: Prompt tokens of the waiting requests.
         reports: Number of the last report to other cells.
         pool: Service in the other cells of the pool.
     """

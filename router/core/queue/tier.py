@@ -42,8 +42,8 @@ class Tier:
         totals: Service so far, and uncached tokens that wait; its tenants keep the sums.
         credit: Service that the tier may claim before higher ones. While it waits it earns its
             share of all service of the cell; what it is served is paid from it.
-        requests: Waiting.
-        tokens: Of their prompts.
+        requests: Number of waiting requests.
+        tokens: Prompt tokens of the waiting requests.
         ledger: Accounts to tell other cells of.
     """
 

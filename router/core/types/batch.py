@@ -18,7 +18,7 @@ class GatewayBatch:
         tokens: Token ids of all rows, one row behind the other.
         logprobs: Log probabilities of the tokens of requests that asked for them, by handle; None:
             no request did.
-        prompt_logprobs: Of parts of prompts, likewise.
+        prompt_logprobs: Log probabilities of parts of prompts, of requests that asked for them.
     """
 
     __slots__ = (

@@ -10,8 +10,8 @@ class TierWork:
 
     Attributes:
         requests: Requests that came.
-        prompt_tokens: Their prompt tokens to compute, as predicted at their arrival.
-        output_tokens: Their output tokens, as expected at their arrival.
+        prompt_tokens: Prompt tokens to compute, as predicted when the requests came.
+        output_tokens: Output tokens, as expected when the requests came.
         refused: Requests among them for which there was no room.
     """
 
