@@ -86,8 +86,8 @@ async def back_up(database: str, store_url: str, directory: Path, on_done: OnDon
     Args:
         database: URL of the database.
         store_url: URL of the store of artifacts.
-        directory: Where it goes.
-        on_done: Told the bytes of chunks that are done, and of how many.
+        directory: Directory of the backup.
+        on_done: Called with the bytes of finished chunks, and of all.
 
     Raises:
         BackupError: The dump failed.

@@ -73,8 +73,8 @@ def create(
     The files are replaced one by one, each in one step, the key first.
 
     Args:
-        directory: Where to; only its owner can read keys.
-        days: For which certificates are valid.
+        directory: Directory of the files; only its owner can read keys.
+        days: Days for which certificates are valid.
         domain: The end of the roles' names.
         hosts: Further names and addresses of all, for people who call by them.
 

@@ -45,7 +45,7 @@ class Pull:
         Args:
             api: Client of the control plane.
             jobs: Chunks on their way at once.
-            on_done: Told how many bytes are there, and of how many.
+            on_done: Called with the bytes that are there, and all bytes.
 
         Raises:
             ApiError: The control plane cannot be reached, or has other bytes.

@@ -32,7 +32,7 @@ class Question:
     Attributes:
         model: Its public name.
         prompt: Token ids; only their number matters while `cache_root` is empty.
-        cache_root: With it the routers can tell what is cached.
+        cache_root: Root of the tenant's prefix cache; with it the routers know the cached blocks.
     """
 
     model: str

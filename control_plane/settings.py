@@ -24,8 +24,8 @@ class Settings(ServiceSettings):
         gateway_url: http(s)://host:port of a gateway, for the console's playground; empty: there is
             none.
         rollout_window_s: Length of the windows in which both releases of a rollout are compared.
-        artifact_store_url: Where artifacts lie: file:///directory or s3://bucket/prefix (with AWS_*
-            of the environment); empty: uploads are refused.
+        artifact_store_url: URL of the artifact store: file:///directory or s3://bucket/prefix (with
+            AWS_* of the environment); empty: uploads are refused.
         artifact_rank_max: Largest rank of adapters for bases that no pool with adapters serves;
             else the pools decide, by their engine option adapter_rank.
         artifact_adapter_bytes_max: Largest size of one adapter's files together.
@@ -35,24 +35,25 @@ class Settings(ServiceSettings):
         artifact_import_hosts: Web servers, with commas between: `host` if its addresses are public,
             `host:port` whatever they are.
         artifact_import_buckets: S3 buckets that may be imported from, with commas between.
-        artifact_grace_s: For which artifacts and chunks that nobody needs are kept; longer than any
+        artifact_grace_s: Seconds for which unneeded artifacts and chunks are kept; longer than any
             import takes.
         distribution_node_bytes_per_second: Bytes per second that a node can send to others, and
             receive.
         distribution_store_bytes_per_second: Bytes per second that the nodes of one region may read
             from the store.
-        audit_days: For which rows of the audit log are kept.
-        response_days: For which responses are kept that clients may continue.
-        replica_hours_days: For which it is kept which replicas ran when.
+        audit_days: Days for which rows of the audit log are kept.
+        response_days: Days for which responses are kept that clients may continue.
+        replica_hours_days: Days for which intervals of replicas are kept.
         budget_interval_s: How often each budget of a tenant is compared with the ledger.
         scaling_interval_s: How often scaling looks at the pools that have bounds, and decides; it
             counts demand in buckets of this length.
-        console_session_s: For which a session of the console lasts; then its holder signs in anew.
+        console_session_s: Seconds for which a session of the console lasts; then its holder signs
+            in anew.
         quality_pool_hour_max: Largest number of a pool's quarantined replicas that are replaced
             within an hour.
         alert_receivers: JSON file with the receivers of alerts, read at the start; without one,
             alerts are sent to none.
-        alert_days: For which alerts that are over, and closed incidents, are kept.
+        alert_days: Days for which ended alerts, and closed incidents, are kept.
         quality_node_day_max: A node with more quarantined replicas within a day gets no others.
     """
 

@@ -14,7 +14,7 @@ def open_session(telemetry_key: str, deadline_s: float) -> aiohttp.ClientSession
 
     Args:
         telemetry_key: The admin key that it takes.
-        deadline_s: For each question, from its begin to the end of its answer.
+        deadline_s: Seconds for each question, from its begin to the end of its answer.
     """
     return aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {telemetry_key}"},

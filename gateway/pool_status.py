@@ -28,8 +28,8 @@ class PoolStatus:
     """How a pool is, as this gateway knows it.
 
     Attributes:
-        replicas_ready: That take requests.
-        replicas_starting: That will.
+        replicas_ready: Number of replicas that take requests.
+        replicas_starting: Number of replicas that will.
         queued: Requests that wait.
         running: Requests, or texts, that are computed.
         wait_ms: Predicted for a new, short request; None: not known.

@@ -24,7 +24,7 @@ class GatewaySettings(ServiceSettings):
         ops_address: `host:port` for metrics and probes of all workers together. Without it,
             /metrics is at `http_address`, and tells of the one worker that answers and of no
             tenant.
-        public_metrics: With `ops_address`, /metrics is at `http_address` all the same.
+        public_metrics: Whether `http_address` serves /metrics in spite of `ops_address`.
         tls_cert: PEM file of the certificate chain; with `tls_key`, `http_address` speaks TLS.
         tls_key: PEM file of its key. Both are read again when they change.
         control_address: `host:port` of the control plane's Watch.
@@ -43,12 +43,13 @@ class GatewaySettings(ServiceSettings):
         head_timeout_s: How long a request's head may take from its first byte.
         idle_timeout_s: How long a kept-alive connection may be silent.
         body_buffer_bytes: Bytes of unfinished request bodies that one worker holds at most.
-        unready_s: From SIGTERM, how long /readyz says no before the port closes.
-        idle_grace_s: From then on, how long kept-alive connections may still bring a request.
-        drain_s: After that, how long streams may still run.
+        unready_s: Seconds from SIGTERM for which /readyz says no before the port closes.
+        idle_grace_s: Seconds from then on for which kept-alive connections may still bring a
+            request.
+        drain_s: Seconds after that for which streams may still run.
         keep_alive_s: A stream that is silent for so long gets a comment, so that no proxy takes it
             for dead.
-        flush_s: At the end, how long events may take to reach the broker; the rest is spooled.
+        flush_s: Seconds at the end for events to reach the broker; the rest is spooled.
         limit_deadline_s: How long Valkey may take before the local allowance decides.
         limit_local_share: Share of each limit that this process may grant while Valkey is away.
         response_idle_s: How long Valkey has a response that no request reads.

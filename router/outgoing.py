@@ -20,7 +20,7 @@ def leaves_at(left_at: float, now: float) -> float:
     """Return when what waits for a gateway leaves: now, unless the last message left just now.
 
     Args:
-        left_at: When the last one left.
+        left_at: Time at which the last one left.
         now: Time.
     """
     return max(now, left_at + PAUSE_S)

@@ -27,7 +27,7 @@ class Settings(ServiceSettings):
         ttft_base_s: The objective of the time to a request's first token is this ...
         ttft_factor: ... and so many times its prefill on an idle replica.
         tpot_s: The objective of the mean time per output token.
-        overtake_factor: After this many times its objective, no request of its tier overtakes a
+        overtake_factor: Multiple of its objective after which no request of its tier overtakes a
             waiting request.
         decision_sample: One of so many placements is explained to the gateway; 0: none.
         decision_pause_s: Seconds between two further explanations per router, of placements of

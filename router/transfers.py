@@ -44,7 +44,7 @@ class Transfers:
 
         Args:
             tasks: Transfers run in it.
-            target_of: Where a replica is; None: it has gone.
+            target_of: Returns the address of a replica; None: it has gone.
             open_stream: Makes an unopened stream to an engine host.
             done: Takes the sequence and the number of blocks that were brought, once per transfer.
         """

@@ -116,7 +116,7 @@ class SharedPrefixes:
     """One infinite cache that all replicas share at no cost: the upper bound of any routing.
 
     Args:
-        on_stored: Told of every block that becomes known.
+        on_stored: Called with every block that becomes known.
     """
 
     def __init__(self, on_stored: Callable[[int], None]) -> None:

@@ -50,11 +50,12 @@ class DistributionScenario:
         step_s: Step of the fluid model; a transfer that ends within a step ends with it.
         regions: The nodes are spread evenly.
         rack_nodes: Nodes of a rack.
-        report_s: Between two reports of a node.
-        one_way_s: Between a node and the control plane.
+        report_s: Seconds between two reports of a node.
+        one_way_s: Seconds of one way between a node and the control plane.
         killed_ratio: Nodes that are killed on the way; every other one comes back.
         corrupt: Nodes that spoil every chunk they serve.
-        store_down_s: From when to when the stores do not answer.
+        store_down_s: Begin and end of the time in which the stores do not answer, in virtual
+            seconds.
     """
 
     nodes: int

@@ -30,7 +30,7 @@ class Job:
     Attributes:
         request: The request of the trace.
         number: Order of arrival, from 0.
-        arrived_at: When it reached the router.
+        arrived_at: Time of its arrival at the router.
         prompt_tokens: Tokens of the current attempt: the prompt, and all tokens emitted before it.
         output_tokens: Still to emit in the current attempt.
         blocks: Blocks of the current attempt's prompt.
@@ -38,8 +38,8 @@ class Job:
         replica: Number of the engine that has it, or had it last; -1 before the first.
         hit_tokens: Prompt tokens that the last engine found in its cache.
         emitted: Tokens of earlier attempts, which ended with their replica.
-        dispatched_at: When the last engine got it.
-        admitted_at: When that engine scheduled it.
+        dispatched_at: Time at which the last engine got it.
+        admitted_at: Time at which that engine scheduled it.
         first_at: First token; None before.
         ended_at: Last token; None before, and for what was refused.
         computed: Prompt tokens that the engine has, cached ones included.

@@ -33,7 +33,7 @@ class FairCase:
     """One run.
 
     Attributes:
-        cells: With one replica each.
+        cells: Number of cells, with one replica each.
         age_s: Age of the oldest service that cells know of one another; None: each counts by
             itself.
         seed: Seed of arrivals and lengths.

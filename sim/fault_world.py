@@ -41,11 +41,11 @@ class FaultScenario:
     Attributes:
         fault: One of `FAULTS`, on the first replica.
         seed: Seed of the workload.
-        replicas: In the cell.
+        replicas: Number of replicas in the cell.
         rate_per_s: Arrivals, all over the run.
-        fault_at_s: When it happens.
+        fault_at_s: Virtual seconds of the fault.
         fault_s: How long it lasts.
-        run_s: Until the last arrival.
+        run_s: Virtual seconds until the last arrival.
     """
 
     fault: str
@@ -91,9 +91,10 @@ class FaultReport:
         resumed: Times that a request went on elsewhere after some tokens.
         pause_s: Longest time between two tokens of one stream.
         ttft_p99_s: Over all requests.
-        detect_s: From the fault until nothing was sent there any more; None: it was not seen.
-        back_s: From its end until the replica was healthy again; None: it always was.
-        ejected: For what reasons replicas were ejected.
+        detect_s: Seconds from the fault until the router sent nothing there any more; None: it was
+            not seen.
+        back_s: Seconds from its end until the replica was healthy again; None: it always was.
+        ejected: Reasons of the ejections.
     """
 
     requests: int

@@ -23,7 +23,7 @@ class SimHost:
         is_down: Connections are refused and open ones break.
         is_frozen: Connections stay open and silent, no step is done.
         stream: Stream of the one router, while it is attached.
-        frames_sent: In all.
+        frames_sent: Number of sent frames.
         merges: Steps that found no credit.
     """
 

@@ -35,7 +35,7 @@ class Metrics:
         tpot_p99_s: Percentile.
         hit_ratio: Prompt tokens found in a cache.
         busy: Share of time that replicas spent in steps.
-        makespan_s: Until the last token.
+        makespan_s: Seconds until the last token.
     """
 
     goodput: float

@@ -59,11 +59,11 @@ class SimPoolPlan:
     """The make-up of a simulated pool, and its faults and growth.
 
     Attributes:
-        replicas: At the start.
+        replicas: Number of replicas at the start.
         speed_spread: Speeds are drawn uniformly from 1 - spread to 1 + spread.
         seed: Seed of speeds and of the policy's draws.
-        lose_at_s: When replica 0 dies, in virtual seconds; None: it does not.
-        add_at_s: When one more replica with an empty cache joins.
+        lose_at_s: Virtual seconds at which replica 0 dies; None: it does not.
+        add_at_s: Virtual seconds at which one more replica with an empty cache joins.
         kv_tokens: KV memory of a replica; None: what the cost model says.
         is_shared: One infinite cache for all replicas: the bound.
     """

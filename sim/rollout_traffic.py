@@ -120,7 +120,7 @@ class Traffic:
         """Return what came of ten seconds: canary, control, and how many were sent to canary.
 
         Args:
-            split: With which requests are sent.
+            split: Split that requests are sent with.
             mirrored: Basis points of the requests of which canary gets a copy.
             canary: How the new release behaves; the old one is `CONTROL`.
         """

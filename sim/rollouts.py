@@ -74,7 +74,7 @@ class RolloutOutcome:
         phase: `DONE` or `ROLLED_BACK`; another one if it had not ended after `_WINDOWS_MAX`.
         stage: Number of the last stage.
         metric: Metric of the breached gate.
-        lasted_s: From the first stage's share to the end.
+        lasted_s: Seconds from the first stage's share to the end.
         exposed: Requests of tenants who are not pinned that canary served.
         judged: Canary's requests that the breached gate counts.
     """

@@ -78,8 +78,8 @@ class _Node:
     Attributes:
         is_cut: Its stream is gone and is being resumed.
         is_back: It is resumed when the present step is over.
-        cancels: To be sent when it is.
-        ends: That the router may not know, by sequence.
+        cancels: Cancels to be sent when it is attached.
+        ends: Ends that the router may not know, by sequence.
     """
 
     replica_id: str

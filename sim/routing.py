@@ -123,7 +123,7 @@ def compare(
         base: Everything else; its policy, load and seed are ignored.
         policies: Names of policies or groups.
         loads: Shares of capacity.
-        seeds: At least one.
+        seeds: Seeds, at least one.
         executor: Executor of processes; None: run here.
 
     Raises:

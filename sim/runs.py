@@ -38,7 +38,7 @@ class Run:
 
     Attributes:
         source: The requests.
-        replicas: At the start.
+        replicas: Number of replicas at the start.
         cost: Name of a cost model.
         load: Share of the pool's capacity, see `capacity`.
         policy: Name of a policy, not of a group.

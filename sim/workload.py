@@ -9,8 +9,8 @@ class TraceRequest:
 
     Attributes:
         arrived_s: Seconds since the first request of the trace.
-        prompt_tokens: At least 1.
-        output_tokens: At least 1; what the model will answer, which no router knows.
+        prompt_tokens: Number of prompt tokens; at least 1.
+        output_tokens: Length of the model's answer, which no router knows; at least 1.
         blocks: Chained ids of the prompt's blocks: equal ids mean equal prefixes. The last one may
             be partly filled.
         session: Requests of one conversation have one number; a negative one stands for a request
@@ -33,7 +33,7 @@ class Trace:
     """Requests in order of arrival, the first at 0.
 
     Attributes:
-        name: For results.
+        name: Name in results.
         block_tokens: Tokens per block of `TraceRequest.blocks`.
     """
 

@@ -49,7 +49,7 @@ class MtlsSettings(ServiceSettings):
         certificate: PEM file of this process' certificate and of CAs between; it has the DNS name
             `role.domain`, e.g. `router.sluice.internal`, and an agent's also `engine.domain`.
         key: PEM file of its key. All files are read again when they change.
-        engine_ca: For agents: PEM file of the CA that signs the allowed callers of engines. Triton
+        engine_ca: PEM file of the CA that signs the allowed callers of engines; for agents. Triton
             asks for no role; without this setting whoever has a certificate of ours may call.
         domain: The end of those DNS names; another one for each platform that shares a CA.
     """

@@ -165,8 +165,8 @@ class ChunkStore:
 
         Args:
             sha256: Hash of the chunk.
-            before_s: By `awake_s`: from then on nothing is deleted. A process that stood still may
-                not delete what others have put there since.
+            before_s: Time by `awake_s` from which on nothing is deleted. A process that stood still
+                may not delete what others have put there since.
 
         Raises:
             StoreDownError: The store does not answer; the chunk may be there, or not.

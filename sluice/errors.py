@@ -69,8 +69,8 @@ class ErrorPolicy:
         moves: A request without a token goes to the next owner of its cell.
         is_asked_again: An answer that has begun asks again until its patience ends.
         lets_stand_in: A model that stands in may answer: the wanted one is saturated or down.
-        is_passed_over: From a model that stands in it is no answer, like all that lets one stand
-            in: the client gets the refusal of the model that it asked for.
+        is_passed_over: Whether it is no answer from a model that stands in, like all that lets one
+            stand in: the client gets the refusal of the model that it asked for.
         goes_to_control: No engine can load canary's adapter: control answers.
         is_charged: The request counts, though nothing was served: it can be work.
         is_failure: It failed, for traces and alerts; no client did by hanging up.
@@ -177,8 +177,8 @@ class PlatformError(Exception):
 
     Attributes:
         code: Code of the error.
-        message: For people; says what to do. Never holds secrets or another tenant's data.
-        retry_after_s: When trying again makes sense; None when it never does.
+        message: Text for people, with the remedy. Never holds secrets or another tenant's data.
+        retry_after_s: Seconds after which trying again makes sense; None when it never does.
         param: The request field at fault, if one is.
     """
 

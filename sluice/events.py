@@ -115,7 +115,7 @@ class EventProducer:
 
         Args:
             bootstrap: `host:port,...` of the brokers.
-            topic: Where all events go.
+            topic: Topic of all events.
             spool_directory: Root of the disk spool; several processes may share it. None: events
                 that cannot be delivered are dropped and counted.
             spool_max_bytes: Above it the oldest events are dropped and counted.

@@ -46,7 +46,7 @@ def block_hashes(
 
     Args:
         tokens: Token ids; at least `count * BLOCK_TOKENS` of them.
-        root: From `cache_root`.
+        root: Root of the chain, from `cache_root`.
         count: Full blocks wanted.
         known: Hashes of the first blocks, already computed; at most `count`.
     """
@@ -62,7 +62,7 @@ def chained_hashes(tokens: Sequence[int], root: bytes, known: bytes = b"") -> by
 
     Args:
         tokens: Token ids.
-        root: From `cache_root`.
+        root: Root of the chain, from `cache_root`.
         known: Earlier result for a beginning of `tokens`; only the rest is hashed.
     """
     first = len(known) // HASH_BYTES * BLOCK_TOKENS

@@ -322,7 +322,8 @@ async def probe(
         model: Model that the host serves.
         prompt: Token ids.
         tokens: Number of tokens to generate.
-        timeout_s: For all of it, the adapter's loading included; the host drops it then, too.
+        timeout_s: Seconds for all of it, the adapter's loading included; the host drops it then,
+            too.
         adapter_digest: Digest of the adapter; empty: the base alone.
         cache_root: Root of the prefix cache, 16 bytes; a fresh one has all computed anew.
         wants_logprobs: Whether the tokens' log probabilities are wanted, where the engine has them.

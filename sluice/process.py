@@ -308,7 +308,7 @@ async def keep_running(
     Args:
         spec: Program, and how to start, stop and clean up after it.
         ready_timeout_s: A child that is not ready by then is stopped and started again.
-        on_change: Told about every state: (child, "starting" | "ready"), and (None, reason) when
+        on_change: Called with every state: (child, "starting" | "ready"), and (None, reason) when
             it is down.
         backoff_max_s: Longest pause between starts; 30 s of readiness reset the pause.
     """

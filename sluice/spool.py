@@ -72,8 +72,8 @@ class Spool:
     """The segments of one slot: `append` at the end, `peek` and `advance` at the front.
 
     Attributes:
-        size_bytes: On disk now, replayed parts of the first segment included. Like the counters
-            it may be read from other threads.
+        size_bytes: Bytes on disk now, replayed parts of the first segment included. Like the
+            counters it may be read from other threads.
         dropped: Records deleted unread because the bound was reached, or because the disk refused.
         damaged: Records that could not be read back.
         is_refused: The disk did not take all of what was last written at once, and nothing was

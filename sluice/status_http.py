@@ -38,7 +38,7 @@ async def status_server(
     """Serve at `address` (host:port, port 0 picks one) while the context lasts.
 
     Args:
-        address: Where to listen.
+        address: Address to listen on.
         is_ready: Whether the service wants traffic; /readyz answers 503 when not.
         metrics: Returns the text exposition.
         why_not_ready: Text of the 503 of /readyz; for people.

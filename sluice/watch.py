@@ -179,7 +179,7 @@ def write_snapshot(pieces: Iterator[bytes], file: Path, *, true_at_unix_s: float
     Args:
         pieces: Pieces of a serialized snapshot, in order.
         file: Its time of change says when the state was last known to be true.
-        true_at_unix_s: That time; 0: now.
+        true_at_unix_s: Unix seconds at which the state was last known to be true; 0: now.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(file)
@@ -256,7 +256,7 @@ class ControlWatcher:
             role: Role of this process.
             instance_id: Unique among the processes of our role.
             own_address: Routers: `host:port` that gateways dial.
-            snapshot_file: Where the last state is kept; None keeps nothing.
+            snapshot_file: File of the last state; None: none is kept.
         """
         self.state = ControlState()
         self._address = address

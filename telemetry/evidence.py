@@ -155,7 +155,7 @@ async def rollout_windows(
     Args:
         store: The trace store with the requests.
         rollout_id: The rollout; an unknown one has no requests.
-        starts_ms: From `complete_windows`.
+        starts_ms: Begins of windows, from `complete_windows`.
 
     Raises:
         STORE_ERRORS: ClickHouse is away.

@@ -33,7 +33,7 @@ class StoreSettings(ServiceSettings):
         clickhouse_storage_policy: Storage policy of tables of tenants' requests; empty: the
             default.
         clickhouse_cold_volume: Volume of that policy to which old rows move.
-        cold_after_days: When they move; 0: never.
+        cold_after_days: Days after which they move; 0: never.
         requests_days: How long events of requests are kept; 0: for ever. Longer than brokers and
             spools can hold them.
         closings_days: The same of what routers tell of lost gateways.
@@ -81,8 +81,8 @@ class Settings(StoreSettings):
     Attributes:
         kafka_bootstrap: host:port,... of the brokers.
         kafka_group_protocol: `classic` for brokers before Kafka 4.
-        topic: Where the gateways send request events.
-        texts_topic: Where they send redacted texts of tenants that opted in.
+        topic: Topic of the gateways' request events.
+        texts_topic: Topic of redacted texts of tenants that opted in.
         group: Consumer group; the id of the Kafka cluster is appended, see `telemetry.consumer`.
         batch_max: Events per insert at most.
         batch_wait_s: How long to wait for a batch to fill; four times as long while many come.
@@ -94,7 +94,7 @@ class Settings(StoreSettings):
         control_plane_url: http(s)://host:port of its REST, asked for replica-hours when a caller
             asks for costs of pools of which the price list says no replicas; empty: none.
         control_plane_key: An admin key of it; a viewer's is enough.
-        otlp_endpoint: Where spans go, by OTLP over HTTP: `http://collector:4318/v1/traces`; empty:
+        otlp_endpoint: URL for spans, by OTLP over HTTP: `http://collector:4318/v1/traces`; empty:
             nowhere. Headers and certificates are in OpenTelemetry's own variables
             (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE`).
         otlp_slow_s: Spans of requests that waited so long for their first token, or paused so long,

@@ -75,8 +75,8 @@ def is_notable(event: RequestEvent, slow_us: int) -> bool:
 
     Args:
         event: The request's event.
-        slow_us: From this time to the first token on (of the whole where none is known), and from
-            this pause between tokens on, it is slow; 0: never.
+        slow_us: Microseconds to the first token (of the whole where none is known), or of a pause
+            between tokens, from which on it is slow; 0: never.
     """
     if event.status >= _HTTP_ERROR or _is_failure(event.outcome) or event.resumes:
         return True

@@ -62,7 +62,7 @@ class StudyCase:
     """One table of the study.
 
     Attributes:
-        title: In the docs.
+        title: Title in the docs.
         trace: File name and format, or settings of a generated workload.
         loads: Shares of capacity; empty where there is a rate.
         options: Further options of `Run`.

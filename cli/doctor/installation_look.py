@@ -41,7 +41,7 @@ async def look_at_installation(
         pages: URLs of metrics, by the name of the process.
         public_url: URL of the OpenAI API, `/v1` included; empty: it is not asked.
         admin_url: URL of the control plane.
-        admin_key: For it.
+        admin_key: Key for the control plane.
         telemetry_url: URL of telemetry; empty: it is not asked.
         database_url: URL of PostgreSQL; empty: it is not asked.
         certificates: Files of this machine's certificates.

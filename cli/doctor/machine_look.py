@@ -24,7 +24,7 @@ def look_at_machine(home: Home, ports: Sequence[int]) -> MachineFacts:
 
     Args:
         home: Folder of the local stack.
-        ports: That `sluice up` wants.
+        ports: Ports that `sluice up` wants.
     """
     state = read_state(home)
     runs = state is not None and is_supervised(state)

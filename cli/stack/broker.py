@@ -179,7 +179,7 @@ def broker_spec(
     """Return how to run the broker on a loopback port; ready as soon as the port answers.
 
     Args:
-        port: On loopback.
+        port: Port on loopback.
         log_file: Receives its output.
         env: The whole environment of the process.
         password: Clients prove that they know it, see `client_settings`; empty asks for none.

@@ -34,8 +34,8 @@ class Statement:
 
     Attributes:
         sql: The text, with inline data when there is some.
-        database: Where names without a database are looked up.
-        settings: For this statement only.
+        database: Database of names without one.
+        settings: Settings of this statement only.
         parameters: Values of `{name:Type}`.
         default_format: Format of the answer when the text names none.
         is_readonly: Refuse whatever writes (GET requests).

@@ -55,7 +55,7 @@ async def collect(
         state: State file of the supervisor.
         services: The plan of the same stack; tells how to check each process.
         admin_url: Asked for the state of the replicas.
-        admin_key: For it.
+        admin_key: Key for the control plane.
     """
     how = {service.name: service.check or service.spec.ready for service in services}
     async with asyncio.TaskGroup() as group:

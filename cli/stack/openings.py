@@ -24,8 +24,8 @@ class Opening:
         port: Port number; ENGINE_PORT: of engines.
         purpose: Name of the socket in `LISTENERS`, if it is ours; else the program behind it.
         secret: Secret that proves a caller.
-        callers: In compose the networks, and LOOPBACK where it is published; in a cluster the
-            components, and the labels of namespaces, that a network policy lets in.
+        callers: Callers: in compose the networks, and LOOPBACK where it is published; in a cluster
+            the components, and the labels of namespaces, that a network policy lets in.
     """
 
     deployment: str

@@ -21,7 +21,7 @@ def assign(
         names: Names of the sockets that need a port; the first one chooses first.
         known: Ports of the last run.
         is_free: Whether no process listens on a port now.
-        start: Where to look first, so that two stacks rarely try the same ports; any integer.
+        start: Offset of the first try, so that two stacks rarely try the same ports; any integer.
 
     Raises:
         RuntimeError: No port of the range is free.

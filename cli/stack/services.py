@@ -65,7 +65,7 @@ class StackOptions:
         admin_port: Port of the admin REST.
         base: Directory of the base to serve; None is the shipped one.
         has_embeddings: Whether to serve embeddings, too, if their model is installed.
-        otlp_endpoint: Where telemetry sends spans; empty: nowhere.
+        otlp_endpoint: URL for telemetry's spans; empty: none are sent.
         has_tls: Whether our processes talk to each other by mutual TLS, and to people by TLS.
     """
 

@@ -30,7 +30,7 @@ class ProcessState:
         port: The main one; 0 when it listens on none.
         restarts: Starts after the first one.
         last_error: Why it was down the last time.
-        since_unix_s: When it became what `state` says.
+        since_unix_s: Unix seconds of the begin of `state`.
         is_server: Part of the base that others keep their data in; stopped last.
     """
 
@@ -54,7 +54,7 @@ class StackState:
             names one process, even after the number was given to another one.
         phase: starting, ready, stopping, or failed.
         embeddings: The name of the model that makes them, or why there is none.
-        first_token_unix_s: When the first token came; 0 before.
+        first_token_unix_s: Unix seconds of the first token; 0 before.
     """
 
     supervisor_pid: int

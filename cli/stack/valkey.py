@@ -56,7 +56,7 @@ def valkey_spec(
     """Return how to run the server; writes its configuration file, which only we can read.
 
     Args:
-        port: On loopback.
+        port: Port on loopback.
         home: Directory of its own.
         log_file: Receives its output.
         environment: The whole environment of the process.

@@ -59,7 +59,7 @@ async def find(
     """Return the session of a cookie; None: there is none, or it or its key has ended.
 
     Args:
-        connection: To read with.
+        connection: Connection to read with.
         secret_sha256: Hash of the cookie.
         of_bootstrap: Hash of a key -> its actor, when it is the key of the settings.
     """

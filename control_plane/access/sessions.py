@@ -24,8 +24,8 @@ class ConsoleSession:
     """A session that has not ended.
 
     Attributes:
-        actor: On whose behalf it asks.
-        expires_at: When it ends by itself.
+        actor: Actor of its requests.
+        expires_at: Time at which it ends by itself.
     """
 
     id: str

@@ -16,8 +16,8 @@ class ArtifactUse:
 
     Attributes:
         is_needed: Pinned, or named by a model, release, base, upload, or an adapter on it.
-        unreferenced_since: When that was first seen not to be so; None: it was not yet.
-        retired_at: When it was retired; None: it is not.
+        unreferenced_since: Time at which it was first found without a reference; None: not yet.
+        retired_at: Time of its retirement; None: it is not retired.
     """
 
     digest: str
@@ -54,9 +54,9 @@ def decide(
 
     Args:
         uses: All there are.
-        now: By the clock that wrote their times.
-        grace: For which an artifact that nobody needs is kept as it is.
-        settle: Between retirement and removal; longer than any transaction.
+        now: Time by the clock that wrote theirs.
+        grace: Time for which an unneeded artifact is kept as it is.
+        settle: Time between retirement and removal; longer than any transaction.
     """
     decision = GarbageDecision()
     for use in uses:
@@ -80,7 +80,7 @@ class Fate:
     Attributes:
         state: `kept`; `noticed`: the next sweep sees that nobody needs it; `grace`: it is kept for
             the grace time; `due`: the next sweep goes on with it; `retired`: invisible, and whole.
-        at: When it is retired (`grace`) or removed (`retired`) at the earliest; else None.
+        at: Time at which it is retired (`grace`) or removed (`retired`) at the earliest; else None.
     """
 
     state: str

@@ -30,10 +30,10 @@ class Artifacts:
         """Open the store.
 
         Args:
-            database: For everything that points at the store.
+            database: Database of everything that points at the store.
             store_url: As `open_backend` takes it; empty: there is none.
             bounds: Limits of accepted artifacts.
-            allowed: From where imports may come.
+            allowed: Allowed sources of imports.
             grace_s: Seconds for which unreferenced artifacts and chunks are kept.
         """
         self.bounds = bounds

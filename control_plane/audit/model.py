@@ -44,7 +44,7 @@ def fingerprint(method: str, path: str, body: bytes, conditions: tuple[str, str]
 
     Args:
         method: HTTP method.
-        path: With the query.
+        path: Path with the query.
         body: As it came.
         conditions: The headers If-Match and If-None-Match; empty when there are none.
     """

@@ -73,7 +73,7 @@ async def take_key(
     """Hold an idempotency key until the transaction ends; return what is kept under it.
 
     Args:
-        connection: In the transaction of the write.
+        connection: Connection in the transaction of the write.
         actor_id: The admin key that sent the idempotency key.
         key: The key.
         may_wait: Whether to wait for the transaction that holds it: our own attempt on a broken

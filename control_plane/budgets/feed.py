@@ -48,9 +48,9 @@ class UsageFeed(Protocol):
         """Return what tenants used; those that used nothing are missing.
 
         Args:
-            span: For which time.
-            tenant_ids: At most `ASKED_MAX`.
-            models: That are told apart, at most as many.
+            span: Time span of the sums.
+            tenant_ids: Tenants, at most `ASKED_MAX`.
+            models: Models that are told apart, at most as many.
 
         Raises:
             FeedDownError: The peer is away, slow, or tells nonsense.

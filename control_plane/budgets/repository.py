@@ -65,7 +65,8 @@ class Reading:
         due: The budget that was due for a look.
         span: The period that the usage is of.
         usage: Usage of the tenant, and of the budget's model if it has one.
-        looked_at_ms: When it was asked; an older reading never replaces a newer one.
+        looked_at_ms: Time of the question, in Unix milliseconds; an older reading never replaces a
+            newer one.
         ingested_until_ms: How far the ledger was by then; 0: it did not know.
     """
 

@@ -82,7 +82,7 @@ class BudgetService:
         """Prepare; `run` belongs into a TaskGroup.
 
         Args:
-            database: Where budgets are.
+            database: Database of budgets.
             ledger: Knows what was used; while it is away, states stay as they are.
             show: Takes what metrics say; nothing while another one leads.
             interval_s: How often each budget is looked at.

@@ -92,7 +92,7 @@ class Coordinator:
         """Plan for nodes.
 
         Args:
-            turns: At most one for each node.
+            turns: Turns, at most one for each node.
             left: Nodes that are connected no longer; nothing is wanted for them.
             now_s: Monotonic seconds.
 

@@ -51,9 +51,9 @@ class Said:
     """A report that was checked.
 
     Attributes:
-        report: For the planner.
-        peer_address: Where the node serves chunks, host:port; empty: nowhere.
-        complete: By digest, of what the report names: whether all of it lies on the node.
+        report: Report for the planner.
+        peer_address: Address at which the node serves chunks, host:port; empty: none.
+        complete: Whether all of an artifact lies on the node, by digest of those in the report.
         needed: Digests that requests wait for.
         declined: Digests for which the node has no room.
         knows_unchanged: It can be told that what it should have is the same as before.
@@ -113,7 +113,7 @@ def write_answer(
     Args:
         answer: The planner's. Orders whose source has no address are left out: it is gone.
         node_id: The node that is answered.
-        addresses: Where nodes serve chunks, by node id.
+        addresses: Addresses at which nodes serve chunks, by node id.
         tickets: Writes what a source wants to see.
         now_unix_s: The moment.
     """

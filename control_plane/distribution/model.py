@@ -37,7 +37,7 @@ class Artifact:
 
     Attributes:
         digest: Its name.
-        chunk_count: At least 1.
+        chunk_count: Number of chunks; at least 1.
         chunk_bytes: Size of every chunk in bytes; a smaller last chunk is planned at this size.
     """
 
@@ -62,10 +62,10 @@ class NodeReport:
 
     Attributes:
         node_id: Its name.
-        place: Where it stands.
+        place: Region and rack of the node.
         boot_id: Another one after every start of the agent.
-        held: By digest, the verified chunks on its disk: bit i is chunk i. All artifacts in the
-            first report of a boot and when the last answer asked for all, later only changed ones.
+        held: Verified chunks on its disk, by digest: bit i is chunk i. All artifacts in the first
+            report of a boot and when the last answer asked for all, later only changed ones.
         failures: Failed fetches since the last report.
         is_full: `held` names all that the node has.
         serves: Others can get chunks of it.
@@ -122,11 +122,12 @@ class PlannerLimits:
         across_max: Orders of one region that are served by other regions.
         prefetch_ratio: Prefetch fills at most this part of what may be planned for a link.
         tries_max: Looks for a source in one round, in vain or not.
-        order_timeout_s: After that an order is taken back; whose fault it is, nodes say sooner.
+        order_timeout_s: Seconds after which an order is taken back; nodes report a faulty source
+            sooner.
         lost_after_s: Without a report for so long, a node counts as gone.
-        shun_s: After the first failure; doubled by each of the following.
+        shun_s: Seconds of shunning after the first failure; doubled by each of the following.
         shun_max_s: Longest.
-        corrupt_shun_s: After a corrupt chunk.
+        corrupt_shun_s: Seconds of shunning after a corrupt chunk.
         accused_max: A node that blames so many different sources is itself at fault: it is not
             believed for
             a while and reads from the store; if it was for corrupt chunks, it serves nobody either.

@@ -119,7 +119,7 @@ class Planner:
         """Take in the reports of a round and return what each of their senders shall fetch.
 
         Args:
-            reports: At most one per node, in any order.
+            reports: Reports, at most one per node, in any order.
             now_s: Monotonic seconds; only differences matter.
 
         Returns:

@@ -75,7 +75,8 @@ class _Session:
         pending: Its report since the last round; None: there was none.
         wants: Artifacts that the node should have: by the state, and by the agent's own needs.
         told: The state's part that this stream was told last; None: nothing yet.
-        answer: To be sent, with what is wanted then; a newer one takes its place.
+        answer: Answer to be sent, with the wanted artifacts of that moment; a newer one takes its
+            place.
         is_due: It gets an answer though it said nothing.
     """
 
@@ -125,7 +126,7 @@ class DistributionService(DistributionServiceServicer):
         Args:
             database: Knows the artifacts, and is told what lies where.
             feed: Has the state from which follows what nodes should have.
-            metrics: Told what happens.
+            metrics: Metrics of the service.
             limits: Limits of the planner.
             read_chunk: Reads a chunk of the store, verified.
         """

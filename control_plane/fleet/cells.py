@@ -35,7 +35,7 @@ class Spread:
         revive: Draining cells that are wanted after all.
         move: Replicas that change their cell: replica id -> cell id.
         remove: Cells that have drained and hold nothing.
-        open: By pool, the cells that new replicas may go to, in their order.
+        open: Cells that new replicas may go to, by pool, in their order.
     """
 
     create: tuple[Cell, ...]
@@ -151,7 +151,7 @@ def assign_cells(
 
     Args:
         cells: All cells.
-        routers: By id; those that were never seen, or long ago, may be missing.
+        routers: Routers by id; those that were never seen, or long ago, may be missing.
         replicas_of: How many replicas a cell has; none where it says nothing.
         may_take: False while we cannot know who lives, e.g. shortly after our own start: owners
             then keep their cells, however absent.
@@ -196,9 +196,9 @@ def even_out(
 
     Args:
         cells: All cells.
-        routers: By id.
+        routers: Routers by id.
         replicas_of: How many replicas a cell has.
-        quiet_s: Since a cell last changed its owner.
+        quiet_s: Seconds since a cell last changed its owner.
     """
     live = {router.id: router for router in routers.values() if router.absent_s <= 0}
     settled = {key for key, router in live.items() if router.here_s >= REBALANCE_PAUSE_S}

@@ -50,8 +50,8 @@ class Edges:
     Attributes:
         name: Name of the group: a pool or a node.
         bucket_us: Unix time of the bucket's begin.
-        change: By how many there are more at its end than at its begin.
-        inside: For how long what has changed was there, until the bucket's end.
+        change: Difference of the number of replicas between its begin and its end.
+        inside: Time for which the changed replicas were there, until the bucket's end.
     """
 
     name: str
@@ -105,8 +105,9 @@ def rows(edges: Iterable[Edges], parts: Iterable[tuple[int, int]]) -> list[Hours
     """Return what each group held in each bucket in which it held something, in order of time.
 
     Args:
-        edges: At most one of a group and bucket, each named by the begin of the bucket's part.
-        parts: From `buckets`, in order.
+        edges: Edges, at most one of a group and bucket, each named by the begin of the bucket's
+            part.
+        parts: Parts from `buckets`, in order.
     """
     at: dict[int, list[Edges]] = defaultdict(list)
     for edge in edges:

@@ -34,7 +34,7 @@ class Router:
     Attributes:
         absent_s: 0 while its watch is open.
         is_gone: It said goodbye, or nobody listens at its address any more.
-        here_s: Since it came.
+        here_s: Seconds since it came.
     """
 
     id: str
@@ -67,7 +67,7 @@ class Needs:
     Attributes:
         memory_bytes: Memory of the machine, in bytes.
         accelerators: How many.
-        accelerator_memory_bytes: On each of them; 0: any.
+        accelerator_memory_bytes: Bytes of memory on each accelerator; 0: any.
         is_dedicated: Whether no other replica may use them.
     """
 
@@ -117,10 +117,10 @@ class Node:
         is_cordoned: Its agent found an accelerator broken.
         is_unschedulable: Operators want nothing new there.
         is_draining: They want it empty.
-        is_distrusted: So many of its replicas answered wrongly that it gets no others.
+        is_distrusted: Whether so many of its replicas answered wrongly that it gets no others.
         memory_bytes: Memory of the machine, in bytes; None: not known.
         accelerators: All of them; None: not known.
-        rack: Where it stands; empty: not known.
+        rack: Rack of the node; empty: not known.
     """
 
     id: str
@@ -146,7 +146,7 @@ class Holdback:
     """Replacements that are held back for a while after replicas answered wrongly.
 
     Attributes:
-        pools: By pool, the number of wanted replicas that it does not get.
+        pools: Number of wanted replicas that a pool does not get, by pool.
         nodes: Nodes that get no new replica.
     """
 
@@ -159,7 +159,7 @@ class Replica:
     """A replica: its desired state, and its agent's last report.
 
     Attributes:
-        accelerators: That its node gave to it, by index; none: it may use all.
+        accelerators: Accelerators that its node gave to it, by index; none: it may use all.
         reserved: Resources that its pool needed when it was made.
         sleeps: Whether it shall sleep.
     """

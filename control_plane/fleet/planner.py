@@ -30,7 +30,7 @@ class Condition:
     """Why a pool has not what it wants.
 
     Attributes:
-        text: In words.
+        text: Text for people.
         unplaced: How many replicas there is no place for.
     """
 
@@ -51,7 +51,7 @@ class FleetChanges:
     """Changes that bring the replicas to what is wanted.
 
     Attributes:
-        conditions: By pool, why there is no place for its replicas. Said, not done: two plans
+        conditions: Reason why there is no place for replicas, by pool. Said, not done: two plans
             that do the same are equal.
         notes: Progress of each draining node, in words.
     """
@@ -109,7 +109,7 @@ def plan_replicas(
 
     Args:
         pools: All pools.
-        cells: By pool, the cells for new replicas, if it has any; the smallest gets the next.
+        cells: Cells for new replicas, by pool, if it has any; the smallest gets the next.
         nodes: All nodes.
         replicas: All replicas.
         new_id: Source of ids; sorted by time.

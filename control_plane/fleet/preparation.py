@@ -266,7 +266,7 @@ async def users(
     """Return what stands for a pool, in words, the first few.
 
     Args:
-        connection: To read with.
+        connection: Connection to read with.
         pool_id: The pool.
         besides: Models that do not count, with their releases.
     """

@@ -55,10 +55,11 @@ class FleetLoop:
         """Prepare.
 
         Args:
-            database: Where everything is.
+            database: Database of the fleet.
             feed: Says that something has changed.
             prune: Delete old rows of others, now and then, in the leader's step.
-            show: Told how many replicas find no place; 0 while another control plane leads.
+            show: Called with the number of replicas without a place; 0 while another control plane
+                leads.
             clock: Counts replica-seconds while this one does.
             holdback: Returns what is not replaced at present.
         """

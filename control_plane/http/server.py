@@ -30,7 +30,7 @@ def make_application(
 
     Args:
         routes: All there is.
-        database: Where the admin keys are and the audit log goes.
+        database: Database of admin keys and of the audit log.
         bootstrap_sha256: SHA-256 (hex) of the admin key that is always there.
         count: Is told (route pattern, status) of every answer.
     """

@@ -179,9 +179,9 @@ class Writes:
         """Return the answer of some work, committed; or the one that its key has got before.
 
         Args:
-            request: That asks for it.
+            request: Request that asks for it.
             work: Runs in a transaction, and again when that got lost.
-            deadline_s: For all attempts together.
+            deadline_s: Seconds for all attempts together.
 
         Raises:
             PlatformError: The work raises it, or the key was used for another request.

@@ -21,7 +21,7 @@ async def take_name(
     """Make sure that a name may be a model's or an alias's, until the transaction ends.
 
     Args:
-        connection: In the transaction that writes the name.
+        connection: Connection in the transaction that writes the name.
         name: Public name.
         owner_tenant_id: The tenant that will own it; None: every tenant may use it.
         others: The table that must not have it.

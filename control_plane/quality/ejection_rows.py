@@ -66,7 +66,7 @@ async def settle(
     """Note what was found out; return the replicas that are cleared.
 
     Args:
-        connection: In the transaction that judges.
+        connection: Connection in the transaction that judges.
         askings: All that are put at present.
         right: Result of `right_answers`.
         quarantined: Replicas that were taken out just now.

@@ -171,7 +171,7 @@ def within(
     Args:
         claimed: Answers.
         sizes: How many answers a group of each pool has at most.
-        rows_max: So many in all groups together.
+        rows_max: Largest number of rows in all groups together.
     """
     found: list[Group] = []
     rows = 0

@@ -70,7 +70,7 @@ class AnswerReport:
         asking: The question.
         text: None: there is none.
         error: Why.
-        asked_at_unix_ms: By the clock of the node.
+        asked_at_unix_ms: Unix milliseconds of the asking, by the clock of the node.
     """
 
     node_id: str

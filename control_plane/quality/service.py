@@ -91,7 +91,7 @@ class Quality:
         """Prepare; `run` belongs into a TaskGroup.
 
         Args:
-            database: Where answers are kept.
+            database: Database of answers.
             feed: Source of the models' releases.
             meter: Takes numbers.
             budget: How many quarantined replicas are replaced.

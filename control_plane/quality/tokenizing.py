@@ -21,7 +21,7 @@ async def token_ids_apart(tokenizer: bytes, texts: Sequence[str]) -> list[tuple[
 
     Args:
         tokenizer: Content of tokenizer.json.
-        texts: At least one.
+        texts: Texts, at least one.
 
     Raises:
         TokenizingError: It is no tokenizer, or takes too long.

@@ -89,10 +89,10 @@ class Spent:
     """How many replicas were quarantined: of each pool in the last hour, of each node in a day.
 
     Attributes:
-        pools: By pool; also those that were released since.
-        nodes: By node, likewise.
-        open_pools: By pool, without those that were released.
-        open_nodes: By node, likewise.
+        pools: Number of quarantines by pool, with those released since.
+        nodes: Number of quarantines by node, with those released since.
+        open_pools: Number of quarantines by pool, without released ones.
+        open_nodes: Number of quarantines by node, without released ones.
     """
 
     pools: Mapping[str, int]
@@ -157,7 +157,7 @@ class Ruling:
     Attributes:
         quarantines: Replicas that are taken out now.
         held: Quarantined replicas that are not replaced now, because too many were in this time.
-        alerts: By judged group, its alerts, and their replicas.
+        alerts: Alerts and their replicas, by judged group.
         deviations: How many new answers deviate, by what they differ in.
         learned: Answers that are known to be right from now on.
     """
@@ -186,7 +186,7 @@ def examine(
         kept: Answers by pool and asking, the newest first.
         serving: Replicas of these pools whose answers count.
         truths: Answers that are known to be right.
-        begins: Told of each group before it is judged; False: leave it and all others.
+        begins: Called with each group before it is judged; False: leave it and all others.
         accused: Replicas that routers have ejected for their answers.
     """
     of_pool: dict[str, list[str]] = {}
@@ -260,7 +260,7 @@ def rule(
         cases: Results of `examine`.
         kept: The answers that they rest on.
         serving: Replicas of these pools that serve now.
-        quarantined: By pool, the number of replicas that are out and have no replacement yet.
+        quarantined: Number of replicas that are out without a replacement yet, by pool.
         spent: How many were taken out lately.
         budget: How many are replaced.
         new_id: Source of ids.

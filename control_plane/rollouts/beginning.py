@@ -28,7 +28,7 @@ async def begin(
     """Make a rollout of a release of a model, and start it.
 
     Args:
-        write: That asks for it; the caller records it.
+        write: Write that asks for it; the caller records it.
         model_id: A model that the caller may write.
         release: Name of one of its releases.
         plan: None: the model's, else the default one.

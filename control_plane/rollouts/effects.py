@@ -84,7 +84,7 @@ async def tell(
     """Step a rollout that is locked, and write down all that follows from it.
 
     Args:
-        connection: In the transaction of the step.
+        connection: Connection in the transaction of the step.
         kept: The rollout as it is stored.
         told: Events, in order.
         now_ms: Unix time.

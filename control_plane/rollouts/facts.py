@@ -38,9 +38,9 @@ class GatewayFacts:
 
     Attributes:
         version: Version of the state by which it decides about new requests.
-        oldest_open_ms: When the longest-running request was received that a split decided about;
-            0: there is none.
-        seen_ms: When it said so.
+        oldest_open_ms: Arrival of the longest-running request that a split decided about, in Unix
+            milliseconds; 0: there is none.
+        seen_ms: Unix milliseconds of its report.
         missing_bases: Digests of bases being rolled out that it cannot serve yet.
     """
 
@@ -94,8 +94,8 @@ def is_confirmed(
     Args:
         gateways: All that ever confirmed something.
         version: Version of the state with the present split.
-        changed_ms: When the split became what it is.
-        now_ms: By the same clock.
+        changed_ms: Unix milliseconds of the last change of the split.
+        now_ms: Unix milliseconds by the same clock.
     """
     here = live(gateways, now_ms)
     if here:

@@ -67,7 +67,7 @@ class Step:
     """The result of a step.
 
     Attributes:
-        rollout: To be stored.
+        rollout: Rollout to be stored.
         actions: The state of the world from now on, see `due`; empty when nothing changes. To be
             stored in the same transaction.
     """

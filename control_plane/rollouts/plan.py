@@ -128,7 +128,7 @@ class Plan(AdminBody):
     """The whole of a rollout.
 
     Attributes:
-        stages: In their order; a shadow stage only first, the last one all of the traffic.
+        stages: Stages in their order; a shadow stage only first, the last one all of the traffic.
         gates: One for each metric that counts.
         alpha: False-alarm rate of the whole rollout: how likely it is at most that a release which
             is not worse than tolerated is rolled back by a gate, in any stage, however long it

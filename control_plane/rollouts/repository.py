@@ -49,7 +49,7 @@ class KeptRollout:
         version: One more with every step that is stored.
         is_live: Whether gateways or fleet still have something of it.
         created_ms: Unix time in milliseconds.
-        split_ms: When its split became what it is.
+        split_ms: Unix milliseconds of the last change of its split.
     """
 
     id: str
@@ -70,7 +70,7 @@ class UnreadableError(PlatformError):
 
     Attributes:
         problem: The problem for people, in one line.
-        reason: Where it differs, in many.
+        reason: Reason where it differs, of many.
     """
 
     def __init__(self, rollout_id: str, error: ValidationError) -> None:

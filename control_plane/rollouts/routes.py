@@ -43,7 +43,7 @@ class RolloutRoutes:
         """Prepare.
 
         Args:
-            database: Where they are.
+            database: Database of rollouts.
             wake: Lets the loop look at once.
             unread: Live rollouts that the loop cannot read, and why; it goes on changing.
         """

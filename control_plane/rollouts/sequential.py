@@ -154,7 +154,7 @@ def detectable_rate(test: SequentialTest, alpha: float) -> float | None:
     An estimate, for people: as if all windows were one, and the whole of the first bet in it.
 
     Args:
-        test: With what was counted; control's rate is its own in memory.
+        test: Test with the counts so far; control's rate is its own in memory.
         alpha: False-alarm rate of the test.
 
     Returns:

@@ -57,7 +57,7 @@ class Rollouts:
         """Prepare.
 
         Args:
-            database: Where the rollouts are.
+            database: Database of rollouts.
             evidence: Source of requests' outcomes; while it is away, rollouts pause.
             fleet: Gets ready for stages.
             golden: Source of golden prompts' outcomes, per release.

@@ -113,9 +113,9 @@ def unknown_progress(phase: str, share: int, mirrored: int, problem: str) -> Jso
     """Return what lists show of a rollout whose state cannot be read: what is known besides it.
 
     Args:
-        phase: That it was in when somebody wrote it, maybe none that we know.
-        share: That gateways send to canary.
-        mirrored: That they copy to it.
+        phase: Phase at its last write, maybe an unknown one.
+        share: Share that gateways send to the canary.
+        mirrored: Share that gateways copy to the canary.
         problem: Why it cannot be read.
     """
     return {

@@ -142,11 +142,12 @@ class Rollout:
         share: Basis points of the clients' traffic that canary has.
         mirrored: Basis points of it that canary gets copies of.
         is_ready: Whether the fleet can serve `share` from canary.
-        open_ms: When `stage` began; windows from before it are no evidence.
-        watching_ms: Since when nothing was missed; time before it does not count for the stage.
-        heard_ms: When there was evidence last, or watching began.
-        asked_ms: Since when the fleet is waited for.
-        paused_ms: Since when it is paused.
+        open_ms: Unix milliseconds of the begin of `stage`; windows from before it are no evidence.
+        watching_ms: Unix milliseconds since which nothing was missed; time before it does not count
+            for the stage.
+        heard_ms: Unix milliseconds of the last evidence, or of the begin of watching.
+        asked_ms: Unix milliseconds since which the rollout waits for the fleet.
+        paused_ms: Unix milliseconds of the begin of the pause.
         stepped_ms: Time of the last step; time never runs backwards.
         window_end_ms: End of the last window that was taken.
         watched_ms: How long the stage was watched.

@@ -25,7 +25,7 @@ def joined(deltas: Sequence[Delta], *, bytes_max: int = 256 * 1024) -> Iterator[
     removals before its upserts, so one with removals must be the first of its row.
 
     Args:
-        deltas: In order.
+        deltas: Deltas in order.
         bytes_max: Size limit of a merged message.
     """
     row: list[Delta] = []

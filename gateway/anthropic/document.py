@@ -14,7 +14,7 @@ def stop_reason(reason: str, stop_sequence: str) -> str:
 
     Args:
         reason: OpenAI's finish reason.
-        stop_sequence: That was completed; empty: none.
+        stop_sequence: Completed stop sequence; empty: none.
     """
     if reason == "stop" and stop_sequence:
         return "stop_sequence"

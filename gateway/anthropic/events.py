@@ -23,7 +23,7 @@ class MessageEvents:
     Attributes:
         head: Bytes before the text of a delta; empty while no text is open.
         tail: Bytes after it.
-        stop_sequence: That ended the answer; empty: none, or not yet.
+        stop_sequence: Stop sequence that ended the answer; empty: none, or not yet.
     """
 
     __slots__ = (

@@ -137,7 +137,7 @@ class BaseAssets:
 
         Args:
             messages: The conversation.
-            tools: That the model is told about.
+            tools: Tools that the model sees.
             cache_root: Root of the chain of hashes.
             owner: Owner of the prompt: owners take turns at the threads.
             options: Options for the template, e.g. `enable_thinking`.
@@ -270,7 +270,7 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
 
     Args:
         directory: Holds them.
-        threads: Where large prompts are to be worked on.
+        threads: Threads that work on large prompts.
 
     Raises:
         OSError: A file is missing.

@@ -32,7 +32,7 @@ class BaseCache(Generic[_Loaded]):
         Args:
             find: Returns where a base lies, in a thread; FileNotFoundError when it is not here.
             load: Reads a base's directory, in a thread; OSError or ValueError when it cannot.
-            on_missing: Told the digest of a base that somebody needs and that is not here.
+            on_missing: Called with the digest of a needed base that is not here.
         """
         self._find = find
         self._read = load

@@ -27,7 +27,7 @@ class EmbeddingBase:
         tokenizer: Neither cuts nor pads.
         dimensions: Length of an embedding.
         vocabulary: Number of token ids that the model has.
-        threads: Where large texts are worked on; None: one of the loop's own.
+        threads: Threads that work on large texts; None: one of the loop's own.
     """
 
     tokenizer: Tokenizer
@@ -76,7 +76,7 @@ def load_embedding_base(directory: Path, threads: PromptThreads | None = None) -
 
     Args:
         directory: Holds them.
-        threads: Where large texts are to be worked on.
+        threads: Threads that work on large texts.
 
     Raises:
         OSError: A file is missing.

@@ -49,10 +49,10 @@ class BaseFetcher:
 
         Args:
             artifacts: Whole artifacts of this machine, by digest; None: there are none.
-            shelf: For what is fetched.
+            shelf: Shelf for fetched bases.
             fetch: Gets the files of a base.
-            on_arrival: Told the digest of a base that has come.
-            count: Told `fetched` or `failed` after each try.
+            on_arrival: Called with the digest of a base that has come.
+            count: Called with `fetched` or `failed` after each try.
         """
         self._artifacts = artifacts
         self._shelf = shelf

@@ -77,7 +77,7 @@ class SlicingTokenizer:
 
         Args:
             texts: Each is encoded by itself.
-            tokenizing: Where the work is done; None: in the caller's thread.
+            tokenizing: Threads that do the work; None: the caller's thread.
         """
         made: list[array[int]] = []
         for batch in _batches(texts, self._characters):

@@ -90,7 +90,7 @@ class ChatTemplate:
         """Compile; ValueError when `source` is not a template.
 
         Args:
-            source: In Jinja.
+            source: Text of the template, in Jinja.
             special_tokens: Special tokens that the template may name.
             reserved: Texts that the tokenizer reads as special tokens.
         """

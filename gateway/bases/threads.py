@@ -105,8 +105,9 @@ class PromptThreads:
     """Threads for the prompts of one process, and its event loop.
 
     Attributes:
-        usual: For work under the interpreter lock; may wait for `tokenizing`, never the other way.
-        tokenizing: For work without the interpreter lock.
+        usual: Threads for work under the interpreter lock; may wait for `tokenizing`, never the
+            other way.
+        tokenizing: Threads for work without the interpreter lock.
     """
 
     def __init__(self) -> None:

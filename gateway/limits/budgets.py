@@ -53,7 +53,7 @@ class BudgetChecks:
         """Prepare.
 
         Args:
-            state: Where the control plane's word is found.
+            state: State of the control plane, with the stopped tenants.
             unix_ms: The time, by which periods end.
         """
         self._state = state

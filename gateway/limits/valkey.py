@@ -159,7 +159,7 @@ class ValkeyClient:
                 certificate the system's CAs (or SSL_CERT_FILE) vouch for;
                 `redis+sentinel://...host:port,host:port/name` for the primary that Sentinels name.
             deadline_s: Seconds that a call may take; the listener keeps to it.
-            commands_max: That may wait to be written.
+            commands_max: Largest number of commands that wait to be written.
 
         Raises:
             ValueError: The URL is none; the text quotes nothing of it.

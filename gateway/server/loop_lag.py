@@ -31,8 +31,8 @@ class LoopLag:
     """Measures by how much a timer of the loop is late.
 
     Attributes:
-        lag_s: At the last measurement.
-        interval_s: Until the next measurement.
+        lag_s: Seconds of lag at the last measurement.
+        interval_s: Seconds until the next measurement.
         is_lagging: Whether there is more work than the loop keeps up with. A plain attribute: the
             hot path reads it.
     """

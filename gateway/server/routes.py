@@ -36,7 +36,7 @@ class GatewayRoute:
 
     Attributes:
         name: The path, or its pattern: a label of metrics.
-        handlers: By method.
+        handlers: Handlers by method.
         is_open_when_full: Also answered when the worker has too many connections.
         error_form: Writes the body of an error, as the clients of this path read it.
     """

@@ -14,9 +14,11 @@ class TlsFiles:
     """A certificate chain and its key, in PEM files that may be replaced at any time.
 
     Attributes:
-        context: For servers; new connections get the newest certificate, open ones keep theirs.
+        context: Context of servers; new connections get the newest certificate, open ones keep
+            theirs.
         is_stale: Newer files are there and could not be used.
-        expires_unix_s: When the certificate that is used ends; 0 while clients refuse it.
+        expires_unix_s: Unix seconds of the end of the certificate in use; 0 while clients refuse
+            it.
     """
 
     def __init__(self, cert: Path, key: Path) -> None:

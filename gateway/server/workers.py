@@ -37,7 +37,7 @@ class GatewayWorker:
     Attributes:
         name: Its `instance_id`.
         ready: Set when it accepts connections and can serve, or never will: it stops, or has ended.
-        link: To it; None before it has started.
+        link: Link to it; None before it has started.
         ended_because: Empty while it lives: `ended` by itself, `frozen`, or `retired`.
     """
 

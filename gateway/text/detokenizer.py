@@ -44,9 +44,9 @@ class TokenTable:
     """The meaning of one tokenizer's ids.
 
     Attributes:
-        fragments: By id: the token's text escaped for a JSON string, when it is whole characters
+        fragments: Text of each token, by id, escaped for a JSON string, when it is whole characters
             by itself; empty for tokens that are not shown; None when only a `TextStream` can tell.
-        pieces: By id: the token's bytes, for byte-level tokenizers; else None.
+        pieces: Bytes of each token, by id, for byte-level tokenizers; else None.
         tokenizer: Used when `pieces` is None.
         hidden: Ids that are not shown: special tokens and end-of-sequence ids.
     """

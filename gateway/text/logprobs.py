@@ -99,7 +99,8 @@ class PromptLogprobLine:
     """The log probabilities of a prompt's tokens, as far as they have come.
 
     Attributes:
-        entries: In the prompt's order; nothing stands before the first, so its own is not a number.
+        entries: Entries in the prompt's order; nothing stands before the first, so its own is not a
+            number.
     """
 
     __slots__ = ("_prompt", "entries")

@@ -49,7 +49,7 @@ class StreamHead:
             model: Name of the model that answers.
             created_unix_s: Time of the request's arrival.
             fingerprint: Fingerprint of the system that made the answer; empty: not told.
-            service_tier: Told when the caller asked for one.
+            service_tier: Service tier; sent when the caller asked for one.
             with_usage: Every chunk but the last says `"usage":null`, as OpenAI's do.
         """
         extra = "" if not fingerprint else f'"system_fingerprint":"{fingerprint}",'

@@ -10,7 +10,7 @@ class StopMatcher:
 
     Attributes:
         is_matched: Whether a stop string was completed.
-        matched_stop: That stop string; empty: none yet.
+        matched_stop: Matched stop string; empty: none yet.
     """
 
     __slots__ = ("_followers", "_held", "is_matched", "matched_stop")

@@ -58,7 +58,7 @@ class Document:
     """A redacted text.
 
     Attributes:
-        json: With keys in order.
+        json: JSON with keys in order.
         redactions: How often something of a class was taken out.
         is_cut: There was more than fits.
     """

@@ -39,9 +39,9 @@ class ControlLink(Link[agent.SyncRequest, agent.SyncResponse]):
         """Take the control plane's address (host:port) and both directions.
 
         Args:
-            address: Where to connect.
+            address: Address to connect to.
             observe: Returns the whole observed state of the node.
-            on_desired: Told about every desired state, also when it is the same again.
+            on_desired: Called with every desired state, also when it is the same again.
         """
         super().__init__(address, "control_plane", agent.SyncResponse, _BACKOFF_MAX_S)
         self._observe = observe

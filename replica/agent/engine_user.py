@@ -45,7 +45,7 @@ class EngineUser:
         """Return what root runs to have a program run as this user.
 
         Args:
-            program: With its arguments; the program is an absolute path.
+            program: Program with its arguments, as an absolute path.
             environment: Variables for it alone, added to those that it inherits.
         """
         entry = {

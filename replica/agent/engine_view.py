@@ -31,7 +31,7 @@ class EngineView:
     """The directories that have to be opened for a user.
 
     Attributes:
-        closed: By path of the directory; none of them lies in another one.
+        closed: Closed directories, by path; none of them lies in another one.
         problem: Why no view helps, with the fix; empty: it does.
     """
 
@@ -44,7 +44,7 @@ def view_for(uid: int, paths: Iterable[Path]) -> EngineView:
 
     Args:
         uid: User and group id.
-        paths: That the user needs; links are followed, and what does not exist is left out.
+        paths: Paths that the user needs; links are followed, and what does not exist is left out.
     """
     # Not resolved: engines go by these very paths, links and all.
     waiting = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100

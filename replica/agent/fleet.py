@@ -66,8 +66,8 @@ class NodeReplicas:
             launcher: Starts engines.
             prober: Asks them for a sign of life.
             limits: Patience with them.
-            on_change: Told when anything changed that the control plane may want to know.
-            observer: Told what happens, for metrics.
+            on_change: Called at every change that the control plane may want to know.
+            observer: Receiver of events, for metrics.
             why_cordoned: Says why one of some accelerators is out of service; empty: none is.
             problem_of: Says why a base's artifact must not be used; empty: it may.
             why_waiting: Says why a replica of a base cannot start yet; empty: it can.

@@ -151,7 +151,7 @@ class GoldenAsker:
 
         Args:
             targets: Returns the replicas that may be asked now.
-            observer: Told about askings.
+            observer: Receiver of askings, for metrics.
             ask: Asks one; None: over the engine's probe.
         """
         self._targets = targets

@@ -46,7 +46,7 @@ class GpuReading:
         index: As its driver counts.
         uuid: Never another's.
         name: Its model.
-        memory_bytes: In total.
+        memory_bytes: Bytes of memory in total.
         memory_used_bytes: Used part of its memory.
         temperature_c: Temperature of the chip in degrees Celsius; 0 when it does not tell.
         power_w: Power drawn now, in watts; 0 when it does not tell.
@@ -98,8 +98,8 @@ class Cordon:
     Attributes:
         uuid: The accelerator.
         index: Its place when the cordon was set.
-        reason: In words.
-        since_unix_s: When it was set.
+        reason: Reason in words.
+        since_unix_s: Unix seconds of its begin.
     """
 
     uuid: str
@@ -119,7 +119,7 @@ class HardwareState:
 
     Attributes:
         gpus: Last readings; of one that is gone, the last that there were.
-        cordons: By uuid.
+        cordons: Cordons by uuid.
         accepted: (uuid, cause) of cordons that an operator lifted: known, and not held against it.
     """
 

@@ -84,9 +84,9 @@ class HardwareWatch:
         """Take up the cordons of an earlier agent.
 
         Args:
-            file: Where cordons are kept.
-            on_change: Told when a cordon was set or lifted.
-            on_readings: Told about everything that was read, for metrics.
+            file: File of cordons.
+            on_change: Called when a cordon was set or lifted.
+            on_readings: Called with all readings, for metrics.
         """
         self._file = file
         self._on_change = on_change

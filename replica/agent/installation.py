@@ -30,7 +30,8 @@ class Installation:
         python: Version that the stub must be built for, e.g. `3.11`.
         bin_dir: Holds `python3`; first on PATH, because the stub finds site-packages through it.
         libpython: File name of the shared libpython; not `.so` when Python is linked statically.
-        libpython_dir: Where that is; empty when the system's loader knows it, None when nowhere.
+        libpython_dir: Directory of libpython; empty when the system's loader knows it, None when
+            there is none.
         glibc: As (major, minor); None when the C library is another one.
         versions: Versions of the distributions that matter; absent ones are missing.
         triton: `pytriton/tritonserver` of the wheel, else where NVIDIA's images have it; None when

@@ -45,12 +45,12 @@ class EnginePatience:
     """Patience with engines, in seconds.
 
     Attributes:
-        start_s: From the start of the process to the first good canary; then it is killed.
+        start_s: Seconds from the start of the process to the first good canary; then it is killed.
         start_poll_s: Pause between canaries while starting.
         start_probe_s: Deadline of one canary while starting: loading may hold an answer up.
         start_stall_s: A starting engine that does not answer and did not work for so long is
             frozen. A Triton whose stub was stopped while it loads uses no processor time at all.
-        probe_interval_s: From a good probe of a ready engine to the next one.
+        probe_interval_s: Seconds from a good probe of a ready engine to the next one.
         probe_s: Deadline of one probe of a ready engine.
         probe_retry_s: Pause after a missed probe.
         misses_max: Missed probes in a row that make an idle engine dead or frozen.
@@ -213,15 +213,15 @@ class LocalReplicaState:
     Attributes:
         wanted: Desired spec; None means that the replica is to go away.
         is_draining: It finishes what it runs, then stops, and is not started again.
-        draining_at_s: Since when.
+        draining_at_s: Time since which it drains.
         is_drained: A draining engine holds nothing any more.
         rest: Its sleep.
         active: Sequences that it held for routers when it was last probed.
         run: Number of the engine started last; 0 before the first.
         running: Spec of that engine.
         pid: Its process, once started; 0 when there is none.
-        phase_at_s: When the phase began.
-        probe_at_s: When the next probe is due; infinite while one is under way.
+        phase_at_s: Time at which the phase began.
+        probe_at_s: Time at which the next probe is due; infinite while one is under way.
         retry_at_s: End of the back-off, in WAITING.
         misses: Missed probes in a row.
         stalls: Probes in the same row during which we stood still ourselves.

@@ -89,9 +89,9 @@ class Leftover:
 
     Attributes:
         record: The earlier agent's record of it.
-        launch: Where it listens, and how to clean up after it.
+        launch: Its addresses, and how to clean up after it.
         process: Its group; ours from now on.
-        age_s: Since its start.
+        age_s: Seconds since its start.
     """
 
     record: RunRecord
@@ -131,8 +131,8 @@ class ReplicaRunner:
             launcher: Starts engines.
             prober: Asks them for a sign of life.
             limits: Patience with them.
-            on_change: Told when anything changed that others may want to know.
-            observer: Told what happens, for metrics.
+            on_change: Called at every change that others may want to know.
+            observer: Receiver of events, for metrics.
             problem_of: Says why a base's artifact must not be used; empty: it may.
             leftover: The engine that the replica has already. Until something else is wished, its
                 spec is what is wanted.

@@ -32,9 +32,9 @@ class RunRecord:
         spec: Spec with which it was started.
         run: Its number within the replica.
         pid: Leader of its process group.
-        start_ticks: When the leader started, as /proc counts.
-        grpc_port: Where it listens.
-        metrics_port: Where Triton's metrics are.
+        start_ticks: Start of the leader, in ticks of /proc.
+        grpc_port: Port of its gRPC.
+        metrics_port: Port of Triton's metrics.
         was_ready: Whether it has answered a canary.
         restarts: Engines of the replica that failed before.
         is_asleep: Whether it has given its KV memory back.

@@ -44,8 +44,8 @@ class SecretOption:
         """Prepare.
 
         Args:
-            option: With its value.
-            gate: Where a pipe is to be made; what is there is replaced.
+            option: Option with its value.
+            gate: Path of a pipe to be made; a file there is replaced.
         """
         self._option = option
         self._gate = gate

@@ -21,7 +21,7 @@ class AgentSettings(ServiceSettings):
             without
             `artifacts_reserve_bytes`. The least used artifact makes way.
         artifacts_reserve_bytes: Bytes of that disk that stay free for others.
-        artifact_store_url: Where the chunks of artifacts lie, as the control plane has it; with S3,
+        artifact_store_url: URL of the store of chunks, the same as the control plane's; with S3,
             AWS_* of the environment. Empty: the node fetches nothing, and artifacts are put there
             by hand.
         peer_address: host:port on which other nodes are served chunks; port 0 picks one.
@@ -44,10 +44,10 @@ class AgentSettings(ServiceSettings):
             list its processes. Without it, the secret is an argument of Triton's.
         on_stop: Effect of SIGTERM on engines: `stop` ends them, too; `leave` ends the agent alone,
             to replace it, and the next one adopts the engines, as it does after a crash.
-        start_timeout_s: From the start of an engine to its first good canary.
+        start_timeout_s: Seconds from the start of an engine to its first good canary.
         start_stall_s: A starting engine that does not answer and uses no processor for so long is
             frozen.
-        probe_interval_s: From one good probe of an engine to the next.
+        probe_interval_s: Seconds from one good probe of an engine to the next.
         probe_timeout_s: Longest wait for a probe's answer.
         probe_misses_max: Missed probes in a row that end an engine.
         probe_busy_misses_max: The same for an engine that uses, or waits for, a processor.

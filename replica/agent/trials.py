@@ -72,7 +72,7 @@ class AdapterTrials:
 
         Args:
             targets: Returns the replicas that may be asked now.
-            on_change: Told when there is a result.
+            on_change: Called when there is a result.
             attempt: Loads an adapter at a replica and generates; None: over the engine's probe.
         """
         self._targets = targets

@@ -86,7 +86,7 @@ class Launch:
 
     Attributes:
         process: How to start it; its log begins with this run.
-        ports: Where it listens, on the node's own address:
+        ports: Ports on the node's own address:
         grpc_address: host:port.
         metrics_address: host:port of the agent, and the path before `/metrics` where it passes
             Triton's on; empty without an agent.

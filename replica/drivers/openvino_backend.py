@@ -55,7 +55,7 @@ class OpenvinoBackend:
 
         Args:
             base: Kept, because compiled graphs read its files.
-            sampler: For logits of this base.
+            sampler: Sampler for logits of this base.
             properties: Properties of the CPU plugin.
             blocks: KV blocks.
             capabilities: Adapter slots and their rank among them.

@@ -30,7 +30,8 @@ class RequestTokens:
     Attributes:
         handle: Handle of the request.
         tokens: New ones, in order.
-        logprobs: Per token: id -> object with `logprob` and `rank`; empty when not asked for.
+        logprobs: Logprobs per token: id -> object with `logprob` and `rank`; empty when not asked
+            for.
         cached_tokens: Prompt tokens that were found in the prefix cache.
     """
 

@@ -40,7 +40,8 @@ class TrtllmOptions:
         pipeline_parallel: GPUs over which the layers are spread.
         expert_parallel: GPUs that share the experts of a mixture; 0: TensorRT-LLM decides.
         dtype: Number format of the computation; auto: as the checkpoint.
-        sequences_max: In one batch; `max_batch_size` is one more, for probes.
+        sequences_max: Largest number of sequences in one batch; `max_batch_size` is one more, for
+            probes.
         step_tokens_max: Computed per iteration (`max_num_tokens`); longer prompts are chunked.
         context_tokens_max: 0: as the base says.
         kv_memory_share: Share of the GPU memory that is free after loading.

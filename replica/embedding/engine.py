@@ -59,7 +59,8 @@ class EmbeddingBatch:
     """The results of requests that were computed together.
 
     Attributes:
-        outcomes: In the order of the requests: float32 [texts, dimensions], or why there is none.
+        outcomes: Outcomes in the order of the requests: float32 [texts, dimensions], or why there
+            is none.
         texts: How many texts were computed.
         tokens: Tokens of these texts.
         padding_tokens: Padding tokens that the graph computed beside them.

@@ -87,7 +87,7 @@ class ModelConfig:
     """A dense decoder with RMS norms, rotary positions, grouped queries and SwiGLU.
 
     Attributes:
-        windows: Per layer: tokens that a token attends to, itself included; 0: to all before it.
+        windows: Tokens that a token attends to, per layer, itself included; 0: all before it.
     """
 
     hidden: int

@@ -83,7 +83,7 @@ class GrammarCompiler:
             tokenizer_json: The base's tokenizer.json.
             vocabulary: Columns of the logits; may be more than the tokenizer has.
             eos_ids: They end an answer.
-            threads: For the masks of a step, which are filled while the graph runs.
+            threads: Threads for the masks of a step, which are filled while the graph runs.
         """
         self._path = tokenizer_json
         self.vocabulary = vocabulary
@@ -117,7 +117,7 @@ class GrammarCompiler:
         Args:
             entries: (matcher, row, draft): `row` is what may follow now, the rows behind it what
                 may follow each token of the draft; behind an impossible token, everything may.
-            rows: In all; the result has the shape (rows, words).
+            rows: Number of rows; the result has the shape (rows, words).
         """
         size = self._load().vocab_size
         assert self._executor is not None

@@ -68,7 +68,7 @@ def kept_bound(value: float, side: int, *, is_open: bool, is_whole: bool) -> int
     """Return the nearest bound that lets through nothing else; None if there is none.
 
     Args:
-        value: From 2^53 on.
+        value: Number from 2^53 on.
         side: Numbers that it lets through: 1, greater ones; -1, lesser ones.
         is_open: It does not let itself through.
         is_whole: It is of whole numbers alone: its digits are not compared.

@@ -86,7 +86,7 @@ def paged(model: ov.Model, windows: tuple[int, ...]) -> ov.Model:
     [tokens, 1, ranks].
 
     Args:
-        model: From `build_graph`.
+        model: Model from `build_graph`.
         windows: `ModelConfig.windows`.
     """
     from openvino._offline_transformations import paged_attention_transformation

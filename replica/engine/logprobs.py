@@ -64,7 +64,7 @@ def best_tokens(values: Floats, count: int) -> npt.NDArray[np.intp]:
 
     Args:
         values: Shape (rows, vocabulary).
-        count: At most; 0 for none.
+        count: Largest number of logprobs; 0 for none.
     """
     count = max(0, min(count, values.shape[1]))
     if not count:

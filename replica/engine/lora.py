@@ -84,7 +84,7 @@ def read_adapter(digest: str, directory: Path, base: ModelConfig, rank_max: int)
 
     Args:
         digest: Names it in errors.
-        directory: In PEFT's layout.
+        directory: Directory in PEFT's layout.
         base: The base whose projections it changes.
         rank_max: Largest rank of one adapter.
 

@@ -85,7 +85,7 @@ class Fork:
 
     Attributes:
         key: Names the sibling in events.
-        seed: In place of the sequence's own.
+        seed: Seed in place of the sequence's own.
     """
 
     key: int
@@ -99,27 +99,27 @@ class SequenceRequest:
     Attributes:
         key: Names the sequence in events.
         prompt: Token ids.
-        output_tokens_max: At least 1.
+        output_tokens_max: Largest number of output tokens; at least 1.
         stop_token_ids: End the sequence, besides the model's own end-of-sequence ids.
         sampling: See there.
         cache_root: 16 bytes (`sluice.hashing.cache_root`), or empty for the base's own root.
         adapter_digest: Empty for the base.
         priority: Higher goes first, and is preempted last.
         ignore_eos: Only `output_tokens_max` and a cancel end it; for benchmarks.
-        submitted_at_s: When the host saw it, by the driver's clock.
+        submitted_at_s: Time of its arrival at the host, by the driver's clock.
         forks: Siblings (n > 1). Each is admitted and ends with events of its own; logprobs of the
             prompt are reported once, under the key of the one that computes it.
-        resumed_tokens: So many trailing tokens of the prompt were emitted by an earlier attempt:
+        resumed_tokens: Number of trailing tokens of the prompt that an earlier attempt emitted:
             penalties, `tokens_min` and the grammar count them as output.
         prompt_logprobs: Alternatives to report per prompt token; -1 reports nothing. The prompt is
             computed in full then, whatever is cached.
         draft_tokens_max: Tokens to try per step by prompt lookup; 0: as the engine's option says.
             The answer is the same.
         prediction: Expected answer: tried where the answer follows it.
-        pinned_blocks: So many leading blocks of the prompt stay in the cache for `PIN_S` from the
+        pinned_blocks: Number of leading blocks of the prompt that stay in the cache for `PIN_S` from the
             first token on, as far as the pool has room for pinned ones.
-        scored_tokens: So many trailing tokens of the prompt are scored and not reported one by one;
-            `prompt_logprobs` is 0 then, and only these are computed in full.
+        scored_tokens: Number of trailing tokens of the prompt that are scored and not reported one
+            by one; `prompt_logprobs` is 0 then, and only these are computed in full.
         trace: W3C trace context, for engines that make spans of their own: headers by name.
     """
 
@@ -314,8 +314,8 @@ class StepEvents:
         has_runs: Whether a sequence may appear more than once.
         logprobs: One entry per token of the sequences that asked for them, in the columns' order.
         prompt_logprobs: Logprobs of prompt parts computed in this step.
-        admitted: In order.
-        finished: In order; their tokens of this step are in the columns.
+        admitted: Admitted sequences, in order.
+        finished: Finished sequences, in order; their tokens of this step are in the columns.
         kv: Block hash -> whether it is now cached (True: stored, False: removed). The last word on
             each hash; order does not matter.
     """
@@ -340,7 +340,7 @@ class EngineLoad:
         kv_blocks_used: Held by sequences; cached ones that nobody holds count as free.
         prefill_tokens_owed: Accepted and not yet computed, as if nothing were cached.
         step_s: Duration of the last step.
-        preemptions: Since the start.
+        preemptions: Number of preemptions since the start.
         prompt_tokens: Admitted since the start.
         cached_tokens: Admitted prompt tokens that were found in the prefix cache.
         kv_blocks_pinned: Cached blocks that may not be evicted now.
@@ -375,7 +375,7 @@ class AdapterState:
         digest: Digest of its artifact.
         is_in_slot: Whether a batch can use it as it is; else it is in host memory.
         rank: Rank of its matrices.
-        memory_bytes: In host memory.
+        memory_bytes: Bytes in host memory.
         sequences: Living ones that use it.
         prompt_tokens: Computed or found in the cache for it, since the engine started.
         output_tokens: Emitted by it, since the engine started.

@@ -36,15 +36,15 @@ class HostAttachment:
         router_id: The attached router.
         epoch: Names the attachment; a router's epochs grow.
         outbox: News that it has not been told yet.
-        sequences: By the router's ids; the living ones.
+        sequences: Living sequences, by the router's ids.
         adapters_told: Resident ones that its router knows from the start.
         news: News of the step in progress.
         told_step: Last step that was posted.
         told_at_s: Time of that post.
         silence_max_s: A router that confirms nothing for so long is taken for frozen; 0: it may.
-        silent_s: For so long it has confirmed nothing, though there was something.
-        grants: When it last did, as a number of grants.
-        orphaned_at_s: When its stream was found dead; None while it lives.
+        silent_s: Seconds without a confirmation, though there was something to confirm.
+        grants: Number of grants at its last confirmation.
+        orphaned_at_s: Time at which its stream was found dead; None while it lives.
         unconfirmed: Ends of an orphan's sequences that its router may not know.
     """
 
@@ -99,7 +99,7 @@ class Hosted:
     """A living sequence: whose it is, by which id its owner knows it, and what it has brought.
 
     Attributes:
-        key: In the driver.
+        key: Key in the driver.
         id: The router's id of the sequence, unique in its attachment.
         owner: Changes when its router resumes.
         is_parked: The driver does not have it yet: something that it needs is being read.

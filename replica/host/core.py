@@ -67,7 +67,7 @@ class HostCore:
             entropy: Seeds of sequences that name none.
             background: Reads files and checks bytes.
             compilers: Compile grammars, which strangers write: no file waits for them.
-            artifacts_dir: Where adapters lie, by digest.
+            artifacts_dir: Directory of adapters, by digest.
             shelf: Gets those that do not lie there; None: nobody does.
             clock: Monotonic seconds, the driver's own clock.
         """

@@ -36,7 +36,7 @@ class Family:
     """A metric, without the labels `model` and `version` that all of them have.
 
     Attributes:
-        name: In the text format.
+        name: Name in the text format.
         kind: See there.
         text: Its meaning.
         labels: Names.
@@ -194,13 +194,13 @@ class MetricsSample:
     """A look at a host.
 
     Attributes:
-        load: After the last step.
+        load: Load after the last step.
         limits: Limits of the engine.
-        counters: Since the start; the lists in it are taken out.
+        counters: Counters since the start; the lists in it are taken out.
         adapters: Adapters that the engine holds.
         step_age_s: Age of the step in progress.
         memory_bytes: Resident memory of the process.
-        time_us: Since 1970.
+        time_us: Microseconds since 1970.
     """
 
     load: EngineLoad

@@ -40,9 +40,9 @@ def decode_sequence(
 
     Args:
         message: As the router sent it.
-        keys: For the sequence and each of its forks, in order.
+        keys: Keys of the sequence and each of its forks, in order.
         base_digest: Base that the engine serves.
-        seen_at_s: When it arrived; queue time counts from here.
+        seen_at_s: Time of its arrival; queue time counts from here.
         entropy: Seeds of those that name none.
 
     Raises:

@@ -102,7 +102,7 @@ class EngineHost:
         Args:
             driver: Used by this host alone from now on.
             base_digest: Base that it serves.
-            artifacts_dir: Where adapters lie by digest; None: there are none.
+            artifacts_dir: Directory of adapters, by digest; None: there are none.
             agent_socket: Socket of the node's agent, which gets adapters; None: there is no agent.
             waiting_max: Sequences beyond the running ones that are taken; more are BUSY.
             clock: Monotonic seconds, the driver's own clock.

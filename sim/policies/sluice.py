@@ -49,8 +49,8 @@ class RouterSettings:
     """How the router is run.
 
     Attributes:
-        report_age_s: From the end of a step to its frame at the router.
-        index_delay_s: From a cache's change to the router's knowledge of it.
+        report_age_s: Seconds from the end of a step to its frame at the router.
+        index_delay_s: Seconds from a cache's change to the router's knowledge of it.
         cells: Each has a core of its own and every n-th replica.
         config: Configuration of the core.
         output_max: Tokens that clients allow; None: twice the longest answer of the trace.

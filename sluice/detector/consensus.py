@@ -35,8 +35,8 @@ class Rules:
             logits of 16 bits, whose steps are 0.125 above 16.
         drift: Nats: the mean difference of logprobs, over the tokens that are equal, that is one,
             where the noise of the pool is not known.
-        drift_min: In a pool with a consensus: replicas that agree to the last digit.
-        drift_noises: So many times what half of its replicas differ by; never above `drift`.
+        drift_min: Least drift in a pool with a consensus: replicas that agree to the last digit.
+        drift_noises: Multiple of the replicas' median difference; never above `drift`.
         drift_tokens_min: Fewer tokens count as so many: one alone may be off by more.
     """
 

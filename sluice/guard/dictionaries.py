@@ -19,7 +19,7 @@ class Spelt(NamedTuple):
         spells: The place where the words began.
         first: Index of the first word.
         last: Index behind the last word.
-        characters: So many were read.
+        characters: Number of characters read.
     """
 
     spells: int

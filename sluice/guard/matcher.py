@@ -29,10 +29,10 @@ class RuleMatcher:
     """Rules, compiled.
 
     Attributes:
-        rules: In the order of their set.
+        rules: Rules in the order of their set.
         automaton: Finds them.
-        checks: By the index of a rule: what a match must pass as well.
-        blocks: By the index of a rule: whether it ends the text.
+        checks: Further checks that a match must pass, by index of the rule.
+        blocks: Whether a rule ends the text, by index of the rule.
     """
 
     def __init__(self, rules: Sequence[GuardRule]) -> None:
@@ -70,7 +70,7 @@ class MatchRun:
     """Matches that overlap.
 
     Attributes:
-        start: In characters of the text.
+        start: First character of the match, as an index into the text.
         end: Behind the last of them.
         rules: Rules that match, a bit for each.
     """
@@ -88,7 +88,7 @@ class GuardedText:
     """One text under rules: `push` and `flush` return what may leave.
 
     Attributes:
-        counts: By the index of a rule: in how many runs it took part.
+        counts: Number of runs in which a rule took part, by index of the rule.
         blocked_by: The index of the rule that has ended the text; None: none has.
         rewritten: How many runs were replaced.
         length: Characters taken so far.

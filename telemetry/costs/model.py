@@ -138,7 +138,7 @@ class Costs:
 
     Attributes:
         lines: Rows of the answer, whose micros add up to those of the pools.
-        unpriced_requests: By pool that is not in the price list.
+        unpriced_requests: Number of requests by pool that is not in the price list.
     """
 
     lines: Sequence[CostLine]
@@ -178,12 +178,13 @@ def costs(
 
     Args:
         prices: Names the pools that are paid; work of others is not divided.
-        busy: At most one of an hour and pool.
+        busy: Busy times, at most one of an hour and pool.
         works: Any number of an hour and pool.
         span_ms: Unix times; the first and last hour may be parts.
         paid_hours: Accelerator-hours of a pool in the span, spread evenly over it, instead of those
             that the list has by its replicas.
-        recorded: At most one of an hour and pool, for the pools of which neither says anything.
+        recorded: Recorded hours, at most one of an hour and pool, for the pools of which neither
+            says anything.
     """
     hours = _hours(*span_ms)
     busy_by = {(it.pool_id, it.start_ms): it for it in busy}

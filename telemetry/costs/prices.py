@@ -59,7 +59,7 @@ class PriceStep(_Part):
 
     Attributes:
         since: A moment with its offset, as 2030-12-31T12:00:00Z; else ever since.
-        replicas: Until the next step; before the first step there are none.
+        replicas: Number of replicas until the next step; before the first step there are none.
     """
 
     since: AwareDatetime = datetime.fromtimestamp(0, UTC)
@@ -71,7 +71,7 @@ class PricedPool(_Part):
 
     Attributes:
         accelerator: A kind of the list.
-        replicas: That are paid, busy or not: a number, or steps in the order of time; without it,
+        replicas: Paid replicas, busy or not: a number, or steps in the order of time; without it,
             those that the control plane recorded.
         accelerators_per_replica: Accelerators that one replica is spread over.
         parameters: Parameters of the base; of a mixture of experts the active ones of a token.
@@ -140,9 +140,9 @@ class Prices(_Part):
 
     Attributes:
         currency: ISO 4217; one for all.
-        accelerators: By kind.
-        pools: By the id of the pool.
-        apis: By any name, for comparison.
+        accelerators: Accelerators by kind.
+        pools: Pools by id.
+        apis: APIs by any name, for comparison.
     """
 
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]

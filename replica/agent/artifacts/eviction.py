@@ -62,7 +62,7 @@ def to_evict(
 
     Args:
         items: All that is there.
-        room_bytes: To be freed; 0 or less: nothing.
+        room_bytes: Bytes to be freed; 0 or less: none.
         needed: A request waits for the room. Otherwise wanted artifacts stay: one prefetched
             artifact
             is worth as much as another.

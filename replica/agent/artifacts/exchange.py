@@ -80,7 +80,7 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
             identity: Id and place of the node.
             fetcher: Says what is new, and does what is answered.
             keys: Keys of this node for the tickets that other nodes show; they change every hour.
-            news: When to report at once.
+            news: Event that asks for a report at once.
             directory: Directory of artifacts; its disk's free space is reported.
         """
         super().__init__(address, "distribution", wire.DistributionAnswer, _BACKOFF_MAX_S)

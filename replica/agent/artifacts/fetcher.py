@@ -109,11 +109,11 @@ class Fetcher:
 
         Args:
             holdings: The node's artifacts and parts.
-            source: Where chunks come from.
+            source: Source of chunks.
             ask_manifest: Asks the control plane what an artifact consists of.
             node_id: Id of the node; the moment when it asks the store by itself depends on it.
             downloads_max: Chunks that are fetched at once.
-            on_news: Told when the control plane should hear something at once.
+            on_news: Called when the control plane should get a report at once.
         """
         self._holdings = holdings
         self._library = holdings.library

@@ -59,7 +59,7 @@ class LocalApi:
         """Take the agent's directory, and who knows and gets artifacts.
 
         Args:
-            state_dir: Where the socket is made.
+            state_dir: Directory of the socket.
             library: The artifacts on the node.
             fetcher: Gets missing artifacts.
             uid: User that engines run as; None: as we do.

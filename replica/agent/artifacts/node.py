@@ -41,12 +41,12 @@ class NodeOptions:
 
     Attributes:
         node_id: Id of the node.
-        region: In which the node stands.
+        region: Region of the node.
         rack: Unique within its region.
         control_address: host:port of the control plane's gRPC.
         directory: Directory of artifacts.
-        store_url: Where chunks lie.
-        keys_file: Where the keys are kept with which the tickets of others are checked.
+        store_url: URL of the store of chunks.
+        keys_file: File of the keys that check others' tickets.
         peer_address: host:port on which others are served; port 0 picks one.
         peer_advertised: host:port at which they reach it, port 0 the bound one; empty: the bound
             address, unless it is known to be of no use to others.

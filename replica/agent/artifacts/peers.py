@@ -102,9 +102,9 @@ async def serve_peers(
         address: host:port to listen on; port 0 picks one.
         holdings: The node's artifacts and parts.
         keys: Keys with which tickets are checked.
-        uploads_max: At once; some more wait in line.
+        uploads_max: Largest number of uploads at once; some more wait in line.
         bytes_per_s: Bytes per second of all uploads together; 0: any.
-        count: Told the bytes of each chunk that was sent.
+        count: Called with the bytes of each sent chunk.
 
     Yields:
         The address, with its port.

@@ -70,8 +70,8 @@ def is_split_better(whole: Whole, split: PrefillSplit, tpot_s: float) -> bool:
     """Return whether a request is to be split.
 
     Args:
-        whole: On the best replica that decodes.
-        split: On the best prefill replica, then there.
+        whole: The request on the best replica that decodes.
+        split: The request on the best prefill replica, then there.
         tpot_s: The objective of the mean time per output token: the pause is part of it.
     """
     if split.output_tokens < 2:

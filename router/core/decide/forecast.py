@@ -204,7 +204,7 @@ class Promises:
 
         Args:
             priority: Tier of the request.
-            wait_s: Until it would fit if nobody else were waiting outside.
+            wait_s: Seconds until it would fit, without other clients that wait outside.
             service_s: Time that its own service takes from the others.
             now: Time.
         """

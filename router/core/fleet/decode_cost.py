@@ -48,7 +48,7 @@ class DecodeCost:
         """Return the sequences of a full replica, and seconds per output token there.
 
         Args:
-            sequences_max: For which there is room.
+            sequences_max: Largest number of sequences with room.
             tpot_s: Longest step that the objective allows.
         """
         row_s = 0.0

@@ -14,7 +14,7 @@ def usual_speed(
 
     Args:
         books: Attached replicas.
-        sequence_tokens: That a sequence holds in the KV cache, in the mean.
+        sequence_tokens: Mean tokens of a sequence in the KV cache.
         tpot_s: Objective of the mean time per output token.
     """
     found: list[EngineSpeed] = []

@@ -25,7 +25,7 @@ class ReplicaBook:
         foreign: Sequences of others: of the cell's last owner, or of an operator.
         foreign_blocks: KV blocks that they hold.
         sent_at: Last dispatch.
-        gathers_until: Until then its memory was full, and what it frees is left for a group of
+        gathers_until: Time until which its memory was full, and freed memory is left for a group of
             those that are late anyway.
     """
 

@@ -47,7 +47,7 @@ class StepTimes:
 
     Attributes:
         has_suspects: `slow` has something to judge.
-        judged_at: When it last did.
+        judged_at: Time of its last judgement.
     """
 
     def __init__(self) -> None:

@@ -26,9 +26,9 @@ class EngineSpeed:
     """The speed of one replica with as many sequences as it can serve within its objective.
 
     Attributes:
-        prompt_token_s: Per computed prompt token.
-        output_token_s: Per output token.
-        sequences: At once.
+        prompt_token_s: Seconds per computed prompt token.
+        output_token_s: Seconds per output token.
+        sequences: Number of sequences at once.
         steps: Measured.
     """
 
