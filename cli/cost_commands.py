@@ -1,4 +1,4 @@
-"""`sluice cost`: what the fleet costs, and whom for."""
+"""`sluice cost`: the fleet's cost, by pool, model, tenant or hour."""
 
 import re
 from collections.abc import Mapping, Sequence

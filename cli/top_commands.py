@@ -215,9 +215,9 @@ def _screen() -> Generator[None]:
 
 @contextmanager
 def _keys(ended: asyncio.Event) -> Generator[None]:
-    """Set the event when q is pressed, or when nobody can press anything any more.
+    """Set the event when q is pressed, or when the terminal is gone.
 
-    Ctrl-C ends the task, also where whoever started this has it ignored.
+    Ctrl-C ends the task, also where the parent process ignores the signal.
     """
     task = asyncio.current_task()
     assert task is not None, "drawn by a task"

@@ -74,7 +74,7 @@ async def _find(
 
 
 def _live(request_id: str) -> list[wire.Explanation]:
-    """Return what the router of a request says that waits or runs; empty: nobody knows it."""
+    """Return the router's report of a request that waits or runs; empty: no router knows it."""
     if not (os.environ.get("SLUICE_ADMIN_URL") or read_env(Home.find()).get("SLUICE_ADMIN_URL")):
         return []
 

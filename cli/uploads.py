@@ -13,7 +13,7 @@ _TRIES_MAX = 30
 
 
 def _not_told(_sent_bytes: int, _all_bytes: int) -> None:
-    """Do nothing: nobody watches."""
+    """Do nothing: no caller watches."""
 
 
 async def upload(

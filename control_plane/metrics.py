@@ -213,7 +213,7 @@ class ControlPlaneMetrics:
         self._orders.labels("store").inc(of_store)
 
     def count_chunk_failure(self, source: str, trouble: str) -> None:
-        """Count a chunk that somebody asked a peer or the store for in vain."""
+        """Count a chunk that a node asked a peer or the store for in vain."""
         self._chunk_failures.labels(source, trouble).inc()
 
     def set_distribution_nodes(self, count: int) -> None:

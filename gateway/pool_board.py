@@ -1,4 +1,4 @@
-"""The status of every pool, looked up at most once a second, whoever asks how often."""
+"""The status of every pool, looked up at most once a second, however often callers ask."""
 
 import time
 

@@ -312,7 +312,7 @@ class Closings:
                 self._waiting.append(entry)
 
     def report(self, reports: Iterator[bytes]) -> None:
-        """Let what was counted be told, too, and before all else: it stands for everybody."""
+        """Let the counts be reported, too, and before all closings: they are of all requests."""
         self._reports.append(reports)
 
     def take(self) -> list[bytes]:
@@ -328,7 +328,7 @@ class Closings:
         return taken
 
     def drop(self) -> int:
-        """Forget everything, for nobody takes it any more; return how much that is."""
+        """Forget everything that no gateway has taken; return the number of closings."""
         left = len(self._ready) + len(self._waiting)
         left += sum(1 for them in (*self._cut, *self._reports) for _ in them)
         for them in (self._ready, self._waiting, self._cut, self._reports):

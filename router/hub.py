@@ -202,7 +202,7 @@ class Hub:
             self.core.cells[book.cell_id].fleet.residency.held(replica_id, digests)
 
     def transfer_by(self, start: Callable[[Transfer], None]) -> None:
-        """Say who carries KV blocks between replicas; without anybody they are computed again."""
+        """Set the carrier of KV blocks between replicas; without one they are computed again."""
         self._start_transfer = start
 
     def accuse_by(self, accuse: Callable[[EjectionNotice], None]) -> None:

@@ -124,7 +124,7 @@ class SharedPrefixes:
         self._on_stored = on_stored
 
     def match(self, blocks: Sequence[int]) -> int:
-        """Return how many leading blocks somebody has computed."""
+        """Return how many leading blocks were computed before."""
         for depth, block in enumerate(blocks):
             if block not in self._known:
                 return depth

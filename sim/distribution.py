@@ -1,9 +1,9 @@
 """Distribution in simulation: `python -m sim.distribution`, or `--scenario base --seeds 3`.
 
-The real planner (`control_plane.distribution`) is told what simulated nodes hold and says who asks
-whom; transfers are fluid over links of nodes, racks, regions and the store. Nodes report on their
-own beat, are killed, come back with part of their chunks, and some serve corrupt ones. Seconds are
-virtual, except the planner's CPU. See docs/distribution.md.
+The real planner (`control_plane.distribution`) gets the holdings of simulated nodes and answers
+with orders; transfers are fluid over links of nodes, racks, regions and the store. Nodes report on
+their own beat, are killed, come back with part of their chunks, and some serve corrupt ones.
+Seconds are virtual, except the planner's CPU. See docs/distribution.md.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Links as fluid: every flow gets a share of the narrowest link on its way, a few rounds over."""
+"""Links as fluids: a flow gets its share of the narrowest link on its way, in a few rounds."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias

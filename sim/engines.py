@@ -106,7 +106,7 @@ class Job:
 
 
 class Listener(Protocol):
-    """Whom an engine tells what happens, at the moment it happens."""
+    """The receiver of an engine's events, at the moment they happen."""
 
     def on_first(self, job: Job) -> None:
         """The first token of an attempt is out."""

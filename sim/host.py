@@ -172,7 +172,7 @@ class SimHost:
             stream.post(first)
 
     def _clear(self) -> None:
-        """End what the last attachment ran; nobody wants to hear of it."""
+        """End the sequences of the last attachment, without a report."""
         self.engine.cancel(self.engine.held)
         self.engine.confirm(list(self.engine.outputs()))
         self.engine.forget_finished()

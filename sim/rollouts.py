@@ -112,7 +112,7 @@ class _Loop:
 
 
 def simulate(plan: Plan, release: SimRelease, profile: TrafficProfile, seed: int) -> RolloutOutcome:
-    """Return how the rollout of a release ends, without anybody's help."""
+    """Return how the rollout of a release ends by itself."""
     traffic, loop = Traffic(profile, seed), _Loop(plan)
     pins = {tenant_id(_PINNED_OLD): "old", tenant_id(_PINNED_NEW): "new"}
     split = ReleaseSplit("model", "old", "new", 0, f"salt-{seed}", pins)

@@ -208,7 +208,7 @@ class SessionChains:
         """Return the blocks of a session's next prompt.
 
         Args:
-            session: 0 shares with nobody.
+            session: Session of the request; 0 shares with no other.
             prompt_tokens: Tokens of the whole prompt.
             system: Full blocks that the session begins with.
         """

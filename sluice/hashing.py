@@ -29,7 +29,7 @@ def cache_root(base_digest: str, adapter_digest: str, tenant_salt: bytes) -> byt
 
 
 def session_hash(tenant_id: str, session: str) -> int:
-    """Return what keeps a session together; 0 when there is none. Tenants do not share them."""
+    """Return the hash of a tenant's session, by which it stays together; 0: no session."""
     if not session:
         return 0
     key = tenant_id.encode()

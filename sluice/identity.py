@@ -108,7 +108,7 @@ def allowed(identity: Identity, service: str) -> bool:
 
 
 def refusal(identity: Identity, service: str, domain: str) -> str:
-    """Return why somebody is refused, and what to do about it."""
+    """Return the reason of a refusal, and its remedy."""
     callers = CALLERS[Service(service)] if service in CALLERS else frozenset[CertificateRole]()
     wanted = sorted(server_name(role, domain) for role in callers)
     return (

@@ -135,7 +135,7 @@ class HostStream:
             is_patient: Try again when the connection is refused, until the time is up.
 
         Raises:
-            FailedError: UNAVAILABLE, nobody answers at the address within `timeout_s`.
+            FailedError: UNAVAILABLE, no process answers at the address within `timeout_s`.
         """
         if self._channel is None:
             role = CertificateRole.ENGINE

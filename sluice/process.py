@@ -86,10 +86,10 @@ class ProcessFailedError(RuntimeError):
 
 
 class OwnedProcess:
-    """A process group that somebody answers for: watches its leader, and ends all of it.
+    """The owner of a process group: watches its leader, and ends all of it.
 
     Always `stop` it, also after a crash: the group may outlive its leader. `release` instead leaves
-    the group running, for whoever comes next.
+    the group running, for the next owner.
     """
 
     def __init__(self, spec: ProcessSpec, pid: int, pidfd: int) -> None:
@@ -345,7 +345,7 @@ def kill_group(pid: int) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a TCP port that nobody listens on now; somebody else may take it before you do."""
+    """Return a free TCP port; another process may take it before the caller does."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -365,7 +365,7 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 async def port_answers(host: str, port: int) -> None:
-    """Raise OSError until somebody accepts connections on the port."""
+    """Raise OSError until a process accepts connections on the port."""
     _, writer = await asyncio.open_connection(host, port)
     writer.close()
     await writer.wait_closed()

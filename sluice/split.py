@@ -2,8 +2,8 @@
 
 A request's bucket is a hash of model, salt, tenant and session; it is in canary when its bucket is
 below the share. So a session that is once in canary stays there while the share grows, and every
-gateway, after any restart, says the same. The salt is the rollout's own: who was first in one
-rollout is not first in the next.
+gateway, after any restart, says the same. Each rollout has its own salt, so that other sessions are
+the first ones in the next rollout.
 """
 
 import hashlib

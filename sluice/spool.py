@@ -127,8 +127,8 @@ class Spool:
     def append(self, payloads: Iterable[bytes]) -> int:
         """Write the records at the end and return how many were written.
 
-        Over the bound the oldest segments go. A disk that refuses costs the records of the lesser
-        spool, and only then those that did not fit; both are counted in `dropped`.
+        Over the bound the oldest segments go. On a full disk the records of the lesser spool go
+        first, then those that did not fit; both are counted in `dropped`.
         """
         batch: list[bytes] = []
         written = pending = 0

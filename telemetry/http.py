@@ -118,7 +118,7 @@ class TelemetryApi:
         return web.json_response({"data": rows}, headers={"Cache-Control": "no-store"})
 
     async def _erase_texts(self, request: web.Request) -> web.Response:
-        """Erase all texts of a tenant; nobody sees them from now on, the rows go a little later."""
+        """Erase all texts of a tenant: hidden from now on, deleted a little later."""
         self._check_key(request)
         tenant_id = params.required(request.query, "tenant")
         return web.json_response({"until": await _asked(texts.erase_texts(self._store, tenant_id))})
@@ -203,7 +203,7 @@ class TelemetryApi:
         )
 
     async def _costs(self, request: web.Request) -> web.Response:
-        """Tell what was paid and for whom, or the work alone for those who bring prices."""
+        """Answer with costs, or with the work alone for callers with prices of their own."""
         self._check_key(request)
         query = cost_query(request.query, int(time.time() * 1000))
         form = params.choice(request.query, "format", ("costs", "work"), default="costs")

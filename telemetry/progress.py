@@ -1,6 +1,6 @@
 """Up to when everything that gateways sent is in ClickHouse; pure.
 
-Now and then somebody notes how far each partition of the topic reaches. As soon as all of that is
+Now and then a caller notes how far each partition of the topic reaches. As soon as all of that is
 written, whatever was at the broker by then is in ClickHouse, and with it all events of requests
 that had ended a little earlier.
 """

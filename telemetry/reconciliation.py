@@ -227,8 +227,8 @@ async def _against_engines(
 class LedgerSums:
     """The ledger's side, for who asks again and again: hours that got no rows are not read twice.
 
-    Sums are those of events, as without it. Rollups of usage do not have what engines made for
-    nobody (`lost_output_tokens`), nor prompts as routers place them.
+    Sums are those of events, as without it. Rollups of usage do not have tokens that no client got
+    (`lost_output_tokens`), nor prompts as routers place them.
     """
 
     def __init__(self, store: Store, *, settle_ms: int = SETTLE_MS) -> None:

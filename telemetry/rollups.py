@@ -174,8 +174,8 @@ def event_rows(where: str) -> str:
     they have the same time.
 
     Prompt tokens count when they were computed, as in the gateway's limits and metrics: not those
-    of what was refused, or left the queue, before it had a place. Events of embeddings hold only
-    those.
+    of requests that were refused, or left the queue, before they had a place. Events of embeddings
+    hold only those.
     """
     return f"""
 SELECT received_at AS at, {", ".join(KEYS)}, event_id, ingested_at,

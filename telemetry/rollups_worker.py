@@ -152,8 +152,8 @@ _ROLL = {level: _roll(level) for level in Level}
 async def summed(store: Store, span: Range, scope: TenantScope) -> str:
     """Return SQL of rows that add up to the events of a span: `at`, `KEYS` and `MEASURES`.
 
-    They are right for now: whoever waits with the statement asks anew. Raises what `rollup_state`
-    does.
+    They are right for now: a caller that waits with the statement asks anew. Raises what
+    `rollup_state` does.
     """
     state = await rollup_state(store, span, scope)
     return planned_rows(plan(span, state), scope.sql)

@@ -34,14 +34,14 @@ class StoreSettings(ServiceSettings):
             default.
         clickhouse_cold_volume: Volume of that policy to which old rows move.
         cold_after_days: Days after which they move; 0: never.
-        requests_days: How long events of requests are kept; 0: for ever. Longer than brokers and
-            spools can hold them.
-        closings_days: The same of what routers tell of lost gateways.
-        token_counts_days: The same of what routers count for reconciliation.
-        attempts_days: The same of where the answers of requests ran.
-        poison_days: The same of messages that are no events.
-        usage_minutes_days: The same of sums per minute.
-        usage_hours_days: The same of sums per hour: how far back usage can be asked for.
+        requests_days: Days for which events of requests are kept; 0: for ever. Longer than brokers
+            and spools can hold them.
+        closings_days: Days for which routers' closings of lost gateways are kept; 0: for ever.
+        token_counts_days: Days for which routers' token counts are kept; 0: for ever.
+        attempts_days: Days for which attempts are kept; 0: for ever.
+        poison_days: Days for which messages that are no events are kept; 0: for ever.
+        usage_minutes_days: Days for which sums per minute are kept; 0: for ever.
+        usage_hours_days: Days for which sums per hour, and so usage, are kept; 0: for ever.
     """
 
     model_config = SettingsConfigDict(env_prefix="TELEMETRY__")

@@ -1,4 +1,4 @@
-"""From the event of a request to its spans: OpenTelemetry's names, no text of anybody. Pure.
+"""Turns the event of a request into spans: OpenTelemetry's names, no prompt or answer. Pure.
 
 The request is a SERVER span whose parent is the caller's. Below it are the gateway's part and, for
 each submission to a router, an attempt; below an attempt its stages. A stage that an event does not

@@ -73,7 +73,7 @@ async def find_texts(store: Store, tenant_id: str, request_id: str) -> list[dict
 
 
 async def erase_texts(store: Store, tenant_id: str) -> str:
-    """Let nobody see again what a tenant's requests said; return up to when, in ISO 8601.
+    """Hide all texts of a tenant for good; return up to when, in ISO 8601.
 
     Raises:
         BadRequestError: No tenant is called so.

@@ -115,10 +115,10 @@ class UsageQuery:
 
 
 def usage_query(query: params.Query, now_ms: int) -> UsageQuery:
-    """Return what the parameters of a request ask for: by default a day of hours, or 30 days.
+    """Return the query of a request's parameters: by default a day by hour, or 30 days by day.
 
     Raises:
-        BadRequestError: One of them says nothing, or the time is longer than 400 days.
+        BadRequestError: A parameter is invalid, or the time is longer than 400 days.
     """
     words = tuple(Granularity)
     granularity = Granularity(params.choice(query, "granularity", words, default="hour"))
@@ -171,7 +171,7 @@ async def exported_usage(store: Store, query: UsageQuery, export: Export) -> byt
 
 
 async def _sql(store: Store, query: UsageQuery, *, is_typed: bool = False) -> str:
-    """Return the query as it is right now; whoever waits with it asks anew."""
+    """Return the query that is right now; a caller that waits with it asks anew."""
     return _USAGE.format(
         start="bucket" if is_typed else _ISO.format("bucket"),
         corrected=_ISO.format("max(late_at)"),

@@ -1,4 +1,4 @@
-"""A closed loop attached straight to a Triton: what an engine's tokens do without us.
+"""A closed loop attached straight to a Triton: an engine's speed without gateway and router.
 
 One operation: one sequence. The same number of sequences as a load of `sse_client` has streams,
 begun over the same time; a new one is submitted when one ends. Tokens come when this process has

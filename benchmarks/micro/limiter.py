@@ -6,8 +6,8 @@ parsing, future and the switches of the task included. `closed` has so many task
 again as soon as they are answered, so that as many calls leave together. `open` starts 5,000 tasks
 a second at random times, looked at every millisecond, and subtracts what as many tasks cost that do
 nothing. `settled` adds the settlement, `headers` the dictionary of the answer's headers.
-`open_wait` asks nobody: the tasks wait for a timer of 2 ms that starts with the first of them, as a
-check has to wait for something. The collector is set as in a gateway. CPU time of the process,
+`open_wait` calls no limiter: the tasks wait for a timer of 2 ms that starts with the first of them,
+as a check has to wait for something. The collector is set as in a gateway. CPU time of the process,
 kernel included, in microseconds; `server_us` is that of Valkey. Least of the rounds, because the
 machine is shared. Not measured: the task and its creation, which the request has anyway; a network
 with distance. Run: `python -m benchmarks.micro.limiter`.

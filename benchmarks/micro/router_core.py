@@ -2,15 +2,13 @@
 
 One operation, "request": conversion of a parsed message with a 1,000-token prompt and its block
 hashes, `submit`, `tick`, and the conversion of the dispatch into the engine's message; three of
-four prompts are what an earlier one was. "idle": all engines do nothing; "half": each decodes half
-of the sequences that it has places for.
-One operation, "long": the same for a prompt of 55,000 tokens (220 KB of text), beside what hashing
-its blocks takes the gateway, once.
-"tick_*": the part of "request" that places: the queue's choice, the replica's, and their books.
-One operation, "token": parse a HostFrame, `on_frame`, `tick`, build and serialize the gateways'
-messages, divided by the frame's tokens; frames of 64 replicas in turn. Not measured: gRPC, sockets,
-the parsing of submits.
-Read both as process CPU time of one core. Run: `python -m benchmarks.micro.router_core`.
+four prompts repeat an earlier one. "idle": all engines do nothing; "half": each decodes half of the
+sequences that it has places for. One operation, "long": the same for a prompt of 55,000 tokens (220
+KB of text), beside what hashing its blocks takes the gateway, once. "tick_*": the part of "request"
+that places: the queue's choice, the replica's, and their books. One operation, "token": parse a
+HostFrame, `on_frame`, `tick`, build and serialize the gateways' messages, divided by the frame's
+tokens; frames of 64 replicas in turn. Not measured: gRPC, sockets, the parsing of submits. Read
+both as process CPU time of one core. Run: `python -m benchmarks.micro.router_core`.
 """
 
 import gc

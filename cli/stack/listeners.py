@@ -1,4 +1,4 @@
-"""Each socket that a local stack listens on: for whom it is, and by which secret they are known.
+"""Each socket that a local stack listens on, with its callers and the secret that proves them.
 
 `docs/security.md` shows the list. An end-to-end test compares it with what listens, and comes to
 each socket without the secret.

@@ -1,8 +1,8 @@
 """librdkafka's mock cluster: a broker in threads of this process that only this process can reach.
 
-The mock listens on a random loopback port, for everybody on the machine, and has no option for
-anything else. So a Unix socket takes the place of that port under the number that the mock knows,
-and loses its name at once.
+The mock listens on a random loopback port, open to all users of the machine, and has no option to
+change that. So a Unix socket replaces the port under the mock's file descriptor, and its name is
+removed at once.
 """
 
 import ctypes

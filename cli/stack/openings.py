@@ -1,4 +1,4 @@
-"""Each port of `docker-compose.yml` and of the Kubernetes manifests: who reaches it, and as whom.
+"""Each port of `docker-compose.yml` and of the Kubernetes manifests, with its allowed callers.
 
 `docs/security.md` shows the list. `tests/unit/deploy/test_openings.py` compares it with what both
 publish, listen on, and let in.

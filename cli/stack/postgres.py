@@ -85,7 +85,7 @@ class PostgresPlace:
         data: Its data directory.
         sockets: Directory of its socket.
         programs: Directory of `initdb` and `postgres`.
-        account: Whom it runs as.
+        account: User that it runs as.
     """
 
     data: Path

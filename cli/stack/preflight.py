@@ -97,7 +97,7 @@ def check_public_ports(port: int, admin_port: int) -> None:
 
 
 def _check_free(port: int, option: str) -> None:
-    """Refuse a port on which somebody listens."""
+    """Refuse a port on which a process listens."""
     if not port_is_free("127.0.0.1", port):
         holder = who_listens(port)
         raise StackError(

@@ -67,7 +67,7 @@ class PlainRenderer:
         self.say(f"{mark}  {line.name:<14} {line.seconds:5.1f} s  {line.detail}".rstrip())
 
     def say(self, text: str) -> None:
-        """Print it; a closed pipe or terminal is nobody's failure."""
+        """Print it; a closed pipe or terminal is no failure."""
         with suppress(OSError, ValueError):
             self._out.write(text + "\n")
             self._out.flush()

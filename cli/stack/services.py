@@ -1,4 +1,4 @@
-"""The processes of the local stack: commands, settings, ports, and who needs whom.
+"""The processes of the local stack: commands, settings, ports, and dependencies.
 
 The same processes as in production, with the same settings; only the addresses are local.
 """

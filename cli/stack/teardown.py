@@ -1,7 +1,7 @@
 """Ends what is left of a stack whose supervisor no longer does it.
 
 Works from the marker in the environment of every process and from the last state file, so it needs
-nobody's good will: not the supervisor's, not the processes'.
+no help of the supervisor or the processes.
 """
 
 import os
@@ -24,8 +24,8 @@ def end_leftovers(home: Home, *, grace_s: float = _GRACE_S) -> list[str]:
     """End every process of the stack and remove its shared memory; return who was ended.
 
     Found by the marker in their environment, and by the state file for those that have overwritten
-    it. Services first, then the servers, so that nobody loses what it has just written; who does
-    not listen within `grace_s` is killed. 0 kills at once.
+    it. Services end first, then the servers, so that no write is lost; a process that does not end
+    within `grace_s` is killed. 0 kills at once.
     """
     from replica.agent.triton import TritonLauncher
 

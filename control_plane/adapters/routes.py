@@ -106,7 +106,7 @@ class AdapterRoutes:
 
 
 def _adapters(actor: Actor, wanted: dict[str, str]) -> tuple[Select[Any], Column[str]]:
-    """Return the query of the adapters that somebody may see, and its key.
+    """Return the query of the adapters that an actor may see, and its key.
 
     Args:
         actor: The caller.
@@ -143,7 +143,7 @@ def _adapters(actor: Actor, wanted: dict[str, str]) -> tuple[Select[Any], Column
 
 
 def _used(actor: Actor) -> Select[Any]:
-    """Return the query of what releases say of their adapters; owners are '' for everybody."""
+    """Return the query of adapters by release, with their owners; '' stands for all tenants."""
     t, model = releases.c, models.c
     stands = model.id + RELEASE_MARK + model.release == t.id
     columns: list[ColumnElement[Any]] = [

@@ -1,4 +1,4 @@
-"""REST of what nobody needs: what becomes of each artifact and why, and a sweep at once."""
+"""REST of garbage: the fate of each artifact with its reason, and a sweep at once."""
 
 from datetime import datetime
 from typing import Any
@@ -43,7 +43,7 @@ _SWEPT = ("state", *_DONE, "chunks")
 
 
 class GarbageRoutes:
-    """Handlers of what nobody needs."""
+    """Handlers of garbage."""
 
     def __init__(self, database: Database, service: Artifacts) -> None:
         self._database = database

@@ -53,7 +53,7 @@ _UPLOAD_MIN = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Graces:
-    """How long what nobody needs is kept.
+    """Times for which unneeded artifacts and chunks are kept.
 
     Attributes:
         unused: Grace time of unreferenced artifacts and chunks.
@@ -94,7 +94,7 @@ class Sweeper:
         self._graces = graces
 
     async def sweep(self) -> Swept:
-        """Remove what nobody needs; PlatformError when database or store are away."""
+        """Remove unneeded artifacts and chunks; PlatformError when database or store are away."""
         decision = await self._database.run(self._artifacts, deadline_s=_SWEEP_DEADLINE_S)
         if decision is not None and (decision.retired or decision.removed):
             log.info("artifacts_swept", retired=decision.retired, removed=decision.removed)

@@ -128,7 +128,7 @@ async def has_any(connection: AsyncConnection) -> bool:
 
 
 async def hold_lease(connection: AsyncConnection, name: str, holder: str, lease_s: float) -> bool:
-    """Take a lease if nobody holds it, or keep it; return whether it is the holder's now."""
+    """Take a free lease, or keep it; return whether it is the holder's now."""
     now = func.clock_timestamp()
     values = {"holder": holder, "expires_at": now + func.make_interval(0, 0, 0, 0, 0, 0, lease_s)}
     is_free = or_(leases.c.holder == holder, leases.c.expires_at < now)
@@ -149,7 +149,7 @@ async def due(
     Args:
         connection: Connection of a transaction.
         period: Period of the budgets.
-        interval_s: How long ago is long.
+        interval_s: Seconds after which a reading is old.
         count_max: How many are returned.
         failed: Unix ms by id of a budget: it was asked about then, in vain, and waits its turn.
     """

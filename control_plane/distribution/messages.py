@@ -150,8 +150,9 @@ class WantedWriter:
         Args:
             answer: Changed in place.
             wants: Artifacts that the node should have.
-            told: The shared mapping of the last answer on this stream; None: no answer yet.
-            knows_unchanged: Whether the agent understands an answer that leaves out the same.
+            told: Shared mapping of the last answer on this stream; None: no answer yet.
+            knows_unchanged: Whether the agent understands an answer that leaves out an unchanged
+                list.
         """
         if not knows_unchanged:
             answer.wanted.extend(_write_wanted(wants.flat()))

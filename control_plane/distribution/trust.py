@@ -19,8 +19,8 @@ class _Record:
 class Trust:
     """Nodes that are shunned as sources, by number, and nodes whose accusations count.
 
-    A corrupt chunk is its source's fault, unless the one who says so says it of everybody: then it
-    is the accuser whose memory or link is broken.
+    A corrupt chunk is its source's fault, unless its accuser accuses all sources: then the
+    accuser's memory or link is broken.
     """
 
     def __init__(self, limits: PlannerLimits) -> None:
@@ -40,7 +40,7 @@ class Trust:
         return self._suspects.get(accuser, 0.0) > now_s
 
     def accuse(self, accuser: int, source: int, trouble: Trouble, now_s: float) -> list[int]:
-        """Return who is shunned from now on and was not: the source, its accuser, or nobody."""
+        """Return the newly shunned node: the source, its accuser, or None."""
         limits = self._limits
         if self.is_suspect(accuser, now_s):
             return []

@@ -186,10 +186,10 @@ async def settle(
 
 
 async def abandon(connection: AsyncConnection, model_id: str) -> None:
-    """End what `prepare` asked for, for a model of which a release is not there any more.
+    """End the demands of `prepare` for a model whose release is gone.
 
-    The pool that serves the model keeps what its last stage needed. Any other one has again what
-    operators want: which pool would be given up, nobody knows.
+    The pool that serves the model keeps the replicas of its last stage. Any other pool goes back to
+    the operators' number, because it is unknown which one would be given up.
     """
     t, d = pools.c, pool_demands.c
     held = select(t.id, _WANTED, d.replicas, t.id == models.c.pool_id)

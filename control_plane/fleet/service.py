@@ -57,11 +57,11 @@ class FleetLoop:
         Args:
             database: Database of the fleet.
             feed: Says that something has changed.
-            prune: Delete old rows of others, now and then, in the leader's step.
+            prune: Deletes old rows of other domains, now and then, in the leader's step.
             show: Called with the number of replicas without a place; 0 while another control plane
                 leads.
             clock: Counts replica-seconds while this one does.
-            holdback: Returns what is not replaced at present.
+            holdback: Returns the replicas that are not replaced at present.
         """
         self._database = database
         self._feed = feed

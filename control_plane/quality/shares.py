@@ -1,8 +1,9 @@
 """Shares a node's room for golden prompts among the owners of models; pure.
 
 Room is counted in units of 4 KiB, so that 64 units are both limits: 64 prompts and 256 KiB. The
-platform's own questions, one per base, have a part of it for themselves. The rest is shared by the
-owners of models: whoever needs less than an equal share gets all, the others share what is left.
+platform's own questions, one per base, have a part of it for themselves. The owners of models share
+the rest: an owner that needs less than an equal share gets all it needs, the others share the
+remainder.
 
 Questions that do not fit take turns. The owners stand in a ring, and so do the prompts of each; a
 round

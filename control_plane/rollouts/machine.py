@@ -1,9 +1,10 @@
 """The state machine of a rollout: (state, event, now) -> (state, actions); pure.
 
 The share grows only when the fleet is ready for the next stage of the plan, after the one before
-has ended; every stage is passed. A breach sends everybody back in the same step that saw it, in any
-phase in which canary has traffic. Nothing depends on having been there: all that is known is in the
-state, evidence that was told before is passed over, and time that nobody watched does not count.
+has ended; every stage is passed. A breach sends all requests back in the same step that saw it, in
+any phase in which canary has traffic. Nothing depends on having been there: all that is known is in
+the state, evidence that was told before is passed over, and time that nobody watched does not
+count.
 """
 
 from dataclasses import dataclass, replace

@@ -139,7 +139,7 @@ class RolloutRoutes:
         return handle
 
     async def _tell(self, request: web.Request, command: Event) -> web.Response:
-        """Step a rollout as somebody asks."""
+        """Step a rollout by an operator's command."""
         rollout_id = path_id(request)
 
         async def work(write: Write) -> WriteReply:

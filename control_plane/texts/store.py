@@ -73,7 +73,7 @@ class TelemetryTexts:
     async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
         """Return what is kept; BadRequestError: no request has such an id.
 
-        The id comes from whoever asks, and this goes out with a key that opens all of telemetry: it
+        The id comes from the caller, and this request has a key that opens all of telemetry: the id
         must stay one segment of the path.
         """
         if not is_request_id(request_id):

@@ -2,11 +2,11 @@
 
 Tokenizing takes 0.5 ms per KB and needs no interpreter lock: it has threads of its own, which step
 back when others want the processor. Everything else about a prompt needs the lock, and is done at
-the loop's own priority: whoever steps back with the lock in hand makes the loop wait as well.
+the loop's own priority: a thread that steps back with the lock in hand makes the loop wait as well.
 
-Limits are looked at when the tokens of a prompt are known, so they keep nobody from sending more
-prompts than there is room for. Hence owners of prompts take turns: each waits for its own. A turn
-is a slice of a long prompt, some 30 ms.
+Limits are checked when the tokens of a prompt are known, so they do not keep a tenant from sending
+more prompts than there is room for. Hence owners of prompts take turns: each waits for its own. A
+turn is a slice of a long prompt, some 30 ms.
 """
 
 import asyncio

@@ -49,7 +49,7 @@ _FLUSH_POLL_S = 0.001
 
 
 class SharedBuckets:
-    """Asks and tells Valkey.
+    """Buckets in Valkey: reserves and settles in batches.
 
     Attributes:
         is_up: Whether calls wait for Valkey.

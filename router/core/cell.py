@@ -258,7 +258,7 @@ class CellBook:
     # --- forecasts --------------------------------------------------------------------------
 
     def supply(self, now: float) -> Supply:
-        """Return what the replicas can do, as of a moment ago: a walk over all takes its time."""
+        """Return the capacity of the replicas, up to a moment old: a walk over all takes time."""
         if now >= self._supply_until:
             self._supply = self._supply_now(now)
             self._supply_until = now + max(

@@ -144,7 +144,7 @@ def _file_rows(dispatches: list[Dispatch | None], counts: list[int], tokens: lis
 def file_missed(
     book: ReplicaBook, dispatch: Dispatch, entry: engine.Resumed, stats: Stats, now: float
 ) -> None:
-    """File what a resumed sequence has brought while nobody listened; `entry` has all of it.
+    """File the tokens that a resumed sequence made without a router; `entry` has all of them.
 
     Raises:
         ValueError: The engine knows of fewer tokens than it had told, or contradicts itself.

@@ -51,7 +51,7 @@ class Handovers:
         self._moves: dict[int, _Move] = {}  # by sequence
 
     def begin(self, cell: CellBook, dispatch: Dispatch, cached_tokens: int, now: float) -> bool:
-        """Start to bring a booked dispatch what it lacks; False: there is nothing to wait for.
+        """Start to bring the missing KV blocks to a booked dispatch; False: none are to come.
 
         Args:
             cell: Book of the cell of both replicas.
@@ -135,7 +135,7 @@ class Handovers:
         return not (self._moves or self.ready or self.transfers)
 
     def overdue(self, now: float) -> list[int]:
-        """Return the transfers that nobody has answered for."""
+        """Return the transfers without an answer."""
         return [sequence for sequence, move in self._moves.items() if move.until <= now]
 
     def next_at(self) -> float:

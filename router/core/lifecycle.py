@@ -67,8 +67,8 @@ class RequestLifecycle:
     def retry(self, dispatch: Dispatch, code: ErrorCode | None, what: str, now: float) -> None:
         """Queue an open dispatch's request again if nothing was emitted; end it otherwise.
 
-        Without a code it is backpressure: that is nobody's failure and has no limit but the
-        deadline. `what` happened is told in words that go on behind the replica's name.
+        Without a code it is backpressure, which is no failure and has no limit but the deadline.
+        `what` happened is told in words that go on behind the replica's name.
         """
         request = dispatch.request
         message = f"replica {dispatch.replica_id}{what}"
@@ -143,7 +143,7 @@ class RequestLifecycle:
         count(ending, self.stats)
 
     def withdraw(self, request: Request, ending: Ending) -> None:
-        """End a request that waits or runs, on somebody's wish."""
+        """End a request that waits or runs, with the given ending."""
         dispatch = request.dispatch
         if dispatch is None:
             cell = self._cells[request.cell_id]

@@ -68,7 +68,7 @@ class RouterCore:
         )
 
     def on_gateway_gone(self, key: int) -> None:
-        """End a connection: nobody wants its answers any more."""
+        """End a connection: its answers are not wanted any more."""
         gateway = self.gateways.pop(key)
         for request in list(gateway.requests.values()):
             self.lifecycle.withdraw(request, Ending(wire.OUTCOME_KIND_CANCELLED))

@@ -116,7 +116,7 @@ class Sluice:
 
     Attributes:
         name: "sluice".
-        cores: One per cell, for whoever wants to look inside.
+        cores: Router cores, one per cell, for inspection.
         refusals: Requests that were not served, by outcome code.
         resumes: Times that a request went on after its replica was lost.
     """

@@ -134,7 +134,7 @@ class PoolCost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """All of it.
+    """The answer to a question for costs.
 
     Attributes:
         lines: Rows of the answer, whose micros add up to those of the pools.

@@ -116,7 +116,7 @@ _NAMES: Mapping[str, Callable[[CostLine], str]] = {
 
 
 def _table(lines: Iterable[CostLine], by: str) -> dict[str, Any]:
-    """Return rows of who used what, and beside them what is nobody's; they add up to the total."""
+    """Return rows of use, and rows of cost without a user; they add up to the total."""
     groups: dict[tuple[str, str], list[CostLine]] = defaultdict(list)
     for line in lines:
         kind = "idle" if line.is_idle else "copies" if line.work.is_copy else "use"

@@ -123,7 +123,7 @@ def rejection(
 def room_for(
     request: Request, cell: AdmissionCell, config: CoreConfig, now: float
 ) -> Iterator[tuple[Request, Ending]]:
-    """Yield whom an admitted request replaces in the queue, and with which ending.
+    """Yield the requests that an admitted one replaces in the queue, each with its ending.
 
     The caller ends each one, which takes it out of the queue, before it asks for the next.
     """

@@ -64,7 +64,7 @@ NO_SUPPLY = Supply(0, 0.0, 0.0, 0, 0.0)
 
 
 def queue_wait_s(supply: Supply, requests_ahead: int, tokens_ahead: float) -> float:
-    """Return the time until a request with so much before it is started; inf: nobody serves.
+    """Return the time until a request with so much before it is started; inf: no replica serves.
 
     Prefill and places are used up at the same time, so the scarcer of the two decides.
     """
@@ -238,11 +238,11 @@ class TimedPrediction:
         self._wait_s = min(uncorrected_s * accuracy.correction(), max(uncorrected_s, overdue_s))
 
     def wait_s(self) -> float:
-        """Return the time until it is started, corrected by what was known; inf: nobody serves."""
+        """Return the corrected time until it is started; inf: no replica serves."""
         return self._wait_s
 
     def ttft_s(self) -> float:
-        """Return the time until the first token; inf: nobody serves."""
+        """Return the time until the first token; inf: no replica serves."""
         return self.wait_s() + self.served_s
 
     def first_token(self, waited_s: float) -> None:
@@ -277,9 +277,9 @@ class FirstTokenForecast:
         return aside
 
     def accuracy(self, uncached_tokens: int, mean: float) -> Accuracy:
-        """Return what is known about predictions for prompts of a size.
+        """Return the accuracy of predictions for prompts of a size.
 
-        Shortest first lets what comes later overtake the long ones, and only them.
+        With shortest first, later requests overtake only the long ones, so each size has its own.
         """
         size = sum(uncached_tokens > factor * mean for factor in _SIZES)
         return self._accuracies[size]

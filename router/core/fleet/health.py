@@ -380,7 +380,7 @@ class CellHealth:
             self._failed(replica, now)
 
     def _truth(self, own: Text | None = None) -> Text | None:
-        """Return what is right; None: nobody knows.
+        """Return the right answer; None: it is not known.
 
         `own` is the answer of an ejected replica, which counts in its own case only.
         """

@@ -214,7 +214,7 @@ class PrefixIndex:
             start += len(run.keys)
 
     def _make(self, keys: list[Hashable], *, is_loose: bool) -> BlockRun:
-        """Return a new run; the caller gives it to somebody."""
+        """Return a new run; the caller gives it to a holder."""
         run = self._heads[keys[0]] = BlockRun(keys, 0, is_loose=is_loose)
         return run
 
@@ -275,7 +275,7 @@ class PrefixIndex:
                     shard[key] = others
 
     def _join(self, held: HeldBlocks, use: Use) -> None:
-        """Put runs of a use together that nobody else holds, as far as they stay short enough."""
+        """Put runs of a use together that no other use holds, as far as they stay short enough."""
         runs = use.runs
         kept = runs[:1]
         for run in runs[1:]:

@@ -36,7 +36,7 @@ class AdapterWaiters:
         self._noted = sum(map(len, self._waiting.values()))
 
     def cheapest_cold(self, below_priority: int, residency: AdapterResidency) -> Request | None:
-        """Return whom to shed of those whose adapter no replica has; None: nobody.
+        """Return the request to shed among those whose adapter no replica has; None: there is none.
 
         The lowest tier goes first, then the latest arrival, seen among the latest of each adapter.
         """

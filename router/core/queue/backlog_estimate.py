@@ -2,8 +2,8 @@
 
 In virtual time the waiting work of a tenant spans from its counter to its counter plus that work
 over its weight, and the tier serves these spans from the left. So the work ahead of a point is a
-piecewise linear function, found by bisection. Pictures may be a little old: they are for
-estimates and for the choice of whom to give up, not for the order of service.
+piecewise linear function, found by bisection. Pictures may be a little old: they are for estimates
+and for the choice of a request to shed, not for the order of service.
 """
 
 from bisect import bisect_right
@@ -86,7 +86,7 @@ class BacklogEstimate:
         return max(0.0, requests), max(0.0, tokens)
 
     def last_served(self) -> TenantQueue | None:
-        """Return the tenant whose waiting work would be done last; None: nobody's is left."""
+        """Return the tenant whose waiting work would be done last; None: no work is left."""
         losers = self._losers
         while losers:
             tag, number, tenant = losers[0]

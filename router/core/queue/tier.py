@@ -30,10 +30,10 @@ _TENANTS_KEPT = 1024  # idle ones are forgotten above this, where that changes n
 class Tier:
     """The waiting requests of one priority.
 
-    Tenants by virtual counters: the least goes first; one that returns is lifted to the least
-    among the waiting ones (the last one served when nobody waits), so that idleness earns nothing.
-    One with requests that still run was not away: it keeps a credit of a few requests, which it
-    has when others got more while its queue was empty for a moment.
+    Tenants by virtual counters: the least goes first; one that returns is lifted to the least among
+    the waiting ones (the last one served when none waits), so that idleness earns nothing. One with
+    requests that still run was not away: it keeps a credit of a few requests, which it has when
+    others got more while its queue was empty for a moment.
 
     Service in other cells of the pool counts like service here, but puts a tenant behind the others
     by at most `LAG_S` and `LAG_REQUESTS`: what it had elsewhere is not held against it for longer.

@@ -28,8 +28,8 @@ class VirtualTime:
     def sample(self, served: float, now: float) -> None:
         """Measure the pace; `served` is all service of the tier so far.
 
-        Weights are at least 1, so virtual time runs no faster than service: a greater growth is
-        a tenant that is far ahead and had its turn because nobody else waited.
+        Weights are at least 1, so virtual time runs no faster than service: a greater growth is a
+        tenant that is far ahead and had its turn because no other waited.
         """
         since = self._sampled_at
         if since is None:
