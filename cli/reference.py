@@ -31,11 +31,11 @@ _UNITS = {
 }
 _SETTINGS_HEAD = """# Settings
 
-Every process reads its settings once, from the environment. A name with a service's prefix that is
-not listed here, a missing setting without a default, or a value out of its range ends the process
-at once with one line per mistake and status 2. `sluice up` sets what is needed by itself.
-`sluice config check [SERVICE] [--env-file FILE]` says the same before a start, and what each
-setting takes; `sluice config show` prints what would be in force. Neither prints a secret.
+Every process reads its settings once, from the environment. Three mistakes end it at once, with
+one line each and status 2. They are an unknown name with a service's prefix, a missing setting
+without a default, and a value out of its range. `sluice up` sets all settings by itself.
+`sluice config check [SERVICE] [--env-file FILE]` reports the same before a start, with the allowed
+values; `sluice config show` prints the settings in force. Neither prints a secret.
 `python -m control_plane.migrate` and `python -m telemetry.migrate` read the database's settings of
 their service and accept the others.
 """

@@ -116,8 +116,8 @@ class SequenceRequest:
         draft_tokens_max: Tokens to try per step by prompt lookup; 0: as the engine's option says.
             The answer is the same.
         prediction: Expected answer: tried where the answer follows it.
-        pinned_blocks: Number of leading blocks of the prompt that stay in the cache for `PIN_S` from the
-            first token on, as far as the pool has room for pinned ones.
+        pinned_blocks: Number of leading blocks of the prompt that stay in the cache for `PIN_S`
+            from the first token on, as far as the pool has room for pinned ones.
         scored_tokens: Number of trailing tokens of the prompt that are scored and not reported one
             by one; `prompt_logprobs` is 0 then, and only these are computed in full.
         trace: W3C trace context, for engines that make spans of their own: headers by name.

@@ -11,7 +11,6 @@ WORDS_MAX = 25
 STILL_LONG: dict[str, int] = {
     "docs/alerts.md": 6,
     "docs/api.md": 12,
-    "docs/config.md": 1,
     "docs/console.md": 1,
     "docs/scaling.md": 5,
     "docs/tools.md": 5,
