@@ -30,6 +30,7 @@ MODULES = {
     "memory": "benchmarks.micro.engine_memory",
     "predictions": "benchmarks.micro.predictions",
     "auto": "benchmarks.micro.auto",
+    "auto_replay": "benchmarks.micro.auto_replay",
     "guarding": "benchmarks.micro.guarding",
     "host": "benchmarks.micro.engine_host",
     "replica": "benchmarks.load.replica",

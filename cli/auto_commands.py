@@ -1,14 +1,28 @@
 """`sluice auto`: the models that `auto` may choose from for a tenant, and how it does."""
 
+import json
 from collections.abc import Callable
-from typing import Annotated
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from cli.admin import AsJson, Tenant, ask, given
 from cli.api import Json
-from cli.render import show_objects
+from cli.audit_commands import since_moment
+from cli.render import show_fields, show_json, show_objects
 from cli.stack_commands import fail
+from sluice.auto.evaluation import (
+    LoggedOption,
+    LoggedTurn,
+    PolicyEstimate,
+    PolicyEvaluation,
+    evaluate,
+    learned,
+)
+from sluice.auto.features import SCHEME
+from sluice.auto.quality import QualityCell, QualityPrior, table_of
 
 auto = typer.Typer(help="What the model `auto` may choose from, and how.", no_args_is_help=True)
 
@@ -21,6 +35,14 @@ _SHOWN = (
     *("id", "candidates", "price_max", "quality_min", "second_price", "miss_price"),
     *("explored_share", "queue_priority_min", "pin", "judged"),
 )
+# Judged answers below which an estimate says little.
+_EFFECTIVE_LEAST = 100.0
+# Why a model answered where it was chosen among others, so that its chance is known.
+_CHOSEN = frozenset({"cheapest", "explored", "saturated", "below_floor"})
+Since = Annotated[str, typer.Option(help="30d ago, as 30d; or a moment, as 2030-12-01.")]
+TableFile = Annotated[
+    Path, typer.Option(exists=True, dir_okay=False, help="A table, as `sluice auto learn` writes.")
+]
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="One that `auto` may choose.")]
 
 
@@ -106,6 +128,119 @@ def remove_policy(tenant: Tenant) -> None:
     """Let a tenant ask for `auto` no more."""
     ask(lambda api: api.call("DELETE", f"{_PATH}/{tenant}"))
     typer.echo(f"removed the policy of auto of tenant {tenant}")
+
+
+@auto.command("learn")
+def learn(
+    tenant: Tenant,
+    *,
+    out: Annotated[Path, typer.Option(help="File for the table, as JSON.", dir_okay=False)],
+    since: Since = "30d",
+) -> None:
+    """Make a table of qualities of the judged answers; it changes nothing until it is used."""
+    known = ask(lambda api: api.call("GET", f"{_PATH}/{tenant}"))
+    turns = _logged(tenant, since)
+    candidates = {it["model"] for it in known["candidates"]}
+    cells = [it for it in learned(turns, {}) if it.model in candidates]
+    if not cells:
+        raise fail(f"no answer of tenant {tenant} was judged since {since}; see POST /v1/feedback")
+    table = {"scheme": SCHEME, "cells": [it._asdict() for it in cells]}
+    out.write_text(json.dumps(table, indent=1) + "\n")
+    judged = sum(it.good + it.bad for it in cells)
+    typer.echo(f"{out}: {len(cells)} cells of {judged:g} judged answers")
+
+
+@auto.command("evaluate")
+def evaluate_table(
+    tenant: Tenant,
+    *,
+    table: TableFile,
+    since: Since = "30d",
+    as_json: AsJson = False,
+) -> None:
+    """Estimate what a table would have done with logged requests; nothing is changed."""
+    known = ask(lambda api: api.call("GET", f"{_PATH}/{tenant}"))
+    read = _table(table)
+    priors = {
+        it["model"]: QualityPrior(it["published"], it["quality"]) for it in known["candidates"]
+    }
+    cells = [QualityCell(**it) for it in read["cells"]]
+    found = evaluate(
+        _logged(tenant, since),
+        table_of(cells, priors, read["scheme"]),
+        quality_min=known["quality_min"],
+        miss_price=known["miss_price"],
+        explored_share=known["explored_share"],
+    )
+    shown = _estimates(found)
+    if as_json:
+        show_json(shown)
+        return
+    show_fields(shown)
+    if found.effective < _EFFECTIVE_LEAST:
+        typer.echo(
+            f"the judged answers are worth {found.effective:.0f} under this table: too few to"
+            " decide; explore more, or wait"
+        )
+
+
+@auto.command("use")
+def use_table(tenant: Tenant, *, table: TableFile, as_json: AsJson = False) -> None:
+    """Let a table decide from now on; a table without cells goes back to published results."""
+    read = _table(table)
+
+    def change(known: Json) -> Json:
+        return _kept(known) | read
+
+    _edit(tenant, change, as_json=as_json)
+
+
+def _logged(tenant: str, since: str) -> list[LoggedTurn]:
+    """Return what was logged of this release's clusters."""
+    moment = since_moment(since, datetime.now(UTC), "--since")
+    query = {"tenant": tenant, "since": moment}
+    rows = ask(lambda api: api.call("GET", "/v1/auto/turns", query=query), "SLUICE_TELEMETRY_URL")[
+        "data"
+    ]
+    return [_turn(row) for row in rows if row["scheme"] == SCHEME]
+
+
+def _turn(row: Json) -> LoggedTurn:
+    told = zip(row["models"], row["releases"], row["costs"], row["propensities"], strict=True)
+    options = [LoggedOption(*it) for it in told]
+    if row["reason"] in _CHOSEN:
+        options = [it for it in options if it.propensity > 0]
+    else:  # nothing was to choose: it teaches of its model alone
+        options = [it for it in options if it.name == row["model"]]
+    return LoggedTurn(row["cluster"], row["model"], options, row["good"])
+
+
+def _table(file: Path) -> Json:
+    try:
+        read: Any = json.loads(file.read_text())
+        return {
+            "scheme": int(read["scheme"]),
+            "cells": [QualityCell(**it)._asdict() for it in read["cells"]],
+        }
+    except (ValueError, TypeError, KeyError) as error:
+        raise fail(f"{file} is no table as `sluice auto learn` writes it: {error!r}") from None
+
+
+def _estimates(found: PolicyEvaluation) -> Json:
+    def told(it: PolicyEstimate) -> str:
+        return f"{it.mean:.3f} ({it.low:.3f} to {it.high:.3f})" if it.error < 1 else "not known"
+
+    return {
+        "turns": found.turns,
+        "judged": found.judged,
+        "effective": round(found.effective, 1),
+        "good_logged": told(found.logged_good),
+        "good_ips": told(found.ips),
+        "good_doubly_robust": told(found.doubly_robust),
+        "cost_logged": found.logged_cost,
+        "cost_new": found.new_cost,
+        "moved": found.moved,
+    }
 
 
 def _pin(tenant: str, model: str, *, as_json: bool) -> None:

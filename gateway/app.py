@@ -28,6 +28,7 @@ from gateway.endpoints.completer import Completer
 from gateway.endpoints.completions import CompletionTask
 from gateway.endpoints.copies import spare_work
 from gateway.endpoints.embeddings import Embeddings
+from gateway.endpoints.feedback import FeedbackIntake
 from gateway.endpoints.guards import GuardBoard
 from gateway.endpoints.models import Models
 from gateway.endpoints.openapi import describe
@@ -190,6 +191,9 @@ class Gateway:
         routes.add("POST", CompletionTask.endpoint, partial(completer.handle, CompletionTask))
         AnthropicMessages(self.directory, completer, tokenizing).add_to(routes)
         self.stateful.add_to(routes, self.directory, completer, self.assets, self.limiter)
+        emit, gateway_id = self.events.emit, self.settings.instance_id
+        feedback = FeedbackIntake(self.directory, self.limiter, emit, gateway_id)
+        routes.add("POST", "/v1/feedback", feedback.take)
         routes.add("POST", "/v1/embeddings", embeddings.handle)
         routes.add("POST", "/v1/tokenize", tokenizing.tokenize)
         routes.add("POST", "/v1/detokenize", tokenizing.detokenize)

@@ -16,6 +16,7 @@ from sluice.certificates import refusal_of
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 from sluice.identity import Service
 from telemetry import evidence, params, slo, texts, traces
+from telemetry.auto_turns import TURNS_MAX, logged_turns
 from telemetry.budget_usage import totals, totals_query
 from telemetry.closings import Closer
 from telemetry.costs.prices import Prices
@@ -73,6 +74,7 @@ class TelemetryApi:
         app.router.add_delete("/v1/texts", self._erase_texts)
         app.router.add_get("/v1/rollouts/{rollout_id}/windows", self._windows)
         app.router.add_get("/v1/slo", self._slo)
+        app.router.add_get("/v1/auto/turns", self._auto_turns)
         app.router.add_get("/v1/usage", self._usage)
         app.router.add_post("/v1/usage/totals", self._totals)
         app.router.add_get("/v1/usage/reconciliation", self._reconciliation)
@@ -149,6 +151,15 @@ class TelemetryApi:
         self._check_key(request)
         minutes = params.number(request.query, "minutes", 1, slo.MINUTES_MAX, default=60)
         return web.json_response(await _asked(slo.fared(self._store, minutes)))
+
+    async def _auto_turns(self, request: web.Request) -> web.Response:
+        """Tell a tenant's choices of `auto`, with the judgements of their answers."""
+        self._check_key(request)
+        tenant_id = params.required(request.query, "tenant")
+        since_ms = params.moment_ms(request.query, "since", default_ms=0)
+        limit = params.number(request.query, "limit", 1, TURNS_MAX, default=TURNS_MAX)
+        rows = await _asked(logged_turns(self._store, tenant_id, since_ms, limit))
+        return web.json_response({"data": rows})
 
     async def _usage(self, request: web.Request) -> web.Response:
         """Tell what was used, as JSON or as a file."""

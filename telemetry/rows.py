@@ -18,9 +18,11 @@ from sluice.wire.telemetry.v1.text_pb2 import TextEvent
 SCHEMA_VERSION = 1
 CLOSING_VERSION = 2
 COUNT_VERSION = 3
+FEEDBACK_VERSION = 4
 # 2020-01-01 and 2100-01-01: a clock that says otherwise is wrong, and would make odd partitions.
 RECEIVED_MIN_MS = 1_577_836_800_000
 RECEIVED_MAX_MS = 4_102_444_800_000
+_VERSIONS = (SCHEMA_VERSION, CLOSING_VERSION, COUNT_VERSION, FEEDBACK_VERSION)
 _U8_MAX = 0xFF
 _U16_MAX = 0xFFFF
 _PAYLOAD_KEPT_BYTES = 64 << 10
@@ -139,6 +141,7 @@ class RowBatch:
         events: One per event id, in the order of arrival.
         closings: Routers' reports of requests whose gateway they have lost.
         counts: Routers' counts of the tokens that engines gave them.
+        judgements: Judgements of answers by those who got them.
         texts: Redacted texts of requests, from a topic of their own.
         poisons: All other messages.
         duplicates: Messages left out because their event id came before in this batch.
@@ -148,6 +151,7 @@ class RowBatch:
     events: list[RequestEvent] = field(default_factory=list[RequestEvent])
     closings: list[RequestEvent] = field(default_factory=list[RequestEvent])
     counts: list[RequestEvent] = field(default_factory=list[RequestEvent])
+    judgements: list[RequestEvent] = field(default_factory=list[RequestEvent])
     texts: list[TextEvent] = field(default_factory=list[TextEvent])
     poisons: list[Poison] = field(default_factory=list[Poison])
     duplicates: int = 0
@@ -169,6 +173,8 @@ def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
             batch.closings.append(found)
         elif found.schema_version == COUNT_VERSION:
             batch.counts.append(found)
+        elif found.schema_version == FEEDBACK_VERSION:
+            batch.judgements.append(found)
         elif found.event_id in seen:
             batch.duplicates += 1
         else:
@@ -214,8 +220,8 @@ def _decode_one(message: BrokerMessage) -> RequestEvent | Poison:
         event = RequestEvent.FromString(message.payload)
     except DecodeError as error:
         return Poison(message, PoisonReason.UNDECODABLE, str(error))
-    if event.schema_version not in (SCHEMA_VERSION, CLOSING_VERSION, COUNT_VERSION):
-        known = f"{SCHEMA_VERSION}, {CLOSING_VERSION} and {COUNT_VERSION}"
+    if event.schema_version not in _VERSIONS:
+        known = ", ".join(map(str, _VERSIONS))
         detail = f"schema version {event.schema_version}, this sink knows {known}"
         return Poison(message, PoisonReason.UNKNOWN_SCHEMA, detail)
     problem = _problem(event)

@@ -13,7 +13,7 @@ from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
 from clickhouse_connect.driver.summary import QuerySummary
 
-from telemetry import attempts, migrations, retention, shards, text_rows
+from telemetry import attempts, auto_rows, migrations, retention, shards, text_rows
 from telemetry.rows import (
     CLOSING_COLUMNS,
     COLUMNS,
@@ -263,6 +263,8 @@ def _tables(batch: RowBatch) -> list[tuple[str, Mapping[str, str], Sequence[Sequ
         ("attempts", attempts.COLUMNS, attempts.columns(batch.events)),
         ("closings", CLOSING_COLUMNS, closing_columns(batch.closings)),
         ("token_counts", COUNT_COLUMNS, count_columns(batch.counts)),
+        ("auto_choices", auto_rows.CHOICE_COLUMNS, auto_rows.choice_columns(batch.events)),
+        ("feedback", auto_rows.FEEDBACK_COLUMNS, auto_rows.feedback_columns(batch.judgements)),
         ("texts", text_rows.COLUMNS, text_rows.columns(batch.texts)),
         ("poison", POISON_COLUMNS, poison_columns(batch.poisons)),
     ]

@@ -11,6 +11,7 @@ FIXTURES = (REAL, PAIR, SIM, SECURE)
 _FILES = {
     "tests/e2e/test_console.py": SIM,
     "tests/e2e/test_faults_under_load.py": PAIR,
+    "tests/e2e/test_auto.py": SIM,
     "tests/e2e/test_budgets.py": SIM,
     "tests/e2e/test_ledger_faults.py": SIM,
     "tests/e2e/test_mutual_tls.py": SECURE,

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sluice.auto.choice import AutoChoice, AutoOption, AutoReason
+from sluice.auto.features import SCHEME
+from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
 
 AUTO = "auto"
 # Alternatives that a header names.
@@ -54,6 +56,20 @@ class AutoDecision:
             "x-sluice-auto": f"{self.reason}; {_told(own)}",
             "x-sluice-auto-alternatives": ", ".join(f"{it.name}; {_told(it)}" for it in rest),
         }
+
+    def tell(self, event: wire.AutoChoice) -> None:
+        """Write the choice into the event of its request."""
+        choice = self.choice
+        event.scheme, event.cluster = SCHEME, choice.cluster
+        event.reason, event.model = self.reason, self.model
+        for it in (choice.chosen, *choice.alternatives):
+            event.options.add(
+                model=it.name,
+                release=it.release,
+                cost=it.running,
+                quality=it.quality,
+                propensity=it.propensity,
+            )
 
     def moved_to(self, model: str) -> "AutoDecision":
         """Return the decision with another model that answers."""

@@ -218,6 +218,14 @@ class Tokens(Shape):
     tokens: list[int]
 
 
+class TakenFeedback(Shape):
+    """A judgement as it was taken; it counts if the answer is the tenant's."""
+
+    object: Literal["feedback"]
+    id: str
+    rating: Literal["good", "bad"]
+
+
 class DecodedText(Shape):
     """The text of token ids."""
 

@@ -242,7 +242,9 @@ class HttpExchange:
         self._begun = generations[0].closing
 
     def _tell_findings(self, event: RequestEvent, tally: Tally) -> None:
-        """Write what rules have found, and what rollouts look at: the answer's flaws and score."""
+        """Write why the model answers, what rules found, and what rollouts look at."""
+        if self.auto is not None and not self.is_copy:
+            self.auto.tell(event.auto)
         if self.guard_rules:
             event.guard_rules = self.guard_rules
             event.withheld_tokens = tally.withheld_tokens

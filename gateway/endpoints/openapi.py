@@ -17,6 +17,7 @@ from gateway.bodies.chat import ChatRequest
 from gateway.bodies.completions import CompletionRequest
 from gateway.bodies.conversations import AddedItems, ConversationRequest, MetadataChange
 from gateway.bodies.embeddings import EmbeddingRequest
+from gateway.bodies.feedback import FeedbackRequest
 from gateway.bodies.responses import InputTokensRequest, ResponseRequest
 from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.endpoints import answers
@@ -140,6 +141,7 @@ _POSTS = (
     _Endpoint(
         "/v1/tokenize", "Turn a text or a chat into token ids", TokenizeRequest, answers.Tokens
     ),
+    _Endpoint("/v1/feedback", "Judge an answer", FeedbackRequest, answers.TakenFeedback),
     _Endpoint("/v1/detokenize", "Turn token ids into text", DetokenizeRequest, answers.DecodedText),
 )
 

@@ -20,7 +20,7 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedErr
 SATURATED_QUEUE = 10
 # A conversation changes its model only for a gain above this share of what staying costs: waits are
 # predictions, and two that are almost equal would send it back and forth.
-SWITCH_MARGIN = 0.05
+SWITCH_MARGIN = 0.2
 # Tokens of an answer where neither the caller nor experience says.
 _OUTPUT_TOKENS = 256.0
 # Estimates of prompts are this far off, for bounds of contexts alone.

@@ -1,13 +1,17 @@
 """What a gateway remembers of conversations, and how it tells of a choice."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.auto.decision import AutoDecision
 from gateway.auto.memory import CACHED_S, ConversationMemory, chain_of
 from gateway.auto.speeds import LearnedSpeeds
+from gateway.bodies.feedback import FeedbackRequest
+from gateway.bodies.parsing import parse
 from gateway.dispatch.tally import Tally
 from sluice.auto.choice import AutoChoice, AutoOption, AutoReason
+from sluice.errors import BadRequestError
 
 
 def test_a_turn_finds_the_longest_prefix_of_each_model() -> None:
@@ -75,3 +79,32 @@ def test_the_headers_name_what_answers_and_what_the_others_would_have_cost() -> 
     moved = decision.moved_to("large")
     assert (moved.model, moved.reason, list(moved.others)) == ("large", "stand_in", [])
     assert moved.headers["x-sluice-auto"].startswith("stand_in; cost=0.0112")
+
+
+@pytest.mark.parametrize(
+    ("told", "answer"),
+    [
+        ("chatcmpl-" + "0a" * 16, "evt_" + "0a" * 16),
+        ("msg_" + "0a" * 16, "evt_" + "0a" * 16),
+        ("my-request", "my-request"),
+    ],
+)
+def test_a_judgement_names_the_event_or_the_request(told: str, answer: str) -> None:
+    body = f'{{"id": "{told}", "rating": "bad"}}'.encode()
+    judged = parse(FeedbackRequest, body)
+    assert (judged.answer, judged.good) == (answer, 0.0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"id": "", "rating": "bad"}',
+        b'{"id": "a b", "rating": "bad"}',
+        b'{"id": "a", "rating": 5}',
+        b'{"id": "a"}',
+        b'{"id": "a", "rating": "good", "comment": "x"}',
+    ],
+)
+def test_a_judgement_of_nothing_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequestError):
+        parse(FeedbackRequest, body)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
-from telemetry import attempts, rows, text_rows
+from telemetry import attempts, auto_rows, rows, text_rows
 from telemetry.migrations import load, migrations_folder
 from telemetry.rows import BrokerMessage, PoisonReason
 
@@ -24,7 +24,7 @@ def test_every_field_of_the_event_is_a_column() -> None:
     names = {field.name for field in RequestEvent.DESCRIPTOR.fields}
     own = {field.name for field in Attempt.DESCRIPTOR.fields}
     assert own == attempts.COLUMNS.keys() - {"event_id", "received_at", "tenant_id"}
-    elsewhere = {"count", "attempts"}  # tables of their own
+    elsewhere = {"count", "attempts", "auto", "feedback"}  # tables of their own
     for_spans = {"parent_span_id", "is_sampled", "tracestate"}
     columns = {rows._RENAMED.get(column, column) for column in rows.CLOSING_COLUMNS}
     assert names == columns | elsewhere | for_spans
@@ -119,3 +119,27 @@ def test_every_message_ends_as_exactly_one_thing(contents: list[bytes | str]) ->
     batch = rows.decode(messages)
     assert len(batch.events) + len(batch.poisons) + batch.duplicates == len(messages)
     assert len({e.event_id for e in batch.events}) == len(batch.events)
+
+
+def test_a_choice_of_auto_is_a_row_of_its_own_and_so_is_a_judgement() -> None:
+    chosen = event("chosen", tenant_id="acme", request_id="r")
+    chosen.auto.scheme, chosen.auto.cluster, chosen.auto.reason = 1, 4, "cheapest"
+    chosen.auto.model = "small"
+    for name, chance in (("small", 0.99), ("large", 0.01)):
+        chosen.auto.options.add(model=name, release="1", cost=0.5, quality=0.7, propensity=chance)
+    judged = event("fbk_1", schema_version=rows.FEEDBACK_VERSION, tenant_id="acme")
+    judged.feedback.answer, judged.feedback.good = "evt_chosen", 1.0
+    messages = [source(it.SerializeToString()) for it in (chosen, event("other"), judged)]
+    batch = rows.decode(messages)
+    assert [it.event_id for it in batch.events] == ["chosen", "other"]
+    columns = auto_rows.choice_columns(batch.events)
+    [row] = zip(*columns, strict=True)
+    told = dict(zip(auto_rows.CHOICE_COLUMNS, row, strict=True))
+    assert (told["event_id"], told["cluster"], told["model"]) == ("chosen", 4, "small")
+    assert (told["models"], told["propensities"]) == (["small", "large"], [0.99, 0.01])
+    assert auto_rows.feedback_columns(batch.judgements) == [
+        ["acme"],
+        ["evt_chosen"],
+        [1.0],
+        [RECEIVED_MS],
+    ]

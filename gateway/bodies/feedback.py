@@ -1,0 +1,36 @@
+"""The body of a judgement of an answer. Pure."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gateway.bodies.mistakes import bad_value
+from gateway.bodies.parsing import Body
+from sluice.ids import is_request_id
+
+_OF_EVENT = re.compile(r"(?:chatcmpl-|cmpl-|msg_)([0-9a-f]{32})")
+_GOODS = {"good": 1.0, "bad": 0.0}
+
+
+class FeedbackRequest(Body):
+    """A judgement; `id` is a completion's or message's, or the header `x-request-id`."""
+
+    id: Annotated[str, Field(min_length=1, max_length=200)]
+    rating: Literal["good", "bad"]
+
+    @property
+    def answer(self) -> str:
+        """Id of the answer's event, or of its request."""
+        found = _OF_EVENT.fullmatch(self.id)
+        return self.id if found is None else f"evt_{found[1]}"
+
+    @property
+    def good(self) -> float:
+        """The judgement as a share, 0 to 1."""
+        return _GOODS[self.rating]
+
+    def check(self) -> None:
+        """See `Body`."""
+        if not is_request_id(self.id):
+            raise bad_value("id", "send the id of an answer, or its header 'x-request-id'")

@@ -1,0 +1,72 @@
+"""POST /v1/feedback: the judgement of an answer by its tenant.
+
+The gateway keeps nothing of answers, so it does not look the id up: a judgement is an event with
+the caller's tenant, and counts for that tenant's own requests alone. An id of another tenant is
+taken just the same, and means nothing.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import orjson
+from aiohttp import web
+
+from gateway.bodies.feedback import FeedbackRequest
+from gateway.bodies.parsing import parse
+from gateway.directory import Directory
+from gateway.endpoints.reading import read_parsed
+from gateway.limits.limiter import Limiter
+from gateway.server.identity import identity_of
+from gateway.server.middleware import authenticate
+from sluice.wire.telemetry.v1.telemetry_pb2 import AnswerFeedback, RequestEvent
+
+_SCHEMA_VERSION = 4  # of a judgement, among the events of requests
+
+
+class FeedbackIntake:
+    """The endpoint of one worker."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        limiter: Limiter,
+        emit: Callable[[bytes], None],
+        gateway_id: str,
+    ) -> None:
+        """Compose.
+
+        Args:
+            directory: Knows who calls.
+            limiter: Counts a judgement as a request.
+            emit: Takes one event per judgement and never blocks.
+            gateway_id: Id of this worker.
+        """
+        self._directory = directory
+        self._limiter = limiter
+        self._emit = emit
+        self._gateway_id = gateway_id
+
+    async def take(self, request: web.Request) -> web.Response:
+        """POST /v1/feedback: the same, whether or not there is such an answer."""
+        principal = authenticate(self._directory, request)
+        wanted = await read_parsed(request, partial(parse, FeedbackRequest))
+        reservation = await self._limiter.count(principal, "")
+        self._limiter.settle(reservation, prompt_tokens=0, output_tokens=0, was_served=True)
+        identity = identity_of(request)
+        event = RequestEvent(
+            schema_version=_SCHEMA_VERSION,
+            event_id=f"fbk_{identity.uid}",
+            received_at_unix_ms=time.time_ns() // 1_000_000,
+            tenant_id=principal.tenant.id,
+            key_id=principal.key.id,
+            gateway_id=self._gateway_id,
+            feedback=AnswerFeedback(answer=wanted.answer, good=wanted.good),
+        )
+        self._emit(event.SerializeToString())
+        body = orjson.dumps({"object": "feedback", "id": wanted.id, "rating": wanted.rating})
+        return web.Response(
+            body=body,
+            content_type="application/json",
+            headers=identity.headers | dict(reservation.headers),
+        )

@@ -1,0 +1,58 @@
+"""Choices of `auto` and judgements of answers: from events to rows. Pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+
+OPTIONS_MAX = 16  # of one choice; policies have no more
+# Column -> type, in the order of the insert.
+CHOICE_COLUMNS: dict[str, str] = {
+    **dict.fromkeys(("event_id", "request_id"), "String"),
+    "received_at": "DateTime64(3, 'UTC')",
+    **dict.fromkeys(("tenant_id", "model", "reason"), "LowCardinality(String)"),
+    **dict.fromkeys(("scheme", "cluster"), "UInt32"),
+    **dict.fromkeys(("models", "releases"), "Array(LowCardinality(String))"),
+    **dict.fromkeys(("costs", "qualities", "propensities"), "Array(Float64)"),
+}
+FEEDBACK_COLUMNS: dict[str, str] = {
+    "tenant_id": "LowCardinality(String)",
+    "answer": "String",
+    "good": "Float64",
+    "judged_at": "DateTime64(3, 'UTC')",
+}
+
+
+def choice_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
+    """Return one list per column of `CHOICE_COLUMNS`; times as integer milliseconds."""
+    found: list[list[Any]] = [[] for _ in CHOICE_COLUMNS]
+    for event in events:
+        if not event.HasField("auto"):
+            continue
+        for column, value in zip(found, _row(event), strict=True):
+            column.append(value)
+    return found
+
+
+def feedback_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
+    """Return one list per column of `FEEDBACK_COLUMNS`; times as integer milliseconds."""
+    return [
+        [event.tenant_id for event in events],
+        [event.feedback.answer for event in events],
+        [event.feedback.good for event in events],
+        [event.received_at_unix_ms for event in events],
+    ]
+
+
+def _row(event: RequestEvent) -> list[Any]:
+    told = event.auto
+    options = told.options[:OPTIONS_MAX]
+    return [
+        *(event.event_id, event.request_id, event.received_at_unix_ms, event.tenant_id),
+        *(told.model, told.reason, told.scheme, told.cluster),
+        [it.model for it in options],
+        [it.release for it in options],
+        [it.cost for it in options],
+        [it.quality for it in options],
+        [it.propensity for it in options],
+    ]
