@@ -27,6 +27,18 @@ def ask(client: httpx.Client, text: str) -> httpx.Response:
     return answer
 
 
+def wait_for_judged(stack, count: int) -> None:
+    """Wait until the trace store has so many judged choices."""
+    headers = {"authorization": f"Bearer {stack.admin_key}"}
+    with httpx.Client(base_url=stack.telemetry_url, headers=headers, timeout=60) as client:
+        for _ in range(600):
+            found = client.get("/v1/auto/turns", params={"tenant": TENANT}).json()["data"]
+            if sum(it["good"] is not None for it in found) == count:
+                return
+            time.sleep(0.1)
+    pytest.fail(f"never had {count} judged choices: {found}")
+
+
 def test_a_table_is_learned_from_thumbs_estimated_and_used(stack, tmp_path: Path) -> None:
     def auto(*words: str) -> str:
         done = stack.sluice("auto", *words)
@@ -54,13 +66,8 @@ def test_a_table_is_learned_from_thumbs_estimated_and_used(stack, tmp_path: Path
         # Of another tenant's answer nothing is said and nothing counts.
         foreign = {"id": "chatcmpl-" + "0" * 32, "rating": "good"}
         assert client.post("/feedback", json=foreign).status_code == 200
-        for _ in range(300):
-            done = stack.sluice("auto", "learn", TENANT, "--out", str(table))
-            if done.returncode == 0 and f"of {ASKED} judged" in done.stdout:
-                break
-            time.sleep(0.3)
-        else:
-            pytest.fail(f"never learned of {ASKED} answers: {done.stdout} {done.stderr}")
+        wait_for_judged(stack, ASKED)
+        assert f"of {ASKED} judged" in auto("learn", TENANT, "--out", str(table))
         cells = {it["model"]: it for it in json.loads(table.read_text())["cells"]}
         assert cells[LARGE]["bad"] == cells[SMALL]["good"] == 0
         auto("set", TENANT, "--miss-price", "1", "--explored", "0")
@@ -75,4 +82,3 @@ def test_a_table_is_learned_from_thumbs_estimated_and_used(stack, tmp_path: Path
                 break
             time.sleep(0.1)
         assert answer.headers["x-sluice-model"] == LARGE
-        auto("remove", TENANT)

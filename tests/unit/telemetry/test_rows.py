@@ -77,7 +77,7 @@ def test_each_kind_of_poison_is_parked_with_its_reason() -> None:
     payloads = [
         b"\xff\xff\xff",
         b"",
-        event(schema_version=4).SerializeToString(),
+        event(schema_version=5).SerializeToString(),
         event("").SerializeToString(),
         event(received_at_unix_ms=0).SerializeToString(),
         event(status=70_000).SerializeToString(),
