@@ -191,15 +191,12 @@ class Gateway:
         routes.add("POST", CompletionTask.endpoint, partial(completer.handle, CompletionTask))
         AnthropicMessages(self.directory, completer, tokenizing).add_to(routes)
         self.stateful.add_to(routes, self.directory, completer, self.assets, self.limiter)
-        emit, gateway_id = self.events.emit, self.settings.instance_id
-        feedback = FeedbackIntake(self.directory, self.limiter, emit, gateway_id)
-        routes.add("POST", "/v1/feedback", feedback.take)
+        self._add_feedback(routes)
         routes.add("POST", "/v1/embeddings", embeddings.handle)
         routes.add("POST", "/v1/tokenize", tokenizing.tokenize)
         routes.add("POST", "/v1/detokenize", tokenizing.detokenize)
         routes.add("GET", "/v1/models", models.list_all)
         routes.add("GET", "/v1/models/*", models.get_one)
-        routes.add("GET", "/openapi.json", describe)
         self._add_probes(routes)
         if self.settings.azure_paths:
             tails = "chat/completions", "completions", "embeddings", "responses"
@@ -208,8 +205,15 @@ class Gateway:
             )
         return routes
 
+    def _add_feedback(self, routes: Routes) -> None:
+        """Add the path of judgements."""
+        emit, gateway_id = self.events.emit, self.settings.instance_id
+        feedback = FeedbackIntake(self.directory, self.limiter, emit, gateway_id)
+        routes.add("POST", "/v1/feedback", feedback.take)
+
     def _add_probes(self, routes: Routes) -> None:
         """Add the paths that need no key."""
+        routes.add("GET", "/openapi.json", describe)
         probes = self.probes(is_public=True)
         routes.add("GET", "/healthz", probes.health, is_open_when_full=True)
         routes.add("GET", "/readyz", probes.ready, is_open_when_full=True)
