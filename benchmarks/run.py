@@ -41,6 +41,7 @@ MODULES = {
     "idle": "benchmarks.load.idle",
     "edge": "benchmarks.load.gateway",
     "sockets": "benchmarks.load.sockets",
+    "chains": "benchmarks.micro.chains",
     "peers": "benchmarks.load.peers",
     "routing": "benchmarks.load.routing_study",
     "rollouts": "benchmarks.load.rollouts",

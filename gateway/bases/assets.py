@@ -28,6 +28,7 @@ from gateway.bases.files import (
 )
 from gateway.bases.sandbox import OutOfTimeError
 from gateway.bases.slices import Steps, finished
+from gateway.bases.spans import PromptSpans
 from gateway.bases.templates import CPU_S, ChatTemplate
 from gateway.bases.text_bound import characters_per_token_max
 from gateway.bases.threads import PromptThreads
@@ -103,6 +104,7 @@ class BaseAssets:
     _encoder: PromptEncoder
     _reasoning_table: TokenTable
     _tools_table: TokenTable
+    _spans: PromptSpans
     characters_per_token_max: int = 0
     threads: PromptThreads | None = None
 
@@ -178,8 +180,8 @@ class BaseAssets:
     ) -> EncodedPrompt:
         """Return a prompt that came as ids, with its block hashes; `owner` as of `encode_chat`."""
         if len(ids) <= _INLINE_TOKENS_MAX:
-            return _hashed(ids, cache_root)
-        return await self._in_thread(owner, _hashing(ids, cache_root))
+            return self._hashed(ids, cache_root)
+        return await self._in_thread(owner, self._hashing(ids, cache_root))
 
     def require_fit(self, characters: int, context_tokens_max: int, param: str) -> None:
         """Refuse a text that has more characters than the tokens of a context can stand for.
@@ -201,10 +203,9 @@ class BaseAssets:
         return self.threads and self.threads.tokenizing
 
     async def _in_thread(self, owner: str, steps: Steps[EncodedPrompt]) -> EncodedPrompt:
-        work = _packing(steps)
         if self.threads is None:
-            return await asyncio.to_thread(finished, work)
-        return await self.threads.run_steps(owner, work)
+            return await asyncio.to_thread(finished, steps)
+        return await self.threads.run_steps(owner, steps)
 
     def _encode(
         self,
@@ -222,7 +223,7 @@ class BaseAssets:
         self.require_fit(sum(map(len, pieces)), context_tokens_max, param)
         is_reasoning = self.dialect.opens_reasoning(pieces[-1][-_TAIL_CHARACTERS:])
         ids = yield from self._encoder.encode(pieces, cache_root, tokenizing)
-        return _hashed(ids, cache_root, is_reasoning=is_reasoning)
+        return self._hashed(ids, cache_root, is_reasoning=is_reasoning)
 
     def _encode_text(
         self, text: str, cache_root: bytes, add_special_tokens: bool, tokenizing: Executor | None
@@ -231,7 +232,22 @@ class BaseAssets:
             ids = yield from self._encoder.encode_whole(text, tokenizing)
         else:
             ids = yield from self._encoder.encode([text], cache_root, tokenizing)
-        return _hashed(ids, cache_root)
+        return self._hashed(ids, cache_root)
+
+    def _hashed(
+        self, ids: Sequence[int], cache_root: bytes, *, is_reasoning: bool = False
+    ) -> EncodedPrompt:
+        """Return a prompt with its hashes; packed as well, if it is long."""
+        kept = ids if isinstance(ids, array) else array("I", ids)
+        if len(kept) <= _INLINE_TOKENS_MAX:
+            return EncodedPrompt(kept, chained_hashes(kept, cache_root), is_reasoning)
+        hashes, packed = self._spans.hashed(kept, cache_root)
+        return EncodedPrompt(kept, hashes, is_reasoning, PackedPrompt(packed))
+
+    def _hashing(self, ids: Sequence[int], cache_root: bytes) -> Steps[EncodedPrompt]:
+        """Hash a prompt that came as ids, in one step."""
+        yield from ()
+        return self._hashed(ids, cache_root)
 
 
 def _size(messages: Sequence[Message], tools: Sequence[Tool]) -> int:
@@ -244,25 +260,6 @@ def _size(messages: Sequence[Message], tools: Sequence[Tool]) -> int:
     for tool in tools:
         size += len(repr(tool.function.parameters)) + len(tool.function.description or "")
     return size
-
-
-def _hashed(ids: Sequence[int], cache_root: bytes, *, is_reasoning: bool = False) -> EncodedPrompt:
-    kept = ids if isinstance(ids, array) else array("I", ids)
-    return EncodedPrompt(kept, chained_hashes(kept, cache_root), is_reasoning)
-
-
-def _hashing(ids: Sequence[int], cache_root: bytes) -> Steps[EncodedPrompt]:
-    """Hash a prompt that came as ids, in one step."""
-    yield from ()
-    return _hashed(ids, cache_root)
-
-
-def _packing(steps: Steps[EncodedPrompt]) -> Steps[EncodedPrompt]:
-    """Make a prompt, and pack it if it is long."""
-    prompt = yield from steps
-    if len(prompt.ids) <= _INLINE_TOKENS_MAX:
-        return prompt
-    return prompt._replace(packed=PackedPrompt(prompt.ids))
 
 
 def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAssets:
@@ -308,6 +305,7 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
         _encoder=PromptEncoder(tokenizer),
         _reasoning_table=marked[0],
         _tools_table=marked[1],
+        _spans=PromptSpans(),
         characters_per_token_max=characters_per_token_max(tokenizer),
         threads=threads,
     )

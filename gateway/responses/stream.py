@@ -1,5 +1,9 @@
 """Sends the tokens of a response: as `StreamedGeneration`, with a number in each event."""
 
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
 from gateway.dispatch.generation import GenerationSpec
 from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.streamed import StreamedGeneration
@@ -7,11 +11,22 @@ from gateway.metrics import FastHistogram
 from gateway.responses.events import ResponseEvents
 from gateway.text.sse import ChunkWriter
 
+_TakeDelta = Callable[[bytes, bytes], None]
+
+
+@runtime_checkable
+class DeltaSink(Protocol):
+    """A transport that writes deltas in a form of its own, and many of them at once."""
+
+    def take_delta(self, head: bytes, rest: bytes) -> None:
+        """Take a delta: what stands before its number, the same object each time, and the rest."""
+        ...
+
 
 class NumberedGeneration(StreamedGeneration):
     """One answer whose events are numbered, and whose text stands in a message that is begun."""
 
-    __slots__ = ("_events",)
+    __slots__ = ("_events", "_take_delta")
 
     def __init__(
         self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
@@ -20,10 +35,28 @@ class NumberedGeneration(StreamedGeneration):
         assert isinstance(chunks, ResponseEvents), "only these are numbered"
         super().__init__(spec, chunks, itl, pace)
         self._events = chunks
+        self._take_delta: _TakeDelta | None = None
+
+    def go_live(self, transport: asyncio.WriteTransport, *, is_chunked: bool) -> None:
+        """See the base."""
+        super().go_live(transport, is_chunked=is_chunked)
+        if isinstance(transport, DeltaSink) and self._interval is None:
+            self._take_delta = transport.take_delta
+
+    def stop_writing(self) -> bytes:
+        """See the base."""
+        self._take_delta = None
+        return super().stop_writing()
 
     def _send(self, fragment: bytes) -> None:
         events = self._events
         if not events.is_in_message:
             self.send(events.begin_message())
             self.take_head()
-        super()._send(events.numbered(fragment))
+        if self._take_delta is None:
+            super()._send(events.numbered(fragment))
+            return
+        self._take_delta(self._head, events.numbered(fragment))
+        self._until_check -= 1
+        if not self._until_check:
+            self._check_reader()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sluice.wire.router.v1 import router_pb2 as wire
 
-_AT_ONCE = 4096  # 0.2 ms
+PACKED_AT_ONCE = 4096  # 0.2 ms
 
 
 class PackedPrompt:
@@ -20,12 +20,9 @@ class PackedPrompt:
 
     __slots__ = ("_waiting", "data")
 
-    def __init__(self, ids: Sequence[int]) -> None:
-        """Pack. Parts of a packed field add up; between two of them others get the interpreter."""
-        parts = range(0, len(ids), _AT_ONCE)
-        self.data = b"".join(
-            [wire.Submit(prompt=ids[at : at + _AT_ONCE]).SerializeToString() for at in parts]
-        )
+    def __init__(self, data: bytes) -> None:
+        """Keep what `packed_ids` has made, of all ids."""
+        self.data = data
         self._waiting = 0
 
     def expect(self, answers: int) -> None:
@@ -37,3 +34,14 @@ class PackedPrompt:
         self._waiting -= 1
         if self._waiting <= 0:
             self.data = b""
+
+
+def packed_ids(ids: Sequence[int]) -> bytes:
+    """Return ids as `Submit` has them. Parts of a packed field add up.
+
+    Between two parts others get the interpreter.
+    """
+    parts = range(0, len(ids), PACKED_AT_ONCE)
+    return b"".join(
+        [wire.Submit(prompt=ids[at : at + PACKED_AT_ONCE]).SerializeToString() for at in parts]
+    )

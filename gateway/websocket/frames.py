@@ -51,6 +51,11 @@ def _frame(event: bytes, opening: bytes) -> bytes:
     return text_frame(opening + event[at + 1 :])
 
 
+def payload_opening(head: bytes, opening: bytes) -> bytes:
+    """Return the beginning of a frame's JSON, for the beginning of an event."""
+    return opening + head[head.index(_DATA) + len(_DATA) + 1 :]
+
+
 def opening_of(stream_id: str | None) -> bytes:
     """Return the beginning of all JSON that is told of one stream; None: it has no name."""
     if stream_id is None:

@@ -7,9 +7,10 @@ out in one turn. So a socket with fifty streams pays one write for a step, not f
 import asyncio
 from contextlib import suppress
 
-from gateway.websocket.frames import frames_of
+from gateway.websocket.frames import frames_of, payload_opening, text_frame
 
 _HEAD_END = b"\r\n\r\n"
+_DELTA_END = b'"}'
 
 
 class SocketOutbox:
@@ -58,6 +59,14 @@ class SocketSink(asyncio.WriteTransport):
         super().__init__()
         self._outbox, self._opening = outbox, opening
         self._is_closed = self._is_behind_head = False
+        self._delta_head = self._delta_opening = b""
+
+    def take_delta(self, head: bytes, rest: bytes) -> None:
+        """See `DeltaSink`: all but the number and the text of a delta is made once."""
+        if head is not self._delta_head:
+            self._delta_head = head
+            self._delta_opening = payload_opening(head, self._opening)
+        self._outbox.add(text_frame(b"".join((self._delta_opening, rest, _DELTA_END))))
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Take what would leave by a socket of its own."""

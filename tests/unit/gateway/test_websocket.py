@@ -136,6 +136,15 @@ async def test_all_events_of_a_step_leave_in_one_write() -> None:
     told = [json.loads(it) for it in unframed(wire.writes[1])]
     assert [it["stream_id"] for it in told] == [str(n) for n in range(50)]
     assert sinks[0].get_write_buffer_size() == 7
+    head = b'event: a.delta\ndata: {"type":"a.delta","sequence_number":'
+    for number in range(2):
+        sinks[3].take_delta(head, b'%d,"delta":"y' % number)
+    await asyncio.sleep(0)
+    told = [json.loads(it) for it in unframed(wire.writes.pop())]
+    assert [(it["stream_id"], it["sequence_number"], it["delta"]) for it in told] == [
+        ("3", 0, "y"),
+        ("3", 1, "y"),
+    ]
     sinks[0].abort()
     sinks[1].write(b"event: x\ndata: {}\n\n")
     await asyncio.sleep(0)

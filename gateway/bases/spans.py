@@ -1,0 +1,90 @@
+"""Block hashes and wire form of prompts; what prompts begin with alike is worked out once.
+
+A conversation sends all of itself in every turn. Per token, hashing costs 50 ns and packing 60 ns,
+and knowing a span again 4 ns. A span is known by a digest of all ids up to its end, under the root
+of its hash chain: so by nothing of another tenant or model.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple
+
+from gateway.text.packed_prompt import PACKED_AT_ONCE, packed_ids
+from sluice.hashing import HASH_BYTES, chained_hashes
+
+SPAN_TOKENS = PACKED_AT_ONCE
+_BYTES_MAX = 64 << 20  # of all spans kept: two thousand of 4,096 tokens
+_DIGEST_BYTES = 16
+_OVERHEAD_BYTES = 256  # of a kept span
+
+
+if TYPE_CHECKING:
+    from array import array
+
+
+class _Span(NamedTuple):
+    """Whole blocks of a prompt: their hashes, and their ids as they go over the wire."""
+
+    hashes: bytes
+    packed: bytes
+
+
+class PromptSpans:
+    """The kept spans of one base; called from several threads."""
+
+    def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
+        """Prepare without kept spans."""
+        self._bytes_max = bytes_max
+        self._kept: OrderedDict[bytes, _Span] = OrderedDict()
+        self._lock = Lock()
+        self.held_bytes = 0
+
+    def hashed(self, ids: "array[int]", root: bytes) -> tuple[bytes, bytes]:
+        """Return the hashes of all full blocks of a prompt, and all its ids packed.
+
+        Args:
+            ids: Token ids.
+            root: Root of the hash chain.
+        """
+        hashes, packed = list[bytes](), list[bytes]()
+        last, data = b"", memoryview(ids)
+        so_far = hashlib.blake2b(root, digest_size=_DIGEST_BYTES)
+        end = len(ids) - len(ids) % SPAN_TOKENS
+        for start in range(0, end, SPAN_TOKENS):
+            so_far.update(data[start : start + SPAN_TOKENS])
+            key = so_far.digest()
+            span = self._find(key)
+            if span is None:
+                span = _made(ids[start : start + SPAN_TOKENS], last or root)
+                self._keep(key, span)
+            hashes.append(span.hashes)
+            packed.append(span.packed)
+            last = span.hashes[-HASH_BYTES:]
+        rest = _made(ids[end:], last or root)
+        return b"".join([*hashes, rest.hashes]), b"".join([*packed, rest.packed])
+
+    def _find(self, key: bytes) -> _Span | None:
+        with self._lock:
+            span = self._kept.get(key)
+            if span is not None:
+                self._kept.move_to_end(key)
+            return span
+
+    def _keep(self, key: bytes, span: _Span) -> None:
+        with self._lock:
+            if key not in self._kept:
+                self.held_bytes += _size(span)
+            self._kept[key] = span
+            while self.held_bytes > self._bytes_max:
+                _, oldest = self._kept.popitem(last=False)
+                self.held_bytes -= _size(oldest)
+
+
+def _made(ids: Sequence[int], root: bytes) -> _Span:
+    return _Span(chained_hashes(ids, root), packed_ids(ids))
+
+
+def _size(span: _Span) -> int:
+    return len(span.hashes) + len(span.packed) + _OVERHEAD_BYTES

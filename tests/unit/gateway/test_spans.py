@@ -1,0 +1,48 @@
+"""Prompts that begin alike are hashed and packed once, and always come to the same."""
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.bases.spans import SPAN_TOKENS, PromptSpans
+from gateway.text.packed_prompt import packed_ids
+from sluice.hashing import chained_hashes
+from sluice.wire.router.v1 import router_pb2 as wire
+
+PIECE = 1000
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"a" * 16, b"b" * 16]), st.lists(st.integers(0, 3), max_size=14)
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_what_is_known_is_what_is_worked_out(prompts: list[tuple[bytes, list[int]]]) -> None:
+    spans = PromptSpans(bytes_max=60_000)  # two or three are kept
+    for root, pieces in prompts:
+        ids = array("I", [piece * 7_000_000 + n for piece in pieces for n in range(PIECE)])
+        hashes, packed = spans.hashed(ids, root)
+        assert hashes == chained_hashes(ids, root)
+        assert packed == packed_ids(ids)
+        assert list(wire.Submit.FromString(packed).prompt) == list(ids)
+        assert spans.held_bytes <= 60_000
+
+
+def test_a_longer_prompt_works_out_its_end_alone() -> None:
+    spans, ids = PromptSpans(), array("I", range(3 * SPAN_TOKENS + 70))
+    spans.hashed(ids[: 2 * SPAN_TOKENS + 5], b"r" * 16)
+    held = spans.held_bytes
+    assert held > 0
+    hashes, _ = spans.hashed(ids, b"r" * 16)
+    assert hashes == chained_hashes(ids, b"r" * 16)
+    assert held < spans.held_bytes <= 2 * held
+    again = spans.held_bytes
+    spans.hashed(ids, b"r" * 16)
+    assert spans.held_bytes == again
+    spans.hashed(ids, b"o" * 16)
+    assert spans.held_bytes > again, "another root knows nothing of it"
