@@ -13,8 +13,10 @@ from cli.render import show_objects
 models = typer.Typer(help="What can be asked for.", no_args_is_help=True)
 alias = typer.Typer(help="Other public names of models and releases.", no_args_is_help=True)
 base = typer.Typer(help="Weights that models are made of.", no_args_is_help=True)
+warm = typer.Typer(help="System prompts that stay in the caches.", no_args_is_help=True)
 models.add_typer(alias, name="alias")
 models.add_typer(base, name="base")
+models.add_typer(warm, name="warm")
 
 _SHOWN = ("id", "pool_id", "release", "owner_tenant_id", "base_digest")
 _READ_ONLY = ("id", "previous_release", "created_at_unix_s")
@@ -142,8 +144,20 @@ def remove_alias(name: AliasName) -> None:
     typer.echo(f"removed {name}")
 
 
-@models.command("warm")
-def warm_prompts(
+@warm.command("list")
+def list_warm_prompts(*, as_json: AsJson = False) -> None:
+    """List the models with warm prompts."""
+    show_objects(ask(lambda api: api.list("/v1/warm-prompts")), ("id", "prompts"), as_json=as_json)
+
+
+@warm.command("show")
+def show_warm_prompts(model: Model, *, as_json: AsJson = False) -> None:
+    """Show the warm prompts of a model."""
+    show_one(f"/v1/warm-prompts/{model}", as_json=as_json)
+
+
+@warm.command("set")
+def set_warm_prompts(
     model: Model,
     file: Annotated[
         list[Path],
@@ -156,8 +170,8 @@ def warm_prompts(
     typer.echo(f"{len(file)} warm prompt{'s' * (len(file) > 1)} of {model}")
 
 
-@models.command("cool")
-def cool_prompts(model: Model) -> None:
+@warm.command("remove")
+def remove_warm_prompts(model: Model) -> None:
     """Let the caches evict the system prompts of a model like all others."""
     delete_one(f"/v1/warm-prompts/{model}", f"the warm prompts of {model}")
 

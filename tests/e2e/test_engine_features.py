@@ -196,7 +196,7 @@ def test_what_an_echo_cannot_be_is_refused_by_name(client, extra: dict, param: s
 def test_a_warm_prompt_stays_in_the_cache_of_its_engine(client, real_stack, tmp_path) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("You are the keeper of a gate by a river, and answer briefly. " * 10)
-    done = real_stack.sluice("models", "warm", BASE, "--file", str(prompt))
+    done = real_stack.sluice("models", "warm", "set", BASE, "--file", str(prompt))
     assert "1 warm prompt of" in done.stdout, done.stdout + done.stderr
     messages = [
         {"role": "system", "content": prompt.read_text()},
@@ -206,7 +206,7 @@ def test_a_warm_prompt_stays_in_the_cache_of_its_engine(client, real_stack, tmp_
     while not blocks_pinned(real_stack):  # gateways hear of it, and engines tell, within seconds
         assert time.monotonic() < deadline
         client.chat.completions.create(model=BASE, messages=messages, max_tokens=1)
-    done = real_stack.sluice("models", "cool", BASE)
+    done = real_stack.sluice("models", "warm", "remove", BASE)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

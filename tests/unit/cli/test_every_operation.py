@@ -102,6 +102,10 @@ models alias list
 models alias show a
 models alias set a m
 models alias remove a
+models warm list
+models warm show m
+models warm set m --file {plan}
+models warm remove m
 models base list
 models base show {D}
 models base set {D} --context-tokens-max 64
