@@ -16,7 +16,10 @@ guard = typer.Typer(
     no_args_is_help=True,
 )
 
-_SETTINGS = ("owner_tenant_id", "models", "keys", "rules", "active_version", "is_withheld_free")
+_SETTINGS = (
+    *("owner_tenant_id", "models", "keys", "rules", "active_version", "is_withheld_free"),
+    *("fence", "fence_tokens", "is_closed_on_failure"),
+)
 _SHOWN = ("id", "owner_tenant_id", "version", "active_version", "rules", "models", "keys")
 GuardSetId = Annotated[str, typer.Argument(help="Name of the set of rules.")]
 
@@ -37,6 +40,17 @@ def set_rules(
         bool | None,
         typer.Option(help="Whether tokens that its blocks withhold are not billed."),
     ] = None,
+    fence: Annotated[
+        str | None,
+        typer.Option(help="How long answers wait for classifiers: none, sentence, tokens or end."),
+    ] = None,
+    fence_tokens: Annotated[
+        int | None, typer.Option(help="Tokens at a time, of the fence 'tokens'.")
+    ] = None,
+    closed_on_failure: Annotated[
+        bool | None,
+        typer.Option(help="Whether what classifiers could not judge is blocked."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Send rules: they are counted and do nothing until they are promoted; those before go on."""
@@ -47,7 +61,13 @@ def set_rules(
     changes = {"owner_tenant_id": tenant, "rules": rules}
     changes |= {"models": model} if model else {}
     changes |= {"keys": key} if key else {}
-    changes |= {} if free_withheld is None else {"is_withheld_free": free_withheld}
+    options = {
+        "is_withheld_free": free_withheld,
+        "fence": fence,
+        "fence_tokens": fence_tokens,
+        "is_closed_on_failure": closed_on_failure,
+    }
+    changes |= {name: value for name, value in options.items() if value is not None}
 
     def change(known: Json) -> Json:
         return _kept(known) | changes

@@ -301,6 +301,9 @@ guard_sets = Table(
     count_column("active_version"),
     Column("active_rules", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
     flag_column("is_withheld_free"),
+    Column("fence", Text, nullable=False, server_default="sentence"),
+    Column("fence_tokens", Integer, nullable=False, server_default="32"),
+    flag_column("is_closed_on_failure"),
 )
 
 # Tools that gateways call for a tenant's models; secret headers are sealed.

@@ -35,6 +35,7 @@ from gateway.endpoints.openapi import describe
 from gateway.endpoints.reply import ReplyWriter
 from gateway.endpoints.texts import Texts
 from gateway.endpoints.tokenize import Tokenizing
+from gateway.guard.making import make_judges
 from gateway.limits.budgets import BudgetChecks
 from gateway.limits.limiter import Limiter
 from gateway.limits.valkey import ValkeyClient
@@ -86,8 +87,8 @@ class Gateway:
             settings.instance_id,
             snapshot_file=settings.state_dir / "control.snapshot",
         )
-        self.bases, self.prompt_threads = self._make_fetcher(), PromptThreads()
-        find, want, threads = self.bases.find, self.bases.want, self.prompt_threads
+        self.bases, self.prompt_threads = self._make_fetcher(), (threads := PromptThreads())
+        find, want = self.bases.find, self.bases.want
         self.assets = AssetCache(find, partial(load_base, threads=threads), want)
         embedding = partial(load_embedding_base, threads=threads)
         self.embedding_bases = EmbeddingBaseCache(find, embedding, want)
@@ -128,6 +129,7 @@ class Gateway:
         self.text_shipping = _text_shipping(settings, events)
         self.stateful = StatefulApis(settings, self.counts)
         self.texts = Texts(self.text_shipping.ship, self.metrics)
+        self.judges = make_judges(settings.classifiers, self.metrics.classifier_texts)
         self.is_draining = self._is_stopped = False
         self.http = self._make_http()
         self._tls, self._changed = _tls_files(settings), asyncio.Event()
@@ -167,7 +169,7 @@ class Gateway:
             copies=self.copies,
             scores=self.scores,
             texts=self.texts,
-            guards=GuardBoard(self.metrics.guard_matches),
+            guards=GuardBoard(self.metrics.guard_matches, self.judges),
             auto=AutoBoard(self.directory, self.links.views),
         )
         embeddings = Embeddings(
@@ -475,6 +477,7 @@ async def running_gateway(
                 tasks.create_task(gateway.texts.run()),
                 tasks.create_task(gateway.text_shipping.run()),
                 tasks.create_task(gateway.embedders.run()),
+                tasks.create_task(gateway.judges.run()),
                 tasks.create_task(gateway.valkey.run()),
                 tasks.create_task(gateway.stateful.run()),
                 tasks.create_task(gateway.bases.run()),

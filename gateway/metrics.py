@@ -228,6 +228,13 @@ class GatewayMetrics:
             ("stage",),
             registry=self.registry,
         )
+        self.classifier_texts = Counter(
+            "gateway_classifier_texts_total",
+            "Texts for classifiers of the operator's file: judged, failed (no usable answer), late,"
+            " or refused (too many waited, or the classifier had just failed)",
+            ("classifier", "result"),
+            registry=self.registry,
+        )
         self.texts = Counter(
             "gateway_texts_total",
             "Texts of requests of tenants that opted in: kept (redacted and on their way), or"

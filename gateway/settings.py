@@ -70,6 +70,8 @@ class GatewaySettings(ServiceSettings):
         tool_micros_max: Prices of these calls together, in millionths of the ledger's currency.
         cors_origins: Origins whose pages in browsers may call the API, as `https://host` with
             commas between; `*` is any.
+        classifiers: JSON file that names the classifiers of rules on texts, read at the start;
+            without one, there is the one that ships.
         azure_paths: The API is also at `/openai/deployments/MODEL/...` and `/openai/v1/...`, where
             clients of Azure OpenAI look for it.
     """
@@ -114,6 +116,7 @@ class GatewaySettings(ServiceSettings):
     tool_loop_s: Annotated[float, Field(gt=0, le=3600)] = 300.0
     tool_micros_max: Annotated[int, Field(ge=0)] = 10_000_000
     cors_origins: Annotated[str, Field(pattern=_ORIGINS)] = ""
+    classifiers: Path | None = None
     azure_paths: bool = False
 
     @property

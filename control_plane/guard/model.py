@@ -8,9 +8,12 @@ from pydantic import AfterValidator, Field
 from control_plane.fields import AdminBody, Count, Id
 from sluice.errors import ErrorCode, PlatformError
 from sluice.guard.rules import (
+    FENCE_TOKENS,
     RULES_MAX,
+    THRESHOLD_DEFAULT,
     WORDS_MAX,
     GuardAction,
+    GuardFence,
     GuardTarget,
     check,
     rules_from,
@@ -22,7 +25,11 @@ _NAMES_MAX = 100
 
 
 class GuardRuleBody(AdminBody):
-    """One rule; exactly one of `words`, `expression` and `named` says what it finds."""
+    """One rule; one of `words`, `expression`, `named` and `classifier` says what it finds.
+
+    `classifier` is a name of the gateways' own; a text matches if its score of `category` (empty:
+    of any) is `threshold` or more.
+    """
 
     id: Id
     action: Annotated[GuardAction, Field(strict=False)]
@@ -37,6 +44,9 @@ class GuardRuleBody(AdminBody):
     is_case_sensitive: bool = False
     is_within_words: bool = False
     replacement: str = ""
+    classifier: Annotated[str, Field(pattern=r"^([\w.-]{1,64})?$")] = ""
+    category: Annotated[str, Field(max_length=100)] = ""
+    threshold: Annotated[float, Field(gt=0, le=1, strict=False)] = THRESHOLD_DEFAULT
 
 
 def _checked(rules: list[GuardRuleBody]) -> list[GuardRuleBody]:
@@ -51,7 +61,8 @@ class GuardSetBody(AdminBody):
     New `rules` are counted and do nothing (shadow), under the next `version`. They act once
     `active_version` is set to that version; those that act meanwhile go on. 0: none act.
     `models` and `keys` narrow the set; empty: all of the tenant's. `is_withheld_free`: tokens that
-    its blocks keep from the client are not billed.
+    its blocks keep from the client are not billed. `fence`: how long answers wait for classifiers
+    that block. `is_closed_on_failure`: what a classifier could not judge is blocked by its rules.
     """
 
     owner_tenant_id: Id
@@ -64,6 +75,9 @@ class GuardSetBody(AdminBody):
     ]
     active_version: Count = 0
     is_withheld_free: bool = False
+    fence: Annotated[GuardFence, Field(strict=False)] = GuardFence.SENTENCE
+    fence_tokens: Annotated[int, Field(ge=1, le=10_000)] = FENCE_TOKENS
+    is_closed_on_failure: bool = False
 
 
 def staged(known: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> dict[str, Any]:

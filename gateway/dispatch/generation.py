@@ -15,6 +15,7 @@ from gateway.dispatch.attempts import Attempt, AttemptPlacement, begun, detached
 from gateway.dispatch.cell_choice import Wish, prefix_key
 from gateway.dispatch.endings import EndKind, GenerationEnd, ending_of
 from gateway.guard.answer import AnswerGuard
+from gateway.guard.judged_answer import JudgedAnswer
 from gateway.text.answer import ChoiceText
 from gateway.text.logprobs import (
     LogprobFormat,
@@ -162,6 +163,8 @@ class Generation(ABC):
         if spec.new_logprobs is not None:
             self._line, self._format_logprobs = spec.new_logprobs()
         self.guard = None if spec.new_guard is None else spec.new_guard()
+        if isinstance(self.guard, JudgedAnswer):
+            self.guard.on_release = self._take_released
         self._rest: tuple[AnswerDelta, list[TokenLogprob]] | None = None
         self.emitted = array("I")
         self.first_at_s = self.last_at_s = self.itl_max_s = 0.0
@@ -222,17 +225,6 @@ class Generation(ABC):
         return delta, told
 
     @property
-    def withheld_tokens(self) -> int:
-        """How many of its tokens a rule has kept from the client."""
-        return 0 if self.guard is None else self.guard.withheld_tokens(len(self.emitted))
-
-    @property
-    def unbilled_tokens(self) -> int:
-        """How many of these the tenant does not pay for."""
-        is_free = self.guard is not None and self.guard.is_withheld_free
-        return self.withheld_tokens if is_free else 0
-
-    @property
     def is_filtered(self) -> bool:
         """Whether a rule has ended it; to be asked once it has ended."""
         if self.guard is None:
@@ -246,9 +238,21 @@ class Generation(ABC):
         if guard is None:
             return self._piped_rest()
         if self._rest is None:
-            delta, entries = guard.passed(*self._piped_rest(), len(self.emitted))
-            self._rest = joined(delta, guard.flush()), entries + guard.rest()
+            self._rest = guard.finished(*self._piped_rest(), len(self.emitted))
         return self._rest
+
+    def _take_released(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
+        """Take what verdicts let go, or that one of them ends the answer."""
+        if self._rest is not None:  # all that is left leaves with the end
+            self._rest = joined(self._rest[0], delta), self._rest[1] + entries
+        elif delta is not NOTHING or entries:
+            self.show(delta, entries)
+        if self.guard is not None and self.guard.blocked_by:
+            self.end(GenerationEnd(EndKind.FILTERED, ErrorCode.CONTENT_FILTER))
+
+    @abstractmethod
+    def show(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
+        """Show a piece of the answer."""
 
     def _piped_rest(self) -> tuple[AnswerDelta, list[TokenLogprob]]:
         pipe, line = self.pipe, self._line
@@ -479,9 +483,13 @@ class WholeGeneration(Generation):
                 delta, entries = guard.passed(delta, entries, len(self.emitted))
                 if guard.blocked_by:
                     self.end(GenerationEnd(EndKind.FILTERED, ErrorCode.CONTENT_FILTER))
-            self.answer.add(delta, entries)
+            self.show(delta, entries)
             if self.pipe.is_stopped:
                 self.end(GenerationEnd(EndKind.STOP))
+
+    def show(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
+        """See `Generation`."""
+        self.answer.add(delta, entries)
 
     def expect_end(self) -> None:
         """See `Generation`: nothing is sent."""

@@ -147,13 +147,14 @@ class StreamedGeneration(Generation):
         elif self._line is None:
             self._is_plain = pipe.is_transparent and not self._is_counted
         if delta is not NOTHING or entries:
-            self._show(delta, entries)
+            self.show(delta, entries)
         if guard is not None and guard.blocked_by:
             self.end(GenerationEnd(EndKind.FILTERED, ErrorCode.CONTENT_FILTER))
         elif pipe.is_stopped:
             self.end(GenerationEnd(EndKind.STOP))
 
-    def _show(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
+    def show(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
+        """See `Generation`."""
         if not (delta.reasoning or delta.calls or entries or self._is_counted):
             if delta.content:
                 self._send(json_fragment(delta.content))

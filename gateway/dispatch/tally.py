@@ -79,8 +79,10 @@ def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> 
         tally.placed = tally.placed or it.placed
         tally.output_tokens += len(it.emitted)
         tally.unshown_tokens += len(it.emitted) * it.spec.is_echo_alone
-        tally.withheld_tokens += it.withheld_tokens
-        tally.unbilled_tokens += it.unbilled_tokens
+        if it.guard is not None:
+            withheld = it.guard.withheld_tokens(len(it.emitted))
+            tally.withheld_tokens += withheld
+            tally.unbilled_tokens += withheld * it.guard.is_withheld_free
         tally.drafts = summed(tally.drafts, it.drafts)
         tally.resumes += it.resumes
         tally.itl_max_s = max(tally.itl_max_s, it.itl_max_s)

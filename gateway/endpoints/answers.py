@@ -120,10 +120,18 @@ class FilteredRules(Shape):
     details: list[FilteredRule]
 
 
+class FilterFailure(Shape):
+    """The classifiers that did not answer."""
+
+    code: Literal["content_filter_error"]
+    message: str
+
+
 class FilterResults(Shape):
     """Matches of the tenant's rules, in the manner of Azure."""
 
     custom_blocklists: FilteredRules
+    error: FilterFailure | None = None
 
 
 class PromptFilterResults(Shape):

@@ -24,7 +24,8 @@ from gateway.endpoints.scores import ScoreSampler
 from gateway.endpoints.submission import specs_of
 from gateway.endpoints.task import TextTask
 from gateway.endpoints.texts import KeptRequest, Texts
-from gateway.guard.findings import Findings, rule_ids
+from gateway.guard.findings import rule_ids
+from gateway.guard.requests import RequestFindings
 from gateway.limits.limiter import Limiter, Reservation
 from gateway.metrics import GatewayMetrics
 from gateway.rollouts.decided import Decided
@@ -231,7 +232,7 @@ class Completer:
         principal: Principal,
         resolved: ResolvedModel,
     ) -> list[GenerationSpec]:
-        identity, plan, found = identity_of(request), None, Findings()
+        identity, plan, found = identity_of(request), None, RequestFindings()
         if principal.guard_sets:
             plan = await self._guards.plan(principal, (task.model, resolved.model.id))
         if plan is not None:

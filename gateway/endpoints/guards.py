@@ -1,7 +1,7 @@
 """Which rules hold for a caller and a model: compiled when first needed, kept until they change."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -12,17 +12,21 @@ from gateway.dispatch.generation import Generation, GenerationSpec
 from gateway.endpoints.task import TextTask
 from gateway.guard.answer import AnswerGuard
 from gateway.guard.findings import Findings
+from gateway.guard.judged_answer import JudgedAnswer
+from gateway.guard.judges import Judges
 from gateway.guard.plan import GuardPlan
-from gateway.guard.requests import asks_for, look_at
+from gateway.guard.requests import RequestFindings, asks_for, judges, look_at, texts_by_target
 from gateway.text.detokenizer import TokenTable
-from sluice.errors import ErrorCode, PlatformError
+from sluice.errors import ErrorCode, PlatformError, RejectedError
+from sluice.guard.rules import GuardTarget
 from sluice.wire.control.v1 import control_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
 # Compiled sets in memory: the largest take some 50 MB with what their automaton remembers.
 _PLANS_MAX = 64
-_Key = tuple[tuple[str, int, int], ...]
+_RETRY_S = 1.0
+_Key = tuple[tuple[object, ...], ...]
 
 
 class GuardBoard:
@@ -32,8 +36,9 @@ class GuardBoard:
     each version: none is answered without them.
     """
 
-    def __init__(self, matches: CounterMetric) -> None:
-        """Prepare; `matches` counts by `stage`."""
+    def __init__(self, matches: CounterMetric, judges: Judges) -> None:
+        """Prepare; `matches` counts by `stage`, `judges` are the classifiers."""
+        self._judges = judges
         self._plans: dict[_Key, asyncio.Future[GuardPlan]] = {}
         self._acting, self._shadow = matches.labels("acting"), matches.labels("shadow")
 
@@ -48,9 +53,9 @@ class GuardBoard:
         ]
         if not sets:
             return None
-        key = tuple([(it.id, it.version, it.active_version) for it in sets])
+        key = tuple([_key(it) for it in sets])
         plan = await self._compiled(key, sets)
-        return plan if plan.targets else None
+        return plan if plan.targets or plan.judged else None
 
     async def _compiled(self, key: _Key, sets: Sequence[wire.GuardSet]) -> GuardPlan:
         known = self._plans.get(key)
@@ -69,24 +74,51 @@ class GuardBoard:
         table: TokenTable,
         principal: Principal,
         request_id: str,
-    ) -> Findings:
+    ) -> RequestFindings:
         """Look at what a request says; return what rules have found.
 
         Raises:
             PlatformError: A rule blocks it.
+            RejectedError: A classifier does not answer, and its rule's set refuses what is not
+                judged.
         """
         if not asks_for(plan):
-            return Findings()
+            return RequestFindings()
         findings = await look_at(task.texts(table), plan)
+        if judges(plan) and not findings.blocked_by:
+            await self._judge(findings, texts_by_target(task.texts(table), plan), plan)
         self._tell(findings.found, principal.tenant.id, request_id)
         if findings.blocked_by:
             message = f"The request was blocked by the rule '{findings.blocked_by}' of its tenant."
             raise PlatformError(ErrorCode.CONTENT_FILTER, message)
-        return findings.found
+        return findings
 
-    @staticmethod
+    async def _judge(
+        self, findings: RequestFindings, texts: Mapping[GuardTarget, str], plan: GuardPlan
+    ) -> None:
+        """Add what classifiers say of a request's texts."""
+        for target, text in texts.items():
+            verdict = await self._judges.verdict(plan.judged[target], text)
+            findings.found += verdict.found
+            findings.unjudged |= verdict.unjudged
+            if verdict.is_refused:
+                names = ", ".join(sorted(verdict.unjudged))
+                message = f"The request could not be judged: the classifier '{names}' does not"
+                message += (
+                    f" answer, and the rule '{verdict.blocked_by}' lets nothing pass unjudged."
+                )
+                raise RejectedError(ErrorCode.UNAVAILABLE, message, retry_after_s=_RETRY_S)
+            findings.blocked_by = verdict.blocked_by
+            if findings.blocked_by:
+                return
+
     def guarded(
-        specs: Sequence[GenerationSpec], plan: GuardPlan, request: Findings, *, is_told: bool
+        self,
+        specs: Sequence[GenerationSpec],
+        plan: GuardPlan,
+        request: RequestFindings,
+        *,
+        is_told: bool,
     ) -> list[GenerationSpec]:
         """Return specs whose answers are held to rules.
 
@@ -96,7 +128,17 @@ class GuardBoard:
             request: What they have found in the request.
             is_told: Whether the client has asked for annotations.
         """
-        make = partial(AnswerGuard, plan, request, is_told=is_told)
+        make: Callable[[], AnswerGuard]
+        make = partial(AnswerGuard, plan, request.found, request.unjudged, is_told=is_told)
+        if plan.judged_of_answers:
+            make = partial(
+                JudgedAnswer,
+                plan,
+                request.found,
+                request.unjudged,
+                ask=self._judges.ask,
+                is_told=is_told,
+            )
         return [it._replace(new_guard=make) for it in specs]
 
     def close(self, generations: Iterable[Generation], tenant_id: str, request_id: str) -> Findings:
@@ -108,6 +150,7 @@ class GuardBoard:
         guards = [it.guard for it in generations if it.guard is not None]
         found = Findings()
         for it in guards:
+            it.close()
             found += it.findings()
         self._tell(found, tenant_id, request_id)
         return found + guards[0].request if guards else found
@@ -124,3 +167,9 @@ class GuardBoard:
                 tenant_id=tenant_id,
                 request_id=request_id,
             )
+
+
+def _key(it: wire.GuardSet) -> tuple[object, ...]:
+    """Return what makes a set's plan: its rules by their version, and how they are applied."""
+    how = it.is_withheld_free, it.fence, it.fence_tokens, it.is_closed_on_failure
+    return it.id, it.version, it.active_version, *how

@@ -14,12 +14,13 @@ from aiohttp import web
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.schema_keywords import left_out
 from gateway.dispatch.dispatcher import GatewayDispatcher
-from gateway.dispatch.generation import GenerationEnd, WholeGeneration
+from gateway.dispatch.generation import Generation, GenerationEnd, WholeGeneration
 from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.endpoints.exchange import HttpExchange, finish_reason
 from gateway.endpoints.keep_alive import KeepAlive, KeepAlives
 from gateway.endpoints.task import StreamEnd, TextTask, prompt_annotations
+from gateway.guard.settling import settled
 from gateway.metrics import FastHistogram
 from gateway.server.errors import AnsweredError
 from gateway.server.identity import identity_of
@@ -74,7 +75,12 @@ class ReplyWriter:
     async def _stream(self, request: web.Request, exchange: HttpExchange) -> web.StreamResponse:
         streams, end = self._streams(exchange)
         api = type(exchange.body)
+<<<<<<< HEAD
         response = LiveResponse(request, STREAM_HEADERS | _headers(request, exchange))
+=======
+        headers = _STREAM_HEADERS | _headers(request, exchange, streams)
+        response = LiveResponse(request, headers)
+>>>>>>> 3042ad1d (Guarding: classifiers behind one protocol and a release fence; the one that ships, trained here)
         exchange.begin(streams, self._gateway_id)
         with (
             self._dispatcher.ask(streams, exchange.answers_per_prompt) as answers,
@@ -85,6 +91,7 @@ class ReplyWriter:
             _begin(response, streams, exchange)
             last = b""
             async for ended in answers:
+                await settled(ended)
                 last = _end_choice(streams, ended.spec.choice, exchange)
         if answers.refusal is None:
             last += await end.last(_usage(exchange, api), int(time.time()))
@@ -134,6 +141,7 @@ class ReplyWriter:
         if refusal is not None:
             raise _error_of(refusal, exchange)
         for generation in generations:
+            await settled(generation)
             generation.finish()
         exchange.outcome, exchange.status = finish_reason(generations[0]), 200
         exchange.first_sent_at_s = time.monotonic()
@@ -150,7 +158,7 @@ class ReplyWriter:
         return web.Response(
             body=answer,
             content_type="application/json",
-            headers=_headers(request, exchange),
+            headers=_headers(request, exchange, generations),
         )
 
 
@@ -194,7 +202,9 @@ async def _end(response: LiveResponse, streams: Sequence[StreamedGeneration], la
     await response.end(b"".join([*unsent, last]))
 
 
-def _headers(request: web.Request, exchange: HttpExchange) -> dict[str, str]:
+def _headers(
+    request: web.Request, exchange: HttpExchange, generations: Sequence[Generation]
+) -> dict[str, str]:
     headers = {**identity_of(request).headers, "x-sluice-model": exchange.model.id}
     if (schemas := exchange.body.free_schemas) and (ignored := left_out(schemas)):
         headers["x-sluice-ignored-keywords"] = ", ".join(sorted(ignored))
@@ -204,6 +214,9 @@ def _headers(request: web.Request, exchange: HttpExchange) -> dict[str, str]:
         headers["x-sluice-release"] = exchange.model.release
     if exchange.auto is not None:
         headers |= exchange.auto.headers
+    unjudged = {name for it in generations if it.guard is not None for name in it.guard.unjudged}
+    if unjudged:
+        headers["x-sluice-unjudged"] = ", ".join(sorted(unjudged))
     return headers if exchange.reservation is None else headers | exchange.reservation.headers
 
 

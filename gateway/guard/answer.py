@@ -7,7 +7,7 @@ tokens leave once nothing is held back, and never if something was taken out sin
 from collections import deque
 from collections.abc import Sequence
 
-from gateway.dialects.delta import NOTHING, AnswerDelta, CallDelta
+from gateway.dialects.delta import NOTHING, AnswerDelta, CallDelta, joined
 from gateway.guard.findings import Findings, RuleMatch, annotations, has_marks
 from gateway.guard.json_text import JsonReader, written
 from gateway.guard.plan import GuardPlan, TargetRules
@@ -105,16 +105,24 @@ class AnswerGuard:
 
     Attributes:
         request: What rules have found in the request.
+        unjudged: Classifiers that have not answered for the request or the answer.
         blocked_by: Id of the rule that has ended the answer; empty: none has.
     """
 
     __slots__ = (
         *("_calls", "_content", "_entries", "_is_told", "_marks", "_plan", "_reasoning", "_seen"),
-        *("_shown_tokens", "blocked_by", "request"),
+        *("_shown_tokens", "blocked_by", "request", "unjudged"),
     )
 
+    is_judged = False
+
     def __init__(
-        self, plan: GuardPlan, request: Findings | None = None, *, is_told: bool = False
+        self,
+        plan: GuardPlan,
+        request: Findings | None = None,
+        unjudged: frozenset[str] = frozenset(),
+        *,
+        is_told: bool = False,
     ) -> None:
         """Begin an answer; `is_told`: the client has asked for annotations."""
         self._plan = plan
@@ -122,6 +130,7 @@ class AnswerGuard:
         self._marks = deque[tuple[int, int]]()  # tokens, and characters that came with them
         self._shown_tokens = 0
         self.request = Findings() if request is None else request
+        self.unjudged = unjudged
         rules = plan.targets.get(GuardTarget.ANSWER, _NONE)
         self._content, self._reasoning = Lane(rules), Lane(rules)
         self._calls: list[Lane] = []
@@ -146,6 +155,16 @@ class AnswerGuard:
         self._note_tokens(tokens)
         return AnswerDelta(content, reasoning, calls), self._told(entries)
 
+    def finished(
+        self, delta: AnswerDelta, entries: Sequence[TokenLogprob], tokens: int
+    ) -> tuple[AnswerDelta, list[TokenLogprob]]:
+        """Take the last of an answer; return what may be shown of it and of what was held."""
+        delta, told = AnswerGuard.passed(self, delta, entries, tokens)
+        return joined(delta, self.flush()), told + self.rest()
+
+    def close(self) -> None:
+        """The answer is gone."""
+
     def withheld_tokens(self, tokens: int) -> int:
         """Return how many of so many tokens a block has kept back; those it was shown without."""
         return tokens - self._shown_tokens if self.blocked_by else 0
@@ -158,7 +177,7 @@ class AnswerGuard:
     def annotations(self) -> dict[str, object] | None:
         """Return what clients are told of the answer once it has ended; None: nothing."""
         found = self.findings()
-        return annotations(found) if self._is_told or has_marks(found) else None
+        return annotations(found, self.unjudged) if self._is_told or has_marks(found) else None
 
     def request_annotations(self) -> dict[str, object] | None:
         """Return what clients are told of the request; None: nothing."""

@@ -41,10 +41,22 @@ def has_marks(found: Mapping[RuleMatch, int]) -> bool:
     return any(it.action is GuardAction.MARK for it in found)
 
 
-def annotations(found: Mapping[RuleMatch, int]) -> dict[str, object]:
-    """Return rules that have matched, as Azure tells of a customer's own lists."""
+def annotations(
+    found: Mapping[RuleMatch, int], unjudged: frozenset[str] = frozenset()
+) -> dict[str, object]:
+    """Return rules that have matched, as Azure tells of a customer's own lists.
+
+    Args:
+        found: Matches.
+        unjudged: Classifiers that have not answered.
+    """
     details = [
         {"id": it.rule, "filtered": _TOLD[it.action]} for it in sorted(found) if it.action in _TOLD
     ]
     is_filtered = any(it["filtered"] for it in details)
-    return {"custom_blocklists": {"filtered": is_filtered, "details": details}}
+    told: dict[str, object] = {"custom_blocklists": {"filtered": is_filtered, "details": details}}
+    if unjudged:
+        names = ", ".join(sorted(unjudged))
+        text = f"Not all was judged: no answer of {names}."
+        told["error"] = {"code": "content_filter_error", "message": text}
+    return told

@@ -26,17 +26,39 @@ class RequestFindings:
     Attributes:
         blocked_by: Id of the rule that blocks it; empty: none does.
         found: How often rules have matched.
+        unjudged: Classifiers that have not answered.
     """
 
     def __init__(self) -> None:
         """Begin with nothing."""
         self.blocked_by = ""
         self.found = Findings()
+        self.unjudged = frozenset[str]()
 
 
 def asks_for(plan: GuardPlan) -> bool:
     """Return whether a plan has rules for what requests say."""
-    return not OF_REQUESTS.isdisjoint(plan.targets)
+    return not OF_REQUESTS.isdisjoint(plan.targets) or judges(plan)
+
+
+def judges(plan: GuardPlan) -> bool:
+    """Return whether classifiers look at what requests say."""
+    return not OF_REQUESTS.isdisjoint(plan.judged)
+
+
+def texts_by_target(
+    parts: Iterable[tuple[str, Iterable[object]]], plan: GuardPlan
+) -> dict[GuardTarget, str]:
+    """Return what classifiers look at of a request: one text for each kind of text."""
+    found = dict[GuardTarget, list[str]]()
+    for name, values in parts:
+        if name == "tools":
+            continue
+        for value in values:
+            target = _target(value)
+            if target in plan.judged:
+                found.setdefault(target, []).append("".join(_strings(value)))
+    return {target: "\n".join(texts) for target, texts in found.items()}
 
 
 async def look_at(

@@ -15,6 +15,8 @@ WORDS_MAX = 50_000
 WORD_CHARACTERS_MAX = 128
 REPLACEMENT_CHARACTERS_MAX = 128
 PLACES_MAX = 50_000  # of the expressions of a set
+THRESHOLD_DEFAULT = 0.5
+FENCE_TOKENS = 32  # of a fence that names no number
 CHARACTERS_MAX = 1_000_000  # of a set: its words and expressions
 
 
@@ -36,6 +38,15 @@ class GuardTarget(StrEnum):
     TOOL_ARGUMENTS = "tool_arguments"
 
 
+class GuardFence(StrEnum):
+    """How long an answer waits for classifiers, the strictest last."""
+
+    NONE = "none"  # it leaves at once; what they find ends it later
+    SENTENCE = "sentence"
+    TOKENS = "tokens"  # so many at a time
+    END = "end"  # all of it waits
+
+
 OF_REQUESTS = frozenset({GuardTarget.PROMPT, GuardTarget.TOOL_RESULTS})
 
 
@@ -53,7 +64,7 @@ class GuardRuleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GuardRule:
-    """One rule: exactly one of `words`, `expression` and `named` says what it finds.
+    """One rule: one of `words`, `expression`, `named` and `classifier` says what it finds.
 
     Attributes:
         id: Unique in its set; told to clients, events and metrics.
@@ -62,6 +73,9 @@ class GuardRule:
         words: A dictionary.
         expression: See `expressions`.
         named: One of `NAMED_SETS`.
+        classifier: Name of a classifier of the gateways.
+        category: The classifier's category; empty: any.
+        threshold: Score from which on a text matches.
         is_case_sensitive: Else letters stand for their other case as well.
         is_within_words: Words are found within others; else only whole ones.
         replacement: Stands in the place of a match, if the action is `rewrite`.
@@ -76,6 +90,9 @@ class GuardRule:
     is_case_sensitive: bool = False
     is_within_words: bool = False
     replacement: str = ""
+    classifier: str = ""
+    category: str = ""
+    threshold: float = THRESHOLD_DEFAULT
 
     @property
     def characters(self) -> int:
@@ -100,6 +117,9 @@ def _rule(it: Mapping[str, Any]) -> GuardRule:
         is_case_sensitive=bool(it.get("is_case_sensitive")),
         is_within_words=bool(it.get("is_within_words")),
         replacement=it.get("replacement") or f"[{it['id']}]",
+        classifier=it.get("classifier") or "",
+        category=it.get("category") or "",
+        threshold=it.get("threshold") or THRESHOLD_DEFAULT,
     )
 
 
@@ -123,12 +143,21 @@ def check(rules: Sequence[GuardRule]) -> None:
         _check_rule(rule, f"rules[{number}]", places)
 
 
-def _check_rule(rule: GuardRule, field: str, places: Places) -> None:
-    if (bool(rule.words) + bool(rule.expression) + bool(rule.named)) != 1:
-        raise GuardRuleError(field, "exactly one of 'words', 'expression' and 'named' is needed")
-    if rule.action is GuardAction.REWRITE and rule.targets & OF_REQUESTS:
+def _check_rewrite(rule: GuardRule, field: str) -> None:
+    if rule.classifier:
+        text = "a classifier judges whole sentences: block, mark or count what it finds"
+        raise GuardRuleError(f"{field}.action", text)
+    if rule.targets & OF_REQUESTS:
         text = "'rewrite' is for 'answer' and 'tool_arguments'; block or count what is asked"
         raise GuardRuleError(f"{field}.targets", text)
+
+
+def _check_rule(rule: GuardRule, field: str, places: Places) -> None:
+    if sum(map(bool, (rule.words, rule.expression, rule.named, rule.classifier))) != 1:
+        text = "exactly one of 'words', 'expression', 'named' and 'classifier' is needed"
+        raise GuardRuleError(field, text)
+    if rule.action is GuardAction.REWRITE:
+        _check_rewrite(rule, field)
     if len(rule.replacement) > REPLACEMENT_CHARACTERS_MAX:
         text = f"it is longer than {REPLACEMENT_CHARACTERS_MAX} characters"
         raise GuardRuleError(f"{field}.replacement", text)

@@ -67,12 +67,36 @@ async def test_rules_act_only_after_they_were_in_shadow(plane, eventually) -> No
         ({"action": "rewrite"}, "exactly one of"),
         ({"action": "rewrite", "words": ["a"], "targets": ["prompt"]}, "what is asked"),
         ({"action": "melt", "words": ["a"]}, "block"),
+        ({"action": "rewrite", "classifier": "shipped"}, "judges whole sentences"),
+        ({"action": "block", "classifier": "shipped", "words": ["a"]}, "exactly one of"),
+        ({"action": "block", "classifier": "shipped", "threshold": 0}, "threshold"),
+        ({"action": "block", "classifier": "a b"}, "classifier"),
     ],
 )
 async def test_what_are_no_rules_is_refused(plane, rule: dict[str, object], message: str) -> None:
     answer = await plane.admin.put(SET, json=_body({"id": "one", **rule}))
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["detail"]
+
+
+async def test_classifiers_and_their_fence_are_told_to_gateways(plane, eventually) -> None:
+    rude = {"id": "rude", "action": "block", "classifier": "shipped", "category": "hate",
+            "threshold": 0.7}  # fmt: skip
+    path, fields = "/v1/guard-sets/guard-fence", {"fence": "tokens", "fence_tokens": 8}
+    made = await plane.admin.put(path, json=_body(rude, **fields, is_closed_on_failure=True))
+    assert made.status_code == 201, made.text
+    wrong = await plane.admin.put(path, json=_body(rude, fence="wall"))
+    assert wrong.status_code == 400, wrong.text
+    watcher = ControlWatcher(plane.grpc_address, wire.ROLE_GATEWAY, "guard-fence")
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(watcher.run())
+        await eventually(lambda: "guard-fence" in watcher.state.guard_sets, "the set is known")
+        told = watcher.state.guard_sets["guard-fence"]
+        assert (told.fence, told.fence_tokens, told.is_closed_on_failure) == ("tokens", 8, True)
+        [rule] = told.rules
+        assert (rule.classifier, rule.category, rule.threshold) == ("shipped", "hate", 0.7)
+        running.cancel()
+    assert (await plane.admin.delete(path)).status_code == 204
 
 
 async def test_a_set_of_10_mb_is_refused(plane) -> None:

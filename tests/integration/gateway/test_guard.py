@@ -199,6 +199,111 @@ async def test_rules_hold_over_the_place_where_a_stream_is_resumed(
         assert guard_events[0].resumes == 1
 
 
+JUDGED = control.GuardRule(
+    id="rude", action="block", classifier="shipped", category="harassment", threshold=0.5,
+    targets=["answer", "prompt"],
+)  # fmt: skip
+RUDE = "It is nice here. You are such a pathetic loser, shut up. Good bye"
+
+
+def _judged_set(w, version: int = 1, **fields: object) -> None:
+    objects = w.feed.objects
+    del objects.guard_sets[:]
+    rules = fields.pop("rules", [JUDGED])
+    objects.guard_sets.add(
+        id="judged", owner_tenant_id="one", version=version, rules=rules, active_version=version,
+        active_rules=rules, **fields,
+    )  # fmt: skip
+    w.feed.replace(objects)
+
+
+async def test_a_classifier_ends_an_answer_behind_its_fence_in_every_dialect(
+    world, eventually, guard_events
+) -> None:
+    async with world() as w:
+        sets = lambda: w.gateway.watcher.state.guard_sets  # noqa: E731
+        shown = {
+            "none": RUDE,
+            "sentence": "It is nice here.",
+            "tokens": "",
+            "end": "",
+        }
+        w.text = RUDE
+        async with w.http(KEY) as http:
+            for fence, most in shown.items():
+                _judged_set(w, fence=fence, fence_tokens=99)
+                await eventually(
+                    lambda it=fence: "judged" in sets() and sets()["judged"].fence == it
+                )
+                chat = (await http.post("/v1/chat/completions", json=CHAT)).json()
+                [choice] = chat["choices"]
+                assert choice["finish_reason"] == "content_filter"
+                assert most.startswith(choice["message"]["content"])
+                chunks = await _events(http, "/v1/chat/completions", CHAT)
+                assert chunks[-1]["choices"][0]["finish_reason"] == "content_filter"
+                pieces = [it["choices"][0]["delta"].get("content") or "" for it in chunks]
+                assert most.startswith("".join(pieces))
+                if fence == "sentence":
+                    assert "".join(pieces) == most
+                    assert len([it for it in pieces if it]) == 1
+                assert (fence == "none") == ("loser" in _all_text([chat, chunks]))
+            response = (await http.post("/v1/responses", json=RESPONSE)).json()
+            assert response["incomplete_details"] == {"reason": "content_filter"}
+            message = (await http.post("/v1/messages", json=MESSAGE)).json()
+            assert message["stop_reason"] == "refusal"
+            assert "loser" not in _all_text([response, message])
+            w.text = SAID  # which is clean: all of it leaves, whatever the fence
+            chat = (await http.post("/v1/chat/completions", json=CHAT)).json()
+            assert chat["choices"][0]["message"]["content"] == SAID
+            chunks = await _events(http, "/v1/chat/completions", CHAT)
+            assert "".join(it["choices"][0]["delta"].get("content") or "" for it in chunks) == SAID
+            asked = {
+                **CHAT,
+                "messages": [{"role": "user", "content": "shut up, you pathetic loser"}],
+            }
+            refused = await http.post("/v1/chat/completions", json=asked)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "content_filter")
+        assert {it.guard_rules for it in guard_events} == {"judged/rude", ""}
+        ended = [it for it in guard_events if it.outcome == "content_filter"]
+        # Without a fence all may be out before the verdict comes.
+        assert len([it for it in ended if it.withheld_tokens]) >= len(ended) - 2 > 6
+
+
+async def test_a_classifier_that_is_down_opens_or_closes_by_policy_and_never_hangs(
+    world, eventually, tmp_path
+) -> None:
+    file = tmp_path / "classifiers.json"
+    gone = {"name": "gone", "kind": "http", "url": "http://127.0.0.1:1/v1/moderations"}
+    file.write_text(json.dumps([gone]))
+    async with world(classifiers=file) as w:
+        rule = control.GuardRule()
+        rule.CopyFrom(JUDGED)
+        rule.classifier = "gone"
+        sets = lambda: w.gateway.watcher.state.guard_sets  # noqa: E731
+        _judged_set(w, rules=[rule])
+        await eventually(lambda: "judged" in sets())
+        async with w.http(KEY) as http:
+            answer = await http.post("/v1/chat/completions", json=CHAT)
+            assert answer.json()["choices"][0]["message"]["content"] == w.text
+            assert answer.headers["x-sluice-unjudged"] == "gone"
+            told = {"x-sluice-filter-results": "true"}
+            answer = await http.post("/v1/chat/completions", json=CHAT, headers=told)
+            found = answer.json()["choices"][0]["content_filter_results"]
+            assert found["error"]["code"] == "content_filter_error"
+            _judged_set(w, rules=[rule], is_closed_on_failure=True)
+            await eventually(lambda: sets()["judged"].is_closed_on_failure)
+            refused = await http.post("/v1/chat/completions", json=CHAT)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+            assert "retry-after" in refused.headers
+            del rule.targets[1:]  # of answers alone
+            _judged_set(w, 2, rules=[rule], is_closed_on_failure=True)
+            await eventually(lambda: len(sets()["judged"].active_rules[0].targets) == 1)
+            chunks = await _events(http, "/v1/chat/completions", CHAT)
+            assert chunks[-1]["choices"][0]["finish_reason"] == "content_filter"
+        failed = w.gateway.metrics.classifier_texts.labels("gone", "failed")._value.get()
+        assert failed > 0
+
+
 async def test_a_blocked_request_is_refused_before_any_queue(world, eventually) -> None:
     async with world() as w:
         await _guarded(w, eventually)

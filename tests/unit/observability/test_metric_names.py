@@ -17,7 +17,18 @@ PROMISED = (
 )
 # Their values are bounded by what there can be of them; see the text of each metric.
 LABELS = {
-    *("adapter", "alert", "arm", "budget", "cause", "change", "code", "currency", "difference"),
+    *(
+        "adapter",
+        "alert",
+        "arm",
+        "budget",
+        "cause",
+        "change",
+        "classifier",
+        "code",
+        "currency",
+        "difference",
+    ),
     "direction",
     *("endpoint", "fate", "general_type", "health", "index", "inflight_batcher_specific_metric"),
     *("kind", "kv_cache_block_type", "level", "memory_type", "phase", "place", "pool", "priority"),

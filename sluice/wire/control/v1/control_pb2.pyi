@@ -475,7 +475,7 @@ class TextPolicy(_message.Message):
     def __init__(self, id: _Optional[str] = ..., is_on: _Optional[bool] = ..., share: _Optional[int] = ..., retention_days: _Optional[int] = ..., redacted: _Optional[_Iterable[str]] = ..., words: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GuardRule(_message.Message):
-    __slots__ = ("id", "action", "targets", "words", "expression", "named", "is_case_sensitive", "is_within_words", "replacement")
+    __slots__ = ("id", "action", "targets", "words", "expression", "named", "is_case_sensitive", "is_within_words", "replacement", "classifier", "category", "threshold")
     ID_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
@@ -485,6 +485,9 @@ class GuardRule(_message.Message):
     IS_CASE_SENSITIVE_FIELD_NUMBER: _ClassVar[int]
     IS_WITHIN_WORDS_FIELD_NUMBER: _ClassVar[int]
     REPLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    CLASSIFIER_FIELD_NUMBER: _ClassVar[int]
+    CATEGORY_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     id: str
     action: str
     targets: _containers.RepeatedScalarFieldContainer[str]
@@ -494,7 +497,10 @@ class GuardRule(_message.Message):
     is_case_sensitive: bool
     is_within_words: bool
     replacement: str
-    def __init__(self, id: _Optional[str] = ..., action: _Optional[str] = ..., targets: _Optional[_Iterable[str]] = ..., words: _Optional[_Iterable[str]] = ..., expression: _Optional[str] = ..., named: _Optional[str] = ..., is_case_sensitive: _Optional[bool] = ..., is_within_words: _Optional[bool] = ..., replacement: _Optional[str] = ...) -> None: ...
+    classifier: str
+    category: str
+    threshold: float
+    def __init__(self, id: _Optional[str] = ..., action: _Optional[str] = ..., targets: _Optional[_Iterable[str]] = ..., words: _Optional[_Iterable[str]] = ..., expression: _Optional[str] = ..., named: _Optional[str] = ..., is_case_sensitive: _Optional[bool] = ..., is_within_words: _Optional[bool] = ..., replacement: _Optional[str] = ..., classifier: _Optional[str] = ..., category: _Optional[str] = ..., threshold: _Optional[float] = ...) -> None: ...
 
 class WarmPrompts(_message.Message):
     __slots__ = ("id", "prompts")
@@ -505,7 +511,7 @@ class WarmPrompts(_message.Message):
     def __init__(self, id: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GuardSet(_message.Message):
-    __slots__ = ("id", "owner_tenant_id", "models", "keys", "version", "rules", "active_version", "active_rules", "is_withheld_free")
+    __slots__ = ("id", "owner_tenant_id", "models", "keys", "version", "rules", "active_version", "active_rules", "is_withheld_free", "fence", "fence_tokens", "is_closed_on_failure")
     ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
@@ -515,6 +521,9 @@ class GuardSet(_message.Message):
     ACTIVE_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_RULES_FIELD_NUMBER: _ClassVar[int]
     IS_WITHHELD_FREE_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    FENCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_CLOSED_ON_FAILURE_FIELD_NUMBER: _ClassVar[int]
     id: str
     owner_tenant_id: str
     models: _containers.RepeatedScalarFieldContainer[str]
@@ -524,7 +533,10 @@ class GuardSet(_message.Message):
     active_version: int
     active_rules: _containers.RepeatedCompositeFieldContainer[GuardRule]
     is_withheld_free: bool
-    def __init__(self, id: _Optional[str] = ..., owner_tenant_id: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., version: _Optional[int] = ..., rules: _Optional[_Iterable[_Union[GuardRule, _Mapping]]] = ..., active_version: _Optional[int] = ..., active_rules: _Optional[_Iterable[_Union[GuardRule, _Mapping]]] = ..., is_withheld_free: _Optional[bool] = ...) -> None: ...
+    fence: str
+    fence_tokens: int
+    is_closed_on_failure: bool
+    def __init__(self, id: _Optional[str] = ..., owner_tenant_id: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., version: _Optional[int] = ..., rules: _Optional[_Iterable[_Union[GuardRule, _Mapping]]] = ..., active_version: _Optional[int] = ..., active_rules: _Optional[_Iterable[_Union[GuardRule, _Mapping]]] = ..., is_withheld_free: _Optional[bool] = ..., fence: _Optional[str] = ..., fence_tokens: _Optional[int] = ..., is_closed_on_failure: _Optional[bool] = ...) -> None: ...
 
 class ServerTool(_message.Message):
     __slots__ = ("id", "owner_tenant_id", "kind", "name", "description", "parameters", "url", "method", "timeout_ms", "result_bytes_max", "secret_headers", "is_idempotent", "approval", "allowed_tools", "models", "keys", "price_micros")

@@ -1,0 +1,112 @@
+"""The classifiers of a gateway: the operator's file that names them, checked before the start."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gateway.guard.classifiers.http import HttpClassifier
+from gateway.guard.classifiers.protocol import Classifier
+from gateway.guard.classifiers.shipped import ShippedClassifier
+from gateway.guard.classifiers.triton import TritonClassifier
+from sluice.settings import Address
+
+CLASSIFIERS_MAX = 20
+SHIPPED = "shipped"
+
+
+class ClassifierEntry(BaseModel):
+    """One classifier.
+
+    Attributes:
+        name: For rules and for `model` of `/v1/moderations`.
+        kind: How it is asked.
+        url: Of HTTP: address of OpenAI's moderation form.
+        key_file: Of HTTP: file with the bearer token.
+        model: Of HTTP: told in each question. Of Triton: the model's name.
+        address: Of Triton: `host:port` of gRPC.
+        categories: Of Triton: names of the columns of `scores`.
+        timeout_ms: Longest wait for a score, in the queue and on the way.
+        batch_texts: Texts of one question at most.
+        in_flight: Questions at once at most, of one worker.
+        queue_texts: Texts that wait at most; further ones are not judged.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
+    kind: Literal["shipped", "http", "triton"]
+    url: Annotated[str, Field(pattern=r"^$|^https?://[^\s]+$", max_length=2000)] = ""
+    key_file: Path | None = None
+    model: Annotated[str, Field(max_length=200)] = ""
+    address: Address | None = None
+    categories: Annotated[tuple[str, ...], Field(max_length=100)] = ()
+    timeout_ms: Annotated[int, Field(ge=10, le=30_000)] = 1_000
+    batch_texts: Annotated[int, Field(ge=1, le=256)] = 16
+    in_flight: Annotated[int, Field(ge=1, le=64)] = 2
+    queue_texts: Annotated[int, Field(ge=1, le=10_000)] = 512
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.kind == "http" and not self.url:
+            raise ValueError("http wants `url`")
+        if self.kind == "triton" and not (self.address and self.model and self.categories):
+            raise ValueError("triton wants `address`, `model` and `categories`")
+        return self
+
+    def make(self) -> Classifier:
+        """Return the classifier. ClassifiersError: its key cannot be read."""
+        if self.kind == "http":
+            return HttpClassifier(self.url, model=self.model, key=_key(self.key_file))
+        if self.kind == "triton":
+            return TritonClassifier(str(self.address), self.model, self.categories)
+        return ShippedClassifier()
+
+
+class ClassifiersError(ValueError):
+    """The file cannot be used; the message names the place, and never a key."""
+
+
+def read_classifiers(file: Path | None) -> tuple[ClassifierEntry, ...]:
+    """Return the classifiers of a JSON file, and the one that ships if it names none of that name.
+
+    Raises:
+        ClassifiersError: It cannot be read, or is no list of classifiers with names of their own.
+    """
+    entries = [] if file is None else _entries(file)
+    found = [_entry(entry, f"{file}: {number}") for number, entry in enumerate(entries)]
+    names = {it.name for it in found}
+    if len(names) < len(found):
+        raise ClassifiersError(f"{file}: two classifiers have one name")
+    if SHIPPED not in names:
+        found.append(ClassifierEntry(name=SHIPPED, kind="shipped"))
+    return tuple(found)
+
+
+def _entries(file: Path) -> list[object]:
+    try:
+        entries = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ClassifiersError(f"{file}: {error}") from None
+    if not isinstance(entries, list) or len(entries) > CLASSIFIERS_MAX:
+        raise ClassifiersError(f"{file}: want a list of at most {CLASSIFIERS_MAX} classifiers")
+    return entries
+
+
+def _entry(entry: object, where: str) -> ClassifierEntry:
+    try:
+        return ClassifierEntry.model_validate(entry)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ClassifiersError(f"{where}.{place}: {first['msg']}") from None
+
+
+def _key(file: Path | None) -> str:
+    if file is None:
+        return ""
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise ClassifiersError(f"{file}: {error.strerror}") from None

@@ -1,0 +1,79 @@
+"""The classifier that ships: a sparse logistic regression over words and pieces of words.
+
+`training/moderation.py` makes it; `shipped.json` holds its weights, and the page on guarding says
+how good it is. A sentence takes some 0.1 ms here, in the gateway's own process.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+
+import orjson
+
+from sluice.guard.features import features
+
+# Above this, other requests have their turn between two texts.
+_PAUSE_CHARACTERS = 1_000
+
+
+class ShippedWeights:
+    """Weights by feature.
+
+    Attributes:
+        categories: Names, in the order of the weights.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        """Read what training has written."""
+        document = orjson.loads(content)
+        self.categories: tuple[str, ...] = tuple(document["categories"])
+        self._bias: list[float] = document["bias"]
+        self._weights: dict[str, tuple[tuple[int, float], ...]] = {
+            name: tuple([(int(at), weight) for at, weight in row.items()])
+            for name, row in document["weights"].items()
+        }
+
+    def scores(self, text: str) -> dict[str, float]:
+        """Return the score of each category; of the first 8,000 characters."""
+        weights, sums, known = self._weights, [0.0] * len(self.categories), 0
+        for it in features(text):
+            row = weights.get(it)
+            if row is not None:
+                known += 1
+                for at, weight in row:
+                    sums[at] += weight
+        scale = 1 / math.sqrt(max(1, known))
+        logits = [it * scale + bias for it, bias in zip(sums, self._bias, strict=True)]
+        found = [1 / (1 + math.exp(-it)) for it in logits]
+        return dict(zip(self.categories, found, strict=True))
+
+
+@cache
+def shipped_weights() -> ShippedWeights:
+    """Return the weights of this release."""
+    return ShippedWeights(
+        resources.files("gateway.guard.classifiers").joinpath("shipped.json").read_bytes()
+    )
+
+
+class ShippedClassifier:
+    """Judges in this process, with pauses for others."""
+
+    async def scores(
+        self, texts: Sequence[str], *, timeout_s: float
+    ) -> Sequence[Mapping[str, float]]:
+        """See `Classifier`; it does not wait for anything."""
+        del timeout_s
+        weights, found, characters = shipped_weights(), list[Mapping[str, float]](), 0
+        for text in texts:
+            if characters > _PAUSE_CHARACTERS:
+                await asyncio.sleep(0)
+                characters = 0
+            found.append(weights.scores(text))
+            characters += len(text)
+        return found
+
+    async def close(self) -> None:
+        """See `Classifier`."""

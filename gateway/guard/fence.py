@@ -1,0 +1,178 @@
+"""The release fence: parts of an answer wait until classifiers have judged them. Pure.
+
+An answer is a row of items (what rules on texts let go, in order). A segment of items is judged as
+one, together with what stands before it (the segment before, 200 characters at the least), so that
+nothing hides at an edge. Items leave in order, as soon as their segment and all before it are
+clear; with the fence `none` they leave at once, and verdicts come behind. A verdict for what has
+left, or is gone, changes nothing.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gateway.dialects.delta import NOTHING, AnswerDelta, joined
+from gateway.text.logprobs import TokenLogprob
+from sluice.guard.rules import GuardFence, GuardTarget
+
+SEGMENT_CHARACTERS_MAX = 2_000  # what one look of a classifier is at most
+_BEFORE_CHARACTERS = 200  # that a segment is judged with, at the least
+_ENDS = frozenset(".!?\n。！？")  # noqa: RUF001 - full-width marks end sentences, too
+
+
+class FencePolicy(NamedTuple):
+    """When a segment ends.
+
+    Attributes:
+        kind: See `GuardFence`.
+        tokens: Of a segment, where `kind` is `TOKENS`.
+    """
+
+    kind: GuardFence
+    tokens: int = 0
+
+
+class Segment(NamedTuple):
+    """Something to be judged.
+
+    Attributes:
+        number: Counts from 0.
+        texts: Text by the kind of text; kinds without any are left out.
+    """
+
+    number: int
+    texts: dict[GuardTarget, str]
+
+
+class Released(NamedTuple):
+    """Parts of an answer that may leave.
+
+    Attributes:
+        tokens: How many tokens the answer has with them; 0: none more.
+    """
+
+    delta: AnswerDelta
+    entries: list[TokenLogprob]
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Part:
+    """The items of one segment."""
+
+    deltas: list[AnswerDelta] = field(default_factory=list[AnswerDelta])
+    entries: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    texts: dict[GuardTarget, list[str]] = field(default_factory=dict[GuardTarget, list[str]])
+    characters: int = 0
+    first_token: int = 0
+    tokens: int = 0
+    is_clear: bool = False
+
+
+class ReleaseFence:
+    """The fence of one answer.
+
+    Attributes:
+        pending: How many segments wait for their verdict.
+    """
+
+    __slots__ = ("_before", "_first", "_open", "_parts", "_policy", "_targets", "pending")
+
+    def __init__(self, policy: FencePolicy, targets: frozenset[GuardTarget]) -> None:
+        """Begin; only texts of `targets` are judged, the others wait for their turn alone."""
+        self._policy = policy
+        self._targets = targets
+        self._open = _Part()
+        self._parts = deque[_Part]()
+        self._first = 0  # the number of the first of them
+        self._before = dict[GuardTarget, str]()
+        self.pending = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._parts or self._open.deltas or self._open.entries)
+
+    def push(
+        self, delta: AnswerDelta, entries: Sequence[TokenLogprob], tokens: int
+    ) -> tuple[Released, Segment | None]:
+        """Take an item; return what may leave, and a segment that is to be judged, if one ended."""
+        if self._policy.kind is GuardFence.NONE:
+            self._note_texts(delta)
+            segment = self._closed() if self._is_over(delta, tokens) else None
+            return Released(delta, list(entries), tokens), segment
+        part = self._open
+        if delta is not NOTHING:
+            part.deltas.append(delta)
+            self._note_texts(delta)
+        part.entries += entries
+        part.tokens = tokens
+        segment = self._closed() if not part.texts or self._is_over(delta, tokens) else None
+        return self.released(), segment
+
+    def close(self) -> Segment | None:
+        """The answer has ended: return what is still to be judged."""
+        return self._closed()
+
+    def judged(self, number: int) -> None:
+        """A segment is clear."""
+        self.pending -= 1
+        at = number - self._first
+        if 0 <= at < len(self._parts):
+            self._parts[at].is_clear = True
+
+    def released(self) -> Released:
+        """Return what may leave now."""
+        delta, entries, tokens = NOTHING, list[TokenLogprob](), 0
+        while self._parts and self._parts[0].is_clear:
+            part = self._parts.popleft()
+            self._first += 1
+            for it in part.deltas:
+                delta = joined(delta, it)
+            entries += part.entries
+            tokens = part.tokens
+        return Released(delta, entries, tokens)
+
+    def _note_texts(self, delta: AnswerDelta) -> None:
+        calls = "".join([it.arguments for it in delta.calls])
+        for target, text in (
+            (GuardTarget.ANSWER, delta.reasoning + delta.content),
+            (GuardTarget.TOOL_ARGUMENTS, calls),
+        ):
+            if text and target in self._targets:
+                self._open.texts.setdefault(target, []).append(text)
+                self._open.characters += len(text)
+
+    def _is_over(self, delta: AnswerDelta, tokens: int) -> bool:
+        """Whether the open segment ends with this item."""
+        part, kind = self._open, self._policy.kind
+        if part.characters >= SEGMENT_CHARACTERS_MAX and kind is not GuardFence.END:
+            return True
+        if kind is GuardFence.TOKENS:
+            return tokens - part.first_token >= self._policy.tokens
+        if kind is GuardFence.END:
+            return False
+        return not _ENDS.isdisjoint(delta.content) or not _ENDS.isdisjoint(delta.reasoning)
+
+    def _closed(self) -> Segment | None:
+        """End the open segment; None: nothing of it is to be judged."""
+        part, self._open = self._open, _Part()
+        self._open.first_token = part.tokens
+        number = self._first + len(self._parts)
+        texts = {target: "".join(it) for target, it in part.texts.items()}
+        if self._policy.kind is GuardFence.NONE:
+            self._first += 1  # it has left
+        elif part.deltas or part.entries:
+            self._parts.append(part)
+            part.is_clear = not texts
+        else:
+            return None
+        if not texts:
+            return None
+        judged = {it: self._before.get(it, "") + text for it, text in texts.items()}
+        for it, text in texts.items():
+            kept = min(SEGMENT_CHARACTERS_MAX, max(_BEFORE_CHARACTERS, len(text)))
+            self._before[it] = judged[it][-kept:]
+        self.pending += 1
+        return Segment(number, judged)

@@ -1,0 +1,141 @@
+"""An answer that classifiers judge as well: behind the rules on texts stands a release fence.
+
+What rules on texts let go waits at the fence until it is judged. Verdicts come from the event loop
+while tokens come; one that comes after the end of the answer changes nothing.
+"""
+
+from collections.abc import Callable, Sequence
+
+from gateway.dialects.delta import NOTHING, AnswerDelta, joined
+from gateway.guard.answer import AnswerGuard
+from gateway.guard.fence import Released, ReleaseFence, Segment
+from gateway.guard.findings import Findings
+from gateway.guard.plan import GuardPlan
+from gateway.guard.verdicts import GuardVerdict, JudgedRule
+from gateway.text.logprobs import TokenLogprob
+
+# Has a text judged by rules; the last argument is called once, later.
+AskJudges = Callable[[Sequence[JudgedRule], str, Callable[[GuardVerdict], None]], None]
+OnRelease = Callable[[AnswerDelta, list[TokenLogprob]], None]
+
+
+class JudgedAnswer(AnswerGuard):
+    """The texts of one answer, behind a fence.
+
+    Attributes:
+        on_release: Called with what verdicts let go, and when one has ended the answer.
+        on_settled: Called when no verdict is awaited any more.
+    """
+
+    __slots__ = (
+        *("_ask", "_fence", "_is_closed", "_is_cut", "_judged", "_left_tokens", "_open"),
+        *("on_release", "on_settled"),
+    )
+
+    is_judged = True
+
+    def __init__(
+        self,
+        plan: GuardPlan,
+        request: Findings | None = None,
+        unjudged: frozenset[str] = frozenset(),
+        *,
+        ask: AskJudges,
+        is_told: bool = False,
+    ) -> None:
+        """Begin an answer; `ask` has texts judged."""
+        super().__init__(plan, request, unjudged, is_told=is_told)
+        self._ask = ask
+        self._fence = ReleaseFence(plan.fence, plan.judged_of_answers)
+        self._open = dict[int, int]()  # verdicts that a segment waits for
+        self._judged = Findings()
+        self._left_tokens = 0
+        self._is_closed = self._is_cut = False
+        self.on_release: OnRelease | None = None
+        self.on_settled: Callable[[], object] | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a verdict is awaited."""
+        return not self._is_cut and self._fence.pending > 0
+
+    def passed(
+        self, delta: AnswerDelta, entries: Sequence[TokenLogprob] = (), tokens: int = 0
+    ) -> tuple[AnswerDelta, list[TokenLogprob]]:
+        """See `AnswerGuard`; what is judged comes later, by `on_release`."""
+        if self.blocked_by:
+            return NOTHING, []
+        delta, told = super().passed(delta, entries, tokens)
+        released, segment = self._fence.push(delta, told, self._shown_tokens)
+        self._have_judged(segment)
+        if self.blocked_by:  # by a rule on texts: nothing more comes
+            self._have_judged(self._fence.close())
+        return self._left(released)
+
+    def finished(
+        self, delta: AnswerDelta, entries: Sequence[TokenLogprob], tokens: int
+    ) -> tuple[AnswerDelta, list[TokenLogprob]]:
+        """See `AnswerGuard`; the rest comes by `on_release`."""
+        if self.blocked_by:
+            return NOTHING, []
+        delta, told = super().finished(delta, entries, tokens)
+        shown = self._shown_tokens if self.blocked_by else tokens
+        released, segment = self._fence.push(delta, told, shown)
+        self._have_judged(segment)
+        self._have_judged(self._fence.close())
+        return self._left(joined_release(released, self._fence.released()))
+
+    def withheld_tokens(self, tokens: int) -> int:
+        """See `AnswerGuard`."""
+        return tokens - self._left_tokens if self.blocked_by else 0
+
+    def findings(self) -> Findings:
+        """See `AnswerGuard`."""
+        return super().findings() + self._judged
+
+    def close(self) -> None:
+        """The answer is gone: verdicts that still come change nothing."""
+        self._is_closed = True
+        self.on_release = self.on_settled = None
+
+    def _have_judged(self, segment: Segment | None) -> None:
+        if segment is None:
+            return
+        number = segment.number
+        self._open[number] = len(segment.texts)
+        for target, text in segment.texts.items():
+            self._ask(self._plan.judged[target], text, lambda it: self._take(number, it))
+
+    def _take(self, number: int, verdict: GuardVerdict) -> None:
+        if self._is_closed:
+            return
+        self.unjudged |= verdict.unjudged
+        if self._is_cut:
+            return
+        self._judged += verdict.found
+        if verdict.blocked_by:
+            self._is_cut = True
+            self.blocked_by = self.blocked_by or verdict.blocked_by
+            self._release(NOTHING, [])
+        else:
+            self._open[number] -= 1
+            if not self._open[number]:
+                del self._open[number]
+                self._fence.judged(number)
+                self._release(*self._left(self._fence.released()))
+        if self.on_settled is not None and not self.is_pending:
+            self.on_settled()
+
+    def _release(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
+        if self.on_release is not None:
+            self.on_release(delta, entries)
+
+    def _left(self, released: Released) -> tuple[AnswerDelta, list[TokenLogprob]]:
+        self._left_tokens = released.tokens or self._left_tokens
+        return released.delta, released.entries
+
+
+def joined_release(first: Released, second: Released) -> Released:
+    """Return what leaves, one after the other."""
+    delta = joined(first.delta, second.delta)
+    return Released(delta, first.entries + second.entries, second.tokens or first.tokens)

@@ -1,0 +1,23 @@
+"""The end of an answer waits for the last verdicts on it."""
+
+import asyncio
+
+from gateway.dispatch.generation import Generation
+from gateway.guard.judged_answer import JudgedAnswer
+
+# Above the longest time of any classifier: all have answered by then, also that they cannot.
+_SETTLED_S_MAX = 60.0
+
+
+async def settled(generation: Generation) -> None:
+    """Wait until classifiers have judged all of an answer that has ended well."""
+    guard = generation.guard
+    if not isinstance(guard, JudgedAnswer):
+        return
+    generation.held_back()  # the last of it is judged, too
+    if not guard.is_pending:
+        return
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    guard.on_settled = lambda: over.done() or over.set_result(None)
+    async with asyncio.timeout(_SETTLED_S_MAX):
+        await over

@@ -1,0 +1,89 @@
+"""Judging a text by the scores of classifiers, and texts in windows of a bounded size. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from gateway.guard.findings import Findings, RuleMatch
+from sluice.guard.rules import GuardAction, GuardRule
+
+WINDOW_CHARACTERS = 2_000
+_OVERLAP_CHARACTERS = 200
+WINDOWS_MAX = 256  # of one text: half a million characters
+
+# Scores by category, each between 0 and 1; None: the classifier has not answered.
+Scores = Mapping[str, float]
+
+
+class JudgedRule(NamedTuple):
+    """A rule that asks a classifier.
+
+    Attributes:
+        is_closed: Texts that its classifier could not judge are blocked.
+    """
+
+    rule: GuardRule
+    is_closed: bool
+
+
+class GuardVerdict(NamedTuple):
+    """The judgement on a text.
+
+    Attributes:
+        blocked_by: Id of the rule that blocks it; empty: none does.
+        found: Rules that match.
+        unjudged: Names of classifiers that have not answered.
+        is_refused: It is blocked because a classifier has not answered.
+    """
+
+    blocked_by: str = ""
+    found: Findings = Findings()
+    unjudged: frozenset[str] = frozenset()
+    is_refused: bool = False
+
+
+def classifiers_of(rules: Iterable[JudgedRule]) -> frozenset[str]:
+    """Return names of the classifiers that rules ask."""
+    return frozenset([it.rule.classifier for it in rules])
+
+
+def verdict(rules: Sequence[JudgedRule], scores: Mapping[str, Scores | None]) -> GuardVerdict:
+    """Return the judgement of rules, by the scores of each classifier."""
+    found, blocked_by, refused_by = Findings(), "", ""
+    for it in rules:
+        rule, told = it.rule, scores.get(it.rule.classifier)
+        blocks = rule.action is GuardAction.BLOCK
+        if told is None:
+            if blocks and it.is_closed:
+                refused_by = refused_by or rule.id
+            continue
+        score = told.get(rule.category, 0.0) if rule.category else max(told.values(), default=0.0)
+        if score >= rule.threshold:
+            found[RuleMatch(rule.id, rule.action)] += 1
+            blocked_by = blocked_by or (rule.id if blocks else "")
+    unjudged = frozenset([it for it in classifiers_of(rules) if scores.get(it) is None])
+    return GuardVerdict(
+        blocked_by or refused_by, found, unjudged, bool(refused_by) and not blocked_by
+    )
+
+
+def windows(text: str) -> list[str]:
+    """Return a text in pieces that overlap, none of them too long; all but blank ones.
+
+    ValueError: it comes to more than `WINDOWS_MAX` pieces.
+    """
+    if len(text) <= WINDOW_CHARACTERS:
+        return [text] if text.strip() else []
+    step = WINDOW_CHARACTERS - _OVERLAP_CHARACTERS
+    if len(text) > WINDOWS_MAX * step:
+        raise ValueError(f"{len(text)} characters; at most {WINDOWS_MAX * step} are judged")
+    pieces = [text[at : at + WINDOW_CHARACTERS] for at in range(0, len(text), step)]
+    return [it for it in pieces if it.strip()]
+
+
+def highest(scores: Sequence[Scores]) -> Scores:
+    """Return the highest score of each category over the pieces of a text."""
+    found = dict[str, float]()
+    for one in scores:
+        for name, score in one.items():
+            found[name] = max(score, found.get(name, 0.0))
+    return found
