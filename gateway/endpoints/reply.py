@@ -19,8 +19,8 @@ from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.endpoints.exchange import HttpExchange, finish_reason
 from gateway.endpoints.keep_alive import KeepAlive, KeepAlives
+from gateway.endpoints.settling import settled
 from gateway.endpoints.task import StreamEnd, TextTask, prompt_annotations
-from gateway.guard.settling import settled
 from gateway.metrics import FastHistogram
 from gateway.server.errors import AnsweredError
 from gateway.server.identity import identity_of
