@@ -75,12 +75,8 @@ class ReplyWriter:
     async def _stream(self, request: web.Request, exchange: HttpExchange) -> web.StreamResponse:
         streams, end = self._streams(exchange)
         api = type(exchange.body)
-<<<<<<< HEAD
-        response = LiveResponse(request, STREAM_HEADERS | _headers(request, exchange))
-=======
-        headers = _STREAM_HEADERS | _headers(request, exchange, streams)
+        headers = STREAM_HEADERS | _headers(request, exchange, streams)
         response = LiveResponse(request, headers)
->>>>>>> 3042ad1d (Guarding: classifiers behind one protocol and a release fence; the one that ships, trained here)
         exchange.begin(streams, self._gateway_id)
         with (
             self._dispatcher.ask(streams, exchange.answers_per_prompt) as answers,
