@@ -40,7 +40,7 @@ from gateway.limits.budgets import BudgetChecks
 from gateway.limits.limiter import Limiter
 from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
-from gateway.objectives import Objectives
+from gateway.objectives import objectives_of
 from gateway.pool_board import PoolBoard
 from gateway.rollouts.confirm import ConfirmationSender
 from gateway.rollouts.decided import Decided
@@ -79,7 +79,7 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, events: EventProducer) -> None:
         """Compose everything; nothing is opened yet, apart from what `events` does."""
         self.settings = settings
-        self.metrics = GatewayMetrics(_objectives(settings))
+        self.metrics = GatewayMetrics(objectives_of(settings))
         self.counts = AnswerCounts(self.metrics, log_every=settings.log_every)
         self.watcher = ControlWatcher(
             settings.control_address,
@@ -90,8 +90,8 @@ class Gateway:
         self.bases, self.prompt_threads = self._make_fetcher(), (threads := PromptThreads())
         find, want = self.bases.find, self.bases.want
         self.assets = AssetCache(find, partial(load_base, threads=threads), want)
-        embedding = partial(load_embedding_base, threads=threads)
-        self.embedding_bases = EmbeddingBaseCache(find, embedding, want)
+        load = partial(load_embedding_base, threads=threads)
+        self.embedding_bases = EmbeddingBaseCache(find, load, want)
         self.directory = Directory(self.watcher.state, self.assets.has)
         self.lag = LoopLag(self.metrics.loop_lag.observe)
         self.pace = AttemptPace(self.lag)
@@ -99,6 +99,7 @@ class Gateway:
             self.directory, settings.instance_id, self.pace, events.emit, events.put_on_disk
         )
         self.embedders = Embedders(self.watcher.state)
+        self.judges = make_judges(settings.classifiers, self.metrics.classifier_texts)
         self.valkey = ValkeyClient(
             settings.valkey_url.get_secret_value(), deadline_s=settings.limit_deadline_s
         )
@@ -129,10 +130,8 @@ class Gateway:
         self.text_shipping = _text_shipping(settings, events)
         self.stateful = StatefulApis(settings, self.counts)
         self.texts = Texts(self.text_shipping.ship, self.metrics)
-        self.judges = make_judges(settings.classifiers, self.metrics.classifier_texts)
-        self.is_draining = self._is_stopped = False
-        self.http = self._make_http()
-        self._tls, self._changed = _tls_files(settings), asyncio.Event()
+        self._changed, self.is_draining, self._is_stopped = asyncio.Event(), False, False
+        self.http, self._tls = self._make_http(), _tls_files(settings)
         self.watcher.before_snapshot(self.directory.prepare)
         self.watcher.on_change(self._follow)
         self._follow_metrics()
@@ -412,10 +411,6 @@ class Gateway:
                 ),
             }
         )
-
-
-def _objectives(settings: GatewaySettings) -> Objectives:
-    return Objectives(settings.objective_ttft_s, settings.objective_tpot_s)
 
 
 def _text_shipping(settings: GatewaySettings, events: EventProducer) -> TextShipping:

@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import NamedTuple
 
+from gateway.settings import GatewaySettings
+
 # Prompts up to here have to begin within `ttft_s`; longer ones may take their prefill besides.
 PROMPT_TOKENS_SHORT = 2048
 _PREFILL_FACTOR = 2.0
@@ -54,3 +56,8 @@ def mean_tpot_s(decode_s: float, output_tokens: int, answers: int) -> float:
     """
     after_first = output_tokens / max(1, answers) - 1.0
     return decode_s / after_first if after_first > 0.0 else 0.0
+
+
+def objectives_of(settings: GatewaySettings) -> Objectives:
+    """Return the objectives that an operator has set."""
+    return Objectives(settings.objective_ttft_s, settings.objective_tpot_s)
