@@ -19,6 +19,7 @@ _COUNTS = (
     *("requests", "failed_requests", "prompt_tokens", "cached_tokens"),
     *("output_tokens", "withheld_tokens", "unbilled_tokens", "late_requests"),
 )
+_CALLS = ("calls", "failed_calls", "seconds", "price_micros")
 _PATH = "/v1/usage"
 _COMPARED = (
     *("ledger_tokens", "engine_tokens", "uncertain_tokens", "discarded_tokens"),
@@ -52,12 +53,15 @@ def usage(
     reconcile: Annotated[
         bool, typer.Option("--reconcile", help="Compare with the tokens that engines made.")
     ] = False,
+    tools: Annotated[
+        bool, typer.Option("--tools", help="Calls of tools that the gateway ran instead.")
+    ] = False,
 ) -> None:
     """Show what was used, by tenant, key and model: requests and tokens."""
     if as_json + as_csv + (parquet is not None) > 1:
         raise typer.BadParameter("choose one of --json, --csv and --parquet")
-    if reconcile and (as_csv or parquet is not None):
-        raise typer.BadParameter("--reconcile is a table, or --json")
+    if (reconcile or tools) and (as_csv or parquet is not None):
+        raise typer.BadParameter("--reconcile and --tools are tables, or --json")
     now = datetime.now(UTC)
     moments = {
         "from": since_moment(since or "1d", now, "--since"),
@@ -67,6 +71,9 @@ def usage(
         _reconcile(given(tenant=tenant, key=key, model=model, **moments), as_json=as_json)
         return
     query = given(tenant=tenant, key=key, model=model, granularity=by.value, **moments)
+    if tools:
+        _tools(query, as_json=as_json)
+        return
     if as_csv or parquet is not None:
         query["format"] = "csv" if as_csv else "parquet"
         body = ask(lambda api: api.read(_PATH, query), "SLUICE_TELEMETRY_URL")
@@ -100,6 +107,16 @@ def _reconcile(query: dict[str, Any], *, as_json: bool) -> None:
     names = [name.replace("_tokens", "") for name in _COMPARED]
     show_table(("start", "model", *names, "state"), cells, right=" ".join(names))
     console().print(f"closed hours differ by {found['mismatch_tokens']} tokens")
+
+
+def _tools(query: dict[str, Any], *, as_json: bool) -> None:
+    found = ask(lambda api: api.call("GET", f"{_PATH}/tools", query=query), "SLUICE_TELEMETRY_URL")
+    if as_json:
+        show_json(found)
+        return
+    names = (*_IDS, "label", "name", *_CALLS)
+    cells = [tuple(str(row[name]) or "-" for name in names) for row in found["data"]]
+    show_table(names, cells, right=" ".join(_CALLS))
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:

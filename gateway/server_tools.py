@@ -1,5 +1,7 @@
 """Tools that run here: what one worker has of them."""
 
+from collections.abc import Callable
+
 from gateway.endpoints.completer import Completer
 from gateway.responses.tool_run import ToolAnswering
 from gateway.settings import GatewaySettings
@@ -20,8 +22,11 @@ class ServerTools:
         catalog: Finds those that a request may use.
     """
 
-    def __init__(self, settings: GatewaySettings, secret: SharedSecret) -> None:
-        """Compose; nothing is opened yet."""
+    def __init__(
+        self, settings: GatewaySettings, secret: SharedSecret, emit: Callable[[bytes], None]
+    ) -> None:
+        """Compose; nothing is opened yet. `emit` takes one event per call and never blocks."""
+        self._emit, self._gateway_id = emit, settings.instance_id
         self._outgoing = Outgoing(settings.tool_hosts.lower().split(","))
         mcp = McpClient(self._outgoing)
         self.catalog = ToolCatalog(mcp, Sealer(secret, SEALED_FOR))
@@ -36,7 +41,14 @@ class ServerTools:
 
     def answering(self, completer: Completer) -> ToolAnswering:
         """Return what answers responses: those with tools that run here, and all others."""
-        return ToolAnswering(completer, self._runner, self._budget, keep_alive_s=self._keep_alive_s)
+        return ToolAnswering(
+            completer,
+            self._runner,
+            self._budget,
+            keep_alive_s=self._keep_alive_s,
+            emit=self._emit,
+            gateway_id=self._gateway_id,
+        )
 
     async def close(self) -> None:
         """Close all connections."""

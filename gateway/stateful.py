@@ -1,6 +1,7 @@
 """The APIs that keep something of tenants: what they share, and the paths of all of them."""
 
 import asyncio
+from collections.abc import Callable
 
 from gateway.bases.assets import AssetCache
 from gateway.batches.client import BatchClient
@@ -47,8 +48,16 @@ class StatefulApis:
     completions: KeptCompletions
     sockets: ResponseSockets
 
-    def __init__(self, settings: GatewaySettings, counts: AnswerCounts) -> None:
-        """Compose; nothing is opened yet. `counts` has the answers of all requests."""
+    def __init__(
+        self, settings: GatewaySettings, counts: AnswerCounts, emit: Callable[[bytes], None]
+    ) -> None:
+        """Compose; nothing is opened yet.
+
+        Args:
+            settings: Of the worker.
+            counts: Has the answers of all requests.
+            emit: Takes one event and never blocks.
+        """
         self._counts = counts
         secret = shared_secret()
         self.responses = ResponseStore(
@@ -60,7 +69,7 @@ class StatefulApis:
         self.records = RecordClient(settings.control_address, secret)
         self.batches = BatchClient(settings.control_address, secret)
         self._gateway_id = settings.instance_id
-        self.tools = ServerTools(settings, secret)
+        self.tools = ServerTools(settings, secret, emit)
 
     def add_to(
         self,

@@ -29,6 +29,7 @@ from telemetry.queries import LIMIT_MAX, RequestFilter, recent_requests
 from telemetry.reconciliation import mismatch_tokens, reconciled
 from telemetry.sink import Sink
 from telemetry.store import STORE_ERRORS, Store
+from telemetry.tool_calls import tool_usage
 from telemetry.usage import Export, closed_until_ms, exported_usage, usage, usage_query
 
 log = structlog.get_logger(__name__)
@@ -76,6 +77,7 @@ class TelemetryApi:
         app.router.add_get("/v1/slo", self._slo)
         app.router.add_get("/v1/auto/turns", self._auto_turns)
         app.router.add_get("/v1/usage", self._usage)
+        app.router.add_get("/v1/usage/tools", self._tools)
         app.router.add_post("/v1/usage/totals", self._totals)
         app.router.add_get("/v1/usage/reconciliation", self._reconciliation)
         app.router.add_get("/v1/costs", self._costs)
@@ -180,6 +182,21 @@ class TelemetryApi:
                 "to": params.iso(to_ms),
                 "granularity": query.granularity,
                 "closed_until": params.iso(closed_ms) if closed_ms else None,
+                "data": rows,
+            }
+        )
+
+    async def _tools(self, request: web.Request) -> web.Response:
+        """Tell which tools gateways called for models: calls, seconds and prices."""
+        self._check_key(request)
+        query = usage_query(request.query, int(time.time() * 1000))
+        rows = await _asked(tool_usage(self._store, query))
+        from_ms, to_ms = query.span_ms
+        return web.json_response(
+            {
+                "from": params.iso(from_ms),
+                "to": params.iso(to_ms),
+                "granularity": query.granularity,
                 "data": rows,
             }
         )

@@ -21,6 +21,7 @@ AGE = {
     "closings": "toDateTime(ingested_at)",
     "token_counts": "toDateTime(hour)",
     "attempts": "toDateTime(ingested_at)",
+    "tool_calls": "toDateTime(ingested_at)",
     "poison": "toDateTime(parked_at)",
     "usage_minutes": "start",
     "usage_hours": "start",

@@ -19,6 +19,14 @@ SCHEMA_VERSION = 1
 CLOSING_VERSION = 2
 COUNT_VERSION = 3
 FEEDBACK_VERSION = 4
+TOOL_CALL_VERSION = 5
+_VERSIONS = (
+    SCHEMA_VERSION,
+    CLOSING_VERSION,
+    COUNT_VERSION,
+    FEEDBACK_VERSION,
+    TOOL_CALL_VERSION,
+)
 # 2020-01-01 and 2100-01-01: a clock that says otherwise is wrong, and would make odd partitions.
 RECEIVED_MIN_MS = 1_577_836_800_000
 RECEIVED_MAX_MS = 4_102_444_800_000
@@ -142,6 +150,7 @@ class RowBatch:
         closings: Routers' reports of requests whose gateway they have lost.
         counts: Routers' counts of the tokens that engines gave them.
         judgements: Judgements of answers by those who got them.
+        tool_calls: Calls of tools that gateways ran, one per event id.
         texts: Redacted texts of requests, from a topic of their own.
         poisons: All other messages.
         duplicates: Messages left out because their event id came before in this batch.
@@ -152,6 +161,7 @@ class RowBatch:
     closings: list[RequestEvent] = field(default_factory=list[RequestEvent])
     counts: list[RequestEvent] = field(default_factory=list[RequestEvent])
     judgements: list[RequestEvent] = field(default_factory=list[RequestEvent])
+    tool_calls: list[RequestEvent] = field(default_factory=list[RequestEvent])
     texts: list[TextEvent] = field(default_factory=list[TextEvent])
     poisons: list[Poison] = field(default_factory=list[Poison])
     duplicates: int = 0
@@ -179,7 +189,8 @@ def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
             batch.duplicates += 1
         else:
             seen.add(found.event_id)
-            batch.events.append(found)
+            is_call = found.schema_version == TOOL_CALL_VERSION
+            (batch.tool_calls if is_call else batch.events).append(found)
     return batch
 
 

@@ -39,6 +39,7 @@ class StoreSettings(ServiceSettings):
         closings_days: Days for which routers' closings of lost gateways are kept; 0: for ever.
         token_counts_days: Days for which routers' token counts are kept; 0: for ever.
         attempts_days: Days for which attempts are kept; 0: for ever.
+        tool_calls_days: Days for which calls of tools are kept; 0: for ever.
         poison_days: Days for which messages that are no events are kept; 0: for ever.
         usage_minutes_days: Days for which sums per minute are kept; 0: for ever.
         usage_hours_days: Days for which sums per hour, and so usage, are kept; 0: for ever.
@@ -60,6 +61,7 @@ class StoreSettings(ServiceSettings):
     closings_days: _Days = 30
     token_counts_days: _Days = 400
     attempts_days: _Days = 30
+    tool_calls_days: _Days = 400
     poison_days: _Days = 90
     usage_minutes_days: _Days = 400
     usage_hours_days: _Days = 1_200

@@ -224,7 +224,7 @@ class Sink:
                 self._is_write_failing = False
                 self._own.write_seconds.observe(time.monotonic() - started_at)
                 self._count(batch)
-                self._on_written(batch.events)
+                self._on_written([*batch.events, *batch.tool_calls])
                 return
 
     def _count(self, batch: RowBatch) -> None:

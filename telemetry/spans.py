@@ -101,6 +101,8 @@ def spans_of(event: RequestEvent) -> list[Span]:
     """Return the spans of a request, the outer ones first; none when it names no trace."""
     if not _is_id(event.trace_id, _TRACE_DIGITS):
         return []
+    if event.HasField("tool_call"):
+        return [_tool_span(event)]
     root = _root(event)
     found = [root]
     if event.gateway_us:
@@ -108,6 +110,31 @@ def spans_of(event: RequestEvent) -> list[Span]:
     for attempt in event.attempts or _only_attempt(event):
         found += _attempt_spans(root, attempt)
     return found
+
+
+def _tool_span(event: RequestEvent) -> Span:
+    """Return the span of a call of a tool, below the first round of its request."""
+    call, start_us = event.tool_call, event.received_at_unix_ms * 1000
+    return Span(
+        name=f"execute_tool {call.name}",
+        trace_id=event.trace_id,
+        span_id=tracecontext.request_span_id(event.event_id.removeprefix("evt_")),
+        parent_id=event.parent_span_id if _is_id(event.parent_span_id, _SPAN_DIGITS) else "",
+        start_us=start_us,
+        end_us=start_us + call.duration_us,
+        attributes={
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": call.name,
+            "sluice.tool.server": call.label,
+            "sluice.tool.kind": call.kind,
+            "sluice.tool.attempts": call.attempts,
+            "sluice.tool.outcome": call.outcome,
+            "sluice.request.id": event.request_id,
+            "sluice.tenant.id": event.tenant_id,
+            "sluice.gateway.id": event.gateway_id,
+        },
+        error="" if call.outcome == "answered" else call.outcome,
+    )
 
 
 def _root(event: RequestEvent) -> Span:

@@ -13,7 +13,7 @@ from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
 from clickhouse_connect.driver.summary import QuerySummary
 
-from telemetry import attempts, auto_rows, migrations, retention, shards, text_rows
+from telemetry import attempts, auto_rows, migrations, retention, shards, text_rows, tool_rows
 from telemetry.rows import (
     CLOSING_COLUMNS,
     COLUMNS,
@@ -265,6 +265,7 @@ def _tables(batch: RowBatch) -> list[tuple[str, Mapping[str, str], Sequence[Sequ
         ("token_counts", COUNT_COLUMNS, count_columns(batch.counts)),
         ("auto_choices", auto_rows.CHOICE_COLUMNS, auto_rows.choice_columns(batch.events)),
         ("feedback", auto_rows.FEEDBACK_COLUMNS, auto_rows.feedback_columns(batch.judgements)),
+        ("tool_calls", tool_rows.COLUMNS, tool_rows.columns(batch.tool_calls)),
         ("texts", text_rows.COLUMNS, text_rows.columns(batch.texts)),
         ("poison", POISON_COLUMNS, poison_columns(batch.poisons)),
     ]

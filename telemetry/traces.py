@@ -8,6 +8,7 @@ from typing import Any
 from telemetry.attempts import ATTEMPTS_MAX, shown
 from telemetry.queries import iso, readable
 from telemetry.store import Store
+from telemetry.tool_calls import calls_of
 
 # A client may send one id again and again. Rows of `requests` are found by the index on request
 # ids; of `closings`, which are few, all are looked at.
@@ -56,6 +57,7 @@ class RequestTrace:
         closings: Routers' reports because the gateway's stream was cut; of this event alone.
         copies: Events of copies for shadow stages, under its id.
         attempts: Placements of its answers; empty where `request` tells all of them.
+        tool_calls: Calls of tools that the gateway ran for it.
         others: Other requests with the same id, the latest first: clients choose ids.
     """
 
@@ -65,6 +67,7 @@ class RequestTrace:
     copies: Sequence[dict[str, Any]]
     others: Sequence[dict[str, Any]]
     attempts: Sequence[dict[str, Any]] = ()
+    tool_calls: Sequence[dict[str, Any]] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return it as the API shows it."""
@@ -72,6 +75,7 @@ class RequestTrace:
             "request": self.request,
             "is_settled": self.is_settled,
             "attempts": list(self.attempts),
+            "tool_calls": list(self.tool_calls),
             "closings": list(self.closings),
             "copies": list(self.copies),
             "others": list(self.others),
@@ -95,7 +99,11 @@ async def find_trace(store: Store, request_id: str, *, tenant_id: str = "") -> R
     trace = build(events, closings)
     if trace is None:
         return None
-    return replace(trace, attempts=await _attempts(store, trace.request))
+    return replace(
+        trace,
+        attempts=await _attempts(store, trace.request),
+        tool_calls=await calls_of(store, request_id, trace.request["tenant_id"]),
+    )
 
 
 async def _attempts(store: Store, request: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,8 +7,9 @@ made in this process, and writes into the client's response.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 from aiohttp import web
@@ -18,11 +19,12 @@ from gateway.endpoints.reply import STREAM_HEADERS
 from gateway.endpoints.task import TextTask
 from gateway.responses.tool_events import RoundCall, ToolEvents
 from gateway.responses.tool_task import ToolResponseTask
-from gateway.server.identity import further_identity, identity_of
+from gateway.server.identity import CallerIdentity, further_identity, identity_of, new_uid
 from gateway.server.in_process import in_process_request
 from gateway.server.middleware import note_outcome
 from gateway.server.relayed import RelayedResponse
 from gateway.text.sse import KEEP_ALIVE
+from gateway.tools.call_events import CallFacts, event_of
 from gateway.tools.failures import ToolCallError
 from gateway.tools.loop import (
     AnswerCall,
@@ -67,6 +69,8 @@ class ToolAnswering:
         budget: LoopBudget,
         *,
         keep_alive_s: float,
+        emit: Callable[[bytes], None],
+        gateway_id: str,
     ) -> None:
         """Compose.
 
@@ -75,9 +79,12 @@ class ToolAnswering:
             runner: Calls tools.
             budget: What one response may use; a request may ask for less.
             keep_alive_s: Longest silence of a stream, in seconds.
+            emit: Takes one event per call and never blocks.
+            gateway_id: Id of this worker.
         """
         self._answering, self._runner = answering, runner
         self._budget, self._keep_alive_s = budget, keep_alive_s
+        self._emit, self._gateway_id = emit, gateway_id
 
     async def answer(
         self, request: web.Request, principal: Principal, task: TextTask
@@ -88,7 +95,37 @@ class ToolAnswering:
         calls = min(self._budget.calls, task.max_tool_calls or self._budget.calls)
         budget = LoopBudget(calls, self._budget.tokens, self._budget.seconds, self._budget.micros)
         run = _ToolRun(self._answering, self._runner, request, principal, task)
-        return await run.answer(ToolLoop(budget, time.monotonic()), self._keep_alive_s)
+        run.tell = partial(self._tell, run.caller)
+        try:
+            return await run.answer(ToolLoop(budget, time.monotonic()), self._keep_alive_s)
+        finally:
+            run.tell_cut()
+
+    def _tell(self, caller: "_Caller", tool: PlannedTool, facts: CallFacts) -> None:
+        """Tell the ledger of a call."""
+        identity = caller.identity
+        event = event_of(
+            facts,
+            tool,
+            caller.principal,
+            request_id=identity.request_id,
+            trace_id=identity.trace_id,
+            parent_span_id=identity.uid[16:],
+            is_sampled=identity.upstream.is_sampled,
+            model=caller.model,
+            endpoint=caller.endpoint,
+            gateway_id=self._gateway_id,
+        )
+        self._emit(event)
+
+
+class _Caller(NamedTuple):
+    """The request that calls are made for."""
+
+    identity: CallerIdentity
+    principal: Principal
+    model: str
+    endpoint: str
 
 
 class _ToolRun:
@@ -112,6 +149,9 @@ class _ToolRun:
         self._calls = dict[str, tuple[PlannedTool, str]]()
         self._outputs: dict[str, str] = {}
         self._error: PlatformError | None = None
+        self._began = dict[str, tuple[int, float]]()  # Unix time in ms, and monotonic time
+        self.caller = _Caller(self._identity, principal, task.model, task.endpoint)
+        self.tell: Callable[[PlannedTool, CallFacts], None] = _nobody
 
     @property
     def _events(self) -> ToolEvents:
@@ -195,6 +235,7 @@ class _ToolRun:
         self._run += 1
         call_id, failure = start.call_id, None
         tool, arguments = self._calls[call_id]
+        self._began.setdefault(call_id, (time.time_ns() // 1_000_000, time.monotonic()))
         if start.after_s:
             await asyncio.sleep(start.after_s)
         try:
@@ -210,6 +251,17 @@ class _ToolRun:
         output = self._outputs.pop(answer.call_id, "")
         tool, _ = self._calls.pop(answer.call_id)
         self._client.tell(self._events.answer(answer.call_id, output, answer.failure))
+        began_at_unix_ms, _ = self._began.pop(answer.call_id, (time.time_ns() // 1_000_000, 0.0))
+        outcome = "answered" if answer.failure is None else "failed"
+        facts = CallFacts(
+            new_uid(),
+            began_at_unix_ms,
+            answer.duration_s,
+            answer.attempts,
+            len(output.encode()),
+            outcome if answer.was_run else "refused",
+        )
+        self.tell(tool, facts)
         log.info(
             "tool_called",
             request_id=self._identity.request_id,
@@ -221,6 +273,15 @@ class _ToolRun:
             duration_s=round(answer.duration_s, 3),
             has_failed=answer.failure is not None,
         )
+
+    def tell_cut(self) -> None:
+        """Tell of calls that ran when the client went, or the worker gave up."""
+        now_s = time.monotonic()
+        for call_id, (began_at_unix_ms, began_at_s) in self._began.items():
+            tool, _ = self._calls[call_id]
+            duration_s = now_s - began_at_s
+            self.tell(tool, CallFacts(new_uid(), began_at_unix_ms, duration_s, 1, 0, "cut"))
+        self._began.clear()
 
     # --- rounds -----------------------------------------------------------------------------
 
@@ -303,6 +364,10 @@ class _ToolRun:
             if name not in STREAM_HEADERS
         }
         return web.Response(body=response, content_type="application/json", headers=headers)
+
+
+def _nobody(tool: PlannedTool, facts: CallFacts) -> None:
+    """Take no event: none is composed yet."""
 
 
 def _sum(before: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:

@@ -83,6 +83,11 @@ def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> Ca
     return CallerIdentity(uid, request_id, trace_id, ours, upstream)
 
 
+def new_uid() -> str:
+    """Return 32 random hex digits."""
+    return next(_UIDS)
+
+
 def further_identity(first: CallerIdentity) -> CallerIdentity:
     """Return the names of a further request that belongs to one, in the same trace below it."""
     uid = next(_UIDS)

@@ -12,7 +12,7 @@ from aiohttp import web
 from google.protobuf.json_format import ParseDict
 
 from sluice.wire.router.v1.router_pb2 import Candidate, Explanation
-from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
+from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent, ToolCall
 from telemetry.closings import Closer
 from telemetry.http import TelemetryApi
 from telemetry.metrics import TelemetryMetrics
@@ -160,3 +160,33 @@ async def test_what_is_not_there_says_why_and_to_whom(
     assert (await http.get("/v1/requests/" + "x" * 300)).status_code == 400
     refused = await http.get("/v1/requests/r1", headers={"Authorization": "Bearer nobody's"})
     assert refused.status_code == 401
+
+
+async def test_calls_of_tools_are_told_with_their_request_and_in_usage(
+    store: Store, http: httpx.AsyncClient
+) -> None:
+    asked = event("evt_1", "req_tools")
+    calls = [
+        event(
+            f"evt_c{number}",
+            "req_tools",
+            schema_version=5,
+            key_id="key_1",
+            tool_call=ToolCall(
+                label="http", name="weather", duration_us=500_000, outcome=outcome, price_micros=3
+            ),
+        )
+        for number, outcome in enumerate(("answered", "failed"))
+    ]
+    await store.insert(RowBatch(events=[asked], tool_calls=calls))
+    await store.insert(RowBatch(tool_calls=calls))  # a second delivery
+    told = (await http.get("/v1/requests/req_tools")).json()
+    assert [it["outcome"] for it in told["tool_calls"]] == ["answered", "failed"]
+    (row,) = (await http.get("/v1/usage/tools", params={"tenant": "ten_a"})).json()["data"]
+    assert (row["label"], row["name"], row["calls"], row["failed_calls"]) == (
+        *("http", "weather"),
+        *(2, 1),
+    )
+    assert (row["seconds"], row["price_micros"]) == (1.0, 6)
+    other = await http.get("/v1/usage/tools", params={"tenant": "ten_b"})
+    assert other.json()["data"] == []

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from gateway.endpoints.response_answers import ResponseObject
+from sluice.events import EventProducer
 from sluice.sealing import Sealer
 from sluice.server_tools import SEALED_FOR, header_place
 from sluice.shared_secret import ours
 from sluice.wire.router.v1 import router_pb2 as wire
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 from tests.integration.gateway.conftest import OTHER_KEY
 from tests.support.response_shapes import events_of
 from tests.support.scripted_router import Plan
@@ -68,6 +70,9 @@ class ToolWorld:
         known = self.w.gateway.watcher.state.server_tools
         await self._eventually(lambda: tool["id"] in self.w.gateway.watcher.state.server_tools)
         del known
+
+    async def until(self, check: Callable[[], bool]) -> None:
+        await self._eventually(check)
 
     async def whole(self, **body: Any) -> dict[str, Any]:
         async with self.w.http() as http:
@@ -438,3 +443,40 @@ async def test_a_response_in_the_background_runs_its_tools(tools: Tools, statefu
         names = [it.type async for it in stream]
         assert names.count("response.created") == 1
         assert "response.mcp_call.completed" in names
+
+
+async def test_every_call_is_an_event_of_its_own(tools: Tools, monkeypatch: Any) -> None:
+    told: list[RequestEvent] = []
+    emit = EventProducer.emit
+
+    def note(self: EventProducer, payload: bytes) -> None:
+        told.append(RequestEvent.FromString(payload))
+        emit(self, payload)
+
+    monkeypatch.setattr(EventProducer, "emit", note)
+    async with tools() as t:
+        t.says(BERN + call("weather", city="Rome"), "Sunny.")
+        await t.whole(tools=[WEATHER])
+        rounds = [it for it in told if it.schema_version == 1]
+        calls = [it for it in told if it.schema_version == 5]
+        assert [it.outcome for it in rounds] == ["tool_calls", "stop"]
+        assert len({it.event_id for it in told}) == 4
+        assert len({it.request_id for it in told}) == len({it.trace_id for it in told}) == 1
+        span = rounds[0].event_id[-16:]
+        assert [it.parent_span_id for it in (rounds[1], *calls)] == [span] * 3
+        for it in calls:
+            assert (it.tool_call.name, it.tool_call.label) == ("weather", "http")
+            assert (it.tool_call.outcome, it.tool_call.attempts) == ("answered", 1)
+            assert it.tool_call.duration_us > 0
+            assert (it.tenant_id, it.key_id) == ("one", "key-sk-one")
+        assert "Bern" not in str(calls)
+        # Nothing is lost of a call whose client goes.
+        await t.register(id="slow", name="slow", url=_silent(t), timeout_ms=60_000)
+        t.says(call("slow"))
+        slow = {"type": "function", "name": "slow", "server": True}
+        async with asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(t.whole(tools=[slow]))
+            await t.until(lambda: ("/silent", None) in t.http.calls)
+            asking.cancel()
+        await t.until(lambda: told[-1].schema_version == 5 and told[-1] not in calls)
+        assert (told[-1].tool_call.name, told[-1].tool_call.outcome) == ("slow", "cut")

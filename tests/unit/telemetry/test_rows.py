@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
-from telemetry import attempts, auto_rows, rows, text_rows
+from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent, ToolCall
+from telemetry import attempts, auto_rows, rows, text_rows, tool_rows
 from telemetry.migrations import load, migrations_folder
 from telemetry.rows import BrokerMessage, PoisonReason
 
@@ -24,7 +24,9 @@ def test_every_field_of_the_event_is_a_column() -> None:
     names = {field.name for field in RequestEvent.DESCRIPTOR.fields}
     own = {field.name for field in Attempt.DESCRIPTOR.fields}
     assert own == attempts.COLUMNS.keys() - {"event_id", "received_at", "tenant_id"}
-    elsewhere = {"count", "attempts", "auto", "feedback"}  # tables of their own
+    calls = {field.name for field in ToolCall.DESCRIPTOR.fields}
+    assert calls == tool_rows.COPIED.keys()
+    elsewhere = {"count", "attempts", "auto", "feedback", "tool_call"}  # tables of their own
     for_spans = {"parent_span_id", "is_sampled", "tracestate"}
     columns = {rows._RENAMED.get(column, column) for column in rows.CLOSING_COLUMNS}
     assert names == columns | elsewhere | for_spans
@@ -77,7 +79,7 @@ def test_each_kind_of_poison_is_parked_with_its_reason() -> None:
     payloads = [
         b"\xff\xff\xff",
         b"",
-        event(schema_version=5).SerializeToString(),
+        event(schema_version=9).SerializeToString(),
         event("").SerializeToString(),
         event(received_at_unix_ms=0).SerializeToString(),
         event(status=70_000).SerializeToString(),
@@ -143,3 +145,17 @@ def test_a_choice_of_auto_is_a_row_of_its_own_and_so_is_a_judgement() -> None:
         [1.0],
         [RECEIVED_MS],
     ]
+
+
+def test_calls_of_tools_have_a_table_of_their_own() -> None:
+    call = ToolCall(name="weather", label="http", duration_us=7, outcome="answered")
+    one = event("evt_c", schema_version=5, tool_call=call, tenant_id="t", request_id="r")
+    batch = rows.decode([source(one.SerializeToString())] * 2)
+    assert (len(batch.tool_calls), batch.duplicates, batch.events) == (1, 1, [])
+    columns = tool_rows.columns(batch.tool_calls)
+    row = dict(zip(tool_rows.COLUMNS, (column[0] for column in columns), strict=True))
+    assert (row["name"], row["duration_us"], row["request_id"]) == ("weather", 7, "r")
+    table = next(
+        found.statements[0] for found in load(migrations_folder()) if "tool_calls" in str(found)
+    )
+    assert all(f"    {name} {kind}" in table for name, kind in tool_rows.COLUMNS.items())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.tracecontext import attempt_traceparent
-from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
+from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent, ToolCall
 from telemetry.spans import is_notable, spans_of
 
 TRACE, UID, CALLER = (
@@ -146,3 +146,18 @@ def test_only_what_the_server_did_wrong_is_an_error_of_its_span() -> None:
         assert (root.error, root.attributes["error.type"]) == (error, code)
     good = spans_of(event(outcome="content_filter", status=200))[0]
     assert (good.error, "error.type" in good.attributes) == ("", False)
+
+
+def test_a_call_of_a_tool_is_a_span_below_the_request() -> None:
+    call = ToolCall(name="weather", label="docs", duration_us=2_000, outcome="failed", attempts=1)
+    event = RequestEvent(
+        event_id="evt_" + "b" * 32,
+        trace_id="a" * 32,
+        parent_span_id="c" * 16,
+        received_at_unix_ms=1_790_000_000_000,
+        tool_call=call,
+    )
+    (span,) = spans_of(event)
+    assert (span.name, span.parent_id, span.error) == ("execute_tool weather", "c" * 16, "failed")
+    assert span.end_us - span.start_us == 2_000
+    assert not span.is_server

@@ -17,7 +17,7 @@ ARM_CONTROL: Arm
 ARM_CANARY: Arm
 
 class RequestEvent(_message.Message):
-    __slots__ = ("schema_version", "event_id", "received_at_unix_ms", "request_id", "trace_id", "tenant_id", "key_id", "tier_id", "session_hash", "model", "release", "base_digest", "adapter_digest", "pool_id", "cell_id", "replica_id", "router_id", "gateway_id", "endpoint", "is_stream", "prompt_tokens", "cached_tokens", "output_tokens", "gateway_us", "queue_us", "engine_queue_us", "prefill_us", "ttft_us", "total_us", "itl_max_us", "outcome", "status", "resumes", "requested_model", "rollout_id", "arm", "is_pinned", "is_copy", "is_refusal", "choices", "part", "count", "parent_span_id", "is_sampled", "tracestate", "attempts", "lost_model", "lost_prompt_tokens", "lost_output_tokens", "limits", "reserved_tokens", "is_limited_locally", "load_us", "is_empty", "is_repetitive", "scored_rollout_id", "base_logprob", "answer_logprob", "answer_entropy", "guard_rules", "withheld_tokens", "unbilled_tokens", "dropped_turns", "auto", "feedback")
+    __slots__ = ("schema_version", "event_id", "received_at_unix_ms", "request_id", "trace_id", "tenant_id", "key_id", "tier_id", "session_hash", "model", "release", "base_digest", "adapter_digest", "pool_id", "cell_id", "replica_id", "router_id", "gateway_id", "endpoint", "is_stream", "prompt_tokens", "cached_tokens", "output_tokens", "gateway_us", "queue_us", "engine_queue_us", "prefill_us", "ttft_us", "total_us", "itl_max_us", "outcome", "status", "resumes", "requested_model", "rollout_id", "arm", "is_pinned", "is_copy", "is_refusal", "choices", "part", "count", "parent_span_id", "is_sampled", "tracestate", "attempts", "lost_model", "lost_prompt_tokens", "lost_output_tokens", "limits", "reserved_tokens", "is_limited_locally", "load_us", "is_empty", "is_repetitive", "scored_rollout_id", "base_logprob", "answer_logprob", "answer_entropy", "guard_rules", "withheld_tokens", "unbilled_tokens", "dropped_turns", "auto", "feedback", "tool_call")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class RequestEvent(_message.Message):
     DROPPED_TURNS_FIELD_NUMBER: _ClassVar[int]
     AUTO_FIELD_NUMBER: _ClassVar[int]
     FEEDBACK_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     event_id: str
     received_at_unix_ms: int
@@ -148,7 +149,30 @@ class RequestEvent(_message.Message):
     dropped_turns: int
     auto: AutoChoice
     feedback: AnswerFeedback
-    def __init__(self, schema_version: _Optional[int] = ..., event_id: _Optional[str] = ..., received_at_unix_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., key_id: _Optional[str] = ..., tier_id: _Optional[str] = ..., session_hash: _Optional[int] = ..., model: _Optional[str] = ..., release: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., router_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., is_stream: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., gateway_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., itl_max_us: _Optional[int] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., resumes: _Optional[int] = ..., requested_model: _Optional[str] = ..., rollout_id: _Optional[str] = ..., arm: _Optional[_Union[Arm, str]] = ..., is_pinned: _Optional[bool] = ..., is_copy: _Optional[bool] = ..., is_refusal: _Optional[bool] = ..., choices: _Optional[int] = ..., part: _Optional[int] = ..., count: _Optional[_Union[TokenCount, _Mapping]] = ..., parent_span_id: _Optional[str] = ..., is_sampled: _Optional[bool] = ..., tracestate: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., lost_model: _Optional[str] = ..., lost_prompt_tokens: _Optional[int] = ..., lost_output_tokens: _Optional[int] = ..., limits: _Optional[str] = ..., reserved_tokens: _Optional[int] = ..., is_limited_locally: _Optional[bool] = ..., load_us: _Optional[int] = ..., is_empty: _Optional[bool] = ..., is_repetitive: _Optional[bool] = ..., scored_rollout_id: _Optional[str] = ..., base_logprob: _Optional[float] = ..., answer_logprob: _Optional[float] = ..., answer_entropy: _Optional[float] = ..., guard_rules: _Optional[str] = ..., withheld_tokens: _Optional[int] = ..., unbilled_tokens: _Optional[int] = ..., dropped_turns: _Optional[int] = ..., auto: _Optional[_Union[AutoChoice, _Mapping]] = ..., feedback: _Optional[_Union[AnswerFeedback, _Mapping]] = ...) -> None: ...
+    tool_call: ToolCall
+    def __init__(self, schema_version: _Optional[int] = ..., event_id: _Optional[str] = ..., received_at_unix_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., key_id: _Optional[str] = ..., tier_id: _Optional[str] = ..., session_hash: _Optional[int] = ..., model: _Optional[str] = ..., release: _Optional[str] = ..., base_digest: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., router_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., is_stream: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., gateway_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., engine_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., total_us: _Optional[int] = ..., itl_max_us: _Optional[int] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., resumes: _Optional[int] = ..., requested_model: _Optional[str] = ..., rollout_id: _Optional[str] = ..., arm: _Optional[_Union[Arm, str]] = ..., is_pinned: _Optional[bool] = ..., is_copy: _Optional[bool] = ..., is_refusal: _Optional[bool] = ..., choices: _Optional[int] = ..., part: _Optional[int] = ..., count: _Optional[_Union[TokenCount, _Mapping]] = ..., parent_span_id: _Optional[str] = ..., is_sampled: _Optional[bool] = ..., tracestate: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., lost_model: _Optional[str] = ..., lost_prompt_tokens: _Optional[int] = ..., lost_output_tokens: _Optional[int] = ..., limits: _Optional[str] = ..., reserved_tokens: _Optional[int] = ..., is_limited_locally: _Optional[bool] = ..., load_us: _Optional[int] = ..., is_empty: _Optional[bool] = ..., is_repetitive: _Optional[bool] = ..., scored_rollout_id: _Optional[str] = ..., base_logprob: _Optional[float] = ..., answer_logprob: _Optional[float] = ..., answer_entropy: _Optional[float] = ..., guard_rules: _Optional[str] = ..., withheld_tokens: _Optional[int] = ..., unbilled_tokens: _Optional[int] = ..., dropped_turns: _Optional[int] = ..., auto: _Optional[_Union[AutoChoice, _Mapping]] = ..., feedback: _Optional[_Union[AnswerFeedback, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCall, _Mapping]] = ...) -> None: ...
+
+class ToolCall(_message.Message):
+    __slots__ = ("tool_id", "kind", "label", "name", "attempts", "duration_us", "outcome", "output_bytes", "price_micros")
+    TOOL_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_US_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    tool_id: str
+    kind: str
+    label: str
+    name: str
+    attempts: int
+    duration_us: int
+    outcome: str
+    output_bytes: int
+    price_micros: int
+    def __init__(self, tool_id: _Optional[str] = ..., kind: _Optional[str] = ..., label: _Optional[str] = ..., name: _Optional[str] = ..., attempts: _Optional[int] = ..., duration_us: _Optional[int] = ..., outcome: _Optional[str] = ..., output_bytes: _Optional[int] = ..., price_micros: _Optional[int] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("part", "number", "cell_id", "router_id", "replica_id", "submitted_us", "first_us", "ended_us", "queue_us", "engine_queue_us", "prefill_us", "cached_tokens", "output_tokens", "outcome", "reason", "decision", "load_us")

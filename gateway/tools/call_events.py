@@ -1,0 +1,70 @@
+"""The event of one call of a tool: facts for the ledger and the trace, and no text. Pure."""
+
+from typing import NamedTuple
+
+from gateway.directory import Principal
+from gateway.tools.plan import PlannedTool
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+
+_SCHEMA_VERSION = 5
+_U32_MAX = 0xFFFFFFFF
+
+
+class CallFacts(NamedTuple):
+    """One call that has ended, or was not run.
+
+    Attributes:
+        uid: Unique among all calls.
+        began_at_unix_ms: When its first attempt began.
+        duration_s: Of all its attempts.
+        attempts: Number of them; 0: it was not run.
+        output_bytes: Of the output that the model is shown.
+        outcome: answered, failed, refused or cut.
+    """
+
+    uid: str
+    began_at_unix_ms: int
+    duration_s: float
+    attempts: int
+    output_bytes: int
+    outcome: str
+
+
+def event_of(
+    facts: CallFacts,
+    tool: PlannedTool,
+    principal: Principal,
+    *,
+    request_id: str,
+    trace_id: str,
+    parent_span_id: str,
+    is_sampled: bool,
+    model: str,
+    endpoint: str,
+    gateway_id: str,
+) -> bytes:
+    """Return the event of a call, serialised."""
+    event = RequestEvent(
+        schema_version=_SCHEMA_VERSION,
+        event_id=f"evt_{facts.uid}",
+        received_at_unix_ms=facts.began_at_unix_ms,
+        request_id=request_id,
+        trace_id=trace_id,
+        parent_span_id=parent_span_id,
+        is_sampled=is_sampled,
+        tenant_id=principal.tenant.id,
+        key_id=principal.key.id,
+        tier_id=principal.tier.id,
+        model=model,
+        endpoint=endpoint,
+        gateway_id=gateway_id,
+    )
+    call = event.tool_call
+    call.tool_id, call.label, call.name = tool.target.tool_id, tool.label, tool.name
+    call.kind = "mcp" if tool.target.is_mcp else "http"
+    call.attempts = facts.attempts
+    call.duration_us = max(0, round(facts.duration_s * 1e6))
+    call.outcome = facts.outcome
+    call.output_bytes = min(_U32_MAX, facts.output_bytes)
+    call.price_micros = tool.price_micros if facts.attempts else 0
+    return event.SerializeToString()
