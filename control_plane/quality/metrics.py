@@ -16,7 +16,7 @@ class QualityMetrics:
         )
         self._alerts = Gauge(
             "control_plane_quality_alerts_count",
-            "Pools and prompts whose answers need somebody to look, by why; tenant: at a prompt of"
+            "Pools and prompts whose answers need an operator, by why; tenant: at a prompt of"
             " a tenant, which decides about no replica",
             ["alert"],
             registry=registry,
