@@ -20,6 +20,7 @@ class RoleName(StrEnum):
 
     VIEWER = "viewer"
     OPERATOR = "operator"
+    READER = "reader"
     PUBLISHER = "publisher"
     ADMIN = "admin"
 
@@ -45,13 +46,13 @@ def create_key(
     role: Annotated[
         RoleName,
         typer.Argument(
-            help="viewer reads; operator runs the fleet too; publisher has the models of one "
-            "tenant; admin may do everything."
+            help="viewer reads; operator runs the fleet too; reader sees usage and requests of one "
+            "tenant; publisher has its models; admin may do everything."
         ),
     ],
     *,
     name: Name = None,
-    tenant: Annotated[str | None, typer.Option(help="Whose models a publisher has.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Of a reader or publisher.")] = None,
     expires: Expires = None,
     as_json: AsJson = False,
 ) -> None:

@@ -24,10 +24,8 @@ async function answer(response) {
   throw new Problem(response.status, body);
 }
 
-const root = (path) => (path.startsWith("v1/") ? `../${path}` : path);
-
 export async function get(path, signal) {
-  return answer(await fetch(root(path), { signal, cache: "no-store" }));
+  return answer(await fetch(path, { signal, cache: "no-store" }));
 }
 
 // A write is done once, however often it is sent: the key of this call goes with it.
@@ -35,7 +33,7 @@ export async function write(method, path, body, headers = {}) {
   const sent = { "x-csrf-token": csrf, "content-type": "application/json", ...headers };
   if (path.startsWith("v1/")) sent["idempotency-key"] = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
   return answer(
-    await fetch(root(path), { method, headers: sent, body: body === undefined ? undefined : JSON.stringify(body) }),
+    await fetch(path, { method, headers: sent, body: body === undefined ? undefined : JSON.stringify(body) }),
   );
 }
 

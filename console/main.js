@@ -7,9 +7,21 @@ import { PAGES } from "./pages/index.js";
 
 const hadKey = refuseKeyInUrl();
 
-function SignIn({ onDone, isEnded }) {
+// Why a provider's sign-in came back without a session.
+const REFUSED = {
+  denied: "The provider let nobody in.",
+  away: "The provider does not answer: try again, or give an admin key.",
+  wrong: "The provider's answer cannot be used: try again. The control plane's log says why.",
+  unknown: "The provider knows you, and the settings give you no role here.",
+};
+
+// Where to come back to, if it is a place that the server takes.
+const place = () => (/^#\/[A-Za-z0-9/._~%?&=:@+,-]{0,1000}$/.test(location.hash) ? location.hash : "");
+
+function SignIn({ onDone, isEnded, hasProvider }) {
   const [problem, tell] = useState(
-    hadKey ? "The URL held a key. It is in the history of this browser, and maybe in logs: rotate it." : "",
+    hadKey ? "The URL held a key. It is in the history of this browser, and maybe in logs: rotate it."
+      : REFUSED[useRoute().query.problem] || "",
   );
   const submit = async (event) => {
     event.preventDefault();
@@ -22,6 +34,8 @@ function SignIn({ onDone, isEnded }) {
   };
   return html`<main class="signin"><h1>Sluice</h1>${isEnded ? html`<${Note}
     tone="warn">Your session has ended.<//>` : null}
+    ${hasProvider ? html`<p><a class="button" href=${`login?to=${encodeURIComponent(place())}`}>Sign in with your
+      company's account</a></p>` : null}
     <form onSubmit=${submit}><label>Admin key<input name="key" type="password" required
       autocomplete="off" autofocus /></label>
     <label>Your name, for the audit log<input name="name" maxlength="64" autocomplete="name" /></label>
@@ -110,12 +124,13 @@ function App() {
   const [me, setMe] = useState(null);
   const [isEnded, end] = useState(false);
   useEffect(() => {
-    whenSessionEnds(() =>
+    whenSessionEnds(() => {
       setMe((old) => {
         if (old?.actor) end(true);
         return { actor: null };
-      }),
-    );
+      });
+      session().then(setMe, () => {});
+    });
     session().then(setMe, (error) => setMe({ actor: null, problem: error.message }));
     // Another tab may have signed out.
     const look = () => {
@@ -136,10 +151,11 @@ function App() {
     await write("DELETE", which).catch(() => {});
     end(false);
     setMe({ actor: null });
+    session().then(setMe, () => {});
   };
   if (!me) return html`<main class="signin"><h1>Sluice</h1><p role="status">loading…</p></main>`;
   if (!me.actor)
-    return html`<${SignIn} isEnded=${isEnded} onDone=${(found) => {
+    return html`<${SignIn} isEnded=${isEnded} hasProvider=${me.has_provider} onDone=${(found) => {
       end(false);
       setMe(found);
     }} />`;

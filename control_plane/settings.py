@@ -49,6 +49,8 @@ class Settings(ServiceSettings):
             counts demand in buckets of this length.
         console_session_s: Seconds for which a session of the console lasts; then its holder signs
             in anew.
+        openid: JSON file of the provider that signs people in to the console, read at the start;
+            without one, admin keys alone do.
         quality_pool_hour_max: Largest number of a pool's quarantined replicas that are replaced
             within an hour.
         alert_receivers: JSON file with the receivers of alerts, read at the start; without one,
@@ -86,6 +88,7 @@ class Settings(ServiceSettings):
     console_session_s: Annotated[float, Field(ge=60, le=86_400)] = 14_400
     quality_pool_hour_max: Annotated[int, Field(ge=0)] = 3
     quality_node_day_max: Annotated[int, Field(ge=0)] = 3
+    openid: Path | None = None
     alert_receivers: Path | None = None
     alert_days: Annotated[int, Field(ge=1, le=36_500)] = 90
 
@@ -122,5 +125,6 @@ class MigrateSettings(ServiceSettings):
     console_session_s: str = ""
     quality_pool_hour_max: str = ""
     quality_node_day_max: str = ""
+    openid: str = ""
     alert_receivers: str = ""
     alert_days: str = ""

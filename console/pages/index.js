@@ -13,21 +13,22 @@ import { Access, Audit, Quality } from "./records.js";
 
 const PLATFORM = ["viewer", "operator", "admin"];
 const ALL = [...PLATFORM, "publisher"];
+const USERS = [...ALL, "reader"];
 
 export const PAGES = [
   { path: "overview", label: "Overview", show: Overview, roles: PLATFORM },
   { path: "live", label: "Live", show: Live, roles: PLATFORM },
   { path: "alerts", label: "Alerts", show: Alerts, roles: PLATFORM },
   { path: "incidents", label: "Incidents", show: Incidents, roles: PLATFORM },
-  { path: "requests", label: "Requests", show: Requests, roles: ALL },
+  { path: "requests", label: "Requests", show: Requests, roles: USERS },
   { path: "tenants", label: "Tenants and keys", show: Tenants, roles: ALL },
-  { path: "usage", label: "Usage", show: Usage, roles: ALL },
+  { path: "usage", label: "Usage", show: Usage, roles: USERS },
   { path: "costs", label: "Cost", show: Costs, roles: PLATFORM },
-  { path: "budgets", label: "Budgets", show: Budgets, roles: ALL },
+  { path: "budgets", label: "Budgets", show: Budgets, roles: USERS },
   { path: "models", label: "Models", show: Models, roles: ALL },
   { path: "playground", label: "Playground", show: Playground, roles: ALL },
   { path: "rollouts", label: "Rollouts", show: Rollouts, roles: ALL },
-  { path: "batches", label: "Batches", show: Batches, roles: ALL },
+  { path: "batches", label: "Batches", show: Batches, roles: USERS },
   { path: "rules", label: "Rules on texts", show: Rules, roles: ["admin", "publisher"] },
   { path: "fleet", label: "Fleet", show: Fleet, roles: PLATFORM },
   { path: "scaling", label: "Scaling", show: Scaling, roles: PLATFORM },

@@ -1,8 +1,9 @@
 """Permissions on the admin REST, by role, action and owner; pure.
 
 One table says how far each role reaches for each action. Viewer, operator and admin follow each
-other: each may do what the one before may. A publisher belongs to one tenant and reaches nothing
-of another; what belongs to nobody (`owner` None) is public: it may be read, not written.
+other: each may do what the one before may. A reader and a publisher belong to one tenant each and
+reach nothing of another; what belongs to nobody (`owner` None) is public: a publisher may read it,
+not write it. A reader sees its tenant's usage, requests, batches and budgets, and nothing else.
 """
 
 from collections.abc import Mapping
@@ -15,14 +16,21 @@ class Role(StrEnum):
 
     VIEWER = "viewer"
     OPERATOR = "operator"
+    READER = "reader"
     PUBLISHER = "publisher"
     ADMIN = "admin"
+
+    @property
+    def has_tenant(self) -> bool:
+        """Whether it is a role within one tenant."""
+        return self in {Role.READER, Role.PUBLISHER}
 
 
 class Action(StrEnum):
     """The kind of access that a route needs; every route names one."""
 
     READ_PUBLIC = "read_public"  # bases and pools, which anybody's models are made of
+    READ_USAGE = "read_usage"  # what a tenant used and asked, and its budgets
     READ_TENANT = "read_tenant"  # what may belong to a tenant
     READ_PLATFORM = "read_platform"  # all else
     READ_TEXT_POLICIES = "read_text_policies"  # with the words that a tenant wants hidden
@@ -46,21 +54,22 @@ class Reach(IntEnum):
 
 
 _NOTHING, _OWN, _VISIBLE, _ALL = Reach
-_ROLES = (Role.VIEWER, Role.OPERATOR, Role.PUBLISHER, Role.ADMIN)
-_TABLE: Mapping[Action, tuple[Reach, Reach, Reach, Reach]] = {
-    # action                  viewer    operator  publisher admin
-    Action.READ_PUBLIC:      (_ALL,     _ALL,     _VISIBLE, _ALL),
-    Action.READ_TENANT:      (_ALL,     _ALL,     _VISIBLE, _ALL),
-    Action.READ_PLATFORM:    (_ALL,     _ALL,     _NOTHING, _ALL),
-    Action.READ_TEXT_POLICIES: (_NOTHING, _NOTHING, _OWN,   _ALL),
-    Action.SEE_TEXTS:        (_NOTHING, _NOTHING, _OWN,     _ALL),
-    Action.WRITE_ARTIFACTS:  (_NOTHING, _NOTHING, _OWN,     _ALL),
-    Action.WRITE_MODELS:     (_NOTHING, _NOTHING, _OWN,     _ALL),
-    Action.WRITE_ROLLOUTS:   (_NOTHING, _NOTHING, _OWN,     _ALL),
-    Action.CONTROL_ROLLOUTS: (_NOTHING, _ALL,     _OWN,     _ALL),
-    Action.WRITE_FLEET:      (_NOTHING, _ALL,     _NOTHING, _ALL),
-    Action.WRITE_TENANTS:    (_NOTHING, _NOTHING, _NOTHING, _ALL),
-    Action.WRITE_ACCESS:     (_NOTHING, _NOTHING, _NOTHING, _ALL),
+_ROLES = (Role.VIEWER, Role.OPERATOR, Role.READER, Role.PUBLISHER, Role.ADMIN)
+_TABLE: Mapping[Action, tuple[Reach, Reach, Reach, Reach, Reach]] = {
+    # action                  viewer    operator  reader    publisher admin
+    Action.READ_PUBLIC:      (_ALL,     _ALL,     _NOTHING, _VISIBLE, _ALL),
+    Action.READ_USAGE:       (_ALL,     _ALL,     _OWN,     _OWN,     _ALL),
+    Action.READ_TENANT:      (_ALL,     _ALL,     _NOTHING, _VISIBLE, _ALL),
+    Action.READ_PLATFORM:    (_ALL,     _ALL,     _NOTHING, _NOTHING, _ALL),
+    Action.READ_TEXT_POLICIES: (_NOTHING, _NOTHING, _NOTHING, _OWN,   _ALL),
+    Action.SEE_TEXTS:        (_NOTHING, _NOTHING, _NOTHING, _OWN,     _ALL),
+    Action.WRITE_ARTIFACTS:  (_NOTHING, _NOTHING, _NOTHING, _OWN,     _ALL),
+    Action.WRITE_MODELS:     (_NOTHING, _NOTHING, _NOTHING, _OWN,     _ALL),
+    Action.WRITE_ROLLOUTS:   (_NOTHING, _NOTHING, _NOTHING, _OWN,     _ALL),
+    Action.CONTROL_ROLLOUTS: (_NOTHING, _ALL,     _NOTHING, _OWN,     _ALL),
+    Action.WRITE_FLEET:      (_NOTHING, _ALL,     _NOTHING, _NOTHING, _ALL),
+    Action.WRITE_TENANTS:    (_NOTHING, _NOTHING, _NOTHING, _NOTHING, _ALL),
+    Action.WRITE_ACCESS:     (_NOTHING, _NOTHING, _NOTHING, _NOTHING, _ALL),
 }  # fmt: skip
 
 
@@ -74,7 +83,8 @@ def may(role: Role, tenant_id: str, action: Action, owner: str | None) -> bool:
 
     Args:
         role: Role of the key.
-        tenant_id: Tenant of a publisher's key; empty for the other roles, which have none.
+        tenant_id: Tenant of a publisher's or reader's key; empty for the other roles, which have
+            none.
         action: The access that is asked for.
         owner: Tenant of the object; None or empty: nobody's.
     """
@@ -101,7 +111,7 @@ class Actor:
     Attributes:
         id: Id of the admin key; `bootstrap` for the key of the settings.
         role: Role of the key.
-        tenant_id: Tenant of a publisher's key; else empty.
+        tenant_id: Tenant of a publisher's or reader's key; else empty.
         name: Name of the key or the person, for display; may be empty.
     """
 

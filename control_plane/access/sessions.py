@@ -12,7 +12,7 @@ from datetime import datetime
 from control_plane.access.roles import Actor
 from sluice.ids import new_secret
 
-COOKIE = "sluice_session"
+COOKIE = "sluice_console"
 CSRF_HEADER = "x-csrf-token"
 SESSIONS_MAX = 50  # of one actor: the oldest ends when one more begins
 _PREFIX = "console"

@@ -25,7 +25,6 @@ admin_keys = Table(
     Column("expires_at_unix_ms", BigInteger, nullable=False, server_default="0"),
     flag_column("is_disabled"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    CheckConstraint("(role = 'publisher') = (tenant_id IS NOT NULL)", name="tenant_of_publisher"),
 )
 
 # A session stands for an admin key, and ends with it; or for a person whom an OpenID provider

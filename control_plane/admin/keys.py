@@ -21,15 +21,15 @@ class AdminKeyChange(AdminBody):
 
 
 class AdminKeyBody(AdminKeyChange):
-    """A key for the admin REST. A publisher belongs to one tenant, the other roles to none."""
+    """A key for the admin REST. Readers and publishers have one tenant, other roles none."""
 
     role: Annotated[Role, Field(strict=False)]
     tenant_id: OptionalId = ""
 
     @model_validator(mode="after")
     def _has_its_tenant(self) -> Self:
-        if bool(self.tenant_id) != (self.role is Role.PUBLISHER):
-            raise ValueError("a publisher needs a tenant_id, and the other roles have none")
+        if bool(self.tenant_id) != self.role.has_tenant:
+            raise ValueError("readers and publishers need a tenant_id; the other roles have none")
         return self
 
 

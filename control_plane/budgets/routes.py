@@ -53,7 +53,7 @@ class BudgetRoutes:
     def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         one = "/v1/tenants/{tenant_id:[^/]+}/budgets/{name:[^/]+}"
-        read, write = Action.READ_TENANT, Action.WRITE_TENANTS
+        read, write = Action.READ_USAGE, Action.WRITE_TENANTS
         seen = describe.shown(_SHOWN, BudgetBody)
         used = describe.shown(_SHOWN, BudgetBody)
         used["properties"] |= _USE

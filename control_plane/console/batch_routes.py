@@ -34,7 +34,7 @@ class ConsoleBatches:
 
     def routes(self) -> list[AdminRoute]:
         """Return the routes."""
-        read, every = Action.READ_TENANT, describe.operation("For the console", query=_FILTERS)
+        read, every = Action.READ_USAGE, describe.operation("For the console", query=_FILTERS)
         one = describe.operation("For the console")
         return [
             AdminRoute("GET", _PATH, self.list, read, "batches", every),

@@ -1,6 +1,6 @@
 """Data of console pages besides the admin REST: figures of requests, and one overview.
 
-A publisher sees its own tenant. Ids of other tenants are 404 for it.
+Readers and publishers see their own tenant. Ids of other tenants are 404 for them.
 """
 
 import json
@@ -20,7 +20,7 @@ from control_plane.telemetry_client import FeedDownError
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.ids import is_request_id
 
-_READ, _PLATFORM = Action.READ_TENANT, Action.READ_PLATFORM
+_READ, _PLATFORM = Action.READ_USAGE, Action.READ_PLATFORM
 _REQUESTS = ("tenant", "key", "model", "status", "since", "limit")
 _USAGE = ("tenant", "key", "model", "from", "to", "granularity", "format")
 _COSTS = ("from", "to", "by")

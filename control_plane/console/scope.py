@@ -14,7 +14,7 @@ def own_tenant(request: web.Request) -> str:
         PlatformError: 404, the caller has one tenant and asks for another.
     """
     actor, wanted = request[ACTOR], request.query.get("tenant", "")
-    if actor.reach(Action.READ_TENANT) is Reach.ALL:
+    if actor.reach(Action.READ_USAGE) is Reach.ALL:
         return wanted.replace("\0", "")
     if wanted and wanted != actor.tenant_id:
         raise PlatformError(ErrorCode.NOT_FOUND, f"there is no tenants/{wanted[:128]}")

@@ -5,10 +5,13 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from control_plane.access.openid import read_openid
 from control_plane.console.batch_routes import ConsoleBatches
 from control_plane.console.data_routes import ConsoleData
 from control_plane.console.files import ConsoleFiles, folder
 from control_plane.console.live import LiveFeed
+from control_plane.console.openid_provider import open_provider
+from control_plane.console.openid_routes import OpenIdRoutes
 from control_plane.console.playground import open_playground
 from control_plane.console.session_routes import SessionRoutes
 from control_plane.console.telemetry_reader import open_reader
@@ -43,12 +46,23 @@ async def open_console(database: Database, settings: Settings) -> AsyncGenerator
     """Open the console; the telemetry service need not be there."""
     identities = Identities(database, settings.admin_key_sha256)
     url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
-    playing = open_playground(settings.gateway_url)
-    async with open_reader(url, key) as telemetry, playing as playground:
+    try:
+        openid = read_openid(settings.openid)
+    except ValueError as error:
+        raise OSError(f"CONTROL_PLANE__OPENID: {error}") from None
+    async with (
+        open_reader(url, key) as telemetry,
+        open_playground(settings.gateway_url) as playground,
+        open_provider(openid) as provider,
+    ):
+        sessions = SessionRoutes(
+            database, identities, settings.console_session_s, has_provider=openid is not None
+        )
         live = LiveFeed(database, identities)
         routes = [
             *ConsoleFiles(folder()).routes(),
-            *SessionRoutes(database, identities, settings.console_session_s).routes(),
+            *sessions.routes(),
+            *OpenIdRoutes(sessions, openid, provider).routes(),
             *ConsoleData(database, telemetry).routes(),
             *ConsoleBatches(database).routes(),
             *playground.routes(),

@@ -43,11 +43,26 @@ class SignInBody(AdminBody):
 class SessionRoutes:
     """Handlers of one's own sessions."""
 
-    def __init__(self, database: Database, identities: Identities, life_s: float) -> None:
-        """Prepare; `life_s` is how long a session lasts at most."""
+    def __init__(
+        self,
+        database: Database,
+        identities: Identities,
+        life_s: float,
+        *,
+        has_provider: bool = False,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            database: Keeps the sessions.
+            identities: Tell who asks.
+            life_s: How long a session lasts at most.
+            has_provider: Whether people may sign in by an OpenID provider as well.
+        """
         self._database = database
         self._identities = identities
         self._life_s = life_s
+        self._has_provider = has_provider
 
     def routes(self) -> list[AdminRoute]:
         """Return the routes; they look for a key or session themselves."""
@@ -91,7 +106,10 @@ class SessionRoutes:
         """Return one's session; without one an actor of null, which is no failure of a page."""
         refuse_unknown_query(request, ())
         found = await self._identities.session(request)
-        body = {"actor": None} if found is None else _shown(found, request.cookies[COOKIE])
+        nobody: dict[str, Any] = {"actor": None}
+        if self._has_provider:
+            nobody["has_provider"] = True
+        body = nobody if found is None else _shown(found, request.cookies[COOKIE])
         return web.json_response(body, headers=_HEADERS)
 
     async def sign_out(self, request: web.Request) -> web.Response:
@@ -117,21 +135,28 @@ class SessionRoutes:
 
         await self._database.run(work)
         answer = web.Response(status=204, headers=_HEADERS)
-        answer.del_cookie(COOKIE, path="/")
+        answer.set_cookie(COOKIE, "", max_age=0, path=None, httponly=True, samesite="Strict")
         return answer
 
     def _give(self, request: web.Request, answer: web.Response, secret: str) -> None:
-        """Set the cookie: for no script, for no other site, and over TLS alone where there is."""
-        is_tls = request.secure or request.headers.get("X-Forwarded-Proto") == "https"
+        """Set the cookie: for no script, no other site, TLS alone where there is, and /console.
+
+        Without a path, browsers take the folder of the request, as they see it through proxies.
+        """
         answer.set_cookie(
             COOKIE,
             secret,
             max_age=round(self._life_s),
-            path="/",
+            path=None,
             httponly=True,
             samesite="Strict",
-            secure=is_tls,
+            secure=is_over_tls(request),
         )
+
+
+def is_over_tls(request: web.Request) -> bool:
+    """Return whether the browser speaks TLS, to us or to a proxy that says so."""
+    return request.secure or request.headers.get("X-Forwarded-Proto") == "https"
 
 
 def _shown(session: ConsoleSession, secret: str) -> dict[str, Any]:

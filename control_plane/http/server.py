@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import groupby
 
 from aiohttp import web
@@ -16,7 +17,12 @@ from control_plane.http.routes import REQUEST_ID, AdminRoute
 from sluice.ids import new_id
 
 _SHUTDOWN_S = 5.0
-GUARDED = ("/v1/", "/console/data/")  # the admin REST, and what the console alone asks for
+CONSOLE = "/console"
+GUARDED = (
+    "/v1/",
+    "/console/data/",
+    "/console/v1/",
+)  # the admin REST, and what the console alone asks for
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -51,8 +57,10 @@ def make_application(
         middlewares=[named, problems, guard(database, identities, declared)],
         client_max_size=BODY_BYTES_MAX,
     )
+    # The console's cookie is for paths below it alone, and so it finds the admin REST there, too.
+    below = [replace(it, path=f"{CONSOLE}{it.path}") for it in routes if it.path.startswith("/v1/")]
     # More literal text first: the name of a model may hold slashes, and matches the rest.
-    ordered = sorted(routes, key=lambda route: (-len(route.words), route.path))
+    ordered = sorted((*routes, *below), key=lambda route: (-len(route.words), route.path))
     for path, group in groupby(ordered, key=lambda route: route.path):
         allowed: set[str] = set()
         for route in group:

@@ -38,6 +38,15 @@ def test_a_publisher_never_touches_another_tenant(
         assert may(Role.PUBLISHER, tenant, action, owner) <= action.startswith("read_")
 
 
+@given(ACTIONS, OWNERS, st.sampled_from(("acme", "globex")))
+def test_a_reader_reads_the_usage_of_its_tenant_and_nothing_else(
+    action: Action, owner: str | None, tenant: str
+) -> None:
+    may_it = may(Role.READER, tenant, action, owner)
+    assert may_it == (action is Action.READ_USAGE and owner == tenant)
+    assert may_it <= may(Role.PUBLISHER, tenant, action, owner)
+
+
 @given(ACTIONS, OWNERS)
 def test_a_publisher_without_a_tenant_owns_nothing(action: Action, owner: str | None) -> None:
     """There is no such key; if there were one, it could not write what is nobody's."""
