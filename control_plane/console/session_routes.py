@@ -135,7 +135,7 @@ class SessionRoutes:
 
         await self._database.run(work)
         answer = web.Response(status=204, headers=_HEADERS)
-        answer.set_cookie(COOKIE, "", max_age=0, path=None, httponly=True, samesite="Strict")
+        answer.set_cookie(COOKIE, "", max_age=0, path="", httponly=True, samesite="Strict")
         return answer
 
     def _give(self, request: web.Request, answer: web.Response, secret: str) -> None:
@@ -147,7 +147,7 @@ class SessionRoutes:
             COOKIE,
             secret,
             max_age=round(self._life_s),
-            path=None,
+            path="",
             httponly=True,
             samesite="Strict",
             secure=is_over_tls(request),
