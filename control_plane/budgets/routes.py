@@ -16,8 +16,8 @@ from control_plane.database import Database
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.resources import Values, fetch, first, lock_id, page, shown, visible
-from control_plane.http.routes import AdminRoute
-from control_plane.http.writes import Write, WriteReply, Writes, require
+from control_plane.http.routes import ACTOR, AdminRoute
+from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.rollouts.repository import clock_ms
 from control_plane.tables import models, tenants
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
@@ -87,7 +87,8 @@ class BudgetRoutes:
     async def get(self, request: web.Request) -> web.Response:
         """Return one as it was written."""
         tenant_id, name = _path(request)
-        require(request, tenant_id)
+        if not request[ACTOR].may(Action.READ_USAGE, tenant_id):
+            raise _missing(tenant_id, name)
         is_it = (budgets.c.tenant_id == tenant_id, budgets.c.name == name)
         rows = await fetch(self._database, select(budgets).where(*is_it))
         if not rows:
