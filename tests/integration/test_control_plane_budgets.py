@@ -108,8 +108,8 @@ async def test_a_publisher_sees_its_own_budgets_alone_and_writes_none(plane) -> 
     assert {row["tenant_id"] for row in found} == {"budgets-of"}
     assert (await plane.admin.get(f"{BUDGETS}/seen", headers=headers)).status_code == 200
     hidden = "/v1/tenants/budgets-other/budgets/0"
+    assert (await plane.admin.get(hidden, headers=headers)).status_code == 404
     for answer in (
-        await plane.admin.get(hidden, headers=headers),
         await plane.admin.put(f"{BUDGETS}/seen", json=DAILY, headers=headers),
         await plane.admin.delete(f"{BUDGETS}/seen", headers=headers),
     ):
