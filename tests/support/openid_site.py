@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 import jwt
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
 
 CLIENT, SECRET = "sluice-console", "a-client-secret"
 
@@ -86,14 +87,15 @@ class OpenIdSite:
     def id_token(self, nonce: str) -> str:
         """Return an ID token of the person."""
         now = int(time.time())
-        claims = {"iss": self.issuer, "aud": CLIENT, "iat": now, "exp": now + 300, "nonce": nonce}
+        claims: dict[str, Any] = {"iss": self.issuer, "aud": CLIENT, "iat": now, "exp": now + 300}
+        claims |= {"nonce": nonce}
         claims |= self.person | self.changes
         claims = {name: it for name, it in claims.items() if it is not None}
         return jwt.encode(claims, self.key, self.algorithm, headers={"kid": self.key_id})
 
     async def keys(self, _: web.Request) -> web.Response:
         """Publish the key."""
-        found = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.published.public_key()))
+        found = json.loads(RSAAlgorithm.to_jwk(self.published.public_key()))
         return web.json_response({"keys": [found | {"kid": self.key_id, "use": "sig"}]})
 
 

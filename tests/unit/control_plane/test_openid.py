@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
 
 from control_plane.access.openid import (
     OpenIdError,
@@ -42,7 +43,7 @@ SETTINGS = OpenIdSettings.model_validate(GIVEN)
 
 
 def public(key: rsa.RSAPrivateKey) -> jwt.PyJWK:
-    found = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
+    found = json.loads(RSAAlgorithm.to_jwk(key.public_key()))
     return jwt.PyJWK(found | {"alg": "RS256"})
 
 
