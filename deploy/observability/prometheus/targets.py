@@ -7,6 +7,8 @@ are. Run it again when replicas have come or gone; Prometheus sees changed files
 With `--static FILE`, job to `host:port`s in JSON, the processes come from there (left out are names
 that nobody knows), the admin REST from SLUICE_ADMIN_URL and SLUICE_ADMIN_KEY. With `--every S` it
 goes on. docker-compose.yml uses both.
+
+The key with which Prometheus reports alerts goes into `alert-key` beside the targets.
 """  # noqa: INP001 - a script beside what it configures
 
 import argparse
@@ -31,8 +33,7 @@ def targets(home: Path) -> dict[str, list[dict[str, Any]]]:
     Raises:
         OSError: The stack does not run, or never did.
     """
-    lines = (home / "env").read_text().splitlines()
-    env = dict(line.split("=", 1) for line in lines if "=" in line)
+    env = _env(home)
     ports = json.loads((home / "ports.json").read_text())
     return {
         "gateway": [_group(f"{_HOST}:{ports['gateway_ops']}")],
@@ -44,6 +45,11 @@ def targets(home: Path) -> dict[str, list[dict[str, Any]]]:
             env["SLUICE_ADMIN_URL"], env["SLUICE_ADMIN_KEY"], env.get("SSL_CERT_FILE")
         ),
     }
+
+
+def _env(home: Path) -> dict[str, str]:
+    lines = (home / "env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def static_targets(file: Path) -> dict[str, list[dict[str, Any]]]:
@@ -111,6 +117,16 @@ def write(folder: Path, groups: dict[str, list[dict[str, Any]]]) -> None:
         staging.replace(folder / f"{job}.json")
 
 
+def write_key(folder: Path, key: str, *, is_shared: bool) -> None:
+    """Write the key that Prometheus reports with; `is_shared`: it runs as another user."""
+    staging = folder / ".alert-key"
+    staging.unlink(missing_ok=True)
+    with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(key)
+    staging.chmod(0o644 if is_shared else 0o600)
+    staging.replace(folder / "alert-key")
+
+
 def main() -> None:
     """Write one file per job, once or again and again."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -122,6 +138,8 @@ def main() -> None:
     while True:
         try:
             write(given.folder, static_targets(given.static) if given.static else targets(home))
+            key = os.environ["SLUICE_ADMIN_KEY"] if given.static else _env(home)["SLUICE_ADMIN_KEY"]
+            write_key(given.folder, key, is_shared=bool(given.static))
         except OSError as error:
             if not given.every:
                 raise

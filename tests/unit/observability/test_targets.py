@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cli.certificates import create
 from tests.unit.observability.known import PROMETHEUS
@@ -49,3 +50,24 @@ def test_a_stack_with_tls_is_believed_by_its_own_authorities(
 
 def test_a_stack_without_tls_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked_with(tmp_path, monkeypatch, ENV.format(scheme="http")) == [None]
+
+
+@pytest.mark.parametrize(("is_shared", "mode"), [(False, 0o600), (True, 0o644)])
+def test_the_key_of_alerts_lies_beside_the_targets(
+    tmp_path: Path, *, is_shared: bool, mode: int
+) -> None:
+    write_key = runpy.run_path(str(PROMETHEUS / "targets.py"))["write_key"]
+    for key in ("one", "two"):
+        write_key(tmp_path, key, is_shared=is_shared)
+    assert (tmp_path / "alert-key").read_text() == "two"
+    assert (tmp_path / "alert-key").stat().st_mode & 0o777 == mode
+    assert [it.name for it in tmp_path.iterdir()] == ["alert-key"]
+
+
+def test_the_example_reports_alerts_to_the_control_plane_with_that_key() -> None:
+    (where,) = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["alerting"][
+        "alertmanagers"
+    ]
+    assert where["path_prefix"] == "/v1/alertmanager"
+    assert where["authorization"] == {"credentials_file": "targets/alert-key"}
+    assert where["file_sd_configs"] == [{"files": ["targets/control-plane.json"]}]
