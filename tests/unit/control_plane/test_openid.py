@@ -49,7 +49,13 @@ def public(key: rsa.RSAPrivateKey) -> jwt.PyJWK:
 
 def token(key: Any = KEY, algorithm: str = "RS256", **changes: Any) -> str:
     now = int(time.time())
-    claims = {"iss": ISSUER, "aud": "console", "sub": "ada", "iat": now, "exp": now + 60}
+    claims: dict[str, Any] = {
+        "iss": ISSUER,
+        "aud": "console",
+        "sub": "ada",
+        "iat": now,
+        "exp": now + 60,
+    }
     claims |= {"nonce": NONCE} | changes
     return jwt.encode({k: v for k, v in claims.items() if v is not None}, key, algorithm)
 
