@@ -5,8 +5,8 @@ The control plane checks it instead: a wider rule would be a new one to the last
 
 from alembic import op
 
-revision = "0034"
-down_revision = "0033"
+revision = "0035"
+down_revision = "0034"
 branch_labels = None
 depends_on = None
 
