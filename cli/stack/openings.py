@@ -74,7 +74,7 @@ _IN_COMPOSE = (
 )
 _OPERATED = ("monitoring", "operators")
 _IN_A_CLUSTER = (
-    ("gateway", 8000, "public", Secret.TENANT_KEY, ("front",)),
+    ("gateway", 8000, "public", Secret.TENANT_KEY, ("control-plane", "front")),
     ("gateway", 9100, "gateway_ops", Secret.NONE, ("monitoring",)),
     ("router", 7100, "router_grpc", Secret.TOKEN, ("control-plane", "gateway", "operators")),
     ("router", 7101, "router_http", Secret.NONE, ("monitoring",)),

@@ -252,7 +252,8 @@ def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
         asleep = [it for it in own if it.sleeps]
         awake = [it for it in own if not it.sleeps]
         needed = pool.replicas_wanted - pool.sleepers
-        for replica in asleep[: max(len(asleep) - pool.sleepers, needed - len(awake))]:
+        waking = max(0, len(asleep) - pool.sleepers, needed - len(awake))
+        for replica in asleep[:waking]:
             changed[replica.id] = False
         missing = min(pool.sleepers - len(asleep), len(awake) - needed)
         ready = sum(it.state is ReplicaState.READY for it in awake)

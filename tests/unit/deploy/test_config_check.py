@@ -49,7 +49,7 @@ def test_a_wrong_one_is_told_with_its_range_and_meaning(tmp_path: Path) -> None:
     said = run(tmp_path, "check", 2, GATEWAY__DRAIN_S="hunter2")
     assert "GATEWAY__DRAIN_S: Input should be a valid number" in said
     assert "number, ≥ 0, ≤ 3,600" in said
-    assert "how long streams may still run" in said
+    assert "for which streams may still run" in said
 
 
 def test_a_missing_one_is_told(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_every_process_has_its_certificate_and_both_cas(objects: tuple[Object, .
             called.add(urlsplit(url).hostname)
             assert url.startswith("https://"), name
     assert seen == set(ROLES.values())
-    assert called == {"control-plane", "telemetry"}
+    assert called == {"control-plane", "gateway", "telemetry"}
 
 
 def urls_of_ours(values: dict[str, str]) -> Iterator[tuple[str, str]]:

@@ -57,6 +57,7 @@ EDGES = {
     ("replica", "control-plane", 7000),
     ("telemetry", "control-plane", 8001),
     ("control-plane", "telemetry", 8002),
+    ("control-plane", "gateway", 8000),
     ("control-plane", "router", 7100),
     ("gateway", "router", 7100),
     ("router", "replica", 0),

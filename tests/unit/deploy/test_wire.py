@@ -50,6 +50,21 @@ def test_a_number_that_is_reserved_may_go() -> None:
     assert not changed(remove)
 
 
+def test_a_message_may_go_with_the_last_field_of_its_type() -> None:
+    old, new = last_release(), last_release()
+    for files in (old, new):
+        message = first_message(files)
+        message.nested_type.add(name="Gone").field.add(name="a", number=1)
+        field = message.field.add(name="gone", number=9999)
+        package = next(it.package for it in files.file if message in it.message_type)
+        field.type_name = f".{package}.{message.name}.Gone"
+    del first_message(new).nested_type[-1]
+    assert any("Gone: the message is gone" in line for line in breaks(old, new))
+    first_message(new).field.pop()
+    first_message(new).reserved_range.add(start=9999, end=10000)
+    assert not list(breaks(old, new))
+
+
 def _retype(files: FileDescriptorSet) -> None:
     field = first_message(files).field[0]
     is_text = field.type == FieldDescriptorProto.TYPE_STRING

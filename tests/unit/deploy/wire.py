@@ -45,7 +45,7 @@ def breaks(old: FileDescriptorSet, new: FileDescriptorSet) -> Iterator[str]:
     for name, message in old_messages.items():
         if name in messages:
             yield from _of_message(name, message, messages[name])
-        else:
+        elif name not in _used(old) or name in _used(new):  # else it went with its fields
             yield f"{name}: the message is gone"
     for name, enum in old_enums.items():
         if name in enums:
@@ -57,6 +57,14 @@ def breaks(old: FileDescriptorSet, new: FileDescriptorSet) -> Iterator[str]:
             yield from _of_service(name, service, services[name])
         else:
             yield f"{name}: the service is gone"
+
+
+def _used(files: FileDescriptorSet) -> set[str]:
+    """Return the messages that fields have, unless a call takes or answers them."""
+    messages, _, services = _named(files)
+    fields = {field.type_name[1:] for message in messages.values() for field in message.field}
+    calls = [method for service in services.values() for method in service.method]
+    return fields - {it.input_type[1:] for it in calls} - {it.output_type[1:] for it in calls}
 
 
 _Named = tuple[
