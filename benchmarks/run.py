@@ -32,6 +32,8 @@ MODULES = {
     "auto": "benchmarks.micro.auto",
     "auto_replay": "benchmarks.micro.auto_replay",
     "guarding": "benchmarks.micro.guarding",
+    "guard_triples": "benchmarks.micro.guard_triples",
+    "guard_fence": "benchmarks.micro.guard_fence",
     "host": "benchmarks.micro.engine_host",
     "replica": "benchmarks.load.replica",
     "embed": "benchmarks.load.embed",

@@ -31,6 +31,7 @@ from gateway.endpoints.embeddings import Embeddings
 from gateway.endpoints.feedback import FeedbackIntake
 from gateway.endpoints.guards import GuardBoard
 from gateway.endpoints.models import Models
+from gateway.endpoints.moderations import Judging
 from gateway.endpoints.openapi import describe
 from gateway.endpoints.reply import ReplyWriter
 from gateway.endpoints.texts import Texts
@@ -194,6 +195,7 @@ class Gateway:
         self.stateful.add_to(routes, self.directory, completer, self.assets, self.limiter)
         self._add_feedback(routes)
         routes.add("POST", "/v1/embeddings", embeddings.handle)
+        Judging(embeddings, self.judges).add_to(routes)
         routes.add("POST", "/v1/tokenize", tokenizing.tokenize)
         routes.add("POST", "/v1/detokenize", tokenizing.detokenize)
         routes.add("GET", "/v1/models", models.list_all)

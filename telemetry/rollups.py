@@ -182,7 +182,8 @@ SELECT received_at AS at, {", ".join(KEYS)}, event_id, ingested_at,
     toUInt64(1) AS requests,
     toUInt64(status >= 400) AS failed,
     toUInt64(if(
-        status < 400 OR output_tokens > 0 OR replica_id != '' OR endpoint = '/v1/embeddings',
+        status < 400 OR output_tokens > 0 OR replica_id != ''
+            OR endpoint IN ('/v1/embeddings', '/v1/rerank', '/v1/classify'),
         prompt_tokens, 0
     )) AS prompt,
     toUInt64(cached_tokens) AS cached,

@@ -218,6 +218,81 @@ class EmbeddingList(Shape):
     usage: EmbeddingUsage
 
 
+Score = Annotated[float, Field(ge=-1.001, le=1.001)]
+
+
+class ModerationResult(Shape):
+    """The judgement on one text, by category."""
+
+    flagged: bool
+    categories: dict[str, bool]
+    category_scores: dict[str, Score]
+    category_applied_input_types: dict[str, list[Literal["text"]]]
+
+
+class Moderation(Shape):
+    """Judgements in the order of the texts; `model` is the classifier."""
+
+    id: str
+    model: str
+    results: list[ModerationResult]
+
+
+class LabelScore(Shape):
+    """A label's share."""
+
+    label: str
+    score: Score
+
+
+class TextLabel(Shape):
+    """The label of one text: `label`, `probs` as vLLM tells it, `predictions` as Jina does."""
+
+    object: Literal["classification"]
+    index: Count
+    label: str
+    probs: list[Score]
+    num_classes: Count
+    prediction: str
+    score: Score
+    predictions: list[LabelScore]
+
+
+class Classification(Shape):
+    """Labels in the order of the texts."""
+
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[TextLabel]
+    usage: EmbeddingUsage
+
+
+class RankedText(Shape):
+    """The text of a document."""
+
+    text: str
+
+
+class RankedDocument(Shape):
+    """A document by its index, and the cosine to the query."""
+
+    index: Count
+    relevance_score: Score
+    document: RankedText | None = None
+
+
+class Reranking(Shape):
+    """Documents, the nearest first."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    results: list[RankedDocument]
+    usage: EmbeddingUsage
+
+
 class Tokens(Shape):
     """Token ids of a prompt; `max_model_len` is the context, null when it is not known."""
 

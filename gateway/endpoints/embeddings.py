@@ -39,7 +39,14 @@ _JSON = "application/json"
 
 
 class Embeddings:
-    """The endpoint."""
+    """The endpoint.
+
+    Attributes:
+        directory: Knows names.
+        limiter: Of all callers.
+        emit: Takes one event per accepted request and never blocks.
+        gateway_id: Id of this worker.
+    """
 
     def __init__(
         self,
@@ -54,41 +61,70 @@ class Embeddings:
         decided: Decided,
     ) -> None:
         """Compose; `emit` takes one event per accepted request and never blocks."""
-        self._directory = directory
+        self.directory = directory
         self._bases = bases
         self._embedders = embedders
-        self._limiter = limiter
+        self.limiter = limiter
         self._metrics = metrics
-        self._emit = emit
-        self._gateway_id = gateway_id
+        self.emit = emit
+        self.gateway_id = gateway_id
         self._decided = decided
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
-        principal = authenticate(self._directory, request)
-        self._directory.require_scope(principal, Scope.EMBEDDINGS)
+        principal = authenticate(self.directory, request)
+        self.directory.require_scope(principal, Scope.EMBEDDINGS)
         wanted = await read_parsed(request, parse_embedding_request)
-        received_at_s, received_at_unix_ms = time.monotonic(), time.time_ns() // 1_000_000
+        received_s = time.monotonic(), time.time_ns() // 1_000_000
         resolved = self._resolved(principal, wanted.model)
         base = await self._bases.get(resolved.model.base_digest)
         dimensions = _dimensions(wanted, base)
         texts = await token_ids(wanted.inputs, base, principal.tenant.id)
         if tokens_max := wanted.tokens_kept(resolved.context_tokens_max):
             texts = [base.truncated(ids, tokens_max) for ids in texts]
+        exchange = await self._accepted(request, principal, resolved, texts, ENDPOINT, received_s)
+        with _Run(self, request, exchange, texts) as run:
+            await run.embed(
+                self._embedders, dimensions=dimensions, is_base64=wanted.encoding_format == "base64"
+            )
+            return await run.answer()
+
+    async def begun(
+        self, request: web.Request, name: str, inputs: list[str], endpoint: str
+    ) -> "_Run":
+        """Return an accepted request whose texts are to be embedded; a context."""
+        principal = authenticate(self.directory, request)
+        received_s = time.monotonic(), time.time_ns() // 1_000_000
+        resolved = self._resolved(principal, name)
+        base = await self._bases.get(resolved.model.base_digest)
+        texts = await token_ids(inputs, base, principal.tenant.id)
+        exchange = await self._accepted(request, principal, resolved, texts, endpoint, received_s)
+        return _Run(self, request, exchange, texts)
+
+    async def _accepted(
+        self,
+        request: web.Request,
+        principal: Principal,
+        resolved: ResolvedModel,
+        texts: Sequence[Sequence[int]],
+        endpoint: str,
+        received: tuple[float, int],
+    ) -> HttpExchange:
+        """Return a request once its limits let it pass; `received`: monotonic s, and Unix ms."""
         check_lengths(texts, resolved.context_tokens_max)
         identity = identity_of(request)
-        exchange = HttpExchange(
+        return HttpExchange(
             uid=identity.uid,
             request_id=identity.request_id,
             trace_id=identity.trace_id,
             upstream=identity.upstream,
-            endpoint=ENDPOINT,
-            received_at_s=received_at_s,
-            received_at_unix_ms=received_at_unix_ms,
+            endpoint=endpoint,
+            received_at_s=received[0],
+            received_at_unix_ms=received[1],
             principal=principal,
             model=resolved.model,
             requested_model=resolved.name,
-            reservation=await self._limiter.reserve(
+            reservation=await self.limiter.reserve(
                 principal,
                 resolved.model.id,
                 prompt_tokens=sum(map(len, texts)),
@@ -98,14 +134,9 @@ class Embeddings:
             is_stream=False,
             decision=resolved.decision,
         )
-        with _Run(self, request, exchange, texts) as run:
-            await run.embed(
-                self._embedders, dimensions=dimensions, is_base64=wanted.encoding_format == "base64"
-            )
-            return await run.answer()
 
     def _resolved(self, principal: Principal, name: str) -> ResolvedModel:
-        resolved = self._directory.resolve_any(principal, name)
+        resolved = self.directory.resolve_any(principal, name)
         if resolved.generates_text:
             raise BadRequestError(
                 ErrorCode.INVALID_REQUEST,
@@ -114,13 +145,18 @@ class Embeddings:
             )
         return resolved
 
+    @property
+    def embedders(self) -> Embedders:
+        """The replicas that compute."""
+        return self._embedders
+
     def close(self, run: "_Run") -> None:
         """Settle, count and tell: once per accepted request, whatever happened."""
         now_s, exchange = time.monotonic(), run.exchange
         assert exchange.reservation is not None, "it was accepted"
         has_left = exchange.outcome == ErrorCode.CLIENT_CLOSED
         used_tokens = run.begun_tokens if has_left else run.computed_tokens
-        self._limiter.settle(
+        self.limiter.settle(
             exchange.reservation,
             prompt_tokens=used_tokens,
             output_tokens=0,
@@ -133,7 +169,7 @@ class Embeddings:
             tenant_id = exchange.principal.tenant.id
             self._decided.note(tenant_id, exchange.model.id, exchange.decision)
         tally = Tally(prompt_tokens=used_tokens, submitted_at_s=run.submitted_at_s)
-        self._emit(exchange.event(tally, self._gateway_id, now_s))
+        self.emit(exchange.event(tally, self.gateway_id, now_s))
 
 
 class _Run:
@@ -176,22 +212,47 @@ class _Run:
 
     async def embed(self, embedders: Embedders, *, dimensions: int, is_base64: bool) -> None:
         """Have all texts computed; each vector is written out as it comes, a little at a time."""
-        texts, pieces = self._texts, self._pieces
+        pieces = self._pieces
+
+        def take(index: int, vector: Vector) -> None:
+            pieces[index] = rendered(index, shortened(vector, dimensions), is_base64=is_base64)
+
+        await self._compute(embedders, take)
+
+    async def vectors(self) -> list[Vector]:
+        """Return the vectors of all texts, in their order."""
+        found = dict[int, Vector]()
+        await self._compute(self._endpoint.embedders, found.__setitem__)
+        return [found[it] for it in range(len(found))]
+
+    async def _compute(self, embedders: Embedders, use: Callable[[int, Vector], None]) -> None:
+        texts = self._texts
 
         def begin(index: int) -> None:
             self.begun_tokens += len(texts[index])
 
         def take(index: int, vector: Vector) -> None:
             self.computed_tokens += len(texts[index])
-            pieces[index] = rendered(index, shortened(vector, dimensions), is_base64=is_base64)
+            use(index, vector)
 
         self.submitted_at_s = time.monotonic()
         give_up_at_s = asyncio.get_running_loop().time() + DEADLINE_S
         pool_id = self.exchange.model.pool_id
         await embedders.embed(pool_id, texts, begin, take, give_up_at_s=give_up_at_s)
 
-    async def answer(self) -> web.StreamResponse:
-        """Return the answer; a large one has been written by then."""
+    def told(self, body: dict[str, object]) -> web.Response:
+        """Return the answer of an API that tells something about the vectors."""
+        headers = self._ended()
+        content = orjson.dumps(body | self._usage())
+        return web.Response(body=content, content_type=_JSON, headers=headers)
+
+    def _usage(self) -> dict[str, object]:
+        count = self.computed_tokens
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        return {"model": self.exchange.model.id, "usage": usage}
+
+    def _ended(self) -> dict[str, str]:
+        """Note that it is answered; return the answer's headers."""
         exchange = self.exchange
         exchange.outcome, exchange.status = "stop", 200
         exchange.first_sent_at_s = time.monotonic()
@@ -199,8 +260,11 @@ class _Run:
         headers = {"x-sluice-model": exchange.model.id, **exchange.reservation.headers}
         if (decision := exchange.decision) is not None and decision.has_decided:
             headers["x-sluice-release"] = exchange.model.release
-        count = self.computed_tokens
-        end = {"model": exchange.model.id, "usage": {"prompt_tokens": count, "total_tokens": count}}
+        return headers
+
+    async def answer(self) -> web.StreamResponse:
+        """Return the answer; a large one has been written by then."""
+        headers, end = self._ended(), self._usage()
         head, tail = b'{"object":"list","data":[', b"]," + orjson.dumps(end)[1:]
         if len(self._pieces) <= _SLICE_VECTORS:
             body = head + b",".join(self._pieces) + tail

@@ -18,6 +18,7 @@ from gateway.bodies.completions import CompletionRequest
 from gateway.bodies.conversations import AddedItems, ConversationRequest, MetadataChange
 from gateway.bodies.embeddings import EmbeddingRequest
 from gateway.bodies.feedback import FeedbackRequest
+from gateway.bodies.judging import ClassifyRequest, ModerationRequest, RerankRequest
 from gateway.bodies.responses import InputTokensRequest, ResponseRequest
 from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.endpoints import answers
@@ -138,6 +139,9 @@ _POSTS = (
     _Endpoint("/v1/conversations", "Begin a conversation", ConversationRequest, ConversationObject),
     _Endpoint("/v1/batches", "Begin a batch", BatchRequest, BatchObject),
     _Endpoint("/v1/embeddings", "Embed texts", EmbeddingRequest, answers.EmbeddingList),
+    _Endpoint("/v1/moderations", "Moderate texts", ModerationRequest, answers.Moderation),
+    _Endpoint("/v1/classify", "Classify texts", ClassifyRequest, answers.Classification),
+    _Endpoint("/v1/rerank", "Order documents by a query", RerankRequest, answers.Reranking),
     _Endpoint(
         "/v1/tokenize", "Turn a text or a chat into token ids", TokenizeRequest, answers.Tokens
     ),

@@ -17,11 +17,9 @@ _ELSEWHERE = {
     "/v1/audio": "models here make text and embeddings",
     "/v1/videos": "models here make text and embeddings",
     "/v1/realtime": "stream chat completions instead",
-    "/v1/moderations": "there is no moderation model",
     "/v1/completions/": "completions are not stored",
     "/v1/messages/batches": 'send the messages one by one, with a "priority" below 0',
-    "/v1/rerank": "models here make text and embeddings",
-    "/v1/score": "models here make text and embeddings",
+    "/v1/score": "POST /v1/rerank compares a query with documents",
 }
 
 

@@ -18,6 +18,7 @@ from gateway.bodies.anthropic import AnthropicRequest, CountTokensRequest
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.completions import CompletionRequest
 from gateway.bodies.embeddings import EmbeddingRequest
+from gateway.bodies.judging import ClassifyRequest, ModerationRequest, RerankRequest
 from gateway.bodies.socket_messages import CreateMessage
 from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -39,6 +40,9 @@ def rows() -> list[tuple[str, list[str], str]]:
             names, _, test = line.strip("| ").split(" | ")
             found.append((section, re.findall("`([a-z_]+)`", names), test.strip("`")))
     return found
+
+
+JUDGING = "Moderations, classify and rerank"
 
 
 def documented(*sections: str) -> set[str]:
@@ -71,6 +75,7 @@ def test_every_parameter_of_the_sdk_has_a_row(
         ((AnthropicRequest, CountTokensRequest), ("Messages",)),
         ((EmbeddingRequest,), ("Embeddings",)),
         ((TokenizeRequest, DetokenizeRequest), (TOKENIZE,)),
+        ((ModerationRequest, ClassifyRequest, RerankRequest), (JUDGING,)),
     ],
 )
 def test_the_rows_are_the_fields_of_the_bodies(

@@ -1,0 +1,100 @@
+"""What a release fence adds to an answer: the wait of a sentence for the classifier that ships.
+
+One operation is one segment of an answer: from the token that ends it until its text leaves. The
+repository's documents, as tokens of the default model, go to 100 answers at once, one token each
+20 ms, through the judges of a gateway worker, in one process. "delay" is that wait; without it the
+fence itself (the tokens of a sentence) would be all. "cpu" is processor time per token, with the
+automaton and the classifier. Not measured: the gateway around it.
+Run: `python -m benchmarks.micro.guard_fence`.
+"""
+
+import asyncio
+import time
+from collections import deque
+from functools import partial
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter
+from tokenizers import Tokenizer
+
+from benchmarks.results import write_result
+from gateway.dialects.delta import AnswerDelta
+from gateway.guard.judged_answer import JudgedAnswer
+from gateway.guard.judges import Judges
+from gateway.guard.making import make_judges
+from gateway.guard.plan import GuardPlan
+from gateway.text.logprobs import TokenLogprob
+from sluice.wire.control.v1 import control_pb2 as wire
+
+STREAMS, STEP_S, STEPS = 100, 0.02, 400
+_TOKENIZER = Path("model_repo/default/tokenizer.json")
+
+
+def _plan(fence: str) -> GuardPlan:
+    # A score that no text reaches: everything is judged, and nothing is blocked.
+    rule = wire.GuardRule(
+        id="r", action="block", classifier="shipped", threshold=1.0, targets=["answer"]
+    )
+    return GuardPlan(
+        [wire.GuardSet(id="s", version=1, active_version=1, active_rules=[rule], fence=fence)]
+    )
+
+
+class _Stream:
+    """One answer: notes when characters came, and how long after the end of a segment they left."""
+
+    def __init__(self, plan: GuardPlan, judges: Judges, delays_s: list[float]) -> None:
+        self._asked_at_s = deque[float]()
+        self._judges, self._delays_s = judges, delays_s
+        self.guard = JudgedAnswer(plan, ask=self._ask)
+        self.guard.on_release = self._released
+
+    def _ask(self, rules, text, on_verdict) -> None:  # noqa: ANN001 - as `AskJudges`
+        self._asked_at_s.append(time.perf_counter())
+        self._judges.ask(rules, text, on_verdict)
+
+    def _released(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
+        del entries
+        if delta.content:
+            self._delays_s.append(time.perf_counter() - self._asked_at_s.popleft())
+
+
+async def _measured(fence: str, texts: list[list[str]]) -> dict[str, float]:
+    registry = CollectorRegistry()
+    counter = Counter("texts", "", ("classifier", "result"), registry=registry)
+    judges, plan, delays_s = make_judges(None, counter), _plan(fence), list[float]()
+    streams = [_Stream(plan, judges, delays_s) for _ in range(STREAMS)]
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(judges.run())
+        began_s = time.process_time()
+        for step in range(STEPS):
+            due = partial(asyncio.sleep, STEP_S)
+            for stream, tokens in zip(streams, texts, strict=True):
+                stream.guard.passed(AnswerDelta(tokens[step]), (), step + 1)
+            await due()
+        cpu_s = time.process_time() - began_s
+        running.cancel()
+    ordered = sorted(delays_s)
+    return {
+        "segments": len(ordered),
+        "delay_p50_ms": round(ordered[len(ordered) // 2] * 1e3, 2),
+        "delay_p99_ms": round(ordered[len(ordered) * 99 // 100] * 1e3, 2),
+        "cpu_us_per_token": round(cpu_s / STREAMS / STEPS * 1e6, 1),
+    }
+
+
+def main() -> None:
+    """Measure and write."""
+    tokenizer = Tokenizer.from_file(str(_TOKENIZER))
+    text = "\n".join([it.read_text() for it in sorted(Path("docs").glob("*.md"))])
+    ids = tokenizer.encode(text[:400_000]).ids
+    tokens = [tokenizer.decode([it], skip_special_tokens=False) for it in ids]
+    texts = [tokens[at * STEPS : (at + 1) * STEPS] for at in range(STREAMS)]
+    figures = {fence: asyncio.run(_measured(fence, texts)) for fence in ("sentence", "tokens")}
+    operation = "a segment's wait for its verdict; 100 answers, a token each 20 ms"
+    write_result("guard_fence", operation, figures)
+    print(figures)
+
+
+if __name__ == "__main__":
+    main()

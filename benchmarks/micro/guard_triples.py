@@ -1,0 +1,140 @@
+"""Random rules x random texts x random cuttings: no leak, and no difference to the whole text.
+
+One operation is one triple: a set of rules, a text, and a cutting of it into pieces. What leaves is
+compared with an oracle of another kind (`tests/support/guard_oracle.py`: every pair of begin and
+end, by Python's own expressions), and with what leaves of the text in one piece. Sets rewrite,
+block, or do both. The same seed gives the same triples. Not measured: time; "cpu_s" is of a search.
+Run: `python -m benchmarks.micro.guard_triples 1000000`.
+"""
+
+import itertools
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.results import write_result
+from sluice.guard.matcher import GuardedText, RuleMatcher
+from sluice.guard.rules import GuardAction, GuardRule, GuardRuleError, check, rules_from
+from tests.support.guard_oracle import matches_of, rewritten
+
+SEED = 20261126
+TEXTS, CUTTINGS = 20, 5  # of each set, and of each text
+CHARACTERS_MAX = 14
+_LETTERS = "aab b--é你😀"
+_ATOMS = ["a", "b", "-", " ", ".", "é", "你", r"\w", "[ab]", "[^a]", r"\b", r"\B", "^", "$"]
+_MODES = (*["rewrite"] * 6, *["block"] * 3, "mixed")
+
+
+def _expression(chance: random.Random, leaves: int) -> str:
+    if leaves <= 1:
+        return chance.choice(_ATOMS)
+    first = chance.randint(1, leaves - 1)
+    form = chance.randrange(3)
+    if form == 0:
+        repeat = chance.choice(["*", "+", "?", "{2}", "{1,3}"])
+        return f"(?:{_expression(chance, leaves - 1)}){repeat}"
+    parts = _expression(chance, first), _expression(chance, leaves - first)
+    return "".join(parts) if form == 1 else f"(?:{parts[0]}|{parts[1]})"
+
+
+def _rule(chance: random.Random, number: int) -> dict[str, object]:
+    head: dict[str, object] = {"id": f"r{number}", "action": "rewrite"}
+    if chance.random() < 0.3:
+        words = ["".join(chance.choices("ab -é", k=chance.randint(1, 4))) for _ in range(3)]
+        words = [it for it in words if it.strip()] or ["ab"]
+        return head | {"words": words, "is_within_words": chance.random() < 0.5}
+    return head | {"expression": _expression(chance, chance.randint(1, 6))}
+
+
+def _random_set(chance: random.Random) -> tuple[GuardRule, ...]:
+    while True:
+        rules = rules_from([_rule(chance, it) for it in range(chance.randint(1, 3))])
+        try:
+            check(rules)
+        except GuardRuleError:  # such as one that could match the empty text
+            continue
+        return rules
+
+
+def _pieces(chance: random.Random, text: str) -> list[str]:
+    places = sorted(chance.sample(range(len(text) + 1), min(len(text), chance.randint(0, 6))))
+    return [text[a:b] for a, b in itertools.pairwise([0, *places, len(text)])]
+
+
+def _shown(matcher: RuleMatcher, pieces: Sequence[str]) -> tuple[str, bool]:
+    """Return what leaves, and whether it was ended."""
+    text, shown = GuardedText(matcher), ""
+    for piece in pieces:
+        shown += text.push(piece)
+        if text.blocked_by is not None:
+            return shown, True
+    shown += text.flush()
+    return shown, text.blocked_by is not None
+
+
+def _is_right(rules: Sequence[GuardRule], text: str, shown: str, *, ended: bool) -> bool:
+    """Whether what leaves of a text is what the rules say, by the oracle."""
+    blocks = [it.action is GuardAction.BLOCK for it in rules]
+    matches = matches_of(rules, text)
+    ends = [end for _, end, number in matches if blocks[number]]
+    if ended != bool(ends):
+        return False
+    if not ends:
+        return shown == rewritten(rules, text)
+    if not all(blocks):  # what was rewritten before has other characters: compared with the whole
+        return True
+    first = min(ends)
+    return text.startswith(shown) and len(shown) <= min(s for s, end, _ in matches if end == first)
+
+
+def _with_mode(rules: tuple[GuardRule, ...], chance: random.Random) -> tuple[GuardRule, ...]:
+    mode = chance.choice(_MODES)
+    if mode == "rewrite":
+        return rules
+    shares = 1.0 if mode == "block" else 0.5
+    return tuple(
+        [replace(it, action=GuardAction.BLOCK) if chance.random() < shares else it for it in rules]
+    )
+
+
+def run(count: int, seed: int = SEED) -> Counter[str]:
+    """Look at so many triples; return how many there were, and how many were wrong."""
+    chance, found = random.Random(seed), Counter[str](wrong=0, different=0)
+    while found["triples"] < count:
+        rules = _with_mode(_random_set(chance), chance)
+        matcher = RuleMatcher(rules)
+        found["sets"] += 1
+        for _ in range(TEXTS):
+            text = "".join(chance.choices(_LETTERS, k=chance.randint(0, CHARACTERS_MAX)))
+            whole, ended = _shown(matcher, [text])
+            found["texts"] += 1
+            found["texts_with_a_match"] += whole != text or ended
+            if not _is_right(rules, text, whole, ended=ended):
+                found["wrong"] += 1
+                print("WRONG", rules, repr(text), repr(whole))
+            for _ in range(CUTTINGS):
+                pieces = _pieces(chance, text)
+                found["triples"] += 1
+                if _shown(matcher, pieces) != (whole, ended):
+                    found["different"] += 1
+                    print("DIFFERENT", rules, pieces)
+    return found
+
+
+def main() -> None:
+    """Run and write."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    began_s = time.process_time()
+    found = run(count)
+    operation = "one triple of rules, text and cutting, by an oracle of another kind"
+    figures = {"seed": SEED, **found, "cpu_s": round(time.process_time() - began_s, 1)}
+    write_result("guard_triples", operation, figures)
+    print(figures)
+    sys.exit(bool(found["wrong"] or found["different"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Bodies of requests that judge texts: rerank, classify and moderations. Pure."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from gateway.bodies.fields import Flag, Integer, ModelName, ShortText, Text
+from gateway.bodies.mistakes import bad_value
+from gateway.bodies.parsing import Body, Strict
+
+DOCUMENTS_MAX, TEXTS_MAX, LABELS_MAX = 1_000, 64, 100
+
+_Filled = Annotated[Text, Field(min_length=1)]
+
+
+class TextPart(Strict):
+    """A text, as an object."""
+
+    type: Literal["text"] | None = None
+    text: _Filled
+
+
+_TextOrPart: TypeAlias = _Filled | TextPart
+_Texts = Annotated[list[_TextOrPart], Field(fail_fast=True, min_length=1, max_length=TEXTS_MAX)]
+
+
+class RerankRequest(Body):
+    """Documents to be ordered by a query, as Jina and Cohere take them."""
+
+    model: ModelName
+    query: _Filled
+    documents: Annotated[
+        list[_TextOrPart], Field(fail_fast=True, min_length=1, max_length=DOCUMENTS_MAX)
+    ]
+    top_n: Annotated[Integer, Field(ge=1)] | None = None
+    return_documents: Flag | None = None
+    user: ShortText | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The query, and the documents behind it."""
+        return [self.query, *map(text_of, self.documents)]
+
+
+class ClassifyRequest(Body):
+    """Texts to be classified: by labels (Jina), or by a classifier of its own (vLLM)."""
+
+    model: ModelName
+    input: _Filled | _Texts
+    labels: Annotated[list[ShortText], Field(min_length=2, max_length=LABELS_MAX)] | None = None
+    user: ShortText | None = None
+
+    def check(self) -> None:
+        """See `Body`."""
+        if self.labels is not None and (len(set(self.labels)) < len(self.labels)):
+            raise bad_value("labels", "two of them are the same")
+        if self.labels is not None and not all(it.strip() for it in self.labels):
+            raise bad_value("labels", "one of them is empty")
+
+
+class ModerationRequest(Body):
+    """Texts to be moderated, as OpenAI takes them."""
+
+    input: _Filled | _Texts
+    model: ModelName | None = None
+
+
+def text_of(given: str | TextPart) -> str:
+    """Return the text."""
+    return given if isinstance(given, str) else given.text
+
+
+def texts_of(given: str | list[str | TextPart]) -> list[str]:
+    """Return the texts, at least one."""
+    return [given] if isinstance(given, str) else [text_of(it) for it in given]
