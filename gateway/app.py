@@ -72,6 +72,7 @@ _TEXTS_S = 2.0  # how long texts may take at the end, before usage has its time
 _RESPONSES_S = 3.0  # how long the control plane may take for the last responses
 _TEXTS_MAX = 128  # that wait in memory for the broker; one may have a few hundred kilobytes
 _LOOK_AGAIN_S = 2.0  # for bases that could not be loaded
+_AZURE_TAILS = ("chat/completions", "completions", "embeddings", "responses")
 
 
 class Gateway:
@@ -202,10 +203,8 @@ class Gateway:
         routes.add("GET", "/v1/models/*", models.get_one)
         self._add_probes(routes)
         if self.settings.azure_paths:
-            tails = "chat/completions", "completions", "embeddings", "responses"
-            AzurePaths({tail: routes.find(f"/v1/{tail}").handler("POST") for tail in tails}).add_to(
-                routes
-            )
+            handlers = {tail: routes.find(f"/v1/{tail}").handler("POST") for tail in _AZURE_TAILS}
+            AzurePaths(handlers).add_to(routes)
         return routes
 
     def _add_feedback(self, routes: Routes) -> None:

@@ -1,4 +1,4 @@
-"""What a release fence adds to an answer: the wait of a sentence for the classifier that ships.
+"""Delay that a release fence adds: the wait of a sentence for the classifier that ships.
 
 One operation is one segment of an answer: from the token that ends it until its text leaves. The
 repository's documents, as tokens of the default model, go to 100 answers at once, one token each

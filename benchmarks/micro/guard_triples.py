@@ -1,8 +1,8 @@
 """Random rules x random texts x random cuttings: no leak, and no difference to the whole text.
 
-One operation is one triple: a set of rules, a text, and a cutting of it into pieces. What leaves is
+One operation is one triple: a set of rules, a text, and a cutting of it into pieces. Its output is
 compared with an oracle of another kind (`tests/support/guard_oracle.py`: every pair of begin and
-end, by Python's own expressions), and with what leaves of the text in one piece. Sets rewrite,
+end, by Python's own expressions), and with the output of the text in one piece. Sets rewrite,
 block, or do both. The same seed gives the same triples. Not measured: time; "cpu_s" is of a search.
 Run: `python -m benchmarks.micro.guard_triples 1000000`.
 """

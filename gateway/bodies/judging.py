@@ -13,14 +13,14 @@ DOCUMENTS_MAX, TEXTS_MAX, LABELS_MAX = 1_000, 64, 100
 _Filled = Annotated[Text, Field(min_length=1)]
 
 
-class TextPart(Strict):
+class DocumentText(Strict):
     """A text, as an object."""
 
     type: Literal["text"] | None = None
     text: _Filled
 
 
-_TextOrPart: TypeAlias = _Filled | TextPart
+_TextOrPart: TypeAlias = _Filled | DocumentText
 _Texts = Annotated[list[_TextOrPart], Field(fail_fast=True, min_length=1, max_length=TEXTS_MAX)]
 
 
@@ -65,11 +65,11 @@ class ModerationRequest(Body):
     model: ModelName | None = None
 
 
-def text_of(given: str | TextPart) -> str:
+def text_of(given: str | DocumentText) -> str:
     """Return the text."""
     return given if isinstance(given, str) else given.text
 
 
-def texts_of(given: str | list[str | TextPart]) -> list[str]:
+def texts_of(given: str | list[str | DocumentText]) -> list[str]:
     """Return the texts, at least one."""
     return [given] if isinstance(given, str) else [text_of(it) for it in given]
