@@ -11,6 +11,7 @@ Run: `python -m benchmarks.micro.guard_fence`.
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from tokenizers import Tokenizer
 from benchmarks.results import write_result
 from gateway.dialects.delta import AnswerDelta
 from gateway.guard.judged_answer import JudgedAnswer
-from gateway.guard.judges import Judges
+from gateway.guard.judges import Judges, OnVerdict
 from gateway.guard.making import make_judges
 from gateway.guard.plan import GuardPlan
+from gateway.guard.verdicts import JudgedRule
 from gateway.text.logprobs import TokenLogprob
 from sluice.wire.control.v1 import control_pb2 as wire
 
@@ -49,7 +51,7 @@ class _Stream:
         self.guard = JudgedAnswer(plan, ask=self._ask)
         self.guard.on_release = self._released
 
-    def _ask(self, rules, text, on_verdict) -> None:  # noqa: ANN001 - as `AskJudges`
+    def _ask(self, rules: Sequence[JudgedRule], text: str, on_verdict: OnVerdict) -> None:
         self._asked_at_s.append(time.perf_counter())
         self._judges.ask(rules, text, on_verdict)
 
