@@ -117,6 +117,15 @@ def _scores(result: Result) -> str:
     return f"{min(ratios):.2f}-{max(ratios):.2f} of the answer's"
 
 
+def _auto(result: Result) -> str:
+    times = (result[f"{name}_us"] for name in ("question", "talk", "session"))
+    return " / ".join(f"{it / 1000:.2f}" for it in times) + " ms"
+
+
+def _chains(result: Result) -> str:
+    return f"{result['turn_50']['total_us'] / result['turn_2']['total_us']:.1f} x"
+
+
 def _cpu(result: Result, load: str, figure: str = "cpu_us_per_token_total") -> str:
     return f"{result[load][figure]:.1f}"
 
@@ -222,6 +231,19 @@ _DATA_PLANE = (
             f" {it['all']['first_us_per_token']:.0f} µs"
         ),
     ),
+    FigureRow(
+        "classifier behind a sentence fence, 100 answers at once: wait for a verdict, p50 / p99",
+        "guard_fence",
+        lambda it: (
+            f"{it['sentence']['delay_p50_ms']:.1f} / {it['sentence']['delay_p99_ms']:.1f} ms"
+        ),
+    ),
+    FigureRow(
+        "random rules, texts and cuttings: triples; leaks and differences",
+        "guard_triples",
+        lambda it: f"{it['triples']:,}; {it['wrong'] + it['different']}",
+    ),
+    FigureRow("`auto`: CPU of a decision, question / talk of 8 kB / of 400 kB", "auto", _auto),
 )
 _ENGINES = (
     FigureRow(
@@ -449,6 +471,18 @@ _MISSED = (
         "scaling",
         lambda it: _scaling(it, "ladder").partition(";")[0],
         "0 min, 1.3 x",
+    ),
+    FigureRow(
+        "50 streams on one WebSocket against 50 connections of SSE: CPU per token",
+        "sockets",
+        lambda it: f"{it['socket_of_sse']:.2f} x",
+        "0.5 x",
+    ),
+    FigureRow(
+        "turn 50 of a chain of 50,000 tokens against turn 2: CPU of the gateway",
+        "chains",
+        _chains,
+        "1.1 x",
     ),
 )
 GROUPS = (
