@@ -87,7 +87,6 @@ def test_a_whole_token_is_taken() -> None:
         {"key": None, "algorithm": "none"},
         {"algorithm": "RS512"},
     ],
-    ids=str,
 )
 def test_a_token_with_one_fault_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(OpenIdError) as refused:
@@ -159,7 +158,6 @@ def test_only_a_place_within_the_console_is_come_back_to(text: str, *, may: bool
         ({"algorithms": ["none"]}, "algorithms"),
         ({"colour": "red"}, "colour"),
     ],
-    ids=str,
 )
 def test_a_mistake_in_the_file_is_named(tmp_path: Path, change: dict[str, Any], told: str) -> None:
     file = tmp_path / "openid.json"
