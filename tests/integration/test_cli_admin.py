@@ -179,7 +179,7 @@ async def test_an_admin_key_is_created_used_rotated_and_revoked(sluice, monkeypa
     assert off["is_disabled"] is True
     assert (await as_json(sluice, "admin-keys", "show", key["id"])) == off
     assert "revoked" in await sluice("admin-keys", "revoke", key["id"])
-    assert "needs a tenant_id" in await sluice("admin-keys", "create", "publisher", status=1)
+    assert "need a tenant_id" in await sluice("admin-keys", "create", "publisher", status=1)
     assert "'king'" in await sluice("admin-keys", "create", "king", status=2)
 
 
