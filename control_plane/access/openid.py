@@ -54,7 +54,7 @@ class OpenIdSettings(BaseModel):
         client_secret: Of it; empty: a public client, which PKCE alone protects.
         console_url: Public URL of the console, which ends with a slash; the provider sends people
             to `callback` below it.
-        scopes: What is asked for; `openid` is always among them.
+        scopes: Scopes of the request for a sign-in; `openid` is always among them.
         name_claim: Claim that has a person's name, for the audit log.
         roles: The first one that fits is a person's; a person without one is refused.
         algorithms: Of signatures of ID tokens.

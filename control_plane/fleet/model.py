@@ -239,8 +239,8 @@ def _role_targets(pool: Pool, there: int) -> tuple[int, int]:
 def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str, bool]:
     """Return the replicas that shall sleep now and did not, or the other way round.
 
-    Those sleep on that do, the ones that sleep longest wake first. Nobody that serves falls asleep
-    before enough others are ready; one that is starting may be meant to sleep from the beginning.
+    Sleepers sleep on, and the longest sleepers wake first. A serving replica falls asleep only when
+    enough others are ready; a starting one may be meant to sleep from the beginning.
     """
     counted: dict[str, list[Replica]] = {}
     for replica in sorted(replicas, key=lambda replica: replica.id):

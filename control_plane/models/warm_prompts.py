@@ -36,7 +36,7 @@ WARM_PROMPTS = Resource(
     path="warm-prompts",
     table=warm_prompts,
     shown=("id", *WarmPromptsBody.model_fields),
-    # What is pinned is missing for all others, and prompts are not for all eyes.
+    # Pinned blocks are missing for all other prompts, and few roles may read a prompt.
     read=Action.READ_TEXT_POLICIES,
     write=Action.WRITE_TENANTS,
     owner=_OWNER,

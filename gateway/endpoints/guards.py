@@ -125,7 +125,7 @@ class GuardBoard:
         Args:
             specs: Requested answers.
             plan: Rules.
-            request: What they have found in the request.
+            request: Findings of the rules in the request.
             is_told: Whether the client has asked for annotations.
         """
         make: Callable[[], AnswerGuard]

@@ -104,7 +104,7 @@ class AnswerGuard:
     """The texts of one answer.
 
     Attributes:
-        request: What rules have found in the request.
+        request: Findings of the rules in the request.
         unjudged: Classifiers that have not answered for the request or the answer.
         blocked_by: Id of the rule that has ended the answer; empty: none has.
     """

@@ -1,7 +1,7 @@
 """An answer that classifiers judge as well: behind the rules on texts stands a release fence.
 
-What rules on texts let go waits at the fence until it is judged. Verdicts come from the event loop
-while tokens come; one that comes after the end of the answer changes nothing.
+Text that the rules let pass waits at the fence until it is judged. Verdicts come from the event
+loop while tokens come; a verdict after the end of the answer changes nothing.
 """
 
 from collections.abc import Callable, Sequence
