@@ -46,7 +46,7 @@ async def _serve_alone(settings: GatewaySettings) -> None:
 async def _serve_slot(
     settings: GatewaySettings, listener: int, link: int, ready_wait_s: float
 ) -> None:
-    """Be a worker of a parent: it gave us the socket to listen on, and one to talk to it."""
+    """Run as a worker of a parent, which passes a socket to listen on and one to talk to it."""
     from gateway.app import running_gateway
 
     stop = asyncio.Event()
@@ -81,9 +81,9 @@ async def _supervise(settings: GatewaySettings) -> None:
 
 
 def _settle() -> None:
-    """Tell the collector that what lives by now lives as long as the process.
+    """Freeze present objects for the garbage collector, since they live as long as the process.
 
-    And requests make few cycles, so that it may come less often than every 700 allocations.
+    Requests make few cycles, so that it may run less often than every 700 allocations.
     """
     gc.collect()
     gc.freeze()

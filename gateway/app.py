@@ -1,4 +1,4 @@
-"""Composition root of a gateway worker; production and tests run the very same thing."""
+"""Composition root of a gateway worker; production and tests run the same code."""
 
 import asyncio
 import math
@@ -79,7 +79,7 @@ class Gateway:
     """A running worker. Use `running_gateway` to get one."""
 
     def __init__(self, settings: GatewaySettings, events: EventProducer) -> None:
-        """Compose everything; nothing is opened yet, apart from what `events` does."""
+        """Compose all parts; none is opened yet, except by `events`."""
         self.settings = settings
         self.metrics = GatewayMetrics(objectives_of(settings))
         self.counts = AnswerCounts(self.metrics, log_every=settings.log_every)
@@ -149,7 +149,7 @@ class Gateway:
         return "no router is connected, and no replica that makes embeddings"
 
     def routes(self) -> Routes:
-        """Return what is served under which path."""
+        """Return the handlers by path."""
         completer = Completer(
             directory=self.directory,
             assets=self.assets,
@@ -208,7 +208,7 @@ class Gateway:
         return routes
 
     def _add_feedback(self, routes: Routes) -> None:
-        """Add the path of judgements."""
+        """Add the path of feedback."""
         emit, gateway_id = self.events.emit, self.settings.instance_id
         feedback = FeedbackIntake(self.directory, self.limiter, emit, gateway_id)
         routes.add("POST", "/v1/feedback", feedback.take)
@@ -225,7 +225,7 @@ class Gateway:
             routes.add("GET", "/metrics", probes.metrics, is_open_when_full=True)
 
     def probes(self, *, is_public: bool = False) -> Probes:
-        """Return what answers those who run this worker, or whoever asks at the public port."""
+        """Return the operators' endpoints, for the operations address or the public port."""
 
         async def read_metrics() -> bytes:
             return self.metrics.public_page() if is_public else self.metrics.page()
@@ -273,7 +273,7 @@ class Gateway:
         )
 
     async def wait_ready(self, timeout_s: float, stop: asyncio.Event) -> bool:
-        """Wait until requests can be served, or time is up; False when `stop` came before."""
+        """Wait until requests can be served, or the time is over; False when `stop` came before."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.not_ready_because() and not stop.is_set():  # noqa: ASYNC110 - many
@@ -283,14 +283,14 @@ class Gateway:
     async def stop(self, *, is_replaced: bool = False) -> None:
         """Stop without losing a request or a stream that can end in time. Safe to call again.
 
-        Until the socket is closed, and for `idle_grace_s` longer on connections that are open,
-        requests are served, and each answer ends its connection. Then what runs has `drain_s`; the
-        rest ends with an error event.
+        Until the socket is closed, and for `idle_grace_s` longer on open connections, requests are
+        served, and each answer ends its connection. Then running requests have `drain_s`; the rest
+        ends with an error event.
 
         Args:
-            is_replaced: Another worker accepts at the same socket: no probe has to notice, and
-                as long as anything runs here, at most for another `drain_s` before that, requests
-                over open connections are served.
+            is_replaced: Whether another worker accepts at the same socket. Then no probe has to
+                notice, and open connections are served as long as this worker has requests, at most
+                for another `drain_s`.
         """
         if self._is_stopped:
             return
@@ -356,7 +356,7 @@ class Gateway:
         self._changed.set()
 
     async def preload(self) -> None:
-        """Load the bases of all models before somebody asks for them; runs until cancelled."""
+        """Load the bases of all models before their first requests; runs until cancelled."""
         missing: set[tuple[bool, str]] = set()
         while True:
             wanted = missing
@@ -370,7 +370,7 @@ class Gateway:
             self.confirmations.look_again()
 
     def _missing_bases(self) -> set[str]:
-        """Return the bases of what is rolled out that cannot be served here yet."""
+        """Return the bases of releases in rollout that cannot be served here yet."""
         coming = {model.base_digest for model in self.directory.canaries()}
         return {digest for digest in coming if not self.assets.has(digest)}
 
@@ -415,7 +415,7 @@ class Gateway:
 
 
 def _text_shipping(settings: GatewaySettings, events: EventProducer) -> TextShipping:
-    """Return what ships texts; on disk they give way to usage."""
+    """Return the shipping of kept texts; on disk they give way to usage."""
     directory = settings.state_dir / "texts"
     make = partial(
         EventProducer,
@@ -449,10 +449,10 @@ async def running_gateway(
     Args:
         settings: Settings of this worker.
         sock: Bound socket, to listen on instead of `http_address`.
-        ready_wait_s: How long to wait until requests can be served, before connections are
-            accepted all the same.
-        stop: Ends the wait when it is set: a worker that cannot serve yet then accepts no
-            connection, and leaves the waiting ones to the other holders of the socket.
+        ready_wait_s: Seconds to wait until requests can be served; then connections are accepted
+            all the same.
+        stop: Event that ends the wait: a worker that cannot serve yet then accepts no connection,
+            and leaves the waiting ones to the other holders of the socket.
     """
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     events = EventProducer(

@@ -33,15 +33,15 @@ _BATCH_DEADLINE_MS = 600_000  # as long as any request may say that it waits
 class Principal:
     """An authenticated caller; compared by identity, because it is one state's answer.
 
-    Keep none for longer than a request: one message keeps alive all that came with it, and so does
-    what holds it.
+    Keep a principal no longer than a request: it keeps the whole message of its state in memory.
 
     Attributes:
         text_policy: Policy on redacted texts; None: no text of its requests is kept.
-        guard_sets: Its tenant's rules on texts, by their ids.
-        server_tools: Its tenant's tools that run here, by their ids.
-        auto_policy: Policy of its tenant's model `auto`; None: a name like any other.
-        number: Number of the answer; of two, the larger one comes from the later state.
+        guard_sets: Tenant's rules on texts, by their ids.
+        server_tools: Tenant's server tools, by their ids.
+        auto_policy: Policy of the tenant's model `auto`; None: `auto` is a name like any other.
+        number: Number of the lookup; of two principals, the larger number comes from the later
+            state.
     """
 
     key: wire.ApiKey
@@ -60,19 +60,19 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """The meaning of a public model name, for one caller.
+    """The model that a public name stands for, for one caller.
 
     Attributes:
-        name: The requested name: a model, `model@release` or an alias.
-        model: The model with its own id, and the release that the name stands for.
-        context_tokens_max: Prompt and output together; 0 when it is not known.
+        name: Requested name: a model, `model@release` or an alias.
+        model: Model with its own id, and the release that the name points at.
+        context_tokens_max: Most tokens of prompt and output together; 0: not known.
         tenant_id: Tenant of the caller.
         cache_root: Root of the prefix cache's hash chain.
-        generates_text: Whether the model chats, rather than making embeddings.
-        decision: Reason for the release; None: the name stands for it.
-        fork: Chooses the release instead, request by request; None: no fork.
+        generates_text: Whether the model generates text, rather than embeddings.
+        decision: Reason for the release; None: the name points at it.
+        fork: Chooses the release for each request; None: no fork.
         shadow: Release that gets a copy of the request; None: none.
-        instead: The release that answers when no engine can load this one; None: none does.
+        instead: Release that answers when no engine can load this one; None: none.
         warm_prompts: System prompts whose blocks stay in caches; None: there are none.
     """
 
@@ -94,12 +94,12 @@ class ReleaseFork:
     """The releases of a model in rollout, for one caller.
 
     Attributes:
-        split: Decides which requests are in canary; knows of no pins, which come before it.
-        mirror: Decides which requests are copied, unless they are in canary; None: no request.
+        split: Split, which decides which requests are in canary; pins come before it.
+        mirror: Decides which requests outside canary are copied; None: no request.
         control: Release for requests that are not in canary.
-        instead: The same release, for canary requests while canary's base is not here.
-        copied: The same release, with canary as `shadow`.
-        canary: The release that is rolled out.
+        instead: Control, for canary requests while canary's base is not here.
+        copied: Control, with canary as `shadow`.
+        canary: Release that is rolled out.
     """
 
     split: ReleaseSplit
@@ -112,7 +112,7 @@ class ReleaseFork:
     def choose(
         self, tenant_id: str, session: str, request_id: str, has_base: Callable[[str], bool]
     ) -> ResolvedModel:
-        """Return what answers a request; nothing goes to a canary whose base is not loaded."""
+        """Return the release for a request; never a canary whose base is not loaded."""
         base = self.canary.model.base_digest
         is_ready = base == self.control.model.base_digest or has_base(base)
         if self.split.choose(tenant_id, session, request_id).is_canary:
@@ -124,7 +124,7 @@ class ReleaseFork:
 
 
 class _Found(NamedTuple):
-    """The meaning of a name; a split is there when the split, and no pin, is to decide."""
+    """The meaning of a name; its split is set when the split, and no pin, is to decide."""
 
     model: wire.Model
     decision: ReleaseDecision | None = None
@@ -138,7 +138,7 @@ _NOBODY = Principal(
 
 
 class Directory:
-    """Answers from a `ControlState`; call `update` after each change of it."""
+    """Looks up callers and models in a `ControlState`; call `update` after each change of it."""
 
     def __init__(
         self, state: ControlState, has_base: Callable[[str], bool] = lambda _: True
@@ -163,9 +163,9 @@ class Directory:
         self._reindex()
 
     def prepare(self, coming: ControlState) -> Iterator[None]:
-        """Index what a snapshot is going to make of the state, step by step; `update` follows.
+        """Index a new snapshot step by step, before it replaces the state; `update` follows.
 
-        Until then, answers are those of the state as it is.
+        Until then, look-ups see the old state.
         """
         yield from self._names.prepare(coming)
         yield from self._prepare_keys(coming)
@@ -190,14 +190,14 @@ class Directory:
 
     @property
     def is_blank(self) -> bool:
-        """Whether nobody has said yet what there is."""
+        """Whether no snapshot has come yet."""
         return not self._state.revisions["keys"]
 
     def authenticate(self, secret: str, now_unix_ms: int) -> Principal:
         """Return the caller whose key text is `secret`; PlatformError 401 otherwise.
 
-        All who are refused are told the same, after the same work: an answer does not say whether
-        there is such a key.
+        All refusals are alike, after the same work: an answer does not reveal whether the key
+        exists.
         """
         digest = hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
         principal = self._principals.get(digest) or self._principal(digest)
@@ -213,9 +213,9 @@ class Directory:
         return principal
 
     def batch_principal(self, key_id: str) -> Principal | None:
-        """Return the caller with a key, for work that goes behind all other; None: none may.
+        """Return a key's caller for batch work; None: no key may do that.
 
-        Its tier is the lowest that may be interrupted, or its own as if it were that.
+        Its tier is the lowest preemptible one, or its own, made preemptible.
         """
         principal = self._principal(self._hashes.get(key_id, b""))
         is_over = 0 < principal.key.expires_at_unix_ms <= time.time_ns() // 1_000_000
@@ -232,7 +232,7 @@ class Directory:
 
     @staticmethod
     def require_scope(principal: Principal, scope: Scope) -> None:
-        """Do nothing if the caller's key may be used for this; PlatformError 403 otherwise."""
+        """Raise PlatformError 403 unless the caller's key has a scope."""
         scopes = principal.key.scopes
         if scopes and scope not in scopes:
             raise PlatformError(
@@ -251,12 +251,13 @@ class Directory:
         return [PublicModel(it.name, self._as_pinned(tenant, it.model).model) for it in allowed]
 
     def model(self, principal: Principal, name: str) -> wire.Model:
-        """Return what the public name stands for, with the model's own id.
+        """Return the model that a public name stands for, with the model's own id.
 
-        That is the release that the caller is pinned to, and in a rollout what goes on besides it.
+        That is the release that the caller is pinned to, and in a rollout its fork.
 
         Raises:
-            BadRequestError: 404; what the caller may not use is as unknown as what does not exist.
+            BadRequestError: 404; a model that the caller may not use looks like one that does not
+                exist.
         """
         return self._require(principal, name).model
 
@@ -271,7 +272,7 @@ class Directory:
         return found
 
     def canaries(self) -> Iterator[wire.Model]:
-        """Yield the models in rollout as they would be if they stood for the new release."""
+        """Yield the models in rollout as they would be with the new release."""
         for split in self._state.splits.values():
             model = self._state.models.get(split.id)
             canary = None if model is None else self._names.at(model, split.canary)
@@ -279,12 +280,12 @@ class Directory:
                 yield canary
 
     def generates_text(self, model: wire.Model) -> bool:
-        """Return whether the model is one to chat with, not one that makes embeddings."""
+        """Return whether the model generates text, rather than embeddings."""
         pool = self._state.pools.get(model.pool_id)
         return pool is None or profile_of(pool.engine) is FRAMES
 
     def context_tokens_max(self, principal: Principal, model: wire.Model) -> int:
-        """Return how many tokens prompt and output may have together; 0 when it is not known."""
+        """Return the most tokens of prompt and output together; 0 when it is not known."""
         base = self._state.bases.get(model.base_digest)
         of_base = 0 if base is None else base.context_tokens_max
         limits = narrowest(
@@ -302,8 +303,8 @@ class Directory:
         Args:
             principal: The caller.
             name: Model name in the request.
-            session: Key of requests that go to one release. Empty: the request has none.
-            request_id: Decides where there is no session.
+            session: Key of requests that go to one release; empty: the request has none.
+            request_id: Id that decides where there is no session.
         """
         resolved = self._resolved.get((principal, name)) or self.resolve_any(principal, name)
         if resolved.fork is not None:
@@ -319,9 +320,9 @@ class Directory:
         return resolved
 
     def resolve_any(self, principal: Principal, name: str) -> ResolvedModel:
-        """Return what the public name stands for, as `model`, whatever it makes; 404 as there.
+        """Return the model of a public name, whatever kind it is; 404 as for `model`.
 
-        No split decides: that is for requests that generate text, and for `resolve`.
+        No split decides: splits are for requests that generate text, and for `resolve`.
         """
         resolved = self._resolved.get((principal, name))
         if resolved is None:
@@ -335,10 +336,10 @@ class Directory:
         return resolved
 
     def fallback(self, principal: Principal, name: str) -> str | None:
-        """Return the name of what the tenant wants to answer while `name` cannot.
+        """Return the name of the tenant's fallback for `name`.
 
-        None when it wants nothing, when the caller may not use that, or when it is no other model
-        or does not make what `name` makes. A fallback has no fallback of its own.
+        None when there is none, when the caller may not use it, or when it is the same model or of
+        another kind. A fallback has no fallback of its own.
         """
         wanted = principal.tenant.fallbacks
         found = self._find(principal, name) if wanted else None
@@ -363,7 +364,7 @@ class Directory:
         return {cell.router_address for cells in self._cells.values() for cell in cells}
 
     def _principal(self, digest: bytes) -> Principal:
-        """Return whose secret has this SHA-256, valid or not; nobody when it is unknown."""
+        """Return the principal of the key with this SHA-256, valid or not; None: unknown."""
         key = self._state.keys.get(self._key_ids.get(digest, ""))
         tenant = None if key is None else self._state.tenants.get(key.tenant_id)
         if key is None or tenant is None:
@@ -390,7 +391,7 @@ class Directory:
         return self._as_pinned(principal.tenant, model)
 
     def _as_pinned(self, tenant: wire.Tenant, model: wire.Model) -> _Found:
-        """Return what a model is for a tenant; what is a release already stays that."""
+        """Return a tenant's pinned form of a model; a named release stays as it is."""
         if self._state.models.get(model.id) is not model:
             return _Found(model)
         release = tenant.pins.get(model.id)
@@ -421,7 +422,7 @@ class Directory:
     def _forked(
         self, principal: Principal, resolved: ResolvedModel, told: wire.Split
     ) -> ResolvedModel:
-        """Return the model with what decides about each request, if both releases are served."""
+        """Return the model with the fork that decides each request, if both releases are served."""
         arms: list[ResolvedModel] = []
         for release, arm in (
             (told.control, telemetry.ARM_CONTROL),

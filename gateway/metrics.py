@@ -1,6 +1,6 @@
 """All metrics of the gateway. Labels come from closed sets; models are never labels.
 
-Tenants are one in `gateway.tenant_series` alone, where they are bounded.
+Tenants are labels only in `gateway.tenant_series`, where they are bounded.
 """
 
 from bisect import bisect_left
@@ -62,7 +62,7 @@ class FastHistogram(Collector):
     """
 
     def __init__(self, name: str, documentation: str, edges: Sequence[float]) -> None:
-        """Prepare; `edges` are the upper bounds, growing."""
+        """Prepare; `edges` are the upper bounds, ascending."""
         self._name = name
         self._documentation = documentation
         self._edges = tuple(edges)
@@ -75,7 +75,7 @@ class FastHistogram(Collector):
         self._sum += value
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the family as the exposition format wants it: cumulative."""
+        """Yield the family in the form of the exposition format: cumulative."""
         total = 0
         buckets: list[tuple[str, float]] = []
         for edge, count in zip((*self._edges, float("inf")), self._counts, strict=True):
@@ -87,7 +87,7 @@ class FastHistogram(Collector):
 
 
 class MetricCount:
-    """One series of a `FastCounter`."""
+    """A series of a `FastCounter`."""
 
     __slots__ = ("value",)
 
@@ -95,12 +95,12 @@ class MetricCount:
         self.value = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
-        """Count."""
+        """Add to the count."""
         self.value += amount
 
 
 class FastCounter(Collector):
-    """A counter for the event loop only, as `FastHistogram` is: five of them are in each request.
+    """A counter for the event loop only, like `FastHistogram`: each request uses five of them.
 
     The library's own takes a lock, and ten times as long: 0.35 us.
     """
@@ -113,7 +113,7 @@ class FastCounter(Collector):
         self._counts: dict[tuple[str, ...], MetricCount] = {}
 
     def labels(self, *values: str) -> MetricCount:
-        """Return the series of these values; keep it rather than ask again."""
+        """Return the series of these values; keep it, since each look-up costs time."""
         return self._counts.setdefault(values, MetricCount())
 
     def collect(self) -> Iterable[Metric]:
@@ -128,7 +128,7 @@ class GatewayMetrics:
     """The metrics of one gateway worker, in a registry of their own."""
 
     def __init__(self, objectives: Objectives = OBJECTIVES) -> None:
-        """Declare everything; `objectives` decide what is good."""
+        """Declare all metrics; `objectives` define goodput."""
         self._objectives = objectives
         self.registry = CollectorRegistry()
         self.registry.register(CertificateExpiry())
@@ -277,11 +277,11 @@ class GatewayMetrics:
 
         Args:
             tenant_id: Tenant of the request.
-            code: Error code; empty when it ended well.
-            ttft_s: Seconds from its arrival to its first token.
-            decode_s: Seconds from there to its end.
+            code: Error code; empty when the request ended well.
+            ttft_s: Seconds from the arrival to the first token.
+            decode_s: Seconds from the first token to the end.
             prefill_s: Prefill time as the engine measured it, in seconds.
-            prompt_tokens: Tokens of all its prompts.
+            prompt_tokens: Tokens of all prompts.
             output_tokens: Tokens of all answers.
             answers: Number of requested answers.
         """
@@ -298,7 +298,7 @@ class GatewayMetrics:
         self.tenants.count(tenant_id, result, prompt_tokens, output_tokens)
 
     def follow(self, read: Mapping[str, Callable[[], float]]) -> None:
-        """Read what others keep at each scrape; `read` has a function for each of their names."""
+        """Read values of other objects at each scrape; `read` maps metric names to functions."""
         assert read.keys() == set(FOLLOWED_NAMES), read.keys() ^ set(FOLLOWED_NAMES)
         for name, kind, text in _FOLLOWED:
             self.registry.register(_ReadMetric(name, kind, text, read[name]))
@@ -308,7 +308,7 @@ class GatewayMetrics:
         return generate_latest(self.registry)
 
     def public_page(self) -> bytes:
-        """Return it without what names tenants: for those who need no key to read it."""
+        """Return the text without tenants' names, for readers without a key."""
         return generate_latest(Without(self.tenants, self.registry))
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> FastCounter:

@@ -1,6 +1,6 @@
 """Public names: models, their releases and aliases, looked up for a tenant. Pure.
 
-A name of another tenant is as unknown as a name that does not exist, and so is an alias of it.
+Another tenant's name looks like a name that does not exist, and so does an alias of it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ class PublicModel:
     """A name that a tenant may ask for.
 
     Attributes:
-        model: Model that the name resolves to now, with the model's own id.
+        model: Model that the name points at now, with the model's own id.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Names:
         self._reindex()
 
     def prepare(self, coming: ControlState) -> Iterator[None]:
-        """Index what a snapshot is going to make of the state, step by step."""
+        """Index a new snapshot step by step, before it replaces the state."""
         self._prepared = None
         owners: dict[str, str] = {}
         by_owner: dict[str, set[str]] = {}
@@ -58,10 +58,10 @@ class Names:
             self._look_at(named.id)
 
     def find(self, name: str, tenant_id: str) -> wire.Model | None:
-        """Return what a model's name, `model@release` or an alias of either stands for.
+        """Return the model of a name: a model's, `model@release`, or an alias of either.
 
-        A release is returned as its model would be if it stood for this release. None: there is no
-        such name, not for this tenant, or the release is served nowhere.
+        A release is returned as its model would be if it pointed at this release. None: there is no
+        such name for this tenant, or no pool serves the release.
         """
         alias = self._state.aliases.get(name)
         if alias is not None:
@@ -78,10 +78,10 @@ class Names:
         return model if release is None else _released(model, release)
 
     def at(self, model: wire.Model, release: str) -> wire.Model | None:
-        """Return a model as it would be if it stood for a release; None: that is served nowhere.
+        """Return a model as it would be if it pointed at a release; None: no pool serves that.
 
         Args:
-            model: As `find` returned it.
+            model: Model from `find`.
             release: Name of the release, without the model's.
         """
         if model.release == release:
@@ -103,7 +103,7 @@ class Names:
         (self._owners, self._by_owner), self._prepared = self._prepared, None
 
     def _look_at(self, name: str) -> None:
-        """Learn whose a name is: for a while it may be both a model's and an alias, as `find`."""
+        """Index a name's owner: for a while it may be both a model's and an alias, see `find`."""
         self._forget(name)
         named = self._state.aliases.get(name) or self._state.models.get(name)
         if named is not None:

@@ -1,4 +1,4 @@
-"""Whether a request got what it was promised: its part of goodput. Pure."""
+"""Whether a request met its latency objectives, and so counts as goodput. Pure."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class ObjectiveResult(StrEnum):
 
 
 class Objectives(NamedTuple):
-    """The promised latencies.
+    """The latency objectives.
 
     Attributes:
         ttft_s: Seconds from request to first token, for prompts that are not long. Long ones get
@@ -52,7 +52,7 @@ def mean_tpot_s(decode_s: float, output_tokens: int, answers: int) -> float:
     Args:
         decode_s: Seconds from the first token of any answer to the end of the request.
         output_tokens: Tokens of all answers together.
-        answers: Number of answers that were generated side by side.
+        answers: Number of answers that were generated in parallel.
     """
     after_first = output_tokens / max(1, answers) - 1.0
     return decode_s / after_first if after_first > 0.0 else 0.0

@@ -13,7 +13,7 @@ T = TypeVar("T", bound=_Owned)
 
 
 class OwnedObjects(Generic[T]):
-    """Objects of one kind, by owner; indexed when first asked for."""
+    """Objects of one kind, by owner; indexed at the first look-up."""
 
     def __init__(self, objects: Callable[[], Mapping[str, T]]) -> None:
         """Follow the objects of a state; `objects` returns them by their ids."""
@@ -29,5 +29,5 @@ class OwnedObjects(Generic[T]):
         return self._by_owner.get(tenant_id, ())
 
     def forget(self) -> None:
-        """The objects have changed."""
+        """Drop the index: the objects have changed."""
         self._by_owner = None

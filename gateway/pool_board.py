@@ -1,4 +1,4 @@
-"""The status of every pool, looked up at most once a second, however often callers ask."""
+"""The status of every pool, computed at most once a second, however often callers ask."""
 
 import time
 
@@ -14,7 +14,7 @@ _UNKNOWN = PoolStatus()
 
 
 class PoolBoard:
-    """Answers how pools are."""
+    """Caches the status of pools."""
 
     def __init__(self, state: ControlState, links: RouterLinks, embedders: Embedders) -> None:
         """Prepare."""
@@ -25,7 +25,7 @@ class PoolBoard:
         self._statuses: dict[str, PoolStatus] = {}
 
     def status(self, pool_id: str) -> PoolStatus:
-        """Return how a pool was less than a second ago; one that does not exist serves nothing."""
+        """Return a pool's status within the last second; an unknown pool has no replica."""
         now_s = time.monotonic()
         if now_s - self._looked_at_s >= _FRESH_S:
             self._looked_at_s = now_s

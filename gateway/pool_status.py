@@ -1,8 +1,8 @@
-"""The status of a model's pool, as its callers are told; pure.
+"""The status of a model's pool, in the form for callers; pure.
 
-Tenants share pools, so no tenant may read from them the work of others at a moment. Counts are told
-as lower bounds, powers of two that begin with eight, and waits as upper bounds, in steps of 100 ms.
-The rest is about as much as one's own latencies tell anyway.
+Tenants share pools, so no tenant may read from them the present work of others. Counts are reported
+as lower bounds, powers of two from eight on, and waits as upper bounds, in steps of 100 ms. A
+caller's own latencies reveal about as much.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ WAIT_STEP_MS = 100
 
 
 class PoolReadiness(StrEnum):
-    """Whether a model answers now."""
+    """Whether a model can answer now."""
 
     READY = "ready"
     LOADING = "loading"  # replicas are starting
@@ -25,14 +25,14 @@ class PoolReadiness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """How a pool is, as this gateway knows it.
+    """The status of a pool, as this gateway knows it.
 
     Attributes:
         replicas_ready: Number of replicas that take requests.
-        replicas_starting: Number of replicas that will.
-        queued: Requests that wait.
-        running: Requests, or texts, that are computed.
-        wait_ms: Predicted for a new, short request; None: not known.
+        replicas_starting: Number of replicas that are starting.
+        queued: Number of waiting requests.
+        running: Number of requests, or texts, under computation.
+        wait_ms: Predicted wait of a new, short request in milliseconds; None: not known.
     """
 
     replicas_ready: int = 0
@@ -43,14 +43,14 @@ class PoolStatus:
 
     @property
     def readiness(self) -> PoolReadiness:
-        """Whether it answers now."""
+        """Whether the pool can answer now."""
         if self.replicas_ready:
             return PoolReadiness.READY
         return PoolReadiness.LOADING if self.replicas_starting else PoolReadiness.UNAVAILABLE
 
     @property
     def told(self) -> dict[str, int | None]:
-        """The figures that callers may know."""
+        """The figures for callers."""
         return {
             "replicas_ready": self.replicas_ready,
             "queued": _at_least(self.queued),
@@ -60,7 +60,7 @@ class PoolStatus:
 
 
 def status_of_cells(cells: Iterable[CellView], replicas_starting: int) -> PoolStatus:
-    """Return the status of a pool behind routers; `cells` are those that can be reached."""
+    """Return the status of a pool behind routers; `cells` are the reachable ones."""
     serving = [cell for cell in cells if cell.replicas_ready and not cell.is_refusing]
     return PoolStatus(
         replicas_ready=sum([cell.replicas_ready for cell in serving]),

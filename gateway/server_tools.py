@@ -1,4 +1,4 @@
-"""Tools that run here: what one worker has of them."""
+"""The parts of one worker that run server tools."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ class ServerTools:
     """The tools of one worker.
 
     Attributes:
-        catalog: Finds those that a request may use.
+        catalog: Finds the server tools of a request.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ServerTools:
         )
 
     def answering(self, completer: Completer) -> ToolAnswering:
-        """Return what answers responses: those with tools that run here, and all others."""
+        """Return an answering of responses, with and without server tools."""
         return ToolAnswering(
             completer,
             self._runner,

@@ -19,61 +19,63 @@ class GatewaySettings(ServiceSettings):
     """Settings of one gateway process.
 
     Attributes:
-        instance_id: Unique among all gateway processes.
+        instance_id: Id, unique among all gateway processes.
         http_address: `host:port` for clients and probes.
         ops_address: `host:port` for metrics and probes of all workers together. Without it,
-            /metrics is at `http_address`, and tells of the one worker that answers and of no
-            tenant.
+            /metrics is at `http_address`, and shows only the worker that answers, without tenants.
         public_metrics: Whether `http_address` serves /metrics in spite of `ops_address`.
         tls_cert: PEM file of the certificate chain; with `tls_key`, `http_address` speaks TLS.
-        tls_key: PEM file of its key. Both are read again when they change.
+        tls_key: PEM file of the certificate's key. Both files are read again when they change.
         control_address: `host:port` of the control plane's Watch.
-        state_dir: Last snapshot and event spool.
+        state_dir: Directory of the last snapshot and of the event spool.
         artifacts_dir: Directory of whole bases, by digest. The control plane sends the small files
             of other bases, tokenizers for instance; without the directory, of all bases.
-        bases_bytes_max: Bytes of these small files that `state_dir` keeps; the least recently used
-            ones go.
+        bases_bytes_max: Bytes of these small files in `state_dir`; the least recently used bases
+            are removed.
         valkey_url: `redis://[[user]:password@]host:port` of the limits; `rediss://` speaks TLS,
             `redis+sentinel://[[user]:password@]host:port,host:port/name` asks Sentinels.
         kafka_bootstrap: `host:port,...` of the brokers.
-        workers: Processes that share the port; from two on, a parent replaces those that end, and
+        workers: Processes that share the port; from two on, a parent replaces workers that end, and
             SIGHUP replaces all, one after the other.
-        freeze_s: A worker whose event loop stands still for so long is killed and replaced.
-        connections_max: Open at once in one worker; beyond, only probes are answered.
-        head_timeout_s: How long a request's head may take from its first byte.
-        idle_timeout_s: How long a kept-alive connection may be silent.
-        body_buffer_bytes: Bytes of unfinished request bodies that one worker holds at most.
-        unready_s: Seconds from SIGTERM for which /readyz says no before the port closes.
+        freeze_s: Seconds after which a worker whose event loop stands still is killed and replaced.
+        connections_max: Open connections of one worker; beyond, only probes are answered.
+        head_timeout_s: Seconds that a request's head may take from its first byte.
+        idle_timeout_s: Seconds for which a kept-alive connection may be silent.
+        body_buffer_bytes: Most bytes of unfinished request bodies in one worker.
+        unready_s: Seconds from SIGTERM for which /readyz reports not ready before the port closes.
         idle_grace_s: Seconds from then on for which kept-alive connections may still bring a
             request.
         drain_s: Seconds after that for which streams may still run.
-        keep_alive_s: A stream that is silent for so long gets a comment, so that no proxy takes it
-            for dead.
+        keep_alive_s: Seconds of silence after which a stream gets a comment, so that no proxy takes
+            it for dead.
         flush_s: Seconds at the end for events to reach the broker; the rest is spooled.
-        limit_deadline_s: How long Valkey may take before the local allowance decides.
+        limit_deadline_s: Seconds that Valkey may take before the local allowance decides.
         limit_local_share: Share of each limit that this process may grant while Valkey is away.
-        response_idle_s: How long Valkey has a response that no request reads.
-        copies_max: Copies of requests for shadow stages of rollouts, and scores of answers, that
-            one worker has under way at most; further ones are not made.
-        objective_ttft_s: Within this time, and twice their prefill if they have more than 2,048
-            tokens of prompt, requests must have their first token to count as goodput.
-        objective_tpot_s: Bound of their mean time per further token for that.
-        text_spool_bytes_max: Bytes of redacted texts of tenants that opted in that one worker keeps
-            on disk while the brokers are away. They go first where usage needs the room.
-        log_every: One in so many successful requests is logged.
-        trace_share: Share of requests without a trace context whose trace is kept: spans are
-            exported, and routers explain placements. Slow and failed ones always are.
-        tool_hosts: `host:port,...` of tools that may have addresses that are not the internet's.
-        tool_calls_max: Calls of tools that run here in one response at most.
-        tool_tokens_max: Tokens of all its rounds, prompts and answers.
-        tool_loop_s: Time from its begin until no more tools are called for it.
-        tool_micros_max: Prices of these calls together, in millionths of the ledger's currency.
-        cors_origins: Origins whose pages in browsers may call the API, as `https://host` with
-            commas between; `*` is any.
-        classifiers: JSON file that names the classifiers of rules on texts, read at the start;
-            without one, there is the one that ships.
-        azure_paths: The API is also at `/openai/deployments/MODEL/...` and `/openai/v1/...`, where
-            clients of Azure OpenAI look for it.
+        response_idle_s: Seconds for which Valkey keeps a response that no request reads.
+        copies_max: Most concurrent copies for shadow stages of rollouts, and scores of answers, in
+            one worker; further ones are not made.
+        objective_ttft_s: TTFT objective of goodput, in seconds; prompts above 2,048 tokens have
+            twice their prefill time on top.
+        objective_tpot_s: TPOT objective of goodput, in seconds.
+        text_spool_bytes_max: Bytes of redacted texts (of tenants that opted in) that one worker
+            keeps on disk while the brokers are away. They are dropped first where usage needs the
+            room.
+        log_every: Number of successful requests per logged one.
+        trace_share: Share of requests without a trace context whose trace is sampled: spans are
+            exported, and routers explain placements. Slow and failed requests are always sampled.
+        tool_hosts: `host:port,...` of tools that may have addresses outside the public internet.
+        tool_calls_max: Most calls of server tools in one response.
+        tool_tokens_max: Most tokens of all rounds of a response with server tools, prompts and
+            answers.
+        tool_loop_s: Seconds from the begin of a response until no more server tools are called.
+        tool_micros_max: Most that the calls of one response may cost, in millionths of the ledger's
+            currency.
+        cors_origins: Origins whose pages in browsers may call the API, as `https://host` separated
+            by commas; `*` is any.
+        classifiers: JSON file with the classifiers of rules on texts, read at the start; without
+            one, only the shipped classifier is used.
+        azure_paths: Whether the API is also at `/openai/deployments/MODEL/...` and
+            `/openai/v1/...`, the paths of Azure OpenAI's clients.
     """
 
     model_config = SettingsConfigDict(env_prefix="GATEWAY__")

@@ -1,4 +1,4 @@
-"""The APIs that keep something of tenants: what they share, and the paths of all of them."""
+"""The APIs that store objects of tenants: their shared parts, and all their paths."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,13 +34,13 @@ class StatefulApis:
 
     Attributes:
         responses: Store of responses.
-        tools: Tools that run here.
-        records: Store of everything else.
+        tools: Parts that run server tools.
+        records: Store of all other objects.
         batches: Batches whose lines are answered here.
-        background: Maker of responses that no client waits for; there once `add_to` was called.
-        lines: Worker that answers lines of batches; there once `add_to` was called.
-        completions: Chat completions, and those that are stored; there once `add_to` was called.
-        sockets: WebSockets over which responses are asked for; there once `add_to` was called.
+        background: Maker of background responses; set by `add_to`.
+        lines: Worker that answers lines of batches; set by `add_to`.
+        completions: Stored chat completions; set by `add_to`.
+        sockets: WebSockets of the Responses API; set by `add_to`.
     """
 
     background: BackgroundResponses
@@ -54,8 +54,8 @@ class StatefulApis:
         """Compose; nothing is opened yet.
 
         Args:
-            settings: Of the worker.
-            counts: Has the answers of all requests.
+            settings: Settings of the worker.
+            counts: Counters of ended requests.
             emit: Takes one event and never blocks.
         """
         self._counts = counts
@@ -125,11 +125,11 @@ class StatefulApis:
             await self.tools.close()
 
     async def stop(self) -> None:
-        """Begin no more, and let go of what runs once its generations have ended."""
+        """Begin no more, and drop running work once its generations have ended."""
         await self.lines.stop()
         await self.background.stop()
 
     async def flush(self, timeout_s: float) -> None:
-        """Bring to PostgreSQL what waits for it, at most for so long."""
+        """Write waiting objects to PostgreSQL, at most for so long."""
         await self.responses.flush(timeout_s)
         await self.completions.keeper.settled(timeout_s)

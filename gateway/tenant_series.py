@@ -1,4 +1,4 @@
-"""Counters by tenant that stay few: the busiest tenants by name, all others together."""
+"""Counters by tenant with a bounded number of series: the busiest tenants, and the rest as one."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -34,15 +34,15 @@ class _Series:
 class TenantSeries(Collector):
     """Requests and tokens of the busiest tenants.
 
-    A tenant that becomes busy gets a series, which is shown at 0 for a while before it counts; one
-    that loses its series goes on in `other`, and the series is shown for some minutes as it was
-    left. So `increase` of all series is what was used, for everybody who reads them.
+    A tenant that becomes busy gets a series, which is shown at 0 for a while before it counts. A
+    tenant that loses its series goes on in `other`, and its series is shown unchanged for some
+    minutes. So the sum of `increase` over all series is exact for every reader.
     """
 
     def __init__(
         self, named_max: int = NAMED_MAX, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepare; nobody has a series yet."""
+        """Prepare; no tenant has a series yet."""
         self._named_max = named_max
         self._clock = clock
         self._choice_at_s = clock()
@@ -55,7 +55,7 @@ class TenantSeries(Collector):
     def count(
         self, tenant_id: str, result: ObjectiveResult | None, prompt_tokens: int, output_tokens: int
     ) -> None:
-        """Count a request that ended; its result is none when goodput leaves it out."""
+        """Count a request that ended; its result is None when goodput leaves it out."""
         series = self._named.get(tenant_id, self._other)
         if result is not None:
             series.results[result] += 1
@@ -66,7 +66,7 @@ class TenantSeries(Collector):
             recent[tenant_id] = recent.get(tenant_id, 0.0) + prompt_tokens + output_tokens + 1.0
 
     def _advance(self) -> None:
-        """Do what it is time for."""
+        """Choose series or show waiting ones, if it is time."""
         now_s = self._clock()
         for tenant_id in [it for it, until_s in self._announced.items() if until_s <= now_s]:
             del self._announced[tenant_id]
@@ -78,7 +78,7 @@ class TenantSeries(Collector):
             self._choose(now_s)
 
     def _choose(self, now_s: float) -> None:
-        """Give series to those that were busiest of late, and forget a part of the past."""
+        """Give series to the tenants that were busiest of late, and let older usage decay."""
         recent, named, leaving = self._recent, self._named, self._leaving
         busiest = nlargest(self._named_max, recent.items(), key=itemgetter(1))
         for tenant_id, used in busiest:
@@ -100,11 +100,11 @@ class TenantSeries(Collector):
         self._recent = {it: used * _FADE for it, used in recent.items() if used >= 1.0}
 
     def describe(self) -> Iterable[Metric]:
-        """Name the families, without a look at the tenants."""
+        """Name the families, without the tenants' series."""
         return self._families()
 
     def collect(self) -> Iterable[Metric]:
-        """Yield both families; now and then, choose anew who has a series."""
+        """Yield both families; from time to time, choose anew who has a series."""
         self._advance()
         shown = {_label(it): series for it, (series, _) in self._leaving.items()}
         shown |= {_label(it): _Series() for it in self._announced}
@@ -136,7 +136,7 @@ class TenantSeries(Collector):
 
 
 class Without(Collector):
-    """All of a registry but the tenants."""
+    """A registry without its families by tenant."""
 
     def __init__(self, tenants: TenantSeries, registry: Collector) -> None:
         """Prepare; `registry` has `tenants`."""
@@ -144,10 +144,10 @@ class Without(Collector):
         self._registry = registry
 
     def collect(self) -> Iterable[Metric]:
-        """Yield what names nobody."""
+        """Yield the families without tenants' names."""
         return (it for it in self._registry.collect() if it.name not in self._named)
 
 
 def _label(tenant_id: str) -> str:
-    """Return what a tenant is called: `other` is taken, so `_other`; and `_other` is `__other`."""
+    """Return a tenant's label: `other` is reserved, so it becomes `_other`, and so on."""
     return f"_{tenant_id}" if tenant_id.lstrip("_") == OTHER else tenant_id

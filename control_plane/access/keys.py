@@ -15,14 +15,14 @@ _DAY_S = 86_400
 
 
 class RotationBody(AdminBody):
-    """How long the old key still works beside the new one."""
+    """The time for which the old key still works beside the new one."""
 
     grace_s: Annotated[int, Field(ge=0, le=GRACE_DAYS_MAX * _DAY_S)] = _DAY_S
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key at the one moment when its text is known."""
+    """A new key with its text, which is shown only once."""
 
     id: str
     text: str
@@ -39,6 +39,6 @@ def is_expired(expires_at_unix_ms: int, now_unix_ms: int) -> bool:
 
 
 def expiry_after_grace(expires_at_unix_ms: int, now_unix_ms: int, grace_s: int) -> int:
-    """Return when a key that is replaced now shall end; never later than it would have anyway."""
+    """Return the end of a key that is replaced now; never later than its own expiry."""
     end = now_unix_ms + grace_s * 1000
     return min(expires_at_unix_ms, end) if expires_at_unix_ms else end

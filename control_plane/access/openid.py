@@ -1,7 +1,7 @@
-"""People whom an OpenID Connect provider knows: what it is asked, and their roles here; pure.
+"""Sign-in of people by an OpenID Connect provider: requests, checks, and their roles; pure.
 
 A sign-in begins with one secret in a cookie of the browser. State, nonce and the verifier of PKCE
-are made of it, so nothing is stored, and an answer is of use to this browser alone.
+are derived from it, so nothing is stored, and an answer is valid for this browser alone.
 """
 
 import base64
@@ -29,7 +29,7 @@ _DISCOVERY = "/.well-known/openid-configuration"
 
 
 class OpenIdRole(BaseModel):
-    """A role of all people whose claim is this value, or has it among others."""
+    """A role for all people whose claim equals this value, or contains it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,18 +46,19 @@ class OpenIdRole(BaseModel):
 
 
 class OpenIdSettings(BaseModel):
-    """How the console signs people in by a provider.
+    """Settings of the sign-in by a provider.
 
     Attributes:
-        issuer: URL of the provider, exactly as its ID tokens have it.
-        client_id: Of the console at the provider.
-        client_secret: Of it; empty: a public client, which PKCE alone protects.
+        issuer: URL of the provider, exactly as in its ID tokens.
+        client_id: Id of the console at the provider.
+        client_secret: Secret of the console at the provider; empty: a public client, which PKCE
+            alone protects.
         console_url: Public URL of the console, which ends with a slash; the provider sends people
             to `callback` below it.
-        scopes: Scopes of the request for a sign-in; `openid` is always among them.
-        name_claim: Claim that has a person's name, for the audit log.
-        roles: The first one that fits is a person's; a person without one is refused.
-        algorithms: Of signatures of ID tokens.
+        scopes: Scopes of the sign-in; `openid` is always among them.
+        name_claim: Claim with a person's name, for the audit log.
+        roles: Roles in order; the first match is a person's, and a person without one is refused.
+        algorithms: Signature algorithms of ID tokens.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -82,12 +83,12 @@ class OpenIdSettings(BaseModel):
 
     @property
     def discovery_url(self) -> str:
-        """Where the provider says what it has."""
+        """URL of the provider's discovery document."""
         return self.issuer.rstrip("/") + _DISCOVERY
 
     @property
     def callback_url(self) -> str:
-        """Where the provider sends people back to."""
+        """URL to which the provider sends people back."""
         return f"{self.console_url}callback"
 
     @property
@@ -108,7 +109,7 @@ def read_openid(file: Path | None) -> OpenIdSettings | None:
     """Return the settings of a JSON file; None without a file.
 
     Raises:
-        ValueError: It cannot be used; the message names the place, and no secret.
+        ValueError: The file is invalid; the message names the place, and no secret.
     """
     if file is None:
         return None
@@ -123,23 +124,23 @@ def read_openid(file: Path | None) -> OpenIdSettings | None:
 
 
 def derived(secret: str, purpose: Literal["state", "nonce", "verifier"]) -> str:
-    """Return one of the values of a sign-in: 64 hex digits, which tell nothing of the others."""
+    """Return one of the values of a sign-in: 64 hex digits, which reveal none of the others."""
     return hmac.new(secret.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
 
 def is_state(given: str, secret: str) -> bool:
-    """Return whether an answer is one to this browser's question; compared in constant time."""
+    """Return whether an answer belongs to this browser's request; in constant time."""
     expected = derived(secret, "state").encode()
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected)
 
 
 def is_fragment(text: str) -> bool:
-    """Return whether a text may be the place within the console to come back to."""
+    """Return whether a text is a valid place within the console to come back to."""
     return not text or _FRAGMENT.fullmatch(text) is not None
 
 
 def authorization_url(endpoint: str, settings: OpenIdSettings, secret: str) -> str:
-    """Return where the browser goes to be known."""
+    """Return the URL of the provider's sign-in page for a browser."""
     digest = hashlib.sha256(derived(secret, "verifier").encode()).digest()
     query = {
         "response_type": "code",
@@ -155,10 +156,10 @@ def authorization_url(endpoint: str, settings: OpenIdSettings, secret: str) -> s
 
 
 def key_id(id_token: str) -> str:
-    """Return the id of the key that an ID token says it is signed with; may be empty.
+    """Return the id of the key that an ID token names; may be empty.
 
     Raises:
-        OpenIdError: It is no token.
+        OpenIdError: The text is no token.
     """
     try:
         return str(jwt.get_unverified_header(id_token).get("kid", ""))
@@ -169,10 +170,10 @@ def key_id(id_token: str) -> str:
 def checked_claims(
     id_token: str, key: jwt.PyJWK, settings: OpenIdSettings, nonce: str
 ) -> Mapping[str, Any]:
-    """Return the claims of an ID token: its signature, issuer, audience, times and nonce are right.
+    """Return the verified claims of an ID token: signature, issuer, audience, times and nonce.
 
     Raises:
-        OpenIdError: They are not.
+        OpenIdError: A claim is wrong.
     """
     try:
         claims: dict[str, Any] = jwt.decode(
@@ -197,10 +198,10 @@ def checked_claims(
 
 
 def actor_of(claims: Mapping[str, Any], settings: OpenIdSettings) -> Actor:
-    """Return who a person is here.
+    """Return a person as an actor, with a role.
 
     Raises:
-        OpenIdError: No role is for this person.
+        OpenIdError: No role matches this person.
     """
     for wanted in settings.roles:
         if _has(claims.get(wanted.claim), wanted.value):
@@ -215,7 +216,7 @@ def _has(held: Any, value: str) -> bool:
 
 
 def _id_of(subject: str) -> str:
-    """Return a person's id; subjects that are no plain words are hashed."""
+    """Return a person's id; subjects with unusual characters are hashed."""
     if re.fullmatch(r"[A-Za-z0-9._:@|-]{1,128}", subject):
         return f"person/{subject}"
     return f"person/{hashlib.sha256(subject.encode('utf-8', 'surrogateescape')).hexdigest()}"

@@ -1,9 +1,9 @@
 """Permissions on the admin REST, by role, action and owner; pure.
 
-One table says how far each role reaches for each action. Viewer, operator and admin follow each
-other: each may do what the one before may. A reader and a publisher belong to one tenant each and
-reach nothing of another; what belongs to nobody (`owner` None) is public: a publisher may read it,
-not write it. A reader sees its tenant's usage, requests, batches and budgets, and nothing else.
+A table gives the reach of each role for each action. Viewer, operator and admin form a hierarchy:
+each has the rights of the previous one. A reader and a publisher belong to one tenant each and
+reach nothing of another. An object without an owner (`owner` None) is public: a publisher may read
+it, not write it. A reader sees its tenant's usage, requests, batches and budgets, and nothing else.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Role(StrEnum):
 
     @property
     def has_tenant(self) -> bool:
-        """Whether it is a role within one tenant."""
+        """Whether the role belongs to one tenant."""
         return self in {Role.READER, Role.PUBLISHER}
 
 
@@ -45,7 +45,7 @@ class Action(StrEnum):
 
 
 class Reach(IntEnum):
-    """How far an action goes."""
+    """The reach of an action."""
 
     NOTHING = 0
     OWN = 1
@@ -74,19 +74,19 @@ _TABLE: Mapping[Action, tuple[Reach, Reach, Reach, Reach, Reach]] = {
 
 
 def reach(role: Role, action: Action) -> Reach:
-    """Return how far a role goes with an action."""
+    """Return the reach of a role for an action."""
     return _TABLE[action][_ROLES.index(role)]
 
 
 def may(role: Role, tenant_id: str, action: Action, owner: str | None) -> bool:
-    """Return whether a key may do something to an object.
+    """Return whether a key may do an action on an object.
 
     Args:
         role: Role of the key.
         tenant_id: Tenant of a publisher's or reader's key; empty for the other roles, which have
             none.
-        action: The access that is asked for.
-        owner: Tenant of the object; None or empty: nobody's.
+        action: Kind of access.
+        owner: Tenant of the object; None or empty: the object is public.
     """
     match reach(role, action):
         case Reach.ALL:
@@ -100,7 +100,7 @@ def may(role: Role, tenant_id: str, action: Action, owner: str | None) -> bool:
 
 
 def roles_for(action: Action) -> list[Role]:
-    """Return the roles that may do something, to some object at least."""
+    """Return the roles that may do an action on at least some objects."""
     return [role for role in _ROLES if reach(role, action) > Reach.NOTHING]
 
 
@@ -121,14 +121,14 @@ class Actor:
     name: str = ""
 
     def may(self, action: Action, owner: str | None) -> bool:
-        """Return whether it may do something to an object of this tenant (None: nobody's)."""
+        """Return whether the actor may do an action on an object of this tenant (None: public)."""
         return may(self.role, self.tenant_id, action, owner)
 
     def reach(self, action: Action) -> Reach:
-        """Return how far it goes with an action."""
+        """Return the actor's reach for an action."""
         return reach(self.role, action)
 
     @property
     def words(self) -> str:
-        """Return what the key is, for people."""
+        """Return the key's role and tenant, in words."""
         return f"{self.role} of tenant {self.tenant_id}" if self.tenant_id else str(self.role)

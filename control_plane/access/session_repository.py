@@ -1,4 +1,4 @@
-"""Begins, finds and ends sessions of the console, in the transaction it is given."""
+"""Begins, finds and ends sessions of the console, in the caller's transaction."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,14 +24,14 @@ async def begin(
     hashes: tuple[bytes, bytes | None],
     life_s: float,
 ) -> ConsoleSession:
-    """Store a session, and end the oldest ones of an actor that has too many.
+    """Store a session, and end the oldest ones of an actor with too many.
 
     Args:
-        connection: Its transaction.
-        session_id: A new one.
+        connection: Connection of the caller's transaction.
+        session_id: Id of the new session.
         actor: Actor of its requests.
-        hashes: Hashes of its cookie, and of the admin key that it stands for; None: for a person.
-        life_s: Seconds until it ends by itself, by the database's clock.
+        hashes: Hashes of its cookie, and of the admin key that was used; None: a person signed in.
+        life_s: Seconds until the session ends, by the database's clock.
     """
     secret_sha256, key_sha256 = hashes
     is_person = key_sha256 is None
@@ -61,7 +61,7 @@ async def find(
     Args:
         connection: Connection to read with.
         secret_sha256: Hash of the cookie.
-        of_bootstrap: Hash of a key -> its actor, when it is the key of the settings.
+        of_bootstrap: Returns the actor of a key's hash, if it is the key of the settings.
     """
     is_it = (_T.secret_sha256 == secret_sha256, _T.expires_at > func.now())
     row = (await connection.execute(select(console_sessions).where(*is_it))).first()

@@ -1,7 +1,7 @@
-"""Sessions of the console: what a browser holds in place of an admin key; pure.
+"""Sessions of the console, which replace an admin key in the browser; pure.
 
-The browser sends a cookie that its scripts cannot read. Writes carry a header besides, which only a
-page of ours knows: other sites can send neither.
+The browser sends a cookie that its scripts cannot read. Writes also carry a header with a value
+that only the console's own page gets: other sites can send neither.
 """
 
 import hashlib
@@ -34,22 +34,22 @@ class ConsoleSession:
 
 
 def new_session_secret() -> str:
-    """Return what the cookie holds: 256 random bits."""
+    """Return the text of a new cookie: 256 random bits."""
     return new_secret(_PREFIX)
 
 
 def secret_hash(secret: str) -> bytes:
-    """Return what is stored of a cookie."""
+    """Return the stored hash of a cookie."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
 def is_secret(text: str) -> bool:
-    """Return whether a cookie can be one of ours: others cost the database nothing."""
+    """Return whether a cookie has the right form: others are refused without a query."""
     return text.startswith(f"{_PREFIX}-") and len(text) <= _SECRET_CHARS_MAX
 
 
 def csrf_token(secret: str) -> str:
-    """Return the value of the header that belongs to a cookie; the cookie cannot be had from it."""
+    """Return the header's value for a cookie; the cookie cannot be derived from it."""
     return hmac.new(secret.encode(), b"csrf", hashlib.sha256).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Rows of admin keys and of sessions of the console; only hashes of their texts are kept."""
+"""Rows of admin keys and of sessions of the console; only hashes of their texts are stored."""
 
 from sqlalchemy import (
     BigInteger,

@@ -1,7 +1,7 @@
-"""REST of adapters across models: which there are, which releases use them, where they lie.
+"""REST of adapters across models: all adapters, their releases, and their nodes.
 
-An adapter is here what was uploaded as one, and what a release names: nodes may have been given
-artifacts by hand.
+Adapters are here artifacts that were uploaded as such, and artifacts that a release names: an
+operator may have copied artifacts to nodes by hand.
 """
 
 from typing import Any, cast
@@ -55,7 +55,7 @@ _HELD = ("id", "digest", "since")
 
 
 class AdapterRoutes:
-    """Handlers of adapters, and of where artifacts lie."""
+    """Handlers of adapters and their nodes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -96,7 +96,7 @@ class AdapterRoutes:
         return shown(request, _show(rows[0]))
 
     async def nodes(self, request: web.Request) -> web.Response:
-        """Return a page of nodes; of what nobody knows it is empty."""
+        """Return a page of nodes; of an unknown adapter it is empty."""
         digest = path_id(request, "digest", checked_digest)
         t = node_artifacts.c
         columns: list[ColumnElement[Any]] = [t.node_id.label("id"), t.digest, t.since]
@@ -106,11 +106,11 @@ class AdapterRoutes:
 
 
 def _adapters(actor: Actor, wanted: dict[str, str]) -> tuple[Select[Any], Column[str]]:
-    """Return the query of the adapters that an actor may see, and its key.
+    """Return the query of the adapters that an actor may see, with its sort key.
 
     Args:
         actor: The caller.
-        wanted: Model, base and tenant that they are narrowed to.
+        wanted: Filters: model, base and tenant.
     """
     is_adapter = artifacts.c.kind == literal(str(Kind.ADAPTER))
     is_given = exists().where(artifact_grants.c.digest == artifacts.c.digest)  # else it is going
@@ -166,7 +166,7 @@ def _all(values: ColumnElement[Any]) -> Any:
 
 
 def _granted(actor: Actor, digest: Column[str]) -> ColumnElement[Any]:
-    """Return the tenants that may use what was uploaded, '' for everybody, as SQL."""
+    """Return the tenants that may use uploaded artifacts, '' for all tenants, as SQL."""
     who = artifact_grants.c.tenant_id
     query = select(func.coalesce(who, "")).where(artifact_grants.c.digest == digest)
     if actor.reach(Action.READ_TENANT) is not Reach.ALL:
@@ -179,7 +179,7 @@ def _is_its(actor: Actor, owner: Column[Any]) -> ColumnElement[bool]:
 
 
 def _show(row: Values) -> Values:
-    """Return the JSON of an adapter; whose it is says the upload, else the models that use it."""
+    """Return the JSON of an adapter; its owner comes from the upload, else from the models."""
     is_uploaded = row["size_bytes"] is not None
     owners = row["granted"] if is_uploaded else row["owners"]
     created_at = row["created_at"]

@@ -30,7 +30,7 @@ class AuditRoutes:
         return [AdminRoute("GET", "/v1/audit", self.list, Action.READ_PLATFORM, "audit", listing)]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page: `?after=` the last id of a page continues with what is older."""
+        """Return a page: `?after=` with the last id of a page continues with older rows."""
         query = select(audit)
         for name, column in _FILTERS.items():
             if (wanted := request.query.get(name)) is not None:

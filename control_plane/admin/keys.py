@@ -1,4 +1,4 @@
-"""REST of admin keys; the bootstrap key of the settings is none of them."""
+"""REST of admin keys; the bootstrap key of the settings is not among them."""
 
 from typing import Annotated, Self
 
@@ -13,7 +13,7 @@ from sluice.ids import new_id, new_secret
 
 
 class AdminKeyChange(AdminBody):
-    """The fields of an admin key that may change; for another role make another key."""
+    """The changeable fields of an admin key; another role needs another key."""
 
     name: Text = ""
     expires_at_unix_ms: Annotated[int, Field(ge=0, le=2**53)] = 0

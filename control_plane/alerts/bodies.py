@@ -19,7 +19,7 @@ Words = Annotated[str, Field(min_length=1, max_length=4000)]
 
 
 class AlertReport(BaseModel):
-    """One alert, as Prometheus tells it to an Alertmanager (API v2); times in RFC 3339."""
+    """An alert in Prometheus' form for an Alertmanager (API v2); times in RFC 3339."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,7 +65,7 @@ class MatcherBody(AdminBody):
 
 
 class SilenceBody(AdminBody):
-    """Alerts that all matchers fit tell nobody, for a while."""
+    """A silence: alerts that match all matchers cause no notices for a while."""
 
     matchers: Annotated[list[MatcherBody], Field(min_length=1, max_length=20)]
     duration_s: Annotated[int, Field(ge=60, le=SILENCE_S_MAX)]
@@ -85,5 +85,5 @@ class IncidentText(AdminBody):
 
 
 def matchers_of(stored: list[dict[str, Any]]) -> tuple[AlertMatcher, ...]:
-    """Return the matchers of a silence, as rows have them."""
+    """Return the matchers of a silence, in their stored form."""
     return tuple(AlertMatcher(it["name"], it["operator"], it["value"]) for it in stored)

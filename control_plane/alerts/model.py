@@ -1,8 +1,8 @@
-"""Decides about alerts: whose they are, which are silenced, who is told what, and when; pure.
+"""Decides on alerts: names, silences, and the notices for each receiver; pure.
 
-An alert is one set of labels that a rule fires for. Alerts of one rule and severity are a group:
-whoever is told hears of the group, once for all that fire, again when others join, and when the
-last one is over.
+An alert is one set of labels that a rule fires for. Alerts of one rule and severity are a group. A
+receiver gets one notice for all alerts of a group that fire, another one when further alerts join,
+and a last one when all are over.
 """
 
 import hashlib
@@ -28,20 +28,20 @@ Labels = Mapping[str, str]
 
 
 class GroupStatus(StrEnum):
-    """Of a group, as receivers are told."""
+    """The status of a group in notices."""
 
     FIRING = "firing"
     RESOLVED = "resolved"
 
 
 def fingerprint(labels: Labels) -> str:
-    """Return what names an alert: the same labels, the same 32 hex digits."""
+    """Return the name of an alert: equal labels give the same 32 hex digits."""
     text = json.dumps(sorted(labels.items()), separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def rank(labels: Labels) -> int:
-    """Return how grave an alert is: 1 wakes somebody, 3 waits for a working day."""
+    """Return the rank of a severity: 1 is a page, 3 waits for a working day."""
     return _RANKS.get(labels.get(SEVERITY, "").lower(), _LOWEST)
 
 
@@ -51,16 +51,16 @@ def group_of(labels: Labels) -> str:
 
 
 def opens_incident(labels: Labels) -> bool:
-    """Return whether an alert is worth an incident: a page, or a rollout sent back."""
+    """Return whether an alert opens an incident: a page, or a rollout sent back."""
     return rank(labels) == 1 or labels.get(NAME) in _INCIDENTS
 
 
 @dataclass(frozen=True, slots=True)
 class AlertMatcher:
-    """One condition of a silence, as Alertmanager has them.
+    """A condition of a silence, as in Alertmanager.
 
     Attributes:
-        name: Name of a label; an alert without it has the value "".
+        name: Name of a label; an alert without the label has the value "".
         operator: `=`, `!=`, `=~` or `!~`; patterns match whole values.
         value: Text that the label's value is compared with.
     """
@@ -70,7 +70,7 @@ class AlertMatcher:
     value: str
 
     def matches(self, labels: Labels) -> bool:
-        """Return whether an alert fulfils it."""
+        """Return whether an alert fulfils the condition."""
         found = labels.get(self.name, "")
         if self.operator.endswith("~"):
             holds = re.fullmatch(self.value, found) is not None
@@ -80,16 +80,16 @@ class AlertMatcher:
 
 
 def is_silenced(labels: Labels, silences: Iterable[Sequence[AlertMatcher]]) -> bool:
-    """Return whether a silence fits; one of no conditions fits nothing."""
+    """Return whether a silence matches; one without conditions matches nothing."""
     return any(all(it.matches(labels) for it in one) for one in silences if one)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAlert:
-    """An alert of a group, as far as telling goes.
+    """An alert of a group, with the fields that notices depend on.
 
     Attributes:
-        fingerprint: Its name.
+        fingerprint: Name of the alert.
         since_ms: Unix time at which it began to fire.
         is_acknowledged: Whether an operator works on it.
     """
@@ -104,7 +104,7 @@ class ToldGroup:
     """Last notice of a group to a receiver.
 
     Attributes:
-        fingerprints: Alerts that fired then; empty: all were over.
+        fingerprints: Alerts that fired at that time; empty: all were over.
         told_ms: Time of the notice.
     """
 
@@ -115,7 +115,7 @@ class ToldGroup:
 def telling(
     firing: Sequence[GroupAlert], told: ToldGroup | None, now_ms: int
 ) -> GroupStatus | None:
-    """Return what a receiver is to be told of a group now; None: nothing.
+    """Return the notice that a receiver is due on a group now; None: none.
 
     Args:
         firing: Alerts of the group that fire and are not silenced.
@@ -141,11 +141,11 @@ _FIRST_MS, _LONGEST_MS = 1_000, 300_000
 
 
 def retry_after_ms(attempts: int, asked_ms: int = 0) -> int | None:
-    """Return how long to wait after so many failures; None: it is given up.
+    """Return the wait after so many failures; None: the notice is given up.
 
     Args:
         attempts: Failed attempts so far.
-        asked_ms: `Retry-After` of the receiver; at most five minutes are heard.
+        asked_ms: `Retry-After` of the receiver; values above five minutes are cut.
     """
     if attempts >= ATTEMPTS_MAX:
         return None

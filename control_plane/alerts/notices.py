@@ -20,11 +20,11 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeAlert:
-    """An alert as it is told.
+    """An alert in a notice.
 
     Attributes:
         labels: Labels of the alert.
-        annotations: Its summary, description and runbook_url.
+        annotations: Alert's summary, description and runbook_url.
         starts_at: Time at which it began to fire, RFC 3339.
         ends_at: Time of its end; empty while it fires.
     """
@@ -40,9 +40,9 @@ class Notice:
     """A notice about a group of alerts.
 
     Attributes:
-        group: Its key.
-        status: Whether anything of it fires.
-        alerts: Alerts that fire; at the group's end, alerts that did.
+        group: Key of the group.
+        status: Whether an alert of the group fires.
+        alerts: Alerts that fire; in the last notice of a group, alerts that fired.
     """
 
     group: str
@@ -51,12 +51,12 @@ class Notice:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """Of the first alert; all have the same name and severity."""
+        """The labels of the first alert; all have the same name and severity."""
         return self.alerts[0].labels if self.alerts else {}
 
     @property
     def title(self) -> str:
-        """One line."""
+        """The title: one line."""
         name = self.labels.get(NAME) or self.group.rpartition("/")[0]
         count = f" ({len(self.alerts)})" if len(self.alerts) > 1 else ""
         summary = self.alerts[0].annotations.get("summary", "") if self.alerts else ""
@@ -65,7 +65,7 @@ class Notice:
 
     @property
     def text(self) -> str:
-        """A line per alert, and where to read on."""
+        """The text: a line per alert, and links."""
         lines = [_line(alert) for alert in self.alerts[:_SHOWN_MAX]]
         if len(self.alerts) > _SHOWN_MAX:
             lines.append(f"and {len(self.alerts) - _SHOWN_MAX} more")
@@ -100,7 +100,7 @@ def webhook(notice: Notice) -> Json:
 
 
 def slack(notice: Notice) -> Json:
-    """Return the body for an incoming webhook of Slack, Mattermost or others that take theirs."""
+    """Return the body for an incoming webhook of Slack, Mattermost or compatible servers."""
     colour = "good" if notice.status is GroupStatus.RESOLVED else "danger"
     text = notice.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return {
@@ -149,7 +149,7 @@ def alertmanager(notice: Notice) -> list[Json]:
 
 
 def email(notice: Notice, sender: str, to: Sequence[str], message_id: str) -> EmailMessage:
-    """Return the message; all of a group's go to one thread."""
+    """Return the message; all messages on a group form one thread."""
     message = EmailMessage()
     message["Subject"] = " ".join(notice.title.split())
     message["From"], message["To"] = sender, ", ".join(to)
@@ -163,17 +163,17 @@ def email(notice: Notice, sender: str, to: Sequence[str], message_id: str) -> Em
 
 
 def signature(secret: str, body: bytes, now_s: int) -> str:
-    """Return the header that proves who sent a body, and when: HMAC-SHA256 of `TIME.BODY`."""
+    """Return the header that proves sender and time of a body: HMAC-SHA256 of `TIME.BODY`."""
     mac = hmac.new(secret.encode(), f"{now_s}.".encode() + body, hashlib.sha256)
     return f"t={now_s},v1={mac.hexdigest()}"
 
 
 def encoded(body: object) -> bytes:
-    """Return JSON as it is signed and sent."""
+    """Return JSON as signed and sent."""
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def rfc3339(unix_ms: int) -> str:
-    """Return a moment as receivers read it."""
+    """Return a time in the form for receivers."""
     moment = datetime.fromtimestamp(unix_ms / 1000, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

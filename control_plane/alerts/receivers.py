@@ -11,19 +11,20 @@ RECEIVERS_MAX = 50
 
 
 class Receiver(BaseModel):
-    """Somebody who is told.
+    """A receiver of notices.
 
     Attributes:
-        name: For people, and in what is told of deliveries.
-        kind: How.
+        name: Name, for people and for the list of deliveries.
+        kind: Kind of the receiver's protocol.
         url: `https://...` of a webhook, of PagerDuty's API if it is another one, of Alertmanager;
             `smtp://HOST:PORT` (STARTTLS where it is offered) or `smtps://HOST:PORT` for e-mail.
-        secret: Signs a webhook's bodies; PagerDuty's routing key; the password for e-mail.
-        user: For e-mail that needs a login; `secret` is its password then.
-        sender: Of e-mail.
-        to: Addresses of e-mail.
-        severity: The least that is told: P1 only pages, P3 all.
-        is_internal: Whether its address may be one of this network: loopback, private, link-local.
+        secret: Secret that signs a webhook's bodies; PagerDuty's routing key; the password for
+            e-mail.
+        user: User of an e-mail server with a login; `secret` is the password.
+        sender: Sender's address of e-mail.
+        to: Recipients' addresses of e-mail.
+        severity: Least severity that is sent: P1 only pages, P3 all.
+        is_internal: Whether the address may be one of this network: loopback, private, link-local.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -54,19 +55,19 @@ class Receiver(BaseModel):
 
     @property
     def rank_max(self) -> int:
-        """The least grave rank that it is told of."""
+        """The least grave rank that is sent."""
         return int(self.severity[1])
 
 
 class ReceiversError(ValueError):
-    """The file cannot be used; the message names the place, and never a secret."""
+    """The file is invalid; the message names the place, and never a secret."""
 
 
 def read_receivers(file: Path | None) -> tuple[Receiver, ...]:
     """Return the receivers of a JSON file; none without a file.
 
     Raises:
-        ReceiversError: It cannot be read, or is no list of receivers with names of their own.
+        ReceiversError: The file cannot be read, or is no list of receivers with unique names.
     """
     if file is None:
         return ()
@@ -90,10 +91,10 @@ def read_receivers(file: Path | None) -> tuple[Receiver, ...]:
 
 
 def refusal(address: str, *, is_internal: bool) -> str:
-    """Return why an IP address must not be called; empty: it may be.
+    """Return the reason why an IP address must not be called; empty: it may be.
 
-    What an operator writes into a file can be a mistake, and what a name resolves to is up to
-    others: neither shall reach the platform's own network, or a cloud's metadata.
+    A file may hold a mistake, and a name may resolve to any address: neither shall reach the
+    platform's own network, or a cloud's metadata.
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(ip, "ipv4_mapped", None)

@@ -1,4 +1,4 @@
-"""Rows of alerts: what is reported, what follows of it, and what is to be told."""
+"""Rows of alerts, of the state derived from them, and of due notices."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,9 +43,9 @@ Values = dict[str, Any]
 
 
 async def report(connection: AsyncConnection, found: Sequence[AlertReport]) -> int:
-    """Write down what fires and what is over; return how many alerts are new.
+    """Store firing and ended alerts; return the number of new ones.
 
-    More alerts than `FIRING_MAX` at once are not taken: the oldest say what is wrong.
+    At most `FIRING_MAX` alerts are stored at once: the oldest show the cause.
     """
     now = await connection.scalar(select(func.clock_timestamp()))
     assert now is not None
@@ -86,7 +86,7 @@ async def _report(
 
 
 async def _end(connection: AsyncConnection, which: Any, at: Any) -> None:
-    """End alerts, and tell their incidents."""
+    """End alerts, and note that in their incidents."""
     ended = update(alerts).where(which).values(is_firing=False, ends_at=at)
     rows = (await connection.execute(ended.returning(alerts.c.incident_id, alerts.c.name))).all()
     for incident_id, name in rows:
@@ -97,13 +97,13 @@ async def _end(connection: AsyncConnection, which: Any, at: Any) -> None:
 async def add_event(
     connection: AsyncConnection, incident_id: str, kind: str, text: str, actor: str = ""
 ) -> None:
-    """Add to what is known of an incident."""
+    """Add an event to an incident."""
     values = {"incident_id": incident_id, "kind": kind, "text": text, "actor": actor}
     await connection.execute(insert(incident_events).values(id=new_id("event"), **values))
 
 
 async def has_work(connection: AsyncConnection) -> bool:
-    """Return whether `step`, or the groups after it, can come to anything."""
+    """Return whether `step`, or the groups after it, can have an effect."""
     fires = select(alerts.c.id).where(alerts.c.is_firing).exists()
     is_told = select(notifications.c.id).exists()
     query = select(or_(fires, is_told, _unknown_rollouts().exists()))
@@ -111,7 +111,7 @@ async def has_work(connection: AsyncConnection) -> bool:
 
 
 async def step(connection: AsyncConnection) -> None:
-    """End what was not reported again, silence, and open incidents."""
+    """End alerts that were not reported again, apply silences, and open incidents."""
     await _end(connection, and_(alerts.c.is_firing, alerts.c.ends_at < func.now()), func.now())
     await _silence(connection)
     await _open_incidents(connection)
@@ -119,7 +119,7 @@ async def step(connection: AsyncConnection) -> None:
 
 
 async def active_silences(connection: AsyncConnection) -> list[tuple[AlertMatcher, ...]]:
-    """Return the matchers of each silence of now."""
+    """Return the matchers of each present silence."""
     query = select(silences.c.matchers).where(silences.c.ends_at > func.now())
     return [matchers_of(row) for row in (await connection.scalars(query)).all()]
 
@@ -173,7 +173,7 @@ def _unknown_rollouts() -> Select[Any, Any, Any]:
 
 
 async def _open_for_rollouts(connection: AsyncConnection) -> None:
-    """Open one for each rollout of the last day that the platform sent back."""
+    """Open an incident for each rollout of the last day that the platform sent back."""
     for row in (await connection.execute(_unknown_rollouts())).all():
         title = f"Release {row.canary} of {row.model_id} was sent back"
         await open_incident(connection, f"rollout/{row.id}", title)
@@ -181,7 +181,7 @@ async def _open_for_rollouts(connection: AsyncConnection) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertGroup:
-    """A group as it is now: what fires of it, unsilenced, and what did last."""
+    """A group: its alerts that fire, unsilenced, and those of the last notice."""
 
     key: str
     rank: int
@@ -190,7 +190,7 @@ class AlertGroup:
 
     @property
     def members(self) -> list[GroupAlert]:
-        """Alerts of the group, as `telling` takes them."""
+        """Alerts of the group, in the form for `telling`."""
         return [
             GroupAlert(
                 fingerprint=row["fingerprint"],
@@ -202,7 +202,7 @@ class AlertGroup:
 
 
 async def groups(connection: AsyncConnection) -> list[AlertGroup]:
-    """Return the groups of which something fires, or was told to fire."""
+    """Return the groups with a firing alert, or with one in their last notice."""
     fires = select(alerts).where(alerts.c.is_firing, ~alerts.c.is_silenced)
     rows = (await connection.execute(fires.order_by(alerts.c.id))).mappings().all()
     told = (await connection.execute(select(notifications))).mappings().all()
@@ -223,7 +223,7 @@ def _told(row: RowMapping) -> ToldGroup:
 
 
 async def ended_of(connection: AsyncConnection, fingerprints: Iterable[str]) -> list[Values]:
-    """Return the latest rows of alerts that are over, or silenced, for the last telling."""
+    """Return the latest rows of ended or silenced alerts, for the last notice."""
     query = (
         select(alerts)
         .where(alerts.c.fingerprint.in_(list(fingerprints)))
@@ -235,7 +235,7 @@ async def ended_of(connection: AsyncConnection, fingerprints: Iterable[str]) -> 
 
 
 def notice_of(key: str, status: GroupStatus, rows: Iterable[Mapping[str, Any]]) -> Notice:
-    """Return what is told of rows of alerts."""
+    """Return the notice on rows of alerts."""
     is_over = status is GroupStatus.RESOLVED
     return Notice(
         group=key,
@@ -257,7 +257,7 @@ def _ms(moment: datetime) -> int:
 
 
 async def prune(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Forget alerts, silences and closed incidents that are older than so many days."""
+    """Delete alerts, silences and closed incidents that are older than so many days."""
     old = func.now() - func.make_interval(0, 0, 0, kept_days)
     gone = (
         (alerts, and_(~alerts.c.is_firing, alerts.c.ends_at < old)),

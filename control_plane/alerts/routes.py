@@ -1,4 +1,4 @@
-"""REST of alerts, silences and incidents; reports come as Prometheus sends them."""
+"""REST of alerts, silences and incidents; reports have Prometheus' form."""
 
 import asyncio
 from typing import Any
@@ -202,7 +202,7 @@ class AlertRoutes:
         return await page(self._database, query, key, request, shown_times, newest_first=True)
 
     async def list_notifications(self, request: web.Request) -> web.Response:
-        """Return a page of what receivers were told."""
+        """Return a page of notices."""
         t = notifications.c
         query = select(*(t[column] for column in _TOLD))
         return await page(self._database, query, t.id, request, shown_times)
@@ -228,7 +228,7 @@ class AlertRoutes:
         return shown(request, body)
 
     async def report(self, request: web.Request) -> web.Response:
-        """Take a report."""
+        """Store a report."""
         try:
             async with asyncio.timeout(_BODY_TIMEOUT_S):
                 found = AlertReports.model_validate_json(await request.read()).root
@@ -247,7 +247,7 @@ class AlertRoutes:
         return web.json_response({"new": await self._database.run(work)})
 
     async def acknowledge(self, request: web.Request) -> web.Response:
-        """Say who looks at an alert; its repetitions tell nobody from then on."""
+        """Note the operator of an alert; its repetitions cause no notices from then on."""
         key, body = path_id(request), await read_body(request, AlertNote)
 
         async def work(write: Write) -> WriteReply:
@@ -269,7 +269,7 @@ class AlertRoutes:
         return await self._writes.run(request, work)
 
     async def silence(self, request: web.Request) -> web.Response:
-        """Silence (201)."""
+        """Create a silence (201)."""
         body = await read_body(request, SilenceBody)
         values: Values = {
             "matchers": [matcher.model_dump() for matcher in body.matchers],
@@ -305,7 +305,7 @@ class AlertRoutes:
         return await self._tell(request, closes=False)
 
     async def close(self, request: web.Request) -> web.Response:
-        """Close an incident; a page of its group opens another one."""
+        """Close an incident; a later page of its group opens another one."""
         return await self._tell(request, closes=True)
 
     async def _tell(self, request: web.Request, *, closes: bool) -> web.Response:

@@ -1,4 +1,4 @@
-"""Sends notices: HTTP and SMTP, only to addresses that were looked at; each with a deadline."""
+"""Sends notices over HTTP and SMTP, only to checked addresses; each with a deadline."""
 
 import asyncio
 import smtplib
@@ -25,12 +25,12 @@ _AGAIN = frozenset({408, 425, 429})  # and all of 500 and above
 
 @dataclass(frozen=True, slots=True)
 class SendError(Exception):
-    """A notice was not taken.
+    """A notice was not accepted.
 
     Attributes:
-        reason: In words, without secrets.
-        may_repeat: Whether it may be taken later.
-        after_ms: How long the receiver asked us to wait.
+        reason: Reason in words, without secrets.
+        may_repeat: Whether the receiver may accept the notice later.
+        after_ms: Wait that the receiver asked for, in milliseconds.
     """
 
     reason: str
@@ -42,7 +42,7 @@ async def send(receiver: Receiver, notice: Notice, source: str) -> None:
     """Send a notice.
 
     Raises:
-        SendError: It was not taken, or its address must not be called.
+        SendError: The receiver did not accept the notice, or its address must not be called.
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -68,7 +68,7 @@ async def allowed_addresses(host: str, port: int, *, is_internal: bool) -> list[
     """Return the IP addresses of a host that may be called.
 
     Raises:
-        SendError: There is none, or one of them must not be called.
+        SendError: There is no address, or one of them must not be called.
         OSError: The name cannot be resolved.
     """
     loop = asyncio.get_running_loop()
@@ -81,7 +81,7 @@ async def allowed_addresses(host: str, port: int, *, is_internal: bool) -> list[
 
 
 class AllowedResolver(AbstractResolver):
-    """Resolves names for aiohttp to addresses that may be called, which are what it connects to."""
+    """Resolves names for aiohttp to allowed addresses, which aiohttp then connects to."""
 
     def __init__(self, *, is_internal: bool) -> None:
         self._is_internal = is_internal
@@ -105,7 +105,7 @@ class AllowedResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: the resolver holds no resources."""
 
 
 async def _post(receiver: Receiver, notice: Notice, source: str) -> None:
@@ -132,7 +132,7 @@ async def _post(receiver: Receiver, notice: Notice, source: str) -> None:
 
 
 def _check_literal(host: str, *, is_internal: bool) -> None:
-    """Check an address that stands in a URL itself: aiohttp resolves names alone."""
+    """Check an address that stands in a URL itself: aiohttp resolves only names."""
     try:
         ip_address(host)
     except ValueError:
@@ -144,7 +144,7 @@ def _check_literal(host: str, *, is_internal: bool) -> None:
 def request_of(
     receiver: Receiver, notice: Notice, source: str
 ) -> tuple[str, bytes, dict[str, str]]:
-    """Return where a notice is posted, its body and its headers."""
+    """Return URL, body and headers of a notice."""
     secret, url = receiver.secret.get_secret_value(), receiver.url
     headers = {"Content-Type": "application/json", "User-Agent": "sluice-alerts"}
     match receiver.kind:
@@ -166,7 +166,7 @@ def request_of(
 
 
 class _CheckedSmtp(smtplib.SMTP):
-    """Connects to an address that was looked at, under the name that its certificate has."""
+    """Connects to a checked address, under the name of its certificate."""
 
     address = ""
 

@@ -1,8 +1,8 @@
-"""The loop that follows alerts: ends, silences, opens incidents, and tells receivers.
+"""The loop of alerts: ends and silences alerts, opens incidents, and sends notices.
 
-Every control plane runs it; one holds the lease. What is to be told is a row before it is sent, so
-that a process that ends in between is followed by one that sends it: a receiver may hear twice,
-never not at all, within `ATTEMPTS_MAX`.
+Every control plane runs it; one holds the lease. A due notice is a row before it is sent. If a
+process ends in between, another one sends it: a receiver may get a notice twice, never not at all,
+within `ATTEMPTS_MAX`.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class AlertService:
         Args:
             database: Database of alerts.
             receivers: Receivers of notices.
-            count: Is told of each try: the receiver, and `sent`, `failed` or `given_up`.
+            count: Called for each attempt with the receiver, and `sent`, `failed` or `given_up`.
             source: Name that PagerDuty shows as the origin.
         """
         self._database = database
@@ -70,7 +70,7 @@ class AlertService:
             await asyncio.sleep(_TICK_S)
 
     async def step(self) -> None:
-        """Follow alerts, and send what is due.
+        """Advance the state of alerts, and send due notices.
 
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
@@ -81,7 +81,7 @@ class AlertService:
                 tasks.create_task(self._send(row))
 
     async def _look(self, connection: AsyncConnection) -> list[Mapping[str, Any]]:
-        """Return what is to be sent now, if we are the one who does it."""
+        """Return the due notices, if this process holds the lease."""
         if not await repository.has_work(connection):  # as mostly: nothing to lead in
             return []
         if not await hold_lease(connection, _LEASE, self._process, _LEASE_S):
@@ -100,7 +100,7 @@ class AlertService:
         return [dict(row) for row in (await connection.execute(query)).mappings().all()]
 
     async def _send(self, row: Mapping[str, Any]) -> None:
-        """Send one, and write down how it went."""
+        """Send a notice, and store its outcome."""
         receiver, notice = self._receivers[row["receiver"]], _notice(row["notice"])
         change: dict[str, Any] = {"state": "sent", "error": ""}
         try:
@@ -141,7 +141,7 @@ _RESULTS = {"sent": "sent", "pending": "failed", "failed": "given_up"}
 
 
 async def _plan(connection: AsyncConnection, group: AlertGroup, receiver: str, now_ms: int) -> None:
-    """Write down what a receiver is to be told of a group now, if anything."""
+    """Store the notice that a receiver is due on a group now, if any."""
     told = group.told.get(receiver)
     status = telling(group.members, told, now_ms)
     if status is None:
@@ -171,7 +171,7 @@ async def _plan(connection: AsyncConnection, group: AlertGroup, receiver: str, n
 
 
 def _notice(stored: Mapping[str, Any]) -> Notice:
-    """Return a notice as rows keep it."""
+    """Return a notice in its stored form."""
     return Notice(
         group=stored["group"],
         status=GroupStatus(stored["status"]),

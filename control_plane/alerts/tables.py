@@ -1,4 +1,4 @@
-"""Rows of alerts, silences, incidents, and of what receivers were told."""
+"""Rows of alerts, silences, incidents, and of notices to receivers."""
 
 from sqlalchemy import BigInteger, Column, DateTime, ForeignKey, Index, Integer, Table, Text, func
 from sqlalchemy import text as sql

@@ -1,7 +1,7 @@
-"""Whether an artifact is a LoRA adapter that our engines serve on a given base; pure.
+"""Checks whether an artifact is a LoRA adapter that the engines can serve on a base; pure.
 
-Reads the config and the header of the tensors, never the tensors. Says all that is wrong, one
-sentence for each thing.
+Reads the config and the header of the tensors, never the tensors. Reports all mistakes, one
+sentence for each.
 """
 
 import re
@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """Above what nothing is accepted."""
+    """The limits of adapters."""
 
     rank_max: int = 64
     size_bytes_max: int = 2 << 30
@@ -51,7 +51,7 @@ class AdapterLimits:
 def check_adapter(
     files: Mapping[str, ArtifactFile], base_config: Mapping[str, Any], limits: AdapterLimits
 ) -> list[str]:
-    """Return why an adapter is refused, one sentence each; empty when it is accepted.
+    """Return the reasons why an adapter is refused, one sentence each; empty: accepted.
 
     Args:
         files: Files of the artifact, by name.
@@ -80,7 +80,7 @@ def check_adapter(
 
 
 def check_names(files: Iterable[str], is_known: Callable[[str], bool]) -> list[str]:
-    """Return what is wrong with the names of an artifact's files."""
+    """Return the mistakes in the names of an artifact's files."""
     reasons: list[str] = []
     for name in files:
         if is_known(name) or _OTHER.fullmatch(name):
@@ -96,7 +96,7 @@ def check_names(files: Iterable[str], is_known: Callable[[str], bool]) -> list[s
 
 
 def _tried(reasons: list[str], read: Callable[[], Result]) -> Result | None:
-    """Return what `read` does; None, and a reason more, when it refuses."""
+    """Return the result of `read`; None, and a further reason, when it refuses."""
     try:
         return read()
     except CheckError as error:
@@ -134,7 +134,7 @@ def _tensors(file: ArtifactFile) -> dict[tuple[Module, str], Tensor]:
 def _misfits(
     config: AdapterConfig, tensors: Mapping[tuple[Module, str], Tensor], base: BaseShape
 ) -> list[str]:
-    """Return where config, tensors and base contradict each other."""
+    """Return the contradictions between config, tensors and base."""
     try:
         wanted = config.modules(base)
     except CheckError as error:
@@ -167,7 +167,7 @@ def _misfits(
 
 
 def _few(reasons: list[str], count: int = 8) -> list[str]:
-    """Return the first reasons; that there are more is one, too."""
+    """Return the first reasons; if there are more, the last one says so."""
     if len(reasons) <= count:
         return reasons
     return [*reasons[:count], f"and {len(reasons) - count} more of the kind: see the first ones"]

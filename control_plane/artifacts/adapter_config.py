@@ -1,7 +1,7 @@
-"""Reads a PEFT adapter_config.json, as far as our engines serve it; pure.
+"""Reads a PEFT adapter_config.json, as far as the engines serve it; pure.
 
 An adapter that is applied in part gives wrong answers, not an error. So every field must be one
-that the engines use, or one that does not matter: the rest is refused by name, as the engine does.
+that the engines use, or one without effect: all others are refused by name.
 """
 
 import re
@@ -58,7 +58,7 @@ class AdapterConfig:
 
     Attributes:
         rank: Rank of modules that no pattern names.
-        alpha: Divided by the rank, the factor of what an adapter adds.
+        alpha: LoRA alpha; divided by the rank it scales the adapter's update.
     """
 
     rank: int
@@ -93,7 +93,7 @@ class AdapterConfig:
 
 
 def base_shape(config: Mapping[str, Any]) -> BaseShape:
-    """Return what config.json of a base says of its projections; CheckError when it does not."""
+    """Return the projections in a base's config.json; CheckError when they are missing."""
     try:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         layers, inner = int(config["num_hidden_layers"]), int(config["intermediate_size"])
@@ -116,7 +116,7 @@ def parse_adapter_config(config: Mapping[str, Any], rank_max: int) -> AdapterCon
     """Return the adapter's config.
 
     Raises:
-        CheckError: A field says what no engine serves, or ranks are above `rank_max`.
+        CheckError: A field has a value that no engine serves, or ranks are above `rank_max`.
     """
     _check_fields(config)
     ranks, alphas = _pattern(config, "rank_pattern"), _pattern(config, "alpha_pattern")
@@ -149,7 +149,7 @@ def largest_rank(config: Mapping[str, Any]) -> int:
 
 
 def is_name_of(target: str, module: Module) -> bool:
-    """Whether a name from a config means the module: its path, or the end of it."""
+    """Whether a name from a config matches the module: its path, or the end of it."""
     path = f"model.layers.{module[0]}.{module[1]}"
     return path == target or path.endswith(f".{target}")
 
@@ -170,7 +170,7 @@ def _check_fields(config: Mapping[str, Any]) -> None:
 
 
 def _is_scale(value: object) -> bool:
-    """Whether a value can scale weights in 32 bits; not a number compares as false."""
+    """Whether a value can scale weights in 32 bits; false for NaN."""
     return type(value) in (int, float) and abs(cast("float", value)) <= _ALPHA_MAX
 
 

@@ -1,7 +1,7 @@
-"""Whether an artifact is a base in the Hugging Face layout that can be served; reads no weights.
+"""Checks whether an artifact is a servable base in the Hugging Face layout; reads no weights.
 
-Parsing a tokenizer or a template is somebody else's code on somebody's data: run it in a process
-that may die (`control_plane.artifacts.inspector`).
+Parsing a tokenizer or a template runs foreign code on foreign data: call it in a process that may
+die (`control_plane.artifacts.inspector`).
 """
 
 import re
@@ -34,13 +34,13 @@ _NUMBERS = ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_
 
 
 def is_shard(name: str) -> bool:
-    """Return whether a name may be that of a file of weights."""
+    """Return whether a file of this name may hold weights."""
     return _SHARD.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class TextParsers:
-    """Code of others that reads text; each raises ValueError when it cannot.
+    """Foreign code that parses text; each raises ValueError when it fails.
 
     Attributes:
         tokenizer: Takes tokenizer.json and returns the number of its tokens.
@@ -52,7 +52,7 @@ class TextParsers:
 
 
 def check_base(files: Mapping[str, ArtifactFile], parsers: TextParsers) -> list[str]:
-    """Return why a base is refused, one sentence each; empty when it is accepted."""
+    """Return the reasons why a base is refused, one sentence each; empty: accepted."""
 
     def is_known(name: str) -> bool:
         return name in _VOCABULARIES or is_shard(name) or _is_template(name)
@@ -145,7 +145,7 @@ def _check_tokenizer(files: Mapping[str, ArtifactFile], parsers: TextParsers) ->
 
 
 def _check_template(files: Mapping[str, ArtifactFile], parsers: TextParsers) -> None:
-    """Refuse a chat template that is no Jinja; a base without one completes texts only."""
+    """Refuse a chat template that is no Jinja; a base without one only completes texts."""
     for name, source in _templates(files):
         try:
             parsers.template(source)

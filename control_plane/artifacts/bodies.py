@@ -42,9 +42,9 @@ MANIFEST: dict[str, Any] = {
 
 
 class _Subject(AdminBody):
-    """An artifact to be, of a tenant; without a tenant every tenant may use it.
+    """A new artifact of a tenant; without a tenant all tenants may use it.
 
-    A publisher's artifacts are its tenant's, named or not.
+    A publisher's artifacts belong to its tenant, whether the body names it or not.
     """
 
     kind: Annotated[Kind, Field(strict=False)]
@@ -60,7 +60,7 @@ class _Subject(AdminBody):
 
 
 class ArtifactPinBody(AdminBody):
-    """Whether an artifact is kept, needed or not."""
+    """Whether an artifact is kept even without references."""
 
     is_pinned: bool
 
@@ -72,6 +72,6 @@ class ImportBody(_Subject):
 
 
 class UploadBody(_Subject):
-    """Begins an upload, or goes on with it."""
+    """Begins an upload, or continues it."""
 
     manifest: Annotated[dict[str, Any], WithJsonSchema(MANIFEST)]

@@ -1,4 +1,4 @@
-"""Reads the files of a source, piece by piece, wherever it is."""
+"""Reads the files of an import's source, piece by piece: a directory, a bucket, a web server."""
 
 import asyncio
 import errno
@@ -36,7 +36,7 @@ _OPTIONAL = tuple(name for name in TEXT_FILES if name not in _NEEDED[Kind.BASE])
 
 
 class FetchError(Exception):
-    """A source cannot be read; the message says why, and what to do."""
+    """A source cannot be read; the message gives the reason and the fix."""
 
 
 class Files(Protocol):
@@ -47,7 +47,7 @@ class Files(Protocol):
         ...
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return those of some names that are not there; the others can be read from now on."""
+        """Return the missing ones of some names; the others can be read from now on."""
         ...
 
     def read(self, name: str) -> AsyncIterator[bytes]:
@@ -57,7 +57,7 @@ class Files(Protocol):
 
 @asynccontextmanager
 async def open_source(source: ImportSource, kind: Kind) -> AsyncGenerator[Files]:
-    """Open a source that is allowed; its errors are FetchErrors.
+    """Open an allowed source; its errors are FetchErrors.
 
     A source of an adapter that ends in `.safetensors` is its file of weights.
     """
@@ -88,9 +88,9 @@ async def _open_directory(source: ImportSource, kind: Kind) -> AsyncGenerator[Fi
 
 
 class AdapterWeights:
-    """One file of weights, whatever its name, and the adapter's configuration beside it.
+    """A file of weights, whatever its name, with the adapter's configuration beside it.
 
-    The weights alone do not say how much they are scaled (`lora_alpha`).
+    The weights alone lack their scale (`lora_alpha`).
     """
 
     def __init__(self, files: Files, name: str) -> None:
@@ -99,7 +99,7 @@ class AdapterWeights:
         self._name = name
 
     async def names(self) -> list[str]:
-        """Return the two names that the artifact has; FetchError when a file is not there."""
+        """Return the two names of the artifact; FetchError when a file is not there."""
         if missing := await self._files.missing((adapter_config.CONFIG_FILE, self._name)):
             raise FetchError(
                 f"{' and '.join(missing)} not found: keep {adapter_config.CONFIG_FILE} beside"
@@ -108,7 +108,7 @@ class AdapterWeights:
         return [adapter_config.CONFIG_FILE, adapter_check.TENSOR_FILE]
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return the names that are none of the artifact's."""
+        """Return the names that do not belong to the artifact."""
         return sorted(set(names) - set(await self.names()))
 
     def read(self, name: str) -> AsyncIterator[bytes]:
@@ -128,7 +128,7 @@ class LocalFiles:
         return await asyncio.to_thread(self._names)
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return those of some names that are not there."""
+        """Return the missing ones of some names."""
         await asyncio.to_thread(self._check)
         is_there = await asyncio.to_thread(
             lambda: {name: (self._directory / name).is_file() for name in names}
@@ -190,7 +190,7 @@ class BucketFiles:
         return found
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return those of some objects that are not there."""
+        """Return the missing ones of some objects."""
         found: list[str] = []
         for name in names:
             try:
@@ -219,13 +219,13 @@ class BucketFiles:
 
 
 class PublicResolver(AbstractResolver):
-    """Resolves names to public addresses only; what it returns is what is connected to.
+    """Resolves names to public addresses only; the connection goes to a returned address.
 
-    So a name cannot have one address when it is looked at, and another one when it is used.
+    So a name cannot change its address between the check and the connection.
     """
 
     def __init__(self, *, is_private: bool) -> None:
-        """Resolve; with `is_private` to any address."""
+        """Prepare; with `is_private` any address is allowed."""
         self._is_private = is_private
 
     async def resolve(
@@ -249,7 +249,7 @@ class PublicResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the resolver holds no resources."""
 
 
 def check_address(address: str, *, is_private: bool) -> None:
@@ -260,7 +260,7 @@ def check_address(address: str, *, is_private: bool) -> None:
 
 
 class WebFiles:
-    """A directory on a web server, of which the usual names are asked for."""
+    """A directory on a web server, which is probed for the usual names."""
 
     def __init__(self, session: aiohttp.ClientSession, source: ImportSource, kind: Kind) -> None:
         host = f"[{source.place}]" if ":" in source.place else source.place
@@ -270,7 +270,7 @@ class WebFiles:
         self._kind = kind
 
     async def names(self) -> list[str]:
-        """Return the names that are there; FetchError when one that is needed is not."""
+        """Return the existing names; FetchError when a required one is missing."""
         names = list(_NEEDED[self._kind])
         if self._kind is Kind.BASE:
             names += [name for name in _OPTIONAL if await self._is_there(name, is_optional=True)]
@@ -281,7 +281,7 @@ class WebFiles:
         return names
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return those of some names that are not there."""
+        """Return the missing ones of some names."""
         return [name for name in names if not await self._is_there(name)]
 
     async def _weights(self) -> list[str]:

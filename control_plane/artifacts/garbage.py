@@ -1,8 +1,8 @@
 """Decides which unreferenced artifacts to retire, restore or remove; pure.
 
-An artifact goes in two steps. First it is retired: nobody sees it, but all of it is there. Some
-minutes later it is looked at again, when everything that was under way has ended: has somebody
-begun to refer to it meanwhile, it is restored, else removed.
+An artifact is removed in two steps. First it is retired: invisible, but still stored. Some minutes
+later, when every transaction of that time has ended, it is checked again: with a new reference it
+is restored, else removed.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,8 @@ class ArtifactUse:
     """The references to an artifact, and the state of its removal.
 
     Attributes:
-        is_needed: Pinned, or named by a model, release, base, upload, or an adapter on it.
+        is_needed: Whether it is pinned, or named by a model, release, base, upload, or an adapter
+            on it.
         unreferenced_since: Time at which it was first found without a reference; None: not yet.
         retired_at: Time of its retirement; None: it is not retired.
     """
@@ -32,13 +33,13 @@ def _none() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class GarbageDecision:
-    """Digests of what changes.
+    """The digests to change.
 
     Attributes:
-        noticed: Are not needed, as of now.
-        needed: Are needed again: visible, and with no time counted.
-        retired: Have not been needed for the grace time.
-        removed: Were retired, and nobody came.
+        noticed: Artifacts that have lost their last reference, as of now.
+        needed: Artifacts with a new reference: visible again, and their grace time is cleared.
+        retired: Artifacts without a reference for the grace time.
+        removed: Retired artifacts without a new reference.
     """
 
     noticed: list[str] = field(default_factory=_none)
@@ -50,11 +51,11 @@ class GarbageDecision:
 def decide(
     uses: Iterable[ArtifactUse], now: datetime, grace: timedelta, settle: timedelta
 ) -> GarbageDecision:
-    """Return what to do with artifacts.
+    """Return the next steps for artifacts.
 
     Args:
-        uses: All there are.
-        now: Time by the clock that wrote theirs.
+        uses: References of all artifacts.
+        now: Time of the database's clock.
         grace: Time for which an unneeded artifact is kept as it is.
         settle: Time between retirement and removal; longer than any transaction.
     """
@@ -78,9 +79,9 @@ class Fate:
     """The next step of an artifact's removal if nothing changes.
 
     Attributes:
-        state: `kept`; `noticed`: the next sweep sees that nobody needs it; `grace`: it is kept for
-            the grace time; `due`: the next sweep goes on with it; `retired`: invisible, and whole.
-        at: Time at which it is retired (`grace`) or removed (`retired`) at the earliest; else None.
+        state: `kept`; `noticed`: the next sweep finds it unreferenced; `grace`: kept for the grace
+            time; `due`: the next sweep takes the next step; `retired`: invisible, still stored.
+        at: Earliest time of its retirement (`grace`) or removal (`retired`); else None.
     """
 
     state: str
@@ -88,7 +89,7 @@ class Fate:
 
 
 def fate(use: ArtifactUse, now: datetime, grace: timedelta, settle: timedelta) -> Fate:
-    """Return what `decide` will make of an artifact, and when; the arguments are its own."""
+    """Return the future decision of `decide` on an artifact, and its time; same arguments."""
     if use.is_needed:
         return Fate("kept")
     if use.retired_at is not None:

@@ -1,4 +1,4 @@
-"""REST of garbage: the fate of each artifact with its reason, and a sweep at once."""
+"""REST of garbage: the fate of each artifact with its reason, and an immediate sweep."""
 
 from datetime import datetime
 from typing import Any
@@ -82,7 +82,7 @@ class GarbageRoutes:
         return await page(self._database, query, artifacts.c.digest, request, self._show)
 
     async def sweep(self, request: web.Request) -> web.Response:
-        """Sweep at once, and wait a while for its end; no grace is shortened by it."""
+        """Sweep at once, and wait a while for its end; grace times stay the same."""
         sweeps = self._service.sweeps
 
         async def work(write: Write) -> WriteReply:
@@ -113,7 +113,7 @@ class GarbageRoutes:
 
 
 def _fates() -> Select[Any]:
-    """Return the query of all artifacts, each with one example of each kind that needs it."""
+    """Return the query of all artifacts, each with one example of each kind of reference."""
     t = artifacts.c
     live = artifact_uploads.c
     others = artifacts.alias("adapters")
@@ -143,7 +143,7 @@ def _fates() -> Select[Any]:
 
 
 def _both(columns: Any) -> tuple[Select[Any], Select[Any]]:
-    """Return the queries of what models or releases name, as digest and name."""
+    """Return the queries of digests that models or releases name, as digest and name."""
     return (
         _pairs(columns.adapter_digest, columns.id),
         _pairs(columns.base_digest, columns.id),
@@ -163,7 +163,7 @@ def _examples(*queries: Select[Any]) -> Subquery:
 
 
 def _swept() -> Values:
-    """Return the schema of a sweep; one that is answered again is only `asked`."""
+    """Return the schema of a sweep; a replayed answer has only `asked`."""
     types = dict.fromkeys(_DONE, describe.TEXTS) | {"chunks": describe.INTEGER}
     return describe.shown(_SWEPT, types=types) | {"required": ["state"]}
 

@@ -1,7 +1,7 @@
 """Reads the headers of safetensors files, and JSON files, from untrusted artifacts; pure.
 
-Nothing is read or allocated because a file claims a size: lengths are checked against the file and
-a bound first. A header that passes describes every byte of its file exactly once.
+A claimed size causes no read and no allocation: lengths are first checked against the file and a
+bound. A header that passes describes every byte of its file exactly once.
 """
 
 import json
@@ -25,7 +25,7 @@ _METADATA = "__metadata__"
 
 
 class CheckError(ValueError):
-    """A file cannot be accepted; the message names the file, what is wrong and what to do."""
+    """A file cannot be accepted; the message names the file, the mistake and the fix."""
 
 
 class ArtifactFile(Protocol):
@@ -33,7 +33,7 @@ class ArtifactFile(Protocol):
 
     @property
     def name(self) -> str:
-        """Relative to the artifact."""
+        """Name, relative to the artifact."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class ArtifactFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor's entry in a header; its bytes are known to be in the file."""
+    """A tensor's entry in a header; its bytes are verified to be in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ def read_tensors(file: ArtifactFile, header_bytes_max: int) -> dict[str, Tensor]
     """Return the tensors of a safetensors file by name.
 
     Raises:
-        CheckError: The header is not one, or does not fit to the file.
+        CheckError: The header is not one, or does not match the file.
     """
     if file.size_bytes < _LENGTH_BYTES:
         raise _broken(file, f"has only {file.size_bytes} bytes")
@@ -148,7 +148,7 @@ def _tensor(file: ArtifactFile, name: str, entry: object) -> tuple[Tensor, int, 
 
 
 def _counts(value: object) -> tuple[int, ...] | None:
-    """Return a list of sizes; None when it is something else."""
+    """Return a list of sizes; None when the value is none."""
     if not isinstance(value, list):
         return None
     numbers = cast("list[Any]", value)

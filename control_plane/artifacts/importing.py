@@ -1,7 +1,7 @@
-"""Imports: fetches a source into the store and notes what it consists of.
+"""Imports: copies a source into the store and records its chunks.
 
-An import is an upload whose chunks the control plane fetches itself. Killed, it begins again; what
-is in the store already is not put there a second time.
+An import is an upload whose chunks the control plane fetches itself. When killed, it begins again;
+chunks that are in the store already are not stored twice.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _SET_DEADLINE_S = 30.0
 
 
 class Importer:
-    """Fetches what uploads with a source consist of."""
+    """Fetches the chunks of imports."""
 
     def __init__(
         self, database: Database, pieces: Pieces, allowed: Allowed, bounds: Bounds
@@ -39,10 +39,10 @@ class Importer:
         self._bounds = bounds
 
     async def fetch(self, upload: dict[str, Any]) -> list[str]:
-        """Put a claimed import into the store; it can be looked at then.
+        """Copy a claimed import into the store; it is ready for inspection then.
 
         Returns:
-            Why it cannot be had, one sentence each; empty when it was fetched.
+            Reasons of a failure, one sentence each; empty when it was fetched.
         """
         try:
             async with (
@@ -84,7 +84,7 @@ class Importer:
         return await asyncio.to_thread(parse_manifest, document)
 
     async def _room(self, upload: dict[str, Any]) -> int:
-        """Return how many bytes an import may have."""
+        """Return the bytes that an import may have."""
         room = CHUNKS_MAX * CHUNK_BYTES
         if upload["kind"] == Kind.ADAPTER:
             room = self._bounds.adapter_bytes_max

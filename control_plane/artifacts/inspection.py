@@ -1,4 +1,4 @@
-"""Starts the inspector, and ends it when it takes too long."""
+"""Starts the inspector process, and kills it when it takes too long."""
 
 import asyncio
 import contextlib
@@ -21,15 +21,15 @@ _UNDECIDED = {STORE_FAILED, -signal.SIGINT, -signal.SIGTERM}
 
 
 async def inspect_apart(job: InspectionJob, limit_s: float) -> list[str] | None:
-    """Return why an artifact is refused, as a process of its own finds it.
+    """Return the reasons why an artifact is refused, as found by a process of its own.
 
     Args:
         job: The artifact to inspect, with its limits.
         limit_s: Wall time after which the process is killed, and the artifact refused.
 
     Returns:
-        One sentence for each reason, none when it is accepted; None when the store could not be
-        read, or the process was ended, so that nobody knows.
+        Reasons, one sentence each, none when it is accepted; None when the result is unknown: the
+            store could not be read, or the process was killed.
     """
     env = {
         name: value

@@ -1,8 +1,8 @@
-"""Looks into an artifact before it is accepted: `python -m control_plane.artifacts.inspector`.
+"""Inspects an artifact before it is accepted: `python -m control_plane.artifacts.inspector`.
 
-A process of its own, because it lets other people's code (tokenizers, jinja2) parse other people's
-data, and hashes files of any size: it has little memory, its CPU time ends, and may be killed. It
-reads one job, JSON, from stdin, and writes one report, JSON, to stdout.
+A process of its own, because it runs foreign code (tokenizers, jinja2) on foreign data, and hashes
+files of any size: its memory and its CPU time are bounded, and it may be killed. It reads one job,
+JSON, from stdin, and writes one report, JSON, to stdout.
 """
 
 import json
@@ -31,8 +31,8 @@ class InspectionJob:
     """The artifact to inspect, and the limits of the inspection.
 
     Attributes:
-        store_url: As `open_backend` takes it.
-        kind: adapter or base.
+        store_url: URL of the store, see `open_backend`.
+        kind: Kind of the artifact: adapter or base.
         manifest: Manifest of the artifact.
         base_manifest: Manifest of an adapter's base.
         rank_max: Largest rank of adapters.
@@ -49,12 +49,12 @@ class InspectionJob:
     cpu_s: int
 
     def to_json(self) -> bytes:
-        """Return the text for `main`."""
+        """Return the job as text for `main`."""
         return json.dumps(asdict(self)).encode()
 
 
 def inspect(job: InspectionJob) -> list[str]:
-    """Return why an artifact is refused, one sentence each; empty when it is accepted.
+    """Return the reasons why an artifact is refused, one sentence each; empty: accepted.
 
     Raises:
         OSError, BaseError: The store has not got what it should have.
@@ -82,7 +82,7 @@ def inspect(job: InspectionJob) -> list[str]:
 
 
 def count_tokens(text: str) -> int:
-    """Return how many tokens a tokenizer.json has; ValueError when it is none."""
+    """Return the number of tokens in a tokenizer.json; ValueError when it is invalid."""
     from tokenizers import Tokenizer
 
     try:
@@ -95,7 +95,7 @@ def count_tokens(text: str) -> int:
 
 
 def compile_template(source: str) -> None:
-    """Compile a chat template, without running it; ValueError when it is none."""
+    """Compile a chat template, without running it; ValueError when it is invalid."""
     from jinja2 import TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.nodes import Node
@@ -103,7 +103,7 @@ def compile_template(source: str) -> None:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class AdapterGeneration(Extension):
-        """`{% generation %}` marks what training counts; it says nothing to us."""
+        """`{% generation %}` marks text for training; its body is rendered as usual."""
 
         tags = {"generation"}  # noqa: RUF012 - as jinja2 wants it
 
@@ -119,7 +119,7 @@ def compile_template(source: str) -> None:
 
 
 def main() -> None:
-    """Do one job; without a report the process failed, and its status is not 0."""
+    """Do one job; without a report the process has failed, and its status is not 0."""
     job = InspectionJob(**json.loads(sys.stdin.buffer.read()))
     resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_s, job.cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES_MAX, _MEMORY_BYTES_MAX))

@@ -18,7 +18,7 @@ class Kind(StrEnum):
 
 
 class UploadState(StrEnum):
-    """Where an upload stands; the last three are its ends."""
+    """The state of an upload; the last three are final."""
 
     IMPORTING = "importing"  # the control plane fetches it
     UPLOADING = "uploading"
@@ -32,18 +32,18 @@ LIVE_STATES = (UploadState.IMPORTING, UploadState.UPLOADING, UploadState.VALIDAT
 
 
 def pause_after(attempts: int) -> timedelta:
-    """Return how long an upload rests after so many attempts that came to no end."""
+    """Return the pause of an upload after so many failed attempts."""
     return timedelta(seconds=min(2**attempts, _PAUSE_MAX_S))
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The limits that artifacts must keep to.
+    """The limits of artifacts.
 
     Attributes:
         rank_max: Largest rank of adapters whose base no pool with adapters serves.
         adapter_bytes_max: Largest size of one adapter's files together, in bytes.
-        tenant_bytes_max: Largest size of all artifacts of a tenant, in bytes; 0: any.
+        tenant_bytes_max: Largest size of all artifacts of a tenant, in bytes; 0: no limit.
         are_signed: Whether an artifact needs a signature.
     """
 
@@ -54,7 +54,7 @@ class Bounds:
 
 
 def quota_problem(held_bytes: int, added_bytes: int, quota_bytes: int) -> str:
-    """Return why a tenant may not add so much; empty when it may, or when the quota is 0."""
+    """Return the reason why a tenant may not add so much; empty: it may, or has no quota."""
     if not quota_bytes or held_bytes + added_bytes <= quota_bytes:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Takes chunks of uploads: read with their hash, put into the store, then noted."""
+"""Receives chunks of uploads: reads and hashes them, stores them, then records them."""
 
 import asyncio
 import hashlib
@@ -15,10 +15,10 @@ _READ_TIMEOUT_S = 60.0
 
 
 class Pieces:
-    """The way of a chunk into the store, so that a death at any point leaves nothing half there.
+    """The path of a chunk into the store, safe against a crash at any point.
 
-    It is reserved, so that nobody collects it; then put, whole or not at all; then noted as present
-    in its upload. A crash in between leaves an upload that still lacks the chunk.
+    The chunk is reserved, so that no sweep collects it; then stored, whole or not at all; then
+    recorded as present in its upload. After a crash in between the upload still lacks the chunk.
     """
 
     def __init__(self, database: Database, store: ChunkStore) -> None:
@@ -27,12 +27,12 @@ class Pieces:
         self._running = 0
 
     async def take(self, request: web.Request, upload_id: str, sha256: str, size: int) -> None:
-        """Read a chunk from a request and keep it.
+        """Read a chunk from a request and store it.
 
         Raises:
-            RejectedError: Too many are being read.
-            BadRequestError: It has another size or hash.
-            PlatformError: The store is down, or the chunk is just being collected.
+            RejectedError: Too many chunks are being read.
+            BadRequestError: The chunk has another size or hash.
+            PlatformError: The store is down, or the chunk is being collected.
         """
         if self._running >= _RUNNING_MAX:
             message = f"{_RUNNING_MAX} chunks are being read: send this one again"
@@ -47,7 +47,7 @@ class Pieces:
             self._running -= 1
 
     async def keep(self, sha256: str, content: bytes) -> None:
-        """Put a chunk whose hash is known into the store; PlatformError as `take`."""
+        """Store a chunk with a known hash; PlatformError, see `take`."""
         size = len(content)
         if not await self._database.run(lambda found: uploads.reserve(found, sha256, size)):
             raise _collected(sha256)
@@ -60,7 +60,7 @@ def _collected(sha256: str) -> PlatformError:
 
 
 async def _read(request: web.Request, sha256: str, size: int) -> bytes:
-    """Return the body, which must be this chunk; never more than `size` of it is held."""
+    """Return the body, which must be this chunk; holds at most `size` bytes of it."""
     length = request.content_length
     if length is not None and length != size:
         raise _wrong(sha256, f"has {size} bytes, not {length}")

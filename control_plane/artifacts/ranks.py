@@ -1,4 +1,4 @@
-"""Ranks of adapters that pools serve, read in the transactions they are given."""
+"""Ranks of adapters that pools serve, read in the caller's transactions."""
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -9,7 +9,7 @@ from sluice.errors import BadRequestError, ErrorCode
 
 
 async def rank_max_of_base(connection: AsyncConnection, base_digest: str, otherwise: int) -> int:
-    """Return the largest rank that a pool of a base serves; `otherwise` where none has adapters."""
+    """Return the largest rank that a base's pools serve; `otherwise` where none has adapters."""
     query = select(pools.c.engine, pools.c.engine_options).where(pools.c.base_digest == base_digest)
     rows = (await connection.execute(query)).all()
     limits = [adapter_rank_max(engine, options) or 0 for engine, options in rows]

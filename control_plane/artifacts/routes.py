@@ -1,4 +1,4 @@
-"""REST of artifacts: what there is, and its bytes; uploads have a module of their own."""
+"""REST of artifacts and their bytes; uploads have a module of their own."""
 
 from typing import Any
 
@@ -101,7 +101,7 @@ class ArtifactRoutes:
         return await self._writes.run(request, work)
 
     async def pin(self, request: web.Request) -> web.Response:
-        """Keep an artifact whatever happens, or do not any more."""
+        """Keep an artifact even without references, or end that."""
         digest = path_id(request, "digest", checked_digest)
         is_pinned = (await read_body(request, ArtifactPinBody)).is_pinned
 
@@ -130,7 +130,7 @@ class ArtifactRoutes:
         return shown(request, found)
 
     async def chunk(self, request: web.Request) -> web.Response:
-        """Return the bytes of a chunk, which are known to have its hash."""
+        """Return the bytes of a chunk, whose hash was verified."""
         sha256 = path_id(request, "chunk", checked_digest)
         actor = request[ACTOR]
         size = await self._database.run(

@@ -1,4 +1,4 @@
-"""The services of artifacts: the store, and the loop that ends uploads."""
+"""The services of artifacts: the store, and the loops of uploads and sweeps."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ _SWEEP_S = 60.0
 
 
 class Artifacts:
-    """Owns the store; without one, all that needs it is refused."""
+    """Owns the store; without one, operations on artifacts are refused."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class Artifacts:
         """Open the store.
 
         Args:
-            database: Database of everything that points at the store.
-            store_url: As `open_backend` takes it; empty: there is none.
+            database: Database with all references to the store.
+            store_url: URL of the store, see `open_backend`; empty: no store.
             bounds: Limits of accepted artifacts.
             allowed: Allowed sources of imports.
             grace_s: Seconds for which unreferenced artifacts and chunks are kept.
@@ -52,7 +52,7 @@ class Artifacts:
             self._sweeps = SweepLoop(sweeper.sweep, min(_SWEEP_S, grace_s))
 
     async def run(self) -> None:
-        """End uploads, and remove what nobody needs, until cancelled."""
+        """End uploads, and sweep unreferenced artifacts and chunks, until cancelled."""
         if self._worker is None or self._sweeps is None:
             return
         async with asyncio.TaskGroup() as tasks:
@@ -60,7 +60,7 @@ class Artifacts:
             tasks.create_task(self._sweeps.run())
 
     def wake(self) -> None:
-        """Tell that an upload may be complete."""
+        """Note that an upload may be complete."""
         if self._worker is not None:
             self._worker.wake()
 
@@ -94,7 +94,7 @@ class Artifacts:
 
     @property
     def pieces(self) -> Pieces:
-        """The way into the store; PlatformError when there is none."""
+        """The path of chunks into the store; PlatformError when there is none."""
         if self._pieces is None:
             raise _no_store()
         return self._pieces

@@ -1,4 +1,4 @@
-"""Whether an artifact was signed by somebody who may; pure.
+"""Checks that an artifact was signed with an accepted key; pure.
 
 A signature is a detached Ed25519 one, of the 64 hexadecimal digits of the artifact's digest. The
 digest covers all names and bytes, so nothing else has to be signed.
@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 
 def checked_public_key(text: str) -> str:
-    """Return an Ed25519 public key, 32 bytes in base64; ValueError says what is expected."""
+    """Return an Ed25519 public key, 32 bytes in base64; ValueError names the expected form."""
     try:
         Ed25519PublicKey.from_public_bytes(base64.b64decode(text, validate=True))
     except ValueError:
@@ -23,13 +23,13 @@ def checked_public_key(text: str) -> str:
 def signature_problems(
     digest: str, signatures: Mapping[str, str], keys: Mapping[str, str], *, is_required: bool
 ) -> list[str]:
-    """Return why the signatures of an artifact are not enough, one sentence each.
+    """Return the reasons why an artifact's signatures are not enough, one sentence each.
 
     Args:
         digest: Digest of the artifact.
-        signatures: Base64 by id of the key.
-        keys: Public keys in base64 by id: those whose signatures count for its tenant.
-        is_required: Whether there has to be one.
+        signatures: Signatures in base64, by the key's id.
+        keys: Accepted public keys in base64 for the artifact's tenant, by id.
+        is_required: Whether a signature is required.
     """
     if is_required and not signatures:
         return ["a signature is required here: sign the digest with a key that is registered"]

@@ -1,4 +1,4 @@
-"""Public keys whose signatures of artifacts count: a tenant's, or those of the platform for all."""
+"""Public keys whose signatures of artifacts are accepted: a tenant's, or the platform's for all."""
 
 from typing import Annotated
 
@@ -14,9 +14,9 @@ from control_plane.http.resources import Resource
 
 
 class SigningKeyBody(AdminBody):
-    """A public key; without a tenant it signs for all of them.
+    """A public key; without a tenant its signatures count for all.
 
-    Only admins register keys: else whoever may publish could sign for himself.
+    Only admins register keys: else every publisher could sign its own artifacts.
     """
 
     public_key: Annotated[str, AfterValidator(checked_public_key)]
@@ -36,7 +36,7 @@ SIGNING_KEYS = Resource(
 
 
 async def keys_for(connection: AsyncConnection, tenant_id: str | None) -> dict[str, str]:
-    """Return the public keys, by id, whose signatures count for a tenant (None: for all)."""
+    """Return the accepted public keys, by id, for a tenant (None: for all)."""
     owner = signing_keys.c.owner_tenant_id
     query = select(signing_keys.c.id, signing_keys.c.public_key).where(
         signing_keys.c.is_disabled.is_(False), or_(owner.is_(None), owner == tenant_id)

@@ -1,8 +1,8 @@
 """The rules on import sources, and the check of a URI against them; pure.
 
-A control plane can reach what its callers cannot. So nothing is fetched unless an operator allows
-the directory, the bucket or the host; and a host's addresses must be public ones, unless it was
-allowed with its port, which says that a private one is meant.
+A control plane can reach addresses that its callers cannot. So a source must lie in a directory,
+bucket or host that an operator has allowed. A host's addresses must be public ones, unless it was
+allowed with its port, which permits private ones.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class ImportSourceError(ValueError):
-    """Something cannot be imported from there; the message says what can be."""
+    """A source is not allowed; the message names the allowed ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """From where imports may come.
+    """The allowed sources of imports.
 
     Attributes:
         roots: Directories of this machine.
@@ -34,12 +34,12 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class ImportSource:
-    """A place that may be imported from.
+    """A source of an import.
 
     Attributes:
-        scheme: file, http, https or s3.
+        scheme: Scheme: file, http, https or s3.
         place: Host, bucket, or the allowed directory.
-        path: Below it: of the directory or prefix; of http with its first slash.
+        path: Path below the directory or prefix; for http with its first slash.
         port: Port of an http(s) host.
         is_private: Whether the host may have addresses that are not public.
     """
@@ -52,7 +52,7 @@ class ImportSource:
 
 
 def parse_source(uri: str, allowed: Allowed) -> ImportSource:
-    """Return the place that a URI names; SourceError when it is none, or not an allowed one."""
+    """Return the source that a URI names; SourceError when it is invalid or not allowed."""
     parts = _split(uri)
     if parts is None or "\\" in uri or parts.query or parts.fragment or "@" in parts.netloc:
         raise ImportSourceError("a URI without user, query and fragment is expected")

@@ -1,4 +1,4 @@
-"""Files of artifacts, read in parts from the chunks in the store, by threads that may block."""
+"""Files of artifacts, read in parts from the store's chunks; blocks, for threads."""
 
 import hashlib
 
@@ -17,7 +17,7 @@ class StoredFile:
 
     @property
     def name(self) -> str:
-        """Relative to the artifact."""
+        """Name, relative to the artifact."""
         return self._entry.name
 
     @property
@@ -26,7 +26,7 @@ class StoredFile:
         return self._entry.size_bytes
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return these bytes, which must be in the file; OSError when they are not in the store."""
+        """Return these bytes, which must be in the file; OSError when the store lacks them."""
         assert 0 <= offset <= offset + length <= self.size_bytes
         parts: list[bytes] = []
         while length:
@@ -41,9 +41,9 @@ class StoredFile:
         return b"".join(parts)
 
     def is_whole(self) -> bool:
-        """Whether all chunks, one after the other, have the file's SHA-256.
+        """Whether all chunks in order have the file's SHA-256.
 
-        A file of one chunk is known by it already, and not read.
+        A file of one chunk has the chunk's verified hash, and is not read.
         """
         if len(self._entry.chunk_sha256s) <= 1:
             return True

@@ -1,8 +1,8 @@
 """Removes unreferenced artifacts, abandoned uploads, and their chunks from the store.
 
-A chunk goes in three steps: doomed in PostgreSQL, deleted in the store, forgotten in PostgreSQL.
-While it is doomed nobody may rely on it, and whoever wants to put it again has to wait; so no
-deletion ever meets a new chunk. A sweeper that dies in between is followed by another one.
+A chunk is removed in three steps: marked as doomed in PostgreSQL, deleted in the store, deleted in
+PostgreSQL. A doomed chunk may not be used, and an upload that wants to store it again has to wait.
+So no deletion ever meets a new chunk. A crashed sweep is finished by the next one.
 """
 
 import asyncio
@@ -53,12 +53,12 @@ _UPLOAD_MIN = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Graces:
-    """Times for which unneeded artifacts and chunks are kept.
+    """The times for which unreferenced artifacts and chunks are kept.
 
     Attributes:
         unused: Grace time of unreferenced artifacts and chunks.
         settle: Time between retirement and removal.
-        upload: Grace time of uploads to which nothing is added.
+        upload: Grace time of uploads without further chunks.
     """
 
     unused: timedelta
@@ -67,7 +67,7 @@ class Graces:
 
     @classmethod
     def of(cls, unused_s: float) -> "Graces":
-        """Return what follows from the grace for what is unused."""
+        """Return the times derived from the grace time of unreferenced artifacts."""
         unused = timedelta(seconds=unused_s)
         return cls(unused, min(unused, _ABANDONED), max(unused, _UPLOAD_MIN))
 
@@ -78,7 +78,7 @@ class Swept:
 
     Attributes:
         decision: The decision about artifacts; None: another control plane was sweeping.
-        chunks: How many were deleted from the store.
+        chunks: Number of chunks deleted from the store.
     """
 
     decision: GarbageDecision | None
@@ -86,7 +86,7 @@ class Swept:
 
 
 class Sweeper:
-    """One pass over all artifacts at a time, by one control plane at a time."""
+    """A pass over all artifacts, by one control plane at a time."""
 
     def __init__(self, database: Database, store: ChunkStore, graces: Graces) -> None:
         self._database = database
@@ -107,7 +107,7 @@ class Sweeper:
         return Swept(decision, count)
 
     async def _sweep_chunks(self) -> int:
-        """Remove a batch of chunks; return how many."""
+        """Remove a batch of chunks; return their number."""
         # Another sweeper takes over what ours has doomed, and then the chunks may be put again. We
         # have stopped long before that, also when we stand still meanwhile.
         before_s = awake_s() + _DELETES_S
@@ -147,7 +147,7 @@ class Sweeper:
         return decision
 
     async def _doom(self, connection: AsyncConnection) -> Mapping[str, datetime]:
-        """Return chunks that nothing refers to, and since when nobody may use them: now."""
+        """Mark chunks without references as doomed as of now; return them."""
         t = chunks.c
         present = artifact_upload_chunks.c
         is_unused = ~exists().where(artifact_chunks.c.sha256 == t.sha256) & ~exists().where(
@@ -200,7 +200,7 @@ def named(digest: ColumnElement[str]) -> ColumnElement[bool]:
 
 
 def _old_uploads(grace: timedelta) -> Delete:
-    """Return the query that forgets uploads: left ones, and ended ones after a week."""
+    """Return the query that deletes uploads: abandoned ones, and ended ones after a week."""
     t = artifact_uploads.c
     left = (t.state == UploadState.UPLOADING) & (t.touched_at < func.now() - grace)
     ended = t.state.not_in(LIVE_STATES) & (t.touched_at < func.now() - _SHOWN_FOR)

@@ -1,4 +1,4 @@
-"""The loop that sweeps: regularly, and at once when somebody asks."""
+"""The loop of sweeps: at regular times, and at once on request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ _TIMEOUT_S = 600.0
 
 
 class SweepLoop:
-    """One sweep after the other; all who ask while one runs share the next one."""
+    """Sweeps one after the other; concurrent requests share the next one."""
 
     def __init__(self, sweep: Callable[[], Awaitable[Swept]], interval_s: float) -> None:
         self._sweep = sweep
@@ -38,9 +38,9 @@ class SweepLoop:
                 pass
 
     async def ask(self, wait_s: float) -> Swept | None:
-        """Have a sweep begin that sees all that is there now; return what it did.
+        """Request a sweep that sees the present state; return its result.
 
-        None: it did not end within `wait_s`, or failed, and is tried again in any case.
+        None: it did not end within `wait_s`, or failed; a failed sweep is repeated in any case.
         """
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Rows of artifacts, who may see them, the uploads that become them, and chunks in the store."""
+"""Rows of artifacts and their visibility, of uploads, and of chunks in the store."""
 
 from datetime import datetime
 

@@ -1,6 +1,6 @@
-"""REST of uploads: begin with a manifest, put what is missing, complete.
+"""REST of uploads: begin with a manifest, put missing chunks, complete.
 
-All of it can be done again at any time: beginning the same upload goes on with the one under way.
+All steps can be repeated at any time: beginning the same upload again continues the one under way.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class UploadRoutes:
         ]
 
     async def begin(self, request: web.Request) -> web.Response:
-        """Begin an upload with its manifest, or go on with the same one."""
+        """Begin an upload with its manifest, or continue the same one."""
         # Manifests of large bases are larger than what other routes take.
         large = request.clone(client_max_size=MANIFEST_BYTES_MAX)
         body = await read_body(large, UploadBody)
@@ -111,17 +111,17 @@ class UploadRoutes:
         return answer
 
     async def fetch(self, request: web.Request) -> web.Response:
-        """Begin an import, or go on with the same one, and wait a while for its end."""
+        """Begin an import, or continue the same one, and wait a while for its end."""
         body = await read_body(request, ImportBody)
         tenant_id = body.tenant_id or request[ACTOR].tenant_id or None
         new = NewUpload(tenant_id, body.kind, body.base_digest, body.source, body.signatures)
         return _ended(await self.bring(request, new))
 
     async def bring(self, request: web.Request, new: NewUpload) -> Values:
-        """Begin an import, or go on with the same one; return it as it is at its end, or later.
+        """Begin an import, or continue the same one; return it at its end, or after a while.
 
         Raises:
-            PlatformError: It is not allowed, or was refused.
+            PlatformError: The source is not allowed, or the import was refused.
         """
         try:
             parse_source(new.source, self._service.allowed)
@@ -164,7 +164,7 @@ class UploadRoutes:
         return WriteReply(after | {"missing": missing}, found["id"], status)
 
     async def _check(self, write: Write, new: NewUpload, manifest: Manifest | None) -> None:
-        """Refuse what need not be uploaded: too much, or for a base that is not there."""
+        """Refuse an upload that is too large, or for an unknown base."""
         connection, tenant_id = write.connection, new.tenant_id
         if new.kind == Kind.ADAPTER:
             base = await catalogue.find(connection, tenant_id, new.base_digest)
@@ -192,7 +192,7 @@ class UploadRoutes:
         )
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return one, with what it lacks."""
+        """Return one, with its missing chunks."""
         upload = await self._find(request, path_id(request))
         missing: Any = []
         if upload["state"] == UploadState.UPLOADING:
@@ -202,7 +202,7 @@ class UploadRoutes:
         return shown(request, show_upload(upload) | {"missing": missing})
 
     async def put(self, request: web.Request) -> web.Response:
-        """Take a chunk (204); again is fine."""
+        """Store a chunk (204); repeatable."""
         sha256 = path_id(request, "chunk", checked_digest)
         upload = await self._find(request, path_id(request))
         if upload["state"] in _COMPLETE:  # another client of the tenant has put the last chunk
@@ -219,7 +219,7 @@ class UploadRoutes:
         return web.Response(status=204)
 
     async def complete(self, request: web.Request) -> web.Response:
-        """Have an upload looked at, and wait a while for what becomes of it."""
+        """Request the inspection of an upload, and wait a while for the result."""
         upload_id = path_id(request)
 
         async def work(write: Write) -> WriteReply:
@@ -239,7 +239,7 @@ class UploadRoutes:
         return _ended(_checked(await self._wait(request, upload_id)))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """End an upload that is under way; again is fine."""
+        """End an upload that is under way; repeatable."""
         upload_id = path_id(request)
 
         async def work(write: Write) -> WriteReply:
@@ -257,7 +257,7 @@ class UploadRoutes:
         return await self._writes.run(request, work)
 
     async def _wait(self, request: web.Request, upload_id: str) -> Values:
-        """Return an upload as soon as it has ended, or as it is after a while."""
+        """Return an upload as soon as it has ended, or in its state after a while."""
         try:
             async with asyncio.timeout(_WAIT_S):
                 while True:
@@ -269,7 +269,7 @@ class UploadRoutes:
             return await self._find(request, upload_id)
 
     async def _find(self, request: web.Request, upload_id: str) -> Values:
-        """Return an upload, if the caller may do to it what the route does."""
+        """Return an upload, if the caller may do the route's action on it."""
         upload = await self._database.run(lambda connection: uploads.get(connection, upload_id))
         actor = request[ACTOR]
         if upload is not None:
@@ -320,13 +320,13 @@ def _checked(upload: Values) -> Values:
 
 
 def _ended(upload: Values) -> web.Response:
-    """Return what to say of an upload that has ended, or was waited for long enough."""
+    """Return the answer on an upload that has ended, or was waited for long enough."""
     status = 200 if upload["state"] == UploadState.READY else 202
     return web.json_response(show_upload(upload) | {"missing": []}, status=status)
 
 
 def shown_upload(*more: str, **types: Values) -> Values:
-    """Return the schema of what `show_upload` returns, with more fields."""
+    """Return the schema of the result of `show_upload`, with more fields."""
     known = columns(artifact_uploads, is_null_shown=False)
     return describe.shown((*SHOWN, *more), types=known | types)
 

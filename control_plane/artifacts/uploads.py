@@ -1,7 +1,7 @@
-"""Uploads in PostgreSQL, in the transactions they are given.
+"""Uploads in PostgreSQL, in the caller's transactions.
 
-A transaction that begins to refer to a chunk touches it first: a chunk that was touched lately is
-never collected (`control_plane.artifacts.garbage`).
+A transaction that begins to refer to a chunk touches it first: a recently touched chunk is never
+collected (`control_plane.artifacts.garbage`).
 """
 
 from dataclasses import dataclass
@@ -47,14 +47,14 @@ _SHOWN = tuple(
 
 @dataclass(frozen=True, slots=True)
 class NewUpload:
-    """An upload that is about to begin, or an import.
+    """An upload or import that is about to begin.
 
     Attributes:
         tenant_id: The tenant that will own it; None: every tenant may see it.
-        kind: adapter or base.
+        kind: Kind of the artifact: adapter or base.
         base_digest: Digest of an adapter's base; else empty.
         source: URI of an import; else empty.
-        signatures: Base64 by id of the key.
+        signatures: Signatures in base64, by the key's id.
     """
 
     tenant_id: str | None
@@ -67,9 +67,9 @@ class NewUpload:
 async def find_live(
     connection: AsyncConnection, new: NewUpload, manifest: Manifest | None
 ) -> dict[str, Any] | None:
-    """Return the upload of the same thing that is under way, locked; None when there is none.
+    """Return the upload of the same content that is under way, locked; None when there is none.
 
-    An import is the same when its source is, whether its manifest is known yet or not.
+    Imports are the same when their sources are, even before their manifests are known.
     """
     table = artifact_uploads.c
     is_same = table.source != "" if manifest is None else table.manifest_sha256 == manifest.sha256
@@ -89,7 +89,7 @@ async def find_live(
 
 
 async def held_bytes(connection: AsyncConnection, tenant_id: str) -> tuple[int, int]:
-    """Return the bytes that a tenant's artifacts and uploads have, and how many uploads it has."""
+    """Return the bytes of a tenant's artifacts and uploads, and the number of uploads."""
     held = (
         select(func.coalesce(func.sum(artifacts.c.size_bytes), 0))
         .join(artifact_grants, artifact_grants.c.digest == artifacts.c.digest)
@@ -105,7 +105,7 @@ async def held_bytes(connection: AsyncConnection, tenant_id: str) -> tuple[int, 
 async def create(
     connection: AsyncConnection, new: NewUpload, manifest: Manifest | None
 ) -> dict[str, Any]:
-    """Make an upload, or an import when there is no manifest yet, and return its row."""
+    """Create an upload, or an import when there is no manifest yet; return its row."""
     state = UploadState.IMPORTING if manifest is None else UploadState.UPLOADING
     values = {
         "id": new_id("upload"),
@@ -128,10 +128,10 @@ async def create(
 async def set_manifest(
     connection: AsyncConnection, upload_id: str, tenant_id: str | None, manifest: Manifest
 ) -> None:
-    """Note what an upload consists of.
+    """Store the manifest of an upload.
 
-    Chunks of artifacts that its tenant may see are there already; what others have uploaded is not
-    told, so the tenant has to show that it has the bytes, too.
+    Chunks of artifacts that its tenant may see count as present. Chunks of others do not: the
+    tenant has to prove that it has the bytes, too.
     """
     await connection.execute(
         update(artifact_uploads)
@@ -186,7 +186,7 @@ async def set_manifest(
 
 
 def granted(tenant_id: str | None) -> ColumnElement[bool]:
-    """Return the condition that a tenant may see an artifact; None: it is everybody's."""
+    """Return the condition that a tenant may see an artifact; None: that all may."""
     who = artifact_grants.c.tenant_id
     is_seen = who.is_(None) if tenant_id is None else or_(who.is_(None), who == tenant_id)
     return exists().where(artifact_grants.c.digest == artifacts.c.digest, is_seen)
@@ -214,7 +214,7 @@ async def missing(connection: AsyncConnection, upload_id: str) -> list[dict[str,
 
 
 async def wrong_sizes(connection: AsyncConnection, upload_id: str) -> list[str]:
-    """Return which chunks that are present have another size than the manifest claims."""
+    """Return the present chunks whose size differs from the manifest."""
     table = artifact_upload_chunks.c
     query = (
         select(table.sha256, table.size_bytes, chunks.c.size_bytes)
@@ -241,7 +241,7 @@ async def chunk_size(connection: AsyncConnection, upload_id: str, sha256: str) -
 
 
 async def reserve(connection: AsyncConnection, sha256: str, size_bytes: int) -> bool:
-    """Note that a chunk is about to be put; False while it is being deleted: ask again."""
+    """Reserve a chunk before it is stored; False while it is being deleted: try again."""
     query = insert(chunks).values(sha256=sha256, size_bytes=size_bytes)
     query = query.on_conflict_do_update(
         index_elements=["sha256"],
@@ -252,7 +252,7 @@ async def reserve(connection: AsyncConnection, sha256: str, size_bytes: int) -> 
 
 
 async def have(connection: AsyncConnection, upload_id: str, sha256: str) -> bool:
-    """Note that a chunk of an upload is in the store; False when it was deleted meanwhile."""
+    """Record that an upload's chunk is in the store; False when it was deleted meanwhile."""
     touched = (
         update(chunks)
         .where(chunks.c.sha256 == sha256, chunks.c.doomed_at.is_(None))
@@ -275,13 +275,13 @@ async def have(connection: AsyncConnection, upload_id: str, sha256: str) -> bool
 
 
 async def sign(connection: AsyncConnection, upload_id: str, signatures: dict[str, str]) -> None:
-    """Put signatures in place of those that an upload has."""
+    """Replace the signatures of an upload."""
     query = update(artifact_uploads).where(artifact_uploads.c.id == upload_id)
     await connection.execute(query.values(signatures=signatures))
 
 
 async def submit(connection: AsyncConnection, upload_id: str) -> None:
-    """Let an upload that lacks nothing be looked at."""
+    """Request the inspection of a complete upload."""
     await connection.execute(
         update(artifact_uploads)
         .where(artifact_uploads.c.id == upload_id)
@@ -290,7 +290,7 @@ async def submit(connection: AsyncConnection, upload_id: str) -> None:
 
 
 async def cancel(connection: AsyncConnection, upload_id: str) -> None:
-    """End an upload that is under way; a worker that has claimed it changes nothing any more."""
+    """End an upload that is under way; the worker that has claimed it has no effect any more."""
     query = update(artifact_uploads).where(artifact_uploads.c.id == upload_id)
     ended = {"state": UploadState.CANCELLED, "touched_at": func.now(), "claim": ""}
     await connection.execute(query.values(ended))
@@ -300,9 +300,9 @@ async def cancel(connection: AsyncConnection, upload_id: str) -> None:
 async def claim(
     connection: AsyncConnection, states: tuple[UploadState, ...], lease: timedelta
 ) -> dict[str, Any] | None:
-    """Take an upload that waits to be worked on, or whose worker has been silent for its lease.
+    """Claim an upload that waits for work, or whose worker has let its lease expire.
 
-    That is an attempt, whatever becomes of the worker.
+    The claim counts as an attempt, whatever becomes of the worker.
     """
     table = artifact_uploads.c
     is_free = or_(table.claimed_until.is_(None), table.claimed_until < func.now())
@@ -331,21 +331,21 @@ def _is_claimed(upload: dict[str, Any]) -> ColumnElement[bool]:
 
 
 async def keep_claim(connection: AsyncConnection, upload: dict[str, Any], lease: timedelta) -> bool:
-    """Prolong a claim; False when it is somebody else's by now."""
+    """Renew a claim; False when another worker has it by now."""
     query = update(artifact_uploads).where(_is_claimed(upload))
     done = await connection.execute(query.values(claimed_until=func.now() + lease))
     return done.rowcount == 1
 
 
 async def postpone(connection: AsyncConnection, upload: dict[str, Any]) -> None:
-    """Let a claimed upload rest, the longer the more often it was tried; a lost claim stays so."""
+    """Delay a claimed upload, longer after each attempt; without effect on a lost claim."""
     rests_until = func.now() + pause_after(upload["attempts"])
     query = update(artifact_uploads).where(_is_claimed(upload))
     await connection.execute(query.values(claim="", claimed_until=rests_until))
 
 
 async def fetched(connection: AsyncConnection, upload: dict[str, Any], manifest: Manifest) -> bool:
-    """Let a claimed import, all of whose chunks are in the store, be looked at.
+    """Mark a claimed import, whose chunks are all stored, as ready for inspection.
 
     Returns False when the claim is lost.
     """
@@ -360,7 +360,7 @@ async def fetched(connection: AsyncConnection, upload: dict[str, Any], manifest:
 
 
 async def refuse(connection: AsyncConnection, upload: dict[str, Any], reasons: list[str]) -> bool:
-    """End a claimed upload: it is not accepted. False when the claim is lost."""
+    """End a claimed upload as refused. False when the claim is lost."""
     query = update(artifact_uploads).where(_is_claimed(upload))
     ended = {"state": UploadState.REFUSED, "reasons": reasons, "touched_at": func.now()}
     if not (await connection.execute(query.values(ended | {"claim": ""}))).rowcount:
@@ -370,7 +370,7 @@ async def refuse(connection: AsyncConnection, upload: dict[str, Any], reasons: l
 
 
 async def accept(connection: AsyncConnection, upload: dict[str, Any], manifest: Manifest) -> bool:
-    """End a claimed upload: its artifact is there, for its tenant. False when the claim is lost."""
+    """End a claimed upload as accepted: its artifact is visible. False when the claim is lost."""
     query = update(artifact_uploads).where(_is_claimed(upload))
     ended = {"state": UploadState.READY, "touched_at": func.now(), "claim": ""}
     if not (await connection.execute(query.values(ended))).rowcount:

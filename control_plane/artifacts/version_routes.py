@@ -1,7 +1,7 @@
-"""REST of versions: an artifact becomes a release of a model, imported first if need be.
+"""REST of versions: makes an artifact a release of a model, with an import if necessary.
 
-A promotion points the model at the release at once and for everybody, or in stages, by a rollout;
-requests that run end on what they began with.
+A promotion points the model at the release at once and for all callers, or in stages, by a rollout;
+running requests end on the release that they began with.
 """
 
 import json
@@ -51,12 +51,12 @@ SHOWN = (
 class VersionBody(AdminBody):
     """An adapter, or a base, that becomes a version of a model.
 
-    An adapter (`lora`): `artifact_uri` is `sha256:` and the digest of an artifact, or what imports
-    take: a directory, or the `.safetensors` in it; `base_model` is a model without an adapter,
+    An adapter (`lora`): `artifact_uri` is `sha256:` and the digest of an artifact, or a source of
+    an import: a directory, or the `.safetensors` in it; `base_model` is a model without an adapter,
     whose base and pool serve this one. A base alone (`none`): `pool_id` is the pool that serves it.
-    Without `promote_to` the version can be asked for as `model@version`, and the model stays what
-    it is; `100%`, `production` and `stable` are words for at once; `staged` begins a rollout by
-    `plan`, or the model's own, whose id is in the answer.
+    Without `promote_to` the version is reachable as `model@version`, and the model stays unchanged;
+    `100%`, `production` and `stable` all mean at once; `staged` begins a rollout by `plan`, or the
+    model's own, whose id is in the answer.
     """
 
     artifact_uri: Annotated[str, Field(max_length=2048)] = ""
@@ -101,7 +101,7 @@ class VersionRoutes:
         return [AdminRoute("PUT", path, self.put, Action.WRITE_MODELS, _KIND, put)]
 
     async def put(self, request: web.Request) -> web.Response:
-        """Make a version, and promote it if that is asked for."""
+        """Make a version, and promote it if requested."""
         model_id, version = path_id(request, "model_id"), path_id(request, "version")
         plain = _without_key(request)  # before the body is read: later there are no copies
         body = await read_body(request, VersionBody)
@@ -134,7 +134,7 @@ class VersionRoutes:
         return await self._writes.run(request, work)
 
     async def _rank(self, actor: Actor, digest: str) -> int:
-        """Return the largest rank of an adapter; 0: there is none that the caller may see."""
+        """Return the largest rank of an adapter; 0: the caller may see no such adapter."""
         query = seen_by(actor).with_only_columns(artifacts.c.manifest)
         query = query.where(artifacts.c.digest == digest, artifacts.c.kind == Kind.ADAPTER)
         document = await self._database.run(lambda connection: connection.scalar(query))
@@ -164,7 +164,7 @@ class VersionRoutes:
 
 
 def _values(base_digest: str, pool_id: str, adapter_digest: str, version: str) -> Values:
-    """Return what a release consists of."""
+    """Return the fields of a release."""
     return {
         "base_digest": base_digest,
         "pool_id": pool_id,
@@ -174,14 +174,14 @@ def _values(base_digest: str, pool_id: str, adapter_digest: str, version: str) -
 
 
 def _without_key(request: web.Request) -> web.Request:
-    """Return the request for an import: its idempotency key stands for the version alone."""
+    """Return the request for an import, without the idempotency key, which covers the version."""
     headers = request.headers.copy()
     headers.popall("Idempotency-Key", None)
     return request.clone(headers=headers)
 
 
 async def _publish(write: Write, model_id: str, values: Values, body: VersionBody) -> WriteReply:
-    """Make a release of a model, which is made too if it is not there."""
+    """Make a release of a model, and the model if it does not exist."""
     connection, tenant_id = write.connection, write.actor.tenant_id
     is_promoted = body.promote_to not in {"", _STAGED}
     await connection.execute(lock_id(MODELS.path, model_id))
@@ -225,7 +225,7 @@ async def _publish(write: Write, model_id: str, values: Values, body: VersionBod
 
 
 async def _check_artifact(write: Write, owner: str | None, values: Values) -> None:
-    """Refuse an artifact that is not there for the owner, or does not fit to the base."""
+    """Refuse an artifact that the owner cannot see, or that does not fit the base."""
     digest, base_digest = values["adapter_digest"], values["base_digest"]
     found = await catalogue.find(write.connection, owner, digest)
     if found is None or found["kind"] != Kind.ADAPTER:

@@ -1,8 +1,8 @@
-"""Looks at uploads that are complete, and accepts or refuses them.
+"""Inspects complete uploads, and accepts or refuses them.
 
 Every control plane runs it. An upload is claimed for some seconds at a time: when its worker dies
-another one goes on, and whoever lost a claim changes nothing any more. Each claim is an attempt,
-and they are counted, so that every upload comes to an end.
+another one goes on, and a worker that lost its claim changes nothing any more. Each claim is a
+counted attempt, so that every upload comes to an end.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class InspectionWorker:
         return await self._database.run(lambda found: uploads.claim(found, states, _LEASE))
 
     async def _end(self, upload: dict[str, Any]) -> None:
-        """Accept or refuse an upload; one that cannot be looked at now rests for a while."""
+        """Accept or refuse an upload; one that cannot be inspected now is delayed."""
         if upload["attempts"] > ATTEMPTS_MAX:
             log.warning("upload_given_up", upload=upload["id"], attempts=ATTEMPTS_MAX)
             await self._refuse(upload, [_GIVEN_UP])
@@ -148,9 +148,9 @@ class InspectionWorker:
         )
 
     async def _fetch(self, upload: dict[str, Any]) -> list[str] | None:
-        """Fetch an import; then it waits to be looked at, as an upload does.
+        """Fetch an import, which is then ready for inspection.
 
-        Returns the reasons why it cannot be had; None when store or database are away.
+        Returns the reasons of a failure; None when store or database are away.
         """
         try:
             return await self._importer.fetch(upload)
@@ -161,7 +161,7 @@ class InspectionWorker:
     async def _while_ours(
         self, upload: dict[str, Any], work: Coroutine[Any, Any, Result]
     ) -> Result | None:
-        """Return what work on an upload returns; None when its claim was lost meanwhile."""
+        """Return the result of work on an upload; None when its claim was lost meanwhile."""
         async with asyncio.TaskGroup() as tasks:
             working = tasks.create_task(work)
             renewal = tasks.create_task(self._renew(upload))
@@ -171,7 +171,7 @@ class InspectionWorker:
         return None if working.cancelled() else working.result()
 
     async def _signatures(self, upload: dict[str, Any]) -> list[str]:
-        """Return what is wrong with an upload's signatures."""
+        """Return the mistakes in an upload's signatures."""
         keys = await self._database.run(lambda found: keys_for(found, upload["tenant_id"]))
         is_required = self._bounds.are_signed
         return signature_problems(
@@ -193,7 +193,7 @@ class InspectionWorker:
         base: dict[str, Any] | None,
         rank_max: int,
     ) -> list[str] | None:
-        """Return the reasons against an upload; None when nobody can tell now."""
+        """Return the reasons against an upload; None when they are unknown now."""
         limit_s = _INSPECTION_S + manifest.size_bytes / _INSPECTED_BYTES_PER_S
         job = InspectionJob(
             store_url=self._store_url,

@@ -1,4 +1,4 @@
-"""Idempotency keys: whether a request runs, or is answered as before; pure."""
+"""Idempotency keys: whether a request runs, or gets its earlier answer again; pure."""
 
 import hashlib
 import re
@@ -14,13 +14,13 @@ _TEXT_MAX = 512
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """The kept answer of a request with an idempotency key.
+    """The stored answer of a request with an idempotency key.
 
     Attributes:
-        request_sha256: Hash of the request; another request cannot use the key.
+        request_sha256: Hash of the request; a different request cannot use the key.
         status: HTTP status.
         body: JSON; empty when there is none, or when it may not be kept.
-        is_secret: The body held a secret, so it was not kept.
+        is_secret: Whether the body held a secret, so that it was not stored.
         object_id: Id of the written object.
     """
 
@@ -32,7 +32,7 @@ class KeptAnswer:
 
 
 def checked_key(text: str) -> str:
-    """Return an idempotency key that is one; BadRequestError says what is expected."""
+    """Return a valid idempotency key; BadRequestError names the expected form."""
     if not _KEY.fullmatch(text):
         message = "Idempotency-Key: 1 to 128 visible ASCII characters are expected"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="Idempotency-Key")
@@ -40,12 +40,12 @@ def checked_key(text: str) -> str:
 
 
 def fingerprint(method: str, path: str, body: bytes, conditions: tuple[str, str]) -> bytes:
-    """Return the SHA-256 of a request; two requests share it only if they ask the same.
+    """Return the SHA-256 of a request; equal for equal requests only.
 
     Args:
         method: HTTP method.
         path: Path with the query.
-        body: As it came.
+        body: Body as received.
         conditions: The headers If-Match and If-None-Match; empty when there are none.
     """
     parts = (method.encode(), path.encode(), body, *(text.encode() for text in conditions))
@@ -54,16 +54,16 @@ def fingerprint(method: str, path: str, body: bytes, conditions: tuple[str, str]
 
 
 def lock_number(actor_id: str, key: str) -> int:
-    """Return the number (signed, 64 bits) of the lock that a request with this key holds."""
+    """Return the number (signed, 64 bits) of the lock for requests with this key."""
     digest = hashlib.sha256(f"{actor_id}\n{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def check_replay(kept: KeptAnswer, request_sha256: bytes) -> None:
-    """Make sure that a request may get the answer that is kept under its key.
+    """Check that a request may get the answer that is stored under its key.
 
     Raises:
-        PlatformError: It is another request (422), or the answer held a secret (409).
+        PlatformError: The request differs (422), or the answer held a secret (409).
     """
     if kept.request_sha256 != request_sha256:
         message = (
@@ -80,13 +80,13 @@ def check_replay(kept: KeptAnswer, request_sha256: bytes) -> None:
 
 
 def in_progress() -> PlatformError:
-    """Return what to say while the first request with a key still runs."""
+    """Return the error while the first request with a key still runs."""
     message = "the first request with this Idempotency-Key is still under way: ask again"
     return PlatformError(ErrorCode.CONFLICT, message, retry_after_s=1.0, param="Idempotency-Key")
 
 
 def recordable(text: str) -> str:
-    """Return a text that may be recorded: short, storable, and without the text of a key.
+    """Return a text fit for recording: short, storable, and without the text of a key.
 
     People paste keys where ids are expected.
     """

@@ -1,4 +1,4 @@
-"""Writes and reads audit rows and kept answers, in the transaction it is given."""
+"""Writes and reads audit rows and stored answers, in the caller's transaction."""
 
 from dataclasses import asdict
 from datetime import timedelta
@@ -16,21 +16,21 @@ _PRUNED_MAX = 10_000  # rows at once: some 100 ms
 
 
 class AuditRow(NamedTuple):
-    """One object that a write changed, or one write that was refused.
+    """An object that a write changed, or a write that was refused.
 
     Attributes:
         id: Id of the row, which sorts by time.
         actor_id: Id of the admin key, or `bootstrap`.
         actor_role: Role of the key at that time.
-        action: A verb: create, replace, delete, ...
+        action: Verb: create, replace, delete, ...
         kind: Kind of the object, as in the path.
         object_id: Id of the object; of a refused write the id in the request.
         outcome: `done`, or the code of the refusal.
         detail: Reason of the refusal.
-        before: Object before the write, as a GET would have shown it; None when there was none.
-        after: Object after the write, as a GET shows it; None when there is none.
+        before: Object before the write, as a GET would have shown it; None: it did not exist.
+        after: Object after the write, as a GET shows it; None: it does not exist.
         request_id: Id of the request, which the answer and the logs have too.
-        idempotency_key: If the request had one.
+        idempotency_key: Idempotency key of the request, if it had one.
         actor_name: Name of the key or the person, for display.
     """
 
@@ -55,10 +55,10 @@ async def record(connection: AsyncConnection, rows: list[AuditRow]) -> None:
 
 
 async def is_recorded(connection: AsyncConnection, row: AuditRow) -> bool:
-    """Return whether a row is there; waits for a transaction that is about to commit it.
+    """Return whether a row exists; waits for a transaction that is about to commit it.
 
-    A transaction whose connection broke may still be ending. Inserting the row again waits for it,
-    and tells: there is either a row then, or none any more.
+    A transaction whose connection broke may still be ending. Inserting the row again waits for
+    that, and shows the result: the row exists, or never will.
     """
     savepoint = await connection.begin_nested()
     again = insert(audit).values(row._asdict()).on_conflict_do_nothing()
@@ -70,13 +70,13 @@ async def is_recorded(connection: AsyncConnection, row: AuditRow) -> bool:
 async def take_key(
     connection: AsyncConnection, actor_id: str, key: str, *, may_wait: bool
 ) -> KeptAnswer | None:
-    """Hold an idempotency key until the transaction ends; return what is kept under it.
+    """Hold an idempotency key until the transaction ends; return the answer stored under it.
 
     Args:
         connection: Connection in the transaction of the write.
         actor_id: The admin key that sent the idempotency key.
-        key: The key.
-        may_wait: Whether to wait for the transaction that holds it: our own attempt on a broken
+        key: Idempotency key.
+        may_wait: Whether to wait for the transaction that holds the key: a retry after a broken
             connection may.
 
     Raises:
@@ -98,7 +98,7 @@ async def take_key(
 async def keep_answer(
     connection: AsyncConnection, actor_id: str, key: str, answer: KeptAnswer
 ) -> None:
-    """Keep an answer under a key that `take_key` holds, in place of one that was too old."""
+    """Store an answer under a key that `take_key` holds, in place of an expired one."""
     values = asdict(answer) | {"created_at": func.now()}
     query = insert(answers).values(actor_id=actor_id, key=key, **values)
     await connection.execute(
@@ -107,7 +107,7 @@ async def keep_answer(
 
 
 async def prune_answers(connection: AsyncConnection) -> None:
-    """Delete the answers that are not given again."""
+    """Delete expired answers."""
     await connection.execute(delete(answers).where(answers.c.created_at < func.now() - _KEPT))
 
 

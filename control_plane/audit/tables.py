@@ -1,4 +1,4 @@
-"""Rows of what was done through the admin REST, and of the answers that may be given again."""
+"""Rows of the audit log, and of stored answers to requests with idempotency keys."""
 
 from sqlalchemy import Column, DateTime, Index, Integer, LargeBinary, Table, Text, func
 from sqlalchemy.dialects.postgresql import JSONB

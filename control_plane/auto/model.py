@@ -1,4 +1,4 @@
-"""The policy of `auto` for a tenant, as its admin writes it; pure."""
+"""The policy of `auto` for a tenant, as admins write it; pure."""
 
 from typing import Annotated
 
@@ -28,8 +28,8 @@ def _known_row(name: str) -> str:
 class AutoModelBody(AdminBody):
     """A model that may answer; prices are of a million tokens.
 
-    `published` names what its quality begins with, else `quality` is the own estimate. Without
-    a `cached_price`, tokens that its cache has cost as much as the others.
+    `published` names the published results that its quality begins with, else `quality` is the
+    operator's estimate. Without a `cached_price`, cached tokens cost as much as the others.
     """
 
     model: Id
@@ -51,11 +51,11 @@ class AutoCellBody(AdminBody):
 
 
 class AutoPolicyBody(AdminBody):
-    """The models that `auto` may choose from for a tenant, and what it weighs.
+    """The models that `auto` may choose from for a tenant, and the weights of the choice.
 
-    `price_max` bounds what the tokens of a turn may be expected to cost, `quality_min` is the floor
-    of quality (0 to 1). `second_price` is the worth of a second of waiting, `miss_price` the cost
-    of a bad answer. `explored_share` of new conversations draw lots. Tiers from the priority
+    `price_max` bounds the expected cost of a turn's tokens, `quality_min` is the floor of quality
+    (0 to 1). `second_price` is the price of a second of waiting, `miss_price` that of a bad answer.
+    `explored_share` is the share of new conversations with a random choice. Tiers from the priority
     `queue_priority_min` on wait for a saturated pool. `pin` names the one model that answers all.
     `cells` are judged answers, made under `scheme`.
     """

@@ -1,4 +1,4 @@
-"""The lines of a batch's file, and of the files that it comes to. Pure."""
+"""The lines of a batch's input file, and of its output files. Pure."""
 
 import json
 from collections.abc import Iterator
@@ -21,11 +21,11 @@ class ParsedLine(NamedTuple):
 
 
 class ParsedFile(NamedTuple):
-    """The parsed lines of a batch's file; with `mistakes` it is no batch.
+    """The parsed lines of a batch's file; with `mistakes` it is refused.
 
     Attributes:
-        lines: Its requests, numbered from 1 as the file's lines are.
-        mistakes: Each as OpenAI tells it: code, line, message, param.
+        lines: Requests, numbered from 1 as the file's lines are.
+        mistakes: Mistakes in OpenAI's form: code, line, message, param.
     """
 
     lines: list[ParsedLine]
@@ -33,7 +33,7 @@ class ParsedFile(NamedTuple):
 
 
 def parsed(content: bytes, endpoint: str) -> ParsedFile:
-    """Return the requests of a JSONL file, or what is wrong with it."""
+    """Return the requests of a JSONL file, or its mistakes."""
     lines, mistakes, seen = list[ParsedLine](), list[dict[str, object]](), set[str]()
     for number, text in enumerate(content.split(b"\n"), 1):
         if not text.strip():
@@ -75,7 +75,7 @@ def _line(number: int, text: bytes, endpoint: str) -> ParsedLine | dict[str, obj
 
 
 def _checks(fields: dict[str, Any], endpoint: str) -> Iterator[tuple[bool, str, str, str]]:
-    """Yield what may be wrong with a line: whether it is, the code, the field and why."""
+    """Yield the checks of a line: whether it fails, with code, field and reason."""
     custom_id, body = fields["custom_id"], fields["body"]
     is_name = isinstance(custom_id, str) and 0 < len(custom_id) <= _ID_CHARACTERS_MAX
     why = f"is a text of at most {_ID_CHARACTERS_MAX} characters"
@@ -94,14 +94,14 @@ def _mistake(
 
 
 def answered(line_id: str, custom_id: str, status: int, request_id: str, result: bytes) -> bytes:
-    """Return the line of a request that was answered; `result` is JSON."""
+    """Return the output line of an answered request; `result` is JSON."""
     head = json.dumps({"id": line_id, "custom_id": custom_id}).encode()[:-1]
     told = json.dumps({"status_code": status, "request_id": request_id}).encode()[:-1]
     return b'%b,"response":%b,"body":%b},"error":null}\n' % (head, told, result)
 
 
 def unanswered(line_id: str, custom_id: str, code: str, message: str) -> bytes:
-    """Return the line of a request that was never answered."""
+    """Return the output line of a request without an answer."""
     error = {"code": code, "message": message}
     told = {"id": line_id, "custom_id": custom_id, "response": None, "error": error}
     return json.dumps(told).encode() + b"\n"

@@ -1,7 +1,7 @@
-"""Begins batches by reading their files, and ends them by writing the files that they come to.
+"""Begins batches by reading their files, and ends them by writing their output files.
 
-Each step is a transaction that may run again: what was written by a control plane that was killed
-is found as it is, and lines are answered once. Two control planes may do the same work at once.
+Each step is a transaction that may run again: it finds the work of a killed control plane, and
+lines are answered once. Two control planes may do the same work at once.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class BatchLoop:
         )
 
     async def step(self) -> None:
-        """Begin what waits, and end what is over."""
+        """Begin waiting batches, and end finished ones."""
         if not await self._run(repository.has_live):
             return
         await self._run(repository.expire)
@@ -117,9 +117,9 @@ class BatchLoop:
         log.info("batch_ended", batch_id=batch.id, status=_ENDS[batch.status])
 
     async def _write(self, batch: wire.Batch, name: str, file_id: str, line_of: _LineOf) -> str:
-        """Write a file, what is missing of it; return its id, or nothing if it has no lines.
+        """Write a file, or the missing rest of it; return its id, or nothing if it has no lines.
 
-        A piece at a time is in memory: results may be gigabytes.
+        One piece at a time is in memory: results may be gigabytes.
         """
         piece, number, size, after = bytearray(), 0, 0, 0
         while rows := await self._results(batch, after):
@@ -179,12 +179,12 @@ def _is_good(row: Any) -> bool:
 
 
 def _good(batch: wire.Batch, row: Any) -> bytes:
-    """Return the line of a request that was answered well; nothing for others."""
+    """Return the output line of a request that was answered well; nothing for others."""
     return _answered(batch, row) if _is_good(row) else b""
 
 
 def _bad(batch: wire.Batch, row: Any) -> bytes:
-    """Return the line of a request that has failed, or was never answered."""
+    """Return the output line of a request that has failed, or has no answer."""
     if row.status is None:
         return unanswered(_line_id(batch, row), row.custom_id, *_WHY[batch.status])
     return b"" if _is_good(row) else _answered(batch, row)

@@ -25,7 +25,7 @@ class BatchEndedError(Exception):
 
 
 async def begin(connection: AsyncConnection, batch: wire.Batch) -> wire.Batch:
-    """Write a batch unless it is there; return it as it is."""
+    """Store a batch unless it exists; return it."""
     row = {
         "id": batch.id,
         "tenant_id": batch.tenant_id,
@@ -61,7 +61,7 @@ async def show(connection: AsyncConnection, tenant_id: str, batch_id: str) -> wi
 async def listed(
     connection: AsyncConnection, wanted: wire.ListRecordsRequest
 ) -> Sequence[wire.Batch]:
-    """Return batches, newest first; NoRecordError: there is no `after`."""
+    """Return batches, newest first; NoRecordError: `after` does not exist."""
     t = batches.c
     query = select(batches).where(t.tenant_id == wanted.tenant_id)
     if wanted.after:
@@ -72,7 +72,7 @@ async def listed(
 
 
 async def cancel(connection: AsyncConnection, tenant_id: str, batch_id: str) -> wire.Batch:
-    """Begin to end a batch; again is harmless. NoRecordError, BatchEndedError."""
+    """Begin to end a batch; repeatable. NoRecordError, BatchEndedError."""
     batch = await show(connection, tenant_id, batch_id)
     if batch.status in _OPEN:
         await move(connection, batch_id, _OPEN, "cancelling")
@@ -84,7 +84,7 @@ async def cancel(connection: AsyncConnection, tenant_id: str, batch_id: str) -> 
 async def move(
     connection: AsyncConnection, batch_id: str, before: Sequence[str], status: str, **values: Any
 ) -> bool:
-    """Let a batch reach a status, if it has one of those before; return whether it had."""
+    """Set a batch's status, if it has one of the earlier ones; return whether it had."""
     t = batches.c
     reached = func.jsonb_build_object(status, now_ms())
     moved = await connection.execute(
@@ -98,7 +98,7 @@ async def move(
 async def with_status(
     connection: AsyncConnection, statuses: Sequence[str], most: int
 ) -> list[wire.Batch]:
-    """Return batches that have one of these, oldest first."""
+    """Return batches with one of these statuses, oldest first."""
     t = batches.c
     found = await connection.execute(
         select(batches).where(t.status.in_(statuses)).order_by(t.number).limit(most)
@@ -112,7 +112,7 @@ async def has_live(connection: AsyncConnection) -> bool:
 
 
 async def expire(connection: AsyncConnection) -> None:
-    """Begin to end the batches whose time is over."""
+    """Begin to end the batches whose deadline has passed."""
     t = batches.c
     late = select(t.id).where(t.status.in_(_OPEN), t.expires_at_unix_ms <= now_ms())
     for batch_id in (await connection.execute(late)).scalars().all():
@@ -122,7 +122,7 @@ async def expire(connection: AsyncConnection) -> None:
 async def add_lines(
     connection: AsyncConnection, batch_id: str, lines: Sequence[ParsedLine]
 ) -> None:
-    """Write lines; those that are there stay as they are."""
+    """Store lines; existing ones stay unchanged."""
     rows = [
         {
             "batch_id": batch_id,
@@ -140,7 +140,7 @@ async def add_lines(
 
 
 async def record(connection: AsyncConnection, results: Sequence[wire.LineResult]) -> None:
-    """Write what lines have come to; one that has a result keeps it."""
+    """Store the results of lines; a line with a result keeps it."""
     t, b = batch_lines.c, batches.c
     for result in results:
         name = result.name
@@ -168,7 +168,7 @@ async def record(connection: AsyncConnection, results: Sequence[wire.LineResult]
 async def give_back(
     connection: AsyncConnection, gateway_id: str, names: Sequence[wire.LineName]
 ) -> None:
-    """Let lines be taken again that a gateway has."""
+    """Let lines of a gateway be leased again."""
     await connection.execute(
         update(batch_lines)
         .where(_named(names), batch_lines.c.leased_by == gateway_id)
@@ -179,7 +179,7 @@ async def give_back(
 async def extend(
     connection: AsyncConnection, gateway_id: str, names: Sequence[wire.LineName]
 ) -> list[wire.LineName]:
-    """Leave lines with a gateway for longer; return those that are not its own any more."""
+    """Renew a gateway's leases of lines; return the lines that it has lost."""
     t, b = batch_lines.c, batches.c
     mine = await connection.execute(
         update(batch_lines)
@@ -197,7 +197,7 @@ async def extend(
 
 
 async def take(connection: AsyncConnection, gateway_id: str, wanted: int) -> list[wire.BatchLine]:
-    """Give lines to a gateway: of the batch from which the longest ago some were taken."""
+    """Lease lines to a gateway, from the batch whose last lease is the longest ago."""
     t, b = batch_lines.c, batches.c
     at_ms = now_ms()
     is_free = and_(t.status.is_(None), t.leased_until_unix_ms <= at_ms)
@@ -255,7 +255,7 @@ async def results(
 async def named_files(
     connection: AsyncConnection, batch_id: str, file_ids: Sequence[str]
 ) -> Sequence[str]:
-    """Give the files of a batch their ids, unless they have some; return those."""
+    """Give the files of a batch their ids, unless they have some; return the ids."""
     t = batches.c
     await connection.execute(
         update(batches)
@@ -268,7 +268,7 @@ async def named_files(
 
 
 async def finish_answered(connection: AsyncConnection) -> None:
-    """Let the batches be finished all of whose lines are answered."""
+    """Mark the batches as finished whose lines are all answered."""
     b = batches.c
     done = select(b.id).where(b.status == "in_progress", b.completed + b.failed >= b.total)
     for batch_id in (await connection.execute(done)).scalars().all():
@@ -281,7 +281,7 @@ async def drop_lines(connection: AsyncConnection, batch_id: str) -> None:
 
 
 async def prune_batches(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Remove batches that began so long ago."""
+    """Delete batches that began so long ago."""
     before_ms = now_ms() - kept_days * 86_400_000
     await connection.execute(delete(batches).where(batches.c.created_at_unix_ms < before_ms))
 
@@ -320,5 +320,5 @@ def _batch(row: Row[Any]) -> wire.Batch:
 
 
 def now_ms() -> int:
-    """Return the time."""
+    """Return the database's time."""
     return time.time_ns() // 1_000_000

@@ -29,13 +29,13 @@ class BatchService(BatchServiceServicer):
         self._database = database
 
     async def Begin(self, request: wire.Batch, context: _Context) -> wire.Batch:  # noqa: N802
-        """Write one."""
+        """Store a batch."""
         return await self._run(lambda connection: repository.begin(connection, request), context)
 
     async def Show(  # noqa: N802 - gRPC's name
         self, request: wire.RecordRequest, context: _Context
     ) -> wire.Batch:
-        """Show one."""
+        """Return a batch."""
         return await self._run(
             lambda connection: repository.show(connection, request.tenant_id, request.id), context
         )
@@ -43,7 +43,7 @@ class BatchService(BatchServiceServicer):
     async def List(  # noqa: N802 - gRPC's name
         self, request: wire.ListRecordsRequest, context: _Context
     ) -> AsyncIterator[wire.Batch]:
-        """Send some."""
+        """Return a page of batches."""
         for batch in await self._run(
             lambda connection: repository.listed(connection, request), context
         ):
@@ -52,7 +52,7 @@ class BatchService(BatchServiceServicer):
     async def Cancel(  # noqa: N802 - gRPC's name
         self, request: wire.RecordRequest, context: _Context
     ) -> wire.Batch:
-        """Begin to end one."""
+        """Begin to end a batch."""
         return await self._run(
             lambda connection: repository.cancel(connection, request.tenant_id, request.id),
             context,
@@ -61,7 +61,7 @@ class BatchService(BatchServiceServicer):
     async def Sync(  # noqa: N802 - gRPC's name
         self, request: wire.SyncLinesRequest, context: _Context
     ) -> wire.SyncLinesResponse:
-        """Write what became of lines; give further ones."""
+        """Store the results of lines; lease further ones."""
         return await self._run(lambda connection: _sync(connection, request), context)
 
     async def _run(

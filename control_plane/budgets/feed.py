@@ -1,4 +1,4 @@
-"""Where usage comes from: sums of the ledger, from the telemetry service."""
+"""The source of usage: sums of the ledger, from the telemetry service."""
 
 import asyncio
 from collections import defaultdict
@@ -25,14 +25,14 @@ class Ledger:
 
     Attributes:
         usage: Usage by tenant and answering model; the empty model stands for all unnamed ones.
-        ingested_until_ms: Unix time up to which it has all events; 0: it does not know.
+        ingested_until_ms: Unix time up to which the ledger has all events; 0: unknown.
     """
 
     usage: Mapping[tuple[str, str], Usage]
     ingested_until_ms: int
 
     def by_tenant(self) -> Mapping[str, Usage]:
-        """Return the same without models."""
+        """Return the sums over models."""
         found: defaultdict[str, Usage] = defaultdict(Usage)
         for (tenant_id, _), usage in self.usage.items():
             found[tenant_id] += usage
@@ -45,15 +45,15 @@ class UsageFeed(Protocol):
     async def usage(
         self, span: BudgetSpan, tenant_ids: Collection[str], models: Collection[str]
     ) -> Ledger:
-        """Return what tenants used; those that used nothing are missing.
+        """Return the usage of tenants; those without usage are missing.
 
         Args:
             span: Time span of the sums.
             tenant_ids: Tenants, at most `ASKED_MAX`.
-            models: Models that are told apart, at most as many.
+            models: Models with sums of their own, at most as many.
 
         Raises:
-            FeedDownError: The peer is away, slow, or tells nonsense.
+            FeedDownError: The peer is away, slow, or its answer is invalid.
         """
         ...
 
@@ -74,10 +74,10 @@ class NoUsage:
 
 @asynccontextmanager
 async def open_feed(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[UsageFeed]:
-    """Open a feed; the telemetry service need not be there.
+    """Open a feed; the telemetry service need not run yet.
 
     Args:
-        telemetry_url: URL of the service; empty: there is none.
+        telemetry_url: URL of the service; empty: no service.
         telemetry_key: Admin key for the service.
     """
     if not telemetry_url:
@@ -97,7 +97,7 @@ class TelemetryUsage:
     async def usage(
         self, span: BudgetSpan, tenant_ids: Collection[str], models: Collection[str]
     ) -> Ledger:
-        """Return what the tenants used."""
+        """Return the usage of the tenants."""
         assert max(len(tenant_ids), len(models)) <= ASKED_MAX, (len(tenant_ids), len(models))
         asked = {
             "from_unix_ms": span.start_ms,
@@ -131,7 +131,7 @@ _Number = Annotated[int, Field(ge=0)]
 
 
 class _Told(BaseModel):
-    """A part of the answer; a newer service may say more."""
+    """The used part of the answer; a newer service may send more."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 

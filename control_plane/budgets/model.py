@@ -1,7 +1,7 @@
-"""Budgets: what a tenant may use in a period, and what follows from what it has used; pure.
+"""Budgets: a tenant's allowed usage in a period, and the state that follows from usage; pure.
 
-The ledger decides, not the past: the same usage always gives the same state. So a correction that
-lowers usage, a larger amount and a new period open again what was used up.
+The state depends on the ledger alone, not on the past: the same usage always gives the same state.
+So a correction that lowers usage, a larger amount and a new period all reopen an exhausted budget.
 """
 
 from collections.abc import Iterable
@@ -26,21 +26,21 @@ class Unit(StrEnum):
 
 
 class Period(StrEnum):
-    """For which time an amount is; in UTC."""
+    """The period of an amount, in UTC."""
 
     DAY = "day"
     MONTH = "month"
 
 
 class OnExhausted(StrEnum):
-    """The consequence of using up the amount."""
+    """The consequence of an exhausted budget."""
 
     STOP = "stop"
     ALERT = "alert"
 
 
 class State(StrEnum):
-    """How far a budget is used; the words that are shown, stored and counted."""
+    """The state of a budget; its values are shown, stored and counted."""
 
     OK = "ok"
     SOFT = "soft"
@@ -65,10 +65,10 @@ def _default_percents() -> list[int]:
 class BudgetBody(AdminBody):
     """An amount that a tenant may use in each day or month of UTC.
 
-    `tokens` are those of prompts and answers; of prompt tokens that were found in a prefix cache
-    only `cached_percent` count. `model_id` narrows it to the requests that one model answers.
-    `soft_percents` of the amount are reported when they are reached. When all is used, `stop`
-    refuses new requests until the period ends, `alert` only reports it.
+    `tokens` are those of prompts and answers; of cached prompt tokens only `cached_percent` count.
+    `model_id` narrows it to the requests that one model answers. `soft_percents` of the amount are
+    reported when they are reached. When all is used, `stop` refuses new requests until the period
+    ends, `alert` only reports it.
     """
 
     unit: Annotated[Unit, Field(strict=False)] = Unit.TOKENS
@@ -86,7 +86,7 @@ class BudgetBody(AdminBody):
 
 @dataclass(frozen=True, slots=True)
 class BudgetSpan:
-    """A period, in Unix milliseconds; the end is no part of it."""
+    """A period, in Unix milliseconds; the end is exclusive."""
 
     start_ms: int
     end_ms: int
@@ -94,7 +94,7 @@ class BudgetSpan:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A tenant's usage in a period, by the ledger; `cached_tokens` are prompt tokens, too."""
+    """A tenant's usage in a period, by the ledger; prompt tokens include `cached_tokens`."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -112,7 +112,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The part of a budget that decisions need; the fields are as in `BudgetBody`."""
+    """The fields of a budget that decisions need; see `BudgetBody`."""
 
     unit: Unit
     amount: int
@@ -124,7 +124,7 @@ class Budget:
         assert self.amount >= 1, self.amount
 
     def used(self, usage: Usage) -> int:
-        """Return what counts of some usage, in the budget's unit, rounded down."""
+        """Return the amount used, in the budget's unit, rounded down."""
         if self.unit is Unit.REQUESTS:
             return usage.requests
         cached = min(usage.cached_tokens, usage.prompt_tokens)
@@ -132,13 +132,13 @@ class Budget:
         return prompt + usage.output_tokens
 
     def reached_percent(self, usage: Usage) -> int:
-        """Return the highest of the soft percents that is reached; 0: none is."""
+        """Return the highest of the soft percents that is reached; 0: none."""
         used = self.used(usage) * 100
         reached = (it for it in self.soft_percents if used >= it * self.amount)
         return max(reached, default=0)
 
     def state(self, usage: Usage) -> State:
-        """Return what follows from what was used in the present period."""
+        """Return the state for some usage in the present period."""
         if self.used(usage) >= self.amount:
             return State.EXHAUSTED
         return State.SOFT if self.reached_percent(usage) else State.OK
@@ -158,7 +158,7 @@ def span_at(period: Period, now_ms: int) -> BudgetSpan:
 
 @dataclass(frozen=True, slots=True)
 class BudgetStanding:
-    """A budget of a tenant and what is known of it; the state is that of a period."""
+    """A budget of a tenant with its usage; the state is that of a period."""
 
     name: str
     model_id: str
@@ -169,9 +169,9 @@ class BudgetStanding:
 
 
 def stops(standings: Iterable[BudgetStanding], now_ms: int) -> list[dict[str, Any]]:
-    """Return what gateways are told of a tenant's budgets, as fields of `BudgetStop`.
+    """Return the stops of a tenant's budgets for gateways, as fields of `BudgetStop`.
 
-    A period that has ended stops nobody, whatever was used in it.
+    A period that has ended stops no request, whatever its usage.
     """
     return [
         {

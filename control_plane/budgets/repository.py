@@ -62,12 +62,12 @@ class Reading:
     """The ledger's usage for one budget, and its age; times are Unix ms.
 
     Attributes:
-        due: The budget that was due for a look.
-        span: The period that the usage is of.
+        due: Budget of the reading.
+        span: Period of the usage.
         usage: Usage of the tenant, and of the budget's model if it has one.
-        looked_at_ms: Time of the question, in Unix milliseconds; an older reading never replaces a
+        looked_at_ms: Time of the query, in Unix milliseconds; an older reading never replaces a
             newer one.
-        ingested_until_ms: How far the ledger was by then; 0: it did not know.
+        ingested_until_ms: Unix milliseconds up to which the ledger was complete; 0: unknown.
     """
 
     due: Due
@@ -79,7 +79,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class BudgetChange:
-    """A budget that has another state than before, or reached a soft percent.
+    """A budget with a new state, or with a newly reached soft percent.
 
     A soft percent or an end that is reached again in the next period is reported again.
     """
@@ -97,9 +97,10 @@ class Summary:
     """Counts of all budgets for metrics.
 
     Attributes:
-        states: Number of budgets, by state.
-        recent: How many of them reached it, or a higher soft percent, within the last hour.
-        age_s: How long ago the one was looked at that waits longest.
+        states: Number of budgets by state.
+        recent: Number of budgets that reached the state, or a higher soft percent, within the last
+            hour.
+        age_s: Seconds since the oldest reading.
     """
 
     states: Mapping[str, int]
@@ -117,18 +118,18 @@ def with_states() -> Select[Any]:
 
 
 def shown_state(now_ms: int) -> ColumnElement[str]:
-    """Return the state of a row of `with_states` in SQL: that of another period says nothing."""
+    """Return the state of a row of `with_states` in SQL; the state of an old period is ignored."""
     is_present = func.coalesce(budget_states.c.ends_at_unix_ms, 0) > now_ms
     return case((is_present, budget_states.c.state), else_=model.UNKNOWN)
 
 
 async def has_any(connection: AsyncConnection) -> bool:
-    """Return whether there is a budget at all."""
+    """Return whether there is any budget."""
     return bool(await connection.scalar(_HAS_ANY))
 
 
 async def hold_lease(connection: AsyncConnection, name: str, holder: str, lease_s: float) -> bool:
-    """Take a free lease, or keep it; return whether it is the holder's now."""
+    """Take a free lease, or renew it; return whether this holder has it now."""
     now = func.clock_timestamp()
     values = {"holder": holder, "expires_at": now + func.make_interval(0, 0, 0, 0, 0, 0, lease_s)}
     is_free = or_(leases.c.holder == holder, leases.c.expires_at < now)
@@ -144,14 +145,15 @@ async def due(
     count_max: int,
     failed: Mapping[str, int],
 ) -> list[Due]:
-    """Return budgets of a period whose usage is unknown or was read long ago, those first.
+    """Return budgets of a period without a reading or with an old one, the former first.
 
     Args:
         connection: Connection of a transaction.
         period: Period of the budgets.
         interval_s: Seconds after which a reading is old.
-        count_max: How many are returned.
-        failed: Unix ms by id of a budget: it was asked about then, in vain, and waits its turn.
+        count_max: Largest number of returned budgets.
+        failed: Unix milliseconds of failed readings by the budget's id; these budgets wait their
+            turn.
     """
     states, now_ms = budget_states.c, await clock_ms(connection)
     moments = cast([moment(it) for it in failed.values()], ARRAY(DateTime(timezone=True)))
@@ -177,10 +179,10 @@ async def due(
 
 
 async def lock(connection: AsyncConnection, tenant_ids: Iterable[str]) -> list[Values]:
-    """Return the budgets of tenants, with their states, held until the transaction ends.
+    """Return the budgets of tenants, with their states, locked until the transaction ends.
 
-    States are read by a statement of its own: the one that waits for the rows sees states as they
-    were before it waited.
+    A statement of its own reads the states: the one that waits for the rows would see them as they
+    were before the wait.
     """
     held = select(budgets.c.id).where(budgets.c.tenant_id.in_(sorted(set(tenant_ids))))
     held = held.order_by(budgets.c.id).with_for_update()
@@ -193,9 +195,9 @@ async def lock(connection: AsyncConnection, tenant_ids: Iterable[str]) -> list[V
 async def write_readings(
     connection: AsyncConnection, readings: Sequence[Reading]
 ) -> list[BudgetChange]:
-    """Store what the ledger said of some budgets, and whom it stops; return what changed.
+    """Store readings of budgets, and the resulting stops; return the changes.
 
-    A budget that was written meanwhile, so that something else is to be asked, is left out.
+    A budget that was changed meanwhile, so that its reading does not fit, is left out.
     """
     by_id = {reading.due.id: reading for reading in readings}
     tenants = {reading.due.tenant_id for reading in readings}
@@ -227,7 +229,7 @@ def _fits(row: Values, reading: Reading) -> bool:
 
 
 def take(row: Values, reading: Reading) -> BudgetChange | None:
-    """Put a reading into a row of `with_states`; return what changed by it."""
+    """Put a reading into a row of `with_states`; return the change."""
     usage, span, kept = reading.usage, reading.span, budget_of(row)
     state, before = kept.state(usage), row["state"]
     is_new_period = row["starts_at_unix_ms"] != span.start_ms
@@ -256,18 +258,18 @@ def reached_percent(row: Mapping[str, Any]) -> int:
 
 
 def _is_more(budget: Budget, usage: Usage, reached: int) -> bool:
-    """Return whether a budget that is not used up has reached a higher soft percent."""
+    """Return whether a budget that is not exhausted has reached a higher soft percent."""
     is_soft = budget.state(usage) is State.SOFT
     return is_soft and budget.reached_percent(usage) > reached
 
 
 async def decide_again(connection: AsyncConnection, row: Values, reached: int) -> None:
-    """Let what is known of the usage have the consequences that a written budget gives it.
+    """Apply the stored usage to a budget that was written.
 
     Args:
-        connection: Holds the budget.
+        connection: Connection that holds the budget's lock.
         row: Row of `with_states`, with a state, as it is written now.
-        reached: The soft percent that it had reached before it was written.
+        reached: Soft percent that it had reached before the write.
     """
     budget, usage = budget_of(row), usage_of(row)
     state = str(budget.state(usage))
@@ -281,12 +283,12 @@ async def decide_again(connection: AsyncConnection, row: Values, reached: int) -
 async def write_stops(
     connection: AsyncConnection, tenant_ids: Iterable[str], rows: Iterable[Values]
 ) -> None:
-    """Tell gateways which budgets of tenants are used up.
+    """Store the stops of tenants for gateways.
 
     Args:
-        connection: Holds the rows of all budgets of these tenants.
+        connection: Connection that holds the locks of all budgets of these tenants.
         tenant_ids: Tenants whose stops are written.
-        rows: All their budgets, as they are now.
+        rows: All their budgets, in the present state.
     """
     now_ms = await clock_ms(connection)
     of_tenant: dict[str, list[BudgetStanding]] = {tenant_id: [] for tenant_id in tenant_ids}
@@ -306,7 +308,7 @@ async def write_stops(
 
 
 async def summary(connection: AsyncConnection) -> Summary:
-    """Return what metrics say of all budgets."""
+    """Return the metrics of all budgets."""
     now_ms = await clock_ms(connection)
     looked_at = func.coalesce(budget_states.c.looked_at, budgets.c.created_at)
     every = (
@@ -330,7 +332,7 @@ async def summary(connection: AsyncConnection) -> Summary:
 
 
 def budget_of(row: Mapping[str, Any]) -> Budget:
-    """Return what a row decides by."""
+    """Return the budget in a row."""
     return Budget(
         model.Unit(row["unit"]),
         row["amount"],
@@ -346,7 +348,7 @@ def usage_of(row: Mapping[str, Any]) -> Usage:
 
 
 def moment(unix_ms: int) -> datetime:
-    """Return a moment as PostgreSQL takes it."""
+    """Return a time in PostgreSQL's form."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC)
 
 

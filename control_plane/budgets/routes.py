@@ -1,4 +1,4 @@
-"""REST of budgets: written below their tenant, and listed with what is used of them."""
+"""REST of budgets: written below their tenant, and listed with their usage."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -45,7 +45,7 @@ class BudgetRoutes:
     """Handlers of budgets."""
 
     def __init__(self, database: Database, interval_s: float = INTERVAL_S) -> None:
-        """Prepare; each budget is looked at every `interval_s`, which is a part of what is told."""
+        """Prepare; `interval_s` between two readings is part of the answers."""
         self._database = database
         self._writes = Writes(database)
         self._interval_s = interval_s
@@ -85,7 +85,7 @@ class BudgetRoutes:
         return await page(self._database, query, budgets.c.id, request, show)
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return one as it was written."""
+        """Return one with its settings."""
         tenant_id, name = _path(request)
         if not request[ACTOR].may(Action.READ_USAGE, tenant_id):
             raise _missing(tenant_id, name)
@@ -96,7 +96,7 @@ class BudgetRoutes:
         return shown(request, _settings(rows[0]))
 
     async def put(self, request: web.Request) -> web.Response:
-        """Create or replace one; what is known of its usage decides again at once."""
+        """Create or replace one; the known usage decides its state at once."""
         tenant_id, name = _path(request)
         object_id = f"{tenant_id}/{name}"
         body = await read_body(request, BudgetBody)
@@ -122,7 +122,7 @@ class BudgetRoutes:
         return await self._writes.run(request, work)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Remove one (204); what it stopped goes on."""
+        """Delete one (204), and reopen the requests that it stopped."""
         tenant_id, name = _path(request)
         object_id = f"{tenant_id}/{name}"
 
@@ -155,7 +155,7 @@ def _path(request: web.Request) -> tuple[str, str]:
 
 
 async def _locked(connection: AsyncConnection, tenant_id: str) -> list[Values]:
-    """Return all budgets of a tenant, held; nobody adds one meanwhile."""
+    """Return all budgets of a tenant, locked; none can be added meanwhile."""
     await connection.execute(lock_id(_KIND, tenant_id))
     if await first(connection, select(tenants.c.id).where(tenants.c.id == tenant_id)) is None:
         raise PlatformError(ErrorCode.NOT_FOUND, f"there is no tenants/{tenant_id}")
@@ -163,7 +163,7 @@ async def _locked(connection: AsyncConnection, tenant_id: str) -> list[Values]:
 
 
 async def _check_model(connection: AsyncConnection, model_id: str) -> None:
-    """Refuse a budget of what is no model: the ledger would never have anything of it."""
+    """Refuse a budget of an unknown model: the ledger would never have usage of it."""
     query = select(models.c.id).where(models.c.id == model_id)
     if model_id and await first(connection, query) is None:
         message = (
@@ -176,7 +176,7 @@ async def _check_model(connection: AsyncConnection, model_id: str) -> None:
 async def _insert(
     connection: AsyncConnection, tenant_id: str, name: str, values: Values, others: int
 ) -> Values:
-    """Store a new budget; nothing is known of its usage yet."""
+    """Store a new budget; its usage is not known yet."""
     if others >= BUDGETS_MAX:
         message = f"tenant {tenant_id} has {others} budgets, and no tenant has more: remove one"
         raise PlatformError(ErrorCode.CONFLICT, message)
@@ -186,7 +186,7 @@ async def _insert(
 
 
 async def _replace(connection: AsyncConnection, row: Values, values: Values) -> None:
-    """Store a budget anew, and put it into its row of `with_states`."""
+    """Replace a budget, also in its row of `with_states`."""
     counts_the_same = all(row[name] == values[name] for name in ("period", "model_id"))
     reached = 0 if row["state"] is None else repository.reached_percent(row)
     row |= values
@@ -207,10 +207,10 @@ def _settings(row: Values) -> Values:
 
 
 def _use(row: Values, now_ms: int, interval_s: float) -> Values:
-    """Return what is known of a budget's usage in the present period.
+    """Return the usage of a budget in the present period.
 
-    `stop_delay_s` is how long after its end a request that uses the budget up makes gateways stop:
-    what the ledger lagged behind, and the time between two readings, as both are now.
+    `stop_delay_s` is the time from the request that exhausts the budget until gateways stop: the
+    ledger's lag, and the interval between two readings, at their present values.
     """
     looked_at, ingested_ms = row["looked_at"], row["ingested_until_unix_ms"]
     age_s = None if looked_at is None else round(now_ms / 1000 - looked_at.timestamp(), 1)

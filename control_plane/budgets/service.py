@@ -1,8 +1,8 @@
-"""The loop that follows budgets: asks the ledger what is used, writes down what follows.
+"""The loop of budgets: reads usage from the ledger, and stores the resulting states.
 
-Every control plane runs it; one holds the lease, and another takes it when that was silent for
-half a minute. The written rows depend on the ledger alone, so a step that is done twice, or by two
-at once, does no harm; what is kept in memory is when to ask about what.
+Every control plane runs it; one holds the lease, and another takes it after half a minute of
+silence. The rows depend on the ledger alone, so a step that is done twice, or by two at once, does
+no harm. Memory holds only the times of the next readings.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ _GROWTH = 32  # so many budgets more after an answer: most questions are of a si
 
 @dataclass(slots=True)
 class BudgetPace:
-    """How many budgets of a period the ledger is asked about at once, and when again; pure.
+    """The number of budgets in one query to the ledger, and the time of the next; pure.
 
-    The ledger may have time for fewer budgets, so a failure halves the question. Times are seconds
-    of one clock.
+    The ledger may have time for fewer budgets, so a failure halves the query. Times are seconds of
+    one clock.
     """
 
     asked_max: int = ASKED_MAX
@@ -49,19 +49,19 @@ class BudgetPace:
     tried: dict[str, int] = field(default_factory=dict[str, int])  # in vain; id to Unix ms
 
     def took(self, due: Sequence[Due]) -> None:
-        """Take into account what is due, at most `asked_max`; fewer: that is all."""
+        """Note the due budgets, at most `asked_max`; fewer: these are all."""
         self.is_behind = len(due) == self.asked_max
         if not self.is_behind:  # others were removed meanwhile
             self.tried = {one.id: self.tried[one.id] for one in due if one.id in self.tried}
 
     def answered(self, now_s: float, took_s: float) -> None:
-        """Take an answer into account."""
+        """Note an answer."""
         self.failures = 0
         self.asked_max = min(ASKED_MAX, self.asked_max + _GROWTH)
         self.rests_until_s = now_s + took_s * _REST
 
     def failed(self, now_s: float, took_s: float) -> None:
-        """Take a failure into account."""
+        """Note a failure."""
         pause_s = backoff_s(self.failures, first_s=_TICK_S, max_s=_RETRY_MAX_S)
         self.failures += 1
         self.asked_max = max(1, self.asked_max // 2)
@@ -83,10 +83,10 @@ class BudgetService:
 
         Args:
             database: Database of budgets.
-            ledger: Knows what was used; while it is away, states stay as they are.
-            show: Takes what metrics say; nothing while another one leads.
-            interval_s: How often each budget is looked at.
-            clock: Seconds that never go back.
+            ledger: Source of usage; while it is away, states stay unchanged.
+            show: Takes the metrics; none while another control plane leads.
+            interval_s: Seconds between two readings of a budget.
+            clock: Monotonic seconds.
         """
         self._database = database
         self._ledger = ledger
@@ -110,10 +110,10 @@ class BudgetService:
             await asyncio.sleep(pause_s)
 
     async def step(self) -> float:
-        """Look at the budgets that are due, at most a call's worth; return when to come back (s).
+        """Read the usage of due budgets, at most one query's worth; return the next wait (s).
 
-        The leader calls every second, also to rest: a lease that ends lets another control plane
-        ask.
+        The leader calls every second, also without work: a lease that expires goes to another
+        control plane.
 
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
@@ -132,7 +132,7 @@ class BudgetService:
         return max(0.0, min((_TICK_S, *rests_s)))
 
     async def _look(self, connection: AsyncConnection) -> tuple[dict[Period, list[Due]], int]:
-        """Return what is due, if we are the one who does it, and what time it is."""
+        """Return the due budgets and the time, if this process holds the lease."""
         due: dict[Period, list[Due]] = {}
         if not await repository.has_any(connection):  # as mostly: nothing to lead in
             self._show(NOTHING)
@@ -153,7 +153,7 @@ class BudgetService:
         return due, now_ms
 
     async def _ask(self, period: Period, due: Sequence[Due], now_ms: int) -> list[Reading]:
-        """Ask the ledger about all tenants that have these budgets; nothing: it failed."""
+        """Query the ledger about all tenants of these budgets; None: it failed."""
         pace, span, asked_s = self._paces[period], span_at(period, now_ms), self._clock()
         tenant_ids = {one.tenant_id for one in due}
         model_ids = {one.model_id for one in due if one.model_id}
@@ -189,7 +189,7 @@ class BudgetService:
 
 
 def readings(due: Sequence[Due], span: BudgetSpan, ledger: Ledger, now_ms: int) -> list[Reading]:
-    """Return what the ledger says of each budget: of its model, or of all that its tenant used."""
+    """Return the readings of budgets: of their model, or of the tenant's whole usage."""
     of_tenant = ledger.by_tenant()
     nothing = Usage()
     return [

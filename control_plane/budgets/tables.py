@@ -1,6 +1,7 @@
-"""Rows of budgets, and of how much of each is used.
+"""Rows of budgets, and of their usage.
 
-Whom gateways refuse (`budget_stops`) is in `control_plane.tables`, with all that they are told.
+The stops for gateways (`budget_stops`) are in `control_plane.tables`, with all data that gateways
+get.
 """
 
 from sqlalchemy import (

@@ -1,4 +1,4 @@
-"""Batches of requests, for the console: their progress, of all tenants or of the caller's own."""
+"""Batches of requests for the console: their progress, for all tenants or the caller's own."""
 
 import re
 from typing import Any
@@ -42,7 +42,7 @@ class ConsoleBatches:
         ]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return the newest batches; `before` is the number of the last one of a page."""
+        """Return the newest batches; `before` is the number of a page's last one."""
         limit, _ = asked_page(request)
         query = visible(request, _rows(), _T.tenant_id)
         if tenant := own_tenant(request):
@@ -56,7 +56,7 @@ class ConsoleBatches:
         return shown(request, body)
 
     async def show(self, request: web.Request) -> web.Response:
-        """Return one; another tenant's is not there."""
+        """Return one; another tenant's is 404."""
         key = path_id(request)
         query = visible(request, _rows().where(_T.id == key), _T.tenant_id)
         rows = await fetch(self._database, query)

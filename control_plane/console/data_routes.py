@@ -1,4 +1,4 @@
-"""Data of console pages besides the admin REST: figures of requests, and one overview.
+"""Data of console pages that the admin REST lacks: figures of requests, and an overview.
 
 Readers and publishers see their own tenant. Ids of other tenants are 404 for them.
 """
@@ -28,7 +28,7 @@ _RETRY_S = 2.0
 
 
 class ConsoleData:
-    """Handlers of the console's own questions."""
+    """Handlers of the console's own data."""
 
     def __init__(self, database: Database, telemetry: TelemetryReader) -> None:
         self._database = database
@@ -65,7 +65,7 @@ class ConsoleData:
         return await self._told("/v1/requests", _scoped(request))
 
     async def request(self, request: web.Request) -> web.Response:
-        """Return all that is known of one."""
+        """Return all details of one."""
         request_id = request.match_info["request_id"]
         if not is_request_id(request_id):
             message = "request_id: 1 to 128 of A-Z a-z 0-9 . _ : - are expected"
@@ -77,7 +77,7 @@ class ConsoleData:
         return await self._told("/v1/usage", _scoped(request))
 
     async def costs(self, request: web.Request) -> web.Response:
-        """Return what was paid, and for whom."""
+        """Return the costs by payer."""
         return await self._told("/v1/costs", dict(request.query))
 
     async def _told(self, path: str, query: dict[str, str]) -> web.Response:
@@ -94,7 +94,7 @@ class ConsoleData:
 
 
 def _scoped(request: web.Request) -> dict[str, str]:
-    """Return the query, narrowed to the caller's tenant; another tenant's is not there."""
+    """Return the query, narrowed to the caller's tenant; another tenant's data is 404."""
     tenant = own_tenant(request)
     return dict(request.query) | ({"tenant": tenant} if tenant else {})
 

@@ -1,4 +1,4 @@
-"""The console's files: read once, served with a policy that lets nothing else run."""
+"""The console's files: read once, served with a policy that allows no foreign code."""
 
 import gzip
 import hashlib
@@ -37,7 +37,7 @@ _FIRST = "index.html"
 
 
 def folder() -> Path:
-    """Return where the files are: in the checkout, else in the installed wheel."""
+    """Return the directory of the files: in the checkout, else in the installed wheel."""
     package = Path(__file__).resolve().parent.parent
     for place in (package.parent / "console", package / "_data" / "console"):
         if (place / _FIRST).exists():
@@ -47,7 +47,7 @@ def folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleFile:
-    """One file, as it goes over the wire."""
+    """A file in the form that is sent."""
 
     content_type: str
     etag: str
@@ -56,7 +56,7 @@ class ConsoleFile:
 
 
 class ConsoleFiles:
-    """Serves what is in a folder, and nothing else."""
+    """Serves the files of one directory only."""
 
     def __init__(self, place: Path) -> None:
         self._files = {
@@ -66,14 +66,14 @@ class ConsoleFiles:
         }
 
     def routes(self) -> list[AdminRoute]:
-        """Return the routes; they are open: a page without a key shows a form for it."""
+        """Return the routes, which need no key: a page without a key shows a form for it."""
         return [
             AdminRoute("GET", "/console", self.enter, None),
             AdminRoute("GET", "/console/{path:.*}", self.get, None),
         ]
 
     async def enter(self, _: web.Request) -> web.Response:
-        """Go to the page; relative, for the sake of prefixes that proxies take away."""
+        """Redirect to the page; relative, for proxies that strip a prefix."""
         return web.Response(status=308, headers={"Location": "console/"})
 
     async def get(self, request: web.Request) -> web.Response:

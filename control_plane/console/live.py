@@ -1,8 +1,7 @@
-"""The feed of live pages: one look at the fleet every two seconds, for all who watch.
+"""The feed of live pages: one query of the fleet every two seconds, shared by all viewers.
 
-Each event is the whole state, so a reader that was away has missed nothing once it has the next
-one, and one that reads slowly leaves out states instead of filling a queue. While nobody watches
-nothing is asked.
+Each event is the whole state, so a viewer that was away is complete again with the next one, and a
+slow one skips states instead of filling a queue. Without viewers there are no queries.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ _HEADERS = {
 
 
 class LiveFeed:
-    """Looks while somebody watches, and tells them what changed."""
+    """Queries the fleet while there are viewers, and sends them changes."""
 
     def __init__(
         self, database: Database, identities: Identities, every_s: float = _EVERY_S
@@ -54,14 +53,14 @@ class LiveFeed:
         return [AdminRoute("GET", path, self.stream, Action.READ_PLATFORM, "console", told)]
 
     async def run(self) -> None:
-        """Look at the fleet every so often, while somebody watches."""
+        """Query the fleet at intervals, while there are viewers."""
         while True:
             await self._wanted.wait()
             await self._look()
             await asyncio.sleep(self._every_s)
 
     async def close(self, _: web.Application) -> None:
-        """End all streams: their readers come back to whoever serves then."""
+        """End all streams: their viewers reconnect to another control plane."""
         self._is_closed = True
         self._changed.set()
 
@@ -102,7 +101,7 @@ class LiveFeed:
                 await _write(response, b": still here\n\n")
 
     async def _is_welcome(self, request: web.Request) -> bool:
-        """Return whether the viewer's key or session has not ended since, nor its role changed."""
+        """Return whether the viewer's key or session is still valid, with the same role."""
         actor: Actor = request[ACTOR]
         try:
             return await self._identities.of(request) == actor

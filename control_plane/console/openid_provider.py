@@ -1,4 +1,4 @@
-"""Asks an OpenID Connect provider: what it has, what a code stands for, and its keys."""
+"""A client of an OpenID Connect provider: its addresses, tokens and keys."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ _AGAIN_S = 60.0  # at the earliest, for keys that are not known
 
 
 class OpenIdProvider:
-    """One provider; what it publishes is kept for an hour."""
+    """A provider; its published documents are cached for an hour."""
 
     def __init__(self, session: aiohttp.ClientSession, settings: OpenIdSettings) -> None:
         self._session = session
@@ -34,7 +34,7 @@ class OpenIdProvider:
         """Return one of the provider's addresses.
 
         Raises:
-            OpenIdError: The provider does not answer, or has none.
+            OpenIdError: The provider does not answer, or has no such address.
         """
         async with self._lock:
             if time.monotonic() - self._published_at > _FRESH_S:
@@ -51,7 +51,7 @@ class OpenIdProvider:
         return url
 
     async def id_token(self, code: str, secret: str) -> str:
-        """Return the ID token that a code stands for; a code can be used once.
+        """Return the ID token for a code, which is valid once.
 
         Raises:
             OpenIdError: The provider refuses it, or does not answer.
@@ -70,7 +70,7 @@ class OpenIdProvider:
         return str(found.get("id_token", ""))
 
     async def key_of(self, id_token: str) -> jwt.PyJWK:
-        """Return the key that an ID token is signed with.
+        """Return the key that has signed an ID token.
 
         Raises:
             OpenIdError: The provider has no such key, or does not answer.
@@ -112,7 +112,7 @@ class OpenIdProvider:
 
 @asynccontextmanager
 async def open_provider(settings: OpenIdSettings | None) -> AsyncGenerator[OpenIdProvider | None]:
-    """Open a client of the provider, which need not be there yet; None without settings."""
+    """Open a client of the provider, which need not run yet; None without settings."""
     if settings is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""Signing in by an OpenID Connect provider: authorization code with PKCE, state and nonce."""
+"""Sign-in by an OpenID Connect provider: authorization code with PKCE, state and nonce."""
 
 import base64
 from urllib.parse import quote
@@ -32,7 +32,7 @@ _HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 
 
 class OpenIdRoutes:
-    """Handlers; without a provider there is nothing at these paths."""
+    """Handlers; without a provider these paths are 404."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class OpenIdRoutes:
         return answer
 
     async def callback(self, request: web.Request) -> web.Response:
-        """Begin a session for the person whom the provider knows; a session before it ends."""
+        """Begin a session for the person that the provider has identified; an earlier one ends."""
         settings, _ = self._parts()
         try:
             answer = await self._signed_in(request, settings)
@@ -114,7 +114,7 @@ class OpenIdRoutes:
 
 
 def _place(encoded: str) -> str:
-    """Return the place to come back to; a cookie is only as good as its browser."""
+    """Return the place to come back to; the cookie holds it, and may be forged by its browser."""
     try:
         text = base64.urlsafe_b64decode(encoded).decode()
     except ValueError:
@@ -123,6 +123,6 @@ def _place(encoded: str) -> str:
 
 
 def _back(error: OpenIdError) -> web.Response:
-    """Return the way to the form, which says why."""
+    """Return the redirect to the form, with the reason."""
     where = f"./#/?problem={quote(error.code)}"
     return web.Response(status=303, headers=_HEADERS | {"Location": where})

@@ -1,4 +1,4 @@
-"""How everything is, in one transaction: what needs a look, and what the fleet does now."""
+"""The state of the platform, in one transaction: problems, and the fleet's present work."""
 
 from datetime import timedelta
 from typing import Any
@@ -28,7 +28,7 @@ _QUEUED = 4  # the place in a tier's row of a report; see `control_plane.scaling
 
 
 async def overview(connection: AsyncConnection) -> Json:
-    """Return counts of what there is, replicas by pool and state, and what waits and runs."""
+    """Return counts of objects, replicas by pool and state, and waiting and running requests."""
     counts = (await connection.execute(_counts())).mappings().one()
     return {
         "counts": dict(counts),
@@ -63,7 +63,7 @@ def _counts() -> Select[*tuple[Any, ...]]:
 
 
 async def _pools(connection: AsyncConnection) -> list[Json]:
-    """Return what each pool wants and has, and why it has no more."""
+    """Return wanted and present replicas of each pool, and the reason for a gap."""
     p, said, r = tables.pools.c, tables.pool_conditions.c, tables.replicas.c
     states = {
         state.name.lower(): func.count(r.id).filter(r.state == int(state), ~r.is_draining)
@@ -91,7 +91,7 @@ async def _pools(connection: AsyncConnection) -> list[Json]:
 
 
 async def load(connection: AsyncConnection) -> list[Json]:
-    """Return what waits, by its tier's priority, and what runs, of each cell whose router tells."""
+    """Return waiting requests by their tier's priority, and running ones, of each reported cell."""
     t = cell_demands.c
     is_fresh = t.received_at > func.now() - timedelta(seconds=FRESH_S)
     query = (

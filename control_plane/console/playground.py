@@ -1,7 +1,7 @@
-"""The playground's way to a gateway: one request, passed on with the key that its person gives.
+"""The playground's proxy to a gateway: forwards one request with its user's key.
 
-The page asks its own origin, so its policy stays `connect-src 'self'`, and gateways allow no pages
-of other origins. The key comes in a header with each request, and is kept and logged nowhere.
+The page calls its own origin, so its policy stays `connect-src 'self'`, and gateways need not allow
+other origins. The key comes in a header with each request, and is neither stored nor logged.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ _KEY_CHARS_MAX = 256
 
 
 class Playground:
-    """Passes requests of pages on to a gateway, a bounded number at once."""
+    """Forwards requests of pages to a gateway, a bounded number at once."""
 
     def __init__(self, session: aiohttp.ClientSession, gateway_url: str) -> None:
-        """Prepare; without `gateway_url` every request is refused, and told why."""
+        """Prepare; without `gateway_url` every request is refused with the reason."""
         self._session = session
         self._url = gateway_url.rstrip("/")
         self._running = 0
 
     def routes(self) -> list[AdminRoute]:
-        """Return the routes; the gateway's trace has each request, so the audit log has none."""
+        """Return the routes; the gateway traces each request, so the audit log does not."""
         path = f"/console/data/play/{{dialect:{_DIALECTS}}}"
         read = Action.READ_TENANT
         return [AdminRoute("POST", path, self.play, read, "playground", is_audited=False)]
@@ -104,6 +104,6 @@ async def _body(request: web.Request) -> bytes:
 
 @asynccontextmanager
 async def open_playground(gateway_url: str) -> AsyncGenerator[Playground]:
-    """Open a playground; the gateway need not be there."""
+    """Open a playground; the gateway need not run yet."""
     async with aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=False) as session:
         yield Playground(session, gateway_url)

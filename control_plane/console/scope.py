@@ -1,4 +1,4 @@
-"""The tenant that a question of the console is about."""
+"""The tenant of a console's query."""
 
 from aiohttp import web
 
@@ -8,10 +8,10 @@ from sluice.errors import ErrorCode, PlatformError
 
 
 def own_tenant(request: web.Request) -> str:
-    """Return the tenant that a question is narrowed to; empty: all tenants, for who may see them.
+    """Return the tenant that a query is narrowed to; empty: all tenants, for roles above them.
 
     Raises:
-        PlatformError: 404, the caller has one tenant and asks for another.
+        PlatformError: 404, the caller has one tenant and names another.
     """
     actor, wanted = request[ACTOR], request.query.get("tenant", "")
     if actor.reach(Action.READ_USAGE) is Reach.ALL:

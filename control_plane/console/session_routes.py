@@ -1,6 +1,6 @@
-"""Signing in to the console and out of it: an admin key becomes a short session in a cookie.
+"""Sign-in to the console and sign-out: an admin key becomes a short session in a cookie.
 
-The key comes in a header, once, and is kept nowhere; the cookie's text is not kept either.
+The key comes in a header, once, and is stored nowhere; of the cookie only a hash is stored.
 """
 
 from typing import Annotated, Any
@@ -35,13 +35,13 @@ _HEADERS = {"Cache-Control": "no-store"}
 
 
 class SignInBody(AdminBody):
-    """Name of the person who signs in, for the audit log: several people may share a key."""
+    """The name of the person who signs in, for the audit log: several people may share a key."""
 
     name: Annotated[Text, Field(max_length=64)] = ""
 
 
 class SessionRoutes:
-    """Handlers of one's own sessions."""
+    """Handlers of the caller's own sessions."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class SessionRoutes:
         """Prepare.
 
         Args:
-            database: Keeps the sessions.
-            identities: Tell who asks.
-            life_s: How long a session lasts at most.
+            database: Database of sessions.
+            identities: Identify callers.
+            life_s: Longest life of a session in seconds.
             has_provider: Whether people may sign in by an OpenID provider as well.
         """
         self._database = database
@@ -65,7 +65,7 @@ class SessionRoutes:
         self._has_provider = has_provider
 
     def routes(self) -> list[AdminRoute]:
-        """Return the routes; they look for a key or session themselves."""
+        """Return the routes; they check key or session themselves."""
         return [
             AdminRoute("POST", _PATH, self.sign_in, None),
             AdminRoute("GET", _PATH, self.show, None),
@@ -84,7 +84,7 @@ class SessionRoutes:
     async def begin(
         self, request: web.Request, actor: Actor, key_sha256: bytes | None
     ) -> web.Response:
-        """Begin a session and hand over its cookie; nothing of the browser's is taken for it."""
+        """Begin a session and send its cookie; an id from the browser is never reused."""
         secret, session_id = new_session_secret(), new_id("session")
         older = secret_hash(request.cookies.get(COOKIE, ""))
 
@@ -113,11 +113,11 @@ class SessionRoutes:
         return web.json_response(body, headers=_HEADERS)
 
     async def sign_out(self, request: web.Request) -> web.Response:
-        """End one's session (204)."""
+        """End the caller's session (204)."""
         return await self._end(request, is_everywhere=False)
 
     async def sign_out_everywhere(self, request: web.Request) -> web.Response:
-        """End all sessions of whoever asks (204), in all browsers."""
+        """End all sessions of the caller (204), in all browsers."""
         return await self._end(request, is_everywhere=True)
 
     async def _end(self, request: web.Request, *, is_everywhere: bool) -> web.Response:
@@ -155,7 +155,7 @@ class SessionRoutes:
 
 
 def is_over_tls(request: web.Request) -> bool:
-    """Return whether the browser speaks TLS, to us or to a proxy that says so."""
+    """Return whether the browser speaks TLS, to this server or to a proxy that says so."""
     return request.secure or request.headers.get("X-Forwarded-Proto") == "https"
 
 

@@ -1,4 +1,4 @@
-"""Asks the telemetry service on behalf of the console, which has no key for it."""
+"""Queries the telemetry service on behalf of the console, whose pages have no key for it."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -25,7 +25,7 @@ class TelemetryAnswer:
 
 
 class TelemetryReader:
-    """Reads over one session; without a service every question fails, and says why."""
+    """A client over one session; without a service every query fails with the reason."""
 
     def __init__(self, session: aiohttp.ClientSession | None, url: str) -> None:
         self._session = session
@@ -35,11 +35,11 @@ class TelemetryReader:
         """Return the answer to a GET.
 
         Args:
-            path: Below the service's address; every part of it that others gave is quoted.
+            path: Path below the service's address; foreign parts are quoted.
             query: Parameters; empty ones are left out.
 
         Raises:
-            FeedDownError: There is no answer.
+            FeedDownError: The service does not answer.
         """
         if self._session is None:
             raise FeedDownError("CONTROL_PLANE__TELEMETRY_URL is not set: no numbers of requests")
@@ -61,7 +61,7 @@ class TelemetryReader:
 
 @asynccontextmanager
 async def open_reader(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[TelemetryReader]:
-    """Open a reader; the service need not be there, and an empty URL means that there is none."""
+    """Open a reader; the service need not run yet, and an empty URL means that there is none."""
     if not telemetry_url:
         yield TelemetryReader(None, "")
         return

@@ -28,8 +28,8 @@ class AnthropicMessages:
         """Compose.
 
         Args:
-            directory: Knows who calls.
-            completer: Answers.
+            directory: Keys, tenants and models.
+            completer: Runs the requests.
             tokenizing: Counts tokens.
         """
         self._directory = directory
@@ -37,7 +37,7 @@ class AnthropicMessages:
         self._tokenizing = tokenizing
 
     def add_to(self, routes: Routes) -> None:
-        """Answer the paths of the API."""
+        """Add the paths of the API to a router."""
         for path, handler in (
             ("/v1/messages", self.create),
             ("/v1/messages/count_tokens", self.count_tokens),

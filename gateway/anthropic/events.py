@@ -18,11 +18,11 @@ _TEXT, _THINKING = "text", "thinking"
 
 
 class MessageEvents:
-    """Writes all events of one stream; it is the writer of its one choice, and of its end.
+    """Writes all events of one stream, which has one choice.
 
     Attributes:
         head: Bytes before the text of a delta; empty while no text is open.
-        tail: Bytes after it.
+        tail: Bytes after the text of a delta.
         stop_sequence: Stop sequence that ended the answer; empty: none, or not yet.
     """
 
@@ -51,7 +51,7 @@ class MessageEvents:
 
     @property
     def is_in_text(self) -> bool:
-        """Whether text can come as it is, or a block has to be opened before."""
+        """Whether a block of text is open, so that text can follow at once."""
         return self._open == _TEXT
 
     def begin_text(self) -> bytes:
@@ -59,13 +59,13 @@ class MessageEvents:
         return self._opened(_TEXT, {"type": "text", "text": ""})
 
     def first(self) -> bytes:
-        """Return the event that precedes all that comes."""
+        """Return the event that begins the stream."""
         usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
         begun = message(self._id, self._model, [], stopped=None, stop_sequence="", usage=usage)
         return _event("message_start", b'"message":' + begun)
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
-        """Return the events of whatever the delta holds."""
+        """Return the events of a delta: text, reasoning, calls."""
         del logprobs  # the API has none
         events = b""
         if delta.reasoning:
@@ -85,7 +85,7 @@ class MessageEvents:
         return events
 
     def finish(self, reason: str) -> bytes:
-        """Return the events that close what is open; a message has one block at least."""
+        """Return the events that close open blocks; a message has at least one block."""
         self._reason = reason
         begun = b"" if self._next else self.begin_text()
         return begun + self._closed()

@@ -1,4 +1,4 @@
-"""Sends the tokens of a message: as `StreamedGeneration`, with text in blocks that are opened."""
+"""Sends the tokens of a message: a `StreamedGeneration` that opens and closes blocks of text."""
 
 from gateway.anthropic.events import MessageEvents
 from gateway.dispatch.generation import GenerationSpec
@@ -9,7 +9,7 @@ from gateway.text.sse import ChunkWriter
 
 
 class BlockGeneration(StreamedGeneration):
-    """One answer whose text stands in blocks."""
+    """A streamed answer whose text stands in blocks."""
 
     __slots__ = ("_events",)
 
@@ -28,7 +28,7 @@ class BlockGeneration(StreamedGeneration):
         super()._send(fragment)
 
     def last_chunks(self, reason: str) -> bytes:
-        """See the base; the end says which stop sequence it was."""
+        """See the base; the end names the stop sequence that ended the answer."""
         chunks = super().last_chunks(reason)
         self._events.stop_sequence = self.pipe.stopped_by
         return chunks

@@ -1,4 +1,4 @@
-"""A message of Anthropic's API: a chat that is asked for, and told, in other words."""
+"""A message of Anthropic's API, mapped to a chat and its answer back to a message."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -15,7 +15,7 @@ from sluice.errors import PlatformError
 
 
 class MessageTask(ChatTask):
-    """One message."""
+    """A task for one message."""
 
     endpoint = "/v1/messages"
     streamed = BlockGeneration
@@ -84,7 +84,7 @@ class MessageTask(ChatTask):
 
 
 def message_task(request: AnthropicRequest) -> MessageTask:
-    """Return what a request comes to; BadRequestError when its tools do not go together."""
+    """Return the task of a request; BadRequestError when its tools do not go together."""
     task = MessageTask.model_construct(**request.chat_fields(), messages=request.turns)
     task.check_tools()
     _ = task.guide

@@ -1,1 +1,1 @@
-"""The model `auto`: which model answers, and which other one when that cannot."""
+"""The model `auto`: the choice of the model that answers, and of a stand-in for one that cannot."""

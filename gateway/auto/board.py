@@ -1,4 +1,4 @@
-"""The models of one worker's `auto`: who answers, and who stands in for a model that cannot."""
+"""The models of one worker's `auto`: choices for requests, and stand-ins for failing models."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -36,7 +36,7 @@ class AskedPrompt(NamedTuple):
 
 
 class AskedTask(Protocol):
-    """A request, as far as the choice goes by it (`gateway.endpoints.task.TextTask`)."""
+    """The fields of a request that decide the choice (`gateway.endpoints.task.TextTask`)."""
 
     model: str
 
@@ -51,12 +51,12 @@ class AskedTask(Protocol):
         ...
 
     def asked(self) -> AskedPrompt:
-        """Return what it says."""
+        """Return the request's words, as its body holds them."""
         ...
 
 
 class _Known(NamedTuple):
-    """A policy, and what it comes to."""
+    """A policy of a tenant, and the policy made ready for use from it."""
 
     told: wire.AutoPolicy
     table: QualityTable
@@ -64,14 +64,14 @@ class _Known(NamedTuple):
 
 
 class AutoBoard:
-    """Decides for requests that ask for `auto`, and which model stands in for any other."""
+    """Chooses models for requests to `auto`, and stand-ins for any other model."""
 
     def __init__(self, directory: Directory, views: Callable[[str], Iterable[CellView]]) -> None:
         """Prepare.
 
         Args:
-            directory: Knows names and who may use them.
-            views: Returns what is known of the cells of a pool.
+            directory: Names of models, and the right of callers to use them.
+            views: Returns what the gateway knows of a pool's cells.
         """
         self._directory = directory
         self._views = views
@@ -81,7 +81,7 @@ class AutoBoard:
         self._is_used = False
 
     def decide(self, principal: Principal, task: AskedTask, uid: str) -> AutoDecision | None:
-        """Return the choice for a request; None: it names a model itself.
+        """Return the choice for a request; None: the request names a model itself.
 
         Raises:
             PlatformError: No model is left that could answer.
@@ -121,10 +121,10 @@ class AutoBoard:
         return AutoDecision(choice, key, chain[0] if task.session else 0, features.tokens)
 
     def other(self, principal: Principal, asked: str, decision: AutoDecision | None) -> str | None:
-        """Return the name of the model that answers while the asked one cannot; None: none does.
+        """Return the stand-in for a model that cannot answer now; None: there is none.
 
-        This is the one place that says so: of `auto` it is the next best of the choice, of a named
-        model the tenant's fallback.
+        All stand-ins are chosen here: for `auto` the next best of the choice, for a named model the
+        tenant's fallback.
         """
         if decision is None:
             return self._directory.fallback(principal, asked)
@@ -138,7 +138,7 @@ class AutoBoard:
         answers: int,
         ended_at_s: float,
     ) -> None:
-        """Learn from a request that was answered, by whoever asked for it."""
+        """Learn the speed of a pool, and the caches of a model, from an answered request."""
         if not self._is_used:
             return
         self._speeds.note(pool_id, tally, answers, ended_at_s)
@@ -169,7 +169,7 @@ class AutoBoard:
         )
 
     def _policy(self, policy: wire.AutoPolicy) -> _Known:
-        """Return a policy ready for use; each is made ready once, when it is first asked."""
+        """Return a policy ready for use; each is made ready once, at its first use."""
         known = self._policies.get(policy.id)
         if known is not None and known.told is policy:
             return known

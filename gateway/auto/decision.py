@@ -1,4 +1,4 @@
-"""A choice of `auto` for one request, as it is told and logged. Pure."""
+"""A choice of `auto` for one request, with its headers and its part of the event. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +19,9 @@ class AutoDecision:
     Attributes:
         choice: The choice.
         key: End of the prompt's chain in `ConversationMemory`.
-        session_key: Its session's key there; 0: it has none.
+        session_key: Key of the session in `ConversationMemory`; 0: the request has no session.
         tokens: Estimate of the prompt.
-        answered: The model that answers, if the chosen one refused; empty: the chosen one.
+        answered: Model that answers, if the chosen one refused; empty: the chosen one answers.
     """
 
     choice: AutoChoice
@@ -37,7 +37,7 @@ class AutoDecision:
 
     @property
     def reason(self) -> AutoReason:
-        """Why it does."""
+        """Reason of the choice, as headers and events name it."""
         return AutoReason.STAND_IN if self.answered else self.choice.reason
 
     @property
@@ -48,7 +48,7 @@ class AutoDecision:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that tell of the choice; costs in the currency of the tenant's prices."""
+        """Headers that report the choice; costs are in the currency of the tenant's prices."""
         options = [self.choice.chosen, *self.choice.alternatives]
         own = next(it for it in options if it.name == self.model)
         rest = [it for it in options if it is not own][:_TOLD_MAX]

@@ -26,11 +26,11 @@ class KnownPrefix(NamedTuple):
 
 
 class CachedPrefixes(NamedTuple):
-    """The prefixes of a prompt that caches have.
+    """The prefixes of a prompt that replicas have in their caches.
 
     Attributes:
-        current: The model that answered the longest one; empty: none is known.
-        tokens: Tokens of the longest one of each model.
+        current: Model that answered the longest known prefix; empty: no prefix is known.
+        tokens: Tokens of the longest cached prefix, by model.
     """
 
     current: str
@@ -38,7 +38,7 @@ class CachedPrefixes(NamedTuple):
 
 
 class ConversationMemory:
-    """The prompts of the last minutes, by their chains; bounded, the oldest go first."""
+    """The prompts of the last minutes, by their chains; bounded: the oldest are dropped first."""
 
     def __init__(self, prefixes_max: int = _PREFIXES_MAX) -> None:
         self._prefixes_max = prefixes_max
@@ -49,7 +49,7 @@ class ConversationMemory:
         return len(self._known)
 
     def look(self, chain: Sequence[int], now_s: float) -> CachedPrefixes:
-        """Return what caches have of a prompt, as of `now_s` on the worker's clock."""
+        """Return the cached prefixes of a prompt, as of `now_s` on the worker's clock."""
         current, tokens = "", dict[str, int]()
         for key in reversed(chain[-_LOOKED_AT_MAX:]):
             known = self._known.get(key)
@@ -60,7 +60,7 @@ class ConversationMemory:
         return CachedPrefixes(current, tokens)
 
     def note(self, key: int, model: str, tokens: int, now_s: float) -> None:
-        """Remember who has answered a prompt; `key` is the end of its chain."""
+        """Remember the model that has answered a prompt; `key` is the end of the prompt's chain."""
         self._known[key] = KnownPrefix(model, tokens, now_s + CACHED_S)
         self._known.move_to_end(key)
         while len(self._known) > self._prefixes_max:
@@ -68,14 +68,14 @@ class ConversationMemory:
 
 
 def _ends(text: str) -> tuple[int, str, str]:
-    """Return what tells a long text from others: a wrong match would cost a guess, no answer."""
+    """Return the ends of a long text, to tell it from others; a wrong match costs little."""
     return len(text), text[: _WHOLE // 2], text[-_WHOLE // 2 :]
 
 
 def chain_of(tenant_id: str, session: str, texts: Sequence[str]) -> list[int]:
     """Return the keys of a prompt's beginnings, the session's first and the whole prompt's last.
 
-    Python's own hashes: they hold in this process, and tell nobody outside what was said.
+    Python's own hashes do: they hold in this process only, and reveal no text to other processes.
     """
     key = hash(tenant_id)
     keys = [hash((key, session))] if session else []

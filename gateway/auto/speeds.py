@@ -1,7 +1,7 @@
-"""The speeds of pools, learned from what has just been answered. Pure.
+"""The speeds of pools, learned from the latest answers. Pure.
 
-A router predicts the wait for a first step. How long the prefill of a long prompt takes, and the
-decode of its answer, is what the last requests took.
+A router predicts only the wait for the first step. The times of a long prefill and of a decode are
+taken from recent requests.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ _POOLS_MAX = 4096
 
 @dataclass(slots=True)
 class LearnedSpeed:
-    """The times that requests of a pool take; 0: not known yet.
+    """The times that requests of a pool take; 0: not measured yet.
 
     Attributes:
-        prompt_token_s: Prefill of a token that is not cached.
-        output_token_s: Decode of a token.
-        output_tokens: Tokens of an answer.
+        prompt_token_s: Seconds of prefill per token that is not cached.
+        output_token_s: Seconds of decode per token.
+        output_tokens: Mean tokens of an answer.
     """
 
     prompt_token_s: float = 0.0
@@ -40,7 +40,7 @@ class LearnedSpeeds:
         self._known: dict[str, LearnedSpeed] = {}
 
     def of(self, pool_id: str) -> LearnedSpeed:
-        """Return what is known of a pool."""
+        """Return the learned speed of a pool."""
         return self._known.get(pool_id, _UNKNOWN)
 
     def note(self, pool_id: str, tally: Tally, answers: int, ended_at_s: float) -> None:

@@ -62,10 +62,11 @@ class EncodedPrompt(NamedTuple):
     """A prompt's token ids, and the hashes of its full blocks, 16 bytes each.
 
     Attributes:
-        ids: An array: a list takes nine times the memory, for as long as the answer runs.
-        is_reasoning: Whether it ends in an open block of reasoning, where the answer goes on.
+        ids: Array of ids: a list would take nine times the memory until the answer ends.
+        is_reasoning: Whether the prompt ends in an open block of reasoning, which the answer
+            continues.
         packed: Packed form of a long prompt that a thread made.
-        dropped_turns: Oldest turns that it was made without, since they had no room.
+        dropped_turns: Oldest turns that were left out for want of room.
         pinned_blocks: Leading full blocks that hold a warm prompt.
     """
 
@@ -77,7 +78,7 @@ class EncodedPrompt(NamedTuple):
     pinned_blocks: int = 0
 
     def pinned_as(self, start: "EncodedPrompt") -> "EncodedPrompt":
-        """Return the prompt with the leading blocks pinned that it shares with another one."""
+        """Return the prompt with the leading blocks pinned that it shares with a warm prompt."""
         return self._replace(pinned_blocks=shared_blocks(self.block_hashes, start.block_hashes))
 
 
@@ -109,9 +110,9 @@ class BaseAssets:
     threads: PromptThreads | None = None
 
     def heeds_effort(self, effort: str) -> bool:
-        """Return whether reasoning with such an effort is what comes, and not just what was asked.
+        """Return whether the base's template follows such an effort of reasoning.
 
-        Where nobody reasons, `none` is true.
+        A base without reasoning follows `none`.
         """
         never = self.dialect.reasoning is ReasoningForm.NONE
         return self.template.heeds_effort or (never and effort == "none")
@@ -178,7 +179,7 @@ class BaseAssets:
     async def hash_ids(
         self, ids: Sequence[int], cache_root: bytes, *, owner: str = ""
     ) -> EncodedPrompt:
-        """Return a prompt that came as ids, with its block hashes; `owner` as of `encode_chat`."""
+        """Return a prompt that came as ids, with block hashes; for `owner` see `encode_chat`."""
         if len(ids) <= _INLINE_TOKENS_MAX:
             return self._hashed(ids, cache_root)
         return await self._in_thread(owner, self._hashing(ids, cache_root))
@@ -251,7 +252,7 @@ class BaseAssets:
 
 
 def _size(messages: Sequence[Message], tools: Sequence[Tool]) -> int:
-    """Return what rendering and encoding a chat costs, in characters; an estimate."""
+    """Return an estimate of the work of rendering and encoding a chat, in characters."""
     size = _CHARACTERS_PER_MESSAGE * (len(messages) + len(tools))
     for message in messages:
         size += len(message.text())

@@ -19,7 +19,7 @@ _Loaded = TypeVar("_Loaded")
 
 
 class BaseCache(Generic[_Loaded]):
-    """The bases that this process has loaded. One load at a time."""
+    """The bases that this process has loaded; loads run one at a time."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class BaseCache(Generic[_Loaded]):
         self._told: dict[str, str] = {}  # what the log says of them
 
     async def get(self, digest: str) -> _Loaded:
-        """Return what was loaded of a base; RejectedError when this gateway does not have them."""
+        """Return the parts of a base; RejectedError when this gateway does not have its files."""
         found = self._loaded.get(digest)
         return found if found is not None else await self._load(digest)
 
@@ -53,7 +53,7 @@ class BaseCache(Generic[_Loaded]):
         return digest in self._loaded
 
     def look_again(self, digest: str) -> None:
-        """Read a base anew at the next occasion: its files may have come."""
+        """Read a base anew at its next use: its files may have arrived."""
         self._not_before_s.pop(digest, None)
         self._arrivals += 1
 
@@ -94,7 +94,7 @@ class BaseCache(Generic[_Loaded]):
         return self._read(directory)
 
     def _ended(self, digest: str, arrivals: int, load: "asyncio.Future[_Loaded]") -> None:
-        """Note what a load came to, then let the next one begin."""
+        """Note the result of a load, then let the next one begin."""
         try:
             if not load.cancelled():
                 self._note(digest, arrivals, load)
@@ -117,7 +117,7 @@ class BaseCache(Generic[_Loaded]):
 
 
 class _MissingError(Exception):
-    """The base does not lie here."""
+    """The files of the base are not on this machine."""
 
 
 def _not_ready() -> RejectedError:

@@ -24,7 +24,7 @@ class EmbeddingBase:
     """Tokenizer and sizes of one base.
 
     Attributes:
-        tokenizer: Neither cuts nor pads.
+        tokenizer: Tokenizer of the base; neither cuts nor pads.
         dimensions: Length of an embedding.
         vocabulary: Number of token ids that the model has.
         threads: Threads that work on large texts; None: one of the loop's own.

@@ -1,8 +1,9 @@
-"""Prompts to token ids; what a conversation repeats in every turn is tokenized once.
+"""Prompts to token ids; text that a conversation repeats in every turn is tokenized once.
 
 Special tokens cut a prompt into segments that a tokenizer works on independently: a system prompt,
-one turn, its role. Their ids are kept, so that a turn costs what is new in it. Kept per tenant and
-model: how long a prompt takes must not tell what others have sent.
+one turn, its role. The ids of segments are cached, so that a turn costs only its new text. The
+cache is apart for each tenant and model: the time of a prompt must not reveal the prompts of
+others.
 """
 
 import json
@@ -31,14 +32,14 @@ _INDEPENDENT = frozenset(
 
 
 class PromptEncoder:
-    """Encodes prompts of one base; called from several threads."""
+    """Encodes prompts of one base; thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, characters_max: int = _CHARACTERS_MAX) -> None:
-        """Prepare without kept segments.
+        """Prepare an empty cache.
 
         Args:
-            tokenizer: The base's; without independent segments, nothing is kept.
-            characters_max: Characters of all kept segments together.
+            tokenizer: Tokenizer of the base; without independent segments nothing is cached.
+            characters_max: Characters of all cached segments together.
         """
         self._slicing = SlicingTokenizer(tokenizer, is_independent=is_independent(tokenizer))
         self._cuts = {text: array("I", (token,)) for text, token in cuts_of(tokenizer).items()}
@@ -56,8 +57,8 @@ class PromptEncoder:
 
         Args:
             pieces: Pieces of its text; no token spans two of them.
-            owner: Owner of the prompt: segments are kept for each owner.
-            tokenizing: Threads that tokenize segments that are not kept; None: the caller's thread.
+            owner: Owner of the prompt: each owner has a cache of its own.
+            tokenizing: Threads for segments that are not cached; None: the caller's thread.
         """
         joined = array("I")
         if not self._cuts:
@@ -76,7 +77,7 @@ class PromptEncoder:
         return joined
 
     def encode_whole(self, text: str, tokenizing: Executor | None = None) -> "Steps[array[int]]":
-        """Return the ids of a text with those that the tokenizer adds to each; nothing is kept."""
+        """Return the ids of a text with the tokenizer's own additions; nothing is cached."""
         return self._slicing.encode_whole(text, tokenizing)
 
     def _find(self, owner: bytes, segments: Sequence[str]) -> "list[array[int] | None]":
@@ -105,9 +106,9 @@ class PromptEncoder:
 
 
 def cuts_of(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the special tokens, with their ids, at which a text may be cut; empty: at none.
+    """Return the special tokens, with their ids, at which a text may be cut; empty: none.
 
-    The ids of what stands between two of them do not depend on anything else.
+    The ids between two cuts do not depend on text outside them.
     """
     if not is_independent(tokenizer):
         return {}
@@ -121,7 +122,7 @@ def cuts_of(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def is_independent(tokenizer: Tokenizer) -> bool:
-    """Return whether the place of a text in a prompt does not change its tokens."""
+    """Return whether the place of a text in a prompt leaves its tokens the same."""
     described = json.loads(tokenizer.to_str())
     stages = (described.get("normalizer"), described.get("pre_tokenizer"))
     return all(map(_is_independent, stages)) and not described.get("truncation")
@@ -136,13 +137,13 @@ def _is_independent(stage: dict[str, Any] | None) -> bool:
 
 
 def _is_plain(token: AddedToken) -> bool:
-    """Return whether the token is found by its text alone, and takes nothing of its neighbours."""
+    """Return whether a token is found by its text alone and strips no neighbouring text."""
     takes_more = token.lstrip or token.rstrip or token.single_word or token.normalized
     return token.special and len(token.content) > 1 and not takes_more
 
 
 def _is_alone(token: AddedToken, texts: Sequence[str]) -> bool:
-    """Return whether no other added token can begin before this one, or with it, and reach in."""
+    """Return whether no other added token can overlap the beginning of this one."""
     text = token.content
     for other in texts:
         if other != text and (text in other or _reaches_into(other, text)):

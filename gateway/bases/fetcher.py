@@ -1,6 +1,6 @@
-"""Brings the small files of bases that this gateway lacks; one base at a time, the oldest first.
+"""Fetches the small files of bases that this gateway lacks; one base at a time, the oldest first.
 
-All workers of a machine share the shelf: one of them fetches, the others find it there.
+All workers of a machine share the shelf: one of them fetches, the others find the files there.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class _Wanted:
 
 
 class BaseFetcher:
-    """Knows where bases lie, and gets those that lie nowhere; `run` it."""
+    """Finds the directories of bases, and fetches missing ones; `run` it in a task."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class BaseFetcher:
         on_arrival: Callable[[str], None],
         count: Callable[[str], None],
     ) -> None:
-        """Take the parts.
+        """Compose.
 
         Args:
-            artifacts: Whole artifacts of this machine, by digest; None: there are none.
+            artifacts: Whole artifacts of this machine, by digest; None: this machine has no agent.
             shelf: Shelf for fetched bases.
             fetch: Gets the files of a base.
             on_arrival: Called with the digest of a base that has come.
@@ -63,7 +63,7 @@ class BaseFetcher:
         self._asked = asyncio.Event()
 
     def find(self, digest: str) -> Path:
-        """Return the directory of a base; blocks; FileNotFoundError when it is not here."""
+        """Return the directory of a base; blocks; FileNotFoundError when the base is not here."""
         if self._artifacts is not None:
             try:
                 return artifact_path(self._artifacts, digest)
@@ -72,7 +72,7 @@ class BaseFetcher:
         return self._shelf.find(digest)
 
     def want(self, digest: str) -> None:
-        """Have a base fetched that is not here."""
+        """Add a missing base to the bases to fetch."""
         if digest not in self._wanted:
             spread_s = random.uniform(0.0, _FIRST_SPREAD_S)  # noqa: S311 - spreads
             self._wanted[digest] = _Wanted(time.monotonic() + spread_s)
@@ -85,7 +85,7 @@ class BaseFetcher:
 
     @property
     def wanted(self) -> int:
-        """How many are on their way."""
+        """Number of bases that are still to be fetched."""
         return len(self._wanted)
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""The files of a base, and what is looked for in them; reading blocks."""
+"""Reads the files of a base: tokenizer, templates, special tokens; reading blocks."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def reserved_texts(tokenizer: Tokenizer) -> set[str]:
 
 
 def end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> frozenset[int]:
-    """Return the ids that end an answer, by any of these files."""
+    """Return the ids that end an answer, from any of these files."""
     found: set[int] = set()
     for config in configs:
         value = config.get("eos_token_id")

@@ -1,9 +1,9 @@
-"""Runs templates that come from elsewhere: what they reach, how long they run, what they allocate.
+"""Runs templates of foreign origin with bounds on their reach, run time and memory.
 
-Jinja's sandbox keeps a template from Python's insides. It does not keep it from running for
-minutes, or from filling memory with one multiplication. So every turn of a loop, every call,
-filter and output is charged to the budget of the rendering, and what can grow by much in one go is
-measured before it is done.
+Jinja's sandbox keeps a template from Python's internals. It does not keep it from running for
+minutes, or from filling memory with one multiplication. So every turn of a loop, every call, filter
+and output is charged to the budget of the rendering. Operations whose result can be much larger
+than their operands are measured before they run.
 """
 
 import re
@@ -56,7 +56,7 @@ _WIDE = re.compile(r"[0-9]{5}|\{[^}]*\{|%[^a-zA-Z%]*\*")
 
 
 class ExhaustedError(Exception):
-    """The template takes more time or memory than a chat template does."""
+    """The template takes more time or memory than a chat template needs."""
 
 
 class OutOfTimeError(ExhaustedError):
@@ -72,7 +72,7 @@ class RenderBudget:
     )
 
     def __init__(self, cpu_s: float, given: int) -> None:
-        """Begin with the first step; `given` are the characters that the template is given."""
+        """Begin with the first step; `given` counts the characters of the template's input."""
         self._cpu_s = cpu_s
         self._ends_at_s: float | None = None  # as long as the clock was not looked at
         self._steps = 0  # since it was
@@ -99,7 +99,7 @@ class RenderBudget:
             self._look()
 
     def _look(self) -> None:
-        """Look at the clock; a template of few steps never does, which saves a system call or two.
+        """Look at the clock; a short template never does, which saves a system call or two.
 
         So the first steps are free.
         """
@@ -111,10 +111,10 @@ class RenderBudget:
             raise OutOfTimeError("it runs for too long")
 
     def _weight(self, value: object) -> int:
-        """Return how long a value is when it is written out.
+        """Return the length of a value when it is written out.
 
-        A list that holds one list twice, which holds another twice, and so on, takes little memory
-        and forever to print or to compare.
+        Lists that hold one list twice, and so on for many levels, take little memory, but forever
+        to print or to compare.
         """
         if isinstance(value, str):
             return 1 + len(value)
@@ -144,7 +144,7 @@ _budget: ContextVar[RenderBudget] = ContextVar("budget")
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what an assistant writes, for training; here it is its body."""
+    """The block `{% generation %}`, which marks text for training; its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - the library's own type
 
@@ -164,7 +164,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         functions: Mapping[str, Callable[..., Any]],
         filters: Mapping[str, Callable[..., Any]],
     ) -> None:
-        """Prepare; templates have these functions and filters besides those of Jinja."""
+        """Prepare; templates have these functions and filters in addition to Jinja's."""
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -198,30 +198,30 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @property
     def turn(self) -> None:
-        """Stand at the beginning of every turn of a loop."""
+        """Charge a turn of a loop."""
         _budget.get().spend()
 
     def listed(self, *items: object) -> list[object]:
-        """Stand for a list: calling it is charged."""
+        """Replace `list` for templates: calls are charged."""
         return list(items)
 
     def tupled(self, *items: object) -> tuple[object, ...]:
-        """Stand for a tuple: calling it is charged."""
+        """Replace `tuple` for templates: calls are charged."""
         return items
 
     def mapped(self, pairs: list[tuple[object, object]]) -> dict[object, object]:
-        """Stand for a dictionary: calling it is charged."""
+        """Replace `dict` for templates: calls are charged."""
         return dict(pairs)
 
     def concatenated(self, *parts: object) -> str:
-        """Stand for Jinja's `~`: calling it is charged."""
+        """Replace Jinja's `~`: each use is charged."""
         check_printable(parts)
         texts = list(map(str, parts))
         _budget.get().check_size(sum(map(len, texts)))
         return "".join(texts)
 
     def render(self, template: Template, values: Mapping[str, Any], budget: RenderBudget) -> str:
-        """Return what the template writes; ExhaustedError, or whatever it raises itself."""
+        """Return the template's output; ExhaustedError, or any error of the template itself."""
         token = _budget.set(budget)
         try:
             parts: list[str] = []
@@ -238,7 +238,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _budget.reset(token)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805, PYI063 - as the base class has it: templates may name any keyword
-        """Call for the template."""
+        """Call a function for the template; charged."""
         budget = _budget.get()
         budget.spend()
         if type(__obj) is Macro:  # the template's own: nothing of it has to be looked at
@@ -252,13 +252,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return found
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return a key of a message, where Jinja would first raise that it is no attribute."""
+        """Return a key of a message; Jinja would try an attribute first."""
         if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute]  # pyright: ignore[reportUnknownVariableType] - a template's
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ARG002 - the library's signature
-        """Calculate for the template."""
+        """Compute a binary operation for the template; charged."""
         budget = _budget.get()
         if operator == "+" and type(left) is str and type(right) is str:  # as nearly always
             budget.check_size(len(left) + len(right))
@@ -270,7 +270,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return found
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Subscribe for the template."""
+        """Subscribe for the template; charged."""
         found = super().getitem(obj, argument)
         return _charged(found) if isinstance(argument, slice) else found
 
@@ -282,7 +282,7 @@ def check_printable(values: Iterable[object]) -> None:
 
 
 class _Charging(NodeTransformer):
-    """Puts a call where a template would do something that nobody is asked about."""
+    """Wraps operations that Jinja compiles without a hook of the environment."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - the library's name
         self.generic_visit(node)
@@ -354,7 +354,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _check_method(budget: RenderBudget, function: Any, args: tuple[Any, ...]) -> None:
-    """Measure what a method of a built-in type would make."""
+    """Measure the result of a built-in type's method before the call."""
     function = getattr(function, "__wrapped__", function)
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     if not isinstance(owner, str | bytes | int):
@@ -373,7 +373,7 @@ def _check_method(budget: RenderBudget, function: Any, args: tuple[Any, ...]) ->
 
 
 def _check_operation(budget: RenderBudget, operator: str, left: Any, right: Any) -> None:
-    """Measure what an operation would make."""
+    """Measure the result of an operation before it is computed."""
     if operator == "+":
         if hasattr(left, "__len__") and hasattr(right, "__len__"):
             budget.check_size(len(left) + len(right))
@@ -414,7 +414,7 @@ def _check_joint(budget: RenderBudget, separator: str, items: list[Any]) -> None
 
 
 def _check_indent(budget: RenderBudget, values: list[Any]) -> None:
-    """Measure a width, or a text, in front of every line; JSON has many lines."""
+    """Measure an indentation, a width or a text, that stands in front of every line."""
     for width in values[1:]:
         if isinstance(width, str):
             budget.check_size(str(values[0]).count("\n") * len(width))

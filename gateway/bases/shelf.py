@@ -27,7 +27,7 @@ class BaseShelf:
     """The directory; the least recently used bases make room for new ones."""
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
-        """Take the directory, which is made when it is needed, and what may lie in it."""
+        """Prepare; the directory is made at its first use, and `bytes_max` bounds its files."""
         self._directory = directory
         self._bytes_max = bytes_max
 
@@ -35,8 +35,8 @@ class BaseShelf:
         """Return where a base lies, undamaged.
 
         Raises:
-            FileNotFoundError: It does not; what was damaged is removed.
-            OSError: It cannot be read now.
+            FileNotFoundError: The base is not here; a damaged one has been removed.
+            OSError: The base cannot be read now.
         """
         path = self._directory / digest
         if not _is_whole(path):
@@ -53,7 +53,7 @@ class BaseShelf:
 
     @contextmanager
     def locked(self) -> Generator[bool]:
-        """Hold the directory while the block runs; yields False, at once, when another does."""
+        """Hold the directory's lock while the block runs; yields False when it is taken."""
         self._directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -70,7 +70,7 @@ class BaseShelf:
         """Add a base; the caller holds the lock, and has verified the files.
 
         Raises:
-            OSError: The disk does not take it, or it is larger than all that may lie here.
+            OSError: The disk refuses the base, or the base is larger than the shelf.
         """
         sums = "".join(f"{_sha256(content)}  {name}\n" for name, content in files.items())
         written = {**files, _SUMS: sums.encode()}
@@ -89,7 +89,7 @@ class BaseShelf:
         _sync(self._directory)
 
     def _tidy(self) -> None:
-        """Remove what killed processes left."""
+        """Remove the unfinished files of killed processes."""
         for left in (self._directory / _STAGING, *self._directory.glob(f"{_GONE}*")):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -103,7 +103,7 @@ class BaseShelf:
             total -= size_bytes
 
     def _remove(self, path: Path) -> None:
-        """Remove a base; who reads it meanwhile finds none of it missing, or nothing."""
+        """Remove a base at once: concurrent readers find all of its files, or none."""
         gone = self._directory / new_id(_GONE)
         with suppress(FileNotFoundError):  # another process was faster
             path.rename(gone)
@@ -111,7 +111,7 @@ class BaseShelf:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether all files are as they were put; OSError: that cannot be said now."""
+    """Return whether all files are as they were written; OSError: that cannot be checked now."""
     try:
         lines = (path / _SUMS).read_text().splitlines()
         for line in lines:
@@ -128,7 +128,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _used(path: Path) -> tuple[float, int]:
-    """Return when a base was used last, and its bytes; nothing of one that just goes."""
+    """Return the last use of a base, and its bytes; zeros when it is being removed."""
     try:
         files = (file for file in path.rglob("*") if file.is_file())
         return path.stat().st_mtime, sum(file.stat().st_size for file in files)

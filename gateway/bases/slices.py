@@ -1,7 +1,7 @@
-"""Tokenizes texts in slices of bounded work, between which the work of others has its turn.
+"""Tokenizes texts in slices of bounded work, so that other requests get turns in between.
 
-A text may be cut where a word of it begins: a pre-tokenizer matches from left to right, so from
-such a place on it finds the same words, whether it has seen the text before or not.
+A text may be cut at the beginning of a word. A pre-tokenizer matches from left to right, so from
+there on it finds the same words with or without the text before.
 """
 
 import json
@@ -28,7 +28,7 @@ Steps = Generator[None, None, _Made]
 
 
 def finished(steps: "Steps[_Made]") -> _Made:
-    """Do all of the work at once."""
+    """Do all steps at once, and return the result."""
     while True:
         try:
             next(steps)
@@ -52,7 +52,7 @@ def encode_batch(
 class SlicingTokenizer:
     """Tokenizes texts of one base in slices.
 
-    Texts of a tokenizer whose words depend on text before them stay whole.
+    A text stays whole where the tokenizer's words depend on the text before them.
     """
 
     def __init__(
@@ -61,8 +61,9 @@ class SlicingTokenizer:
         """Prepare.
 
         Args:
-            tokenizer: The base's.
-            is_independent: Whether no stage adds anything to the beginning of a text.
+            tokenizer: Tokenizer of the base.
+            is_independent: Whether no stage of the tokenizer adds anything to the beginning of a
+                text.
             characters: Characters of a slice.
         """
         self._tokenizer = tokenizer
@@ -121,7 +122,7 @@ class SlicingTokenizer:
         return ids
 
     def _first_words(self, part: str) -> tuple[list[int], int]:
-        """Return the tokens of all words but the last ones, and where these begin; 0: nowhere."""
+        """Return the tokens of all words but the last, and that one's index; 0: there is none."""
         (encoding,) = self._tokenizer.encode_batch([part], add_special_tokens=False)
         ids, cut_max = encoding.ids, len(part) - _MARGIN_CHARACTERS
         for index in range(len(ids) - 1, 0, -1):
@@ -134,7 +135,7 @@ class SlicingTokenizer:
         return [], 0
 
     def _cut(self, part: str, start: int, token: int) -> int:
-        """Return where a word begins that has a space in front, which its offset may leave out."""
+        """Return the index of a word with a space in front; offsets may leave the space out."""
         if part[start : start + 1] != " ":
             name = self._tokenizer.id_to_token(token) or ""
             if not name.startswith(_BYTE_LEVEL_SPACE) or part[start - 1] != " ":
@@ -144,7 +145,7 @@ class SlicingTokenizer:
 
 
 def _batches(texts: Sequence[str], characters: int) -> Iterator[list[str]]:
-    """Yield texts in their order, as many as have so many characters; one at least."""
+    """Yield texts in order, in groups of at most so many characters."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -172,7 +173,7 @@ def _looks_back(tokenizer: Tokenizer) -> bool:
 
 
 def special_tokens_around(tokenizer: Tokenizer) -> "tuple[array[int], array[int]] | None":
-    """Return the tokens that are put before a text and behind it; None: it is not so simple."""
+    """Return the tokens before and behind a text; None: the tokenizer has no such fixed form."""
     bare = tokenizer.encode("a", add_special_tokens=False).ids
     full = tokenizer.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):

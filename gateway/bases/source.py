@@ -1,4 +1,4 @@
-"""Where gateways get the small files of bases: from the control plane, which reads the store."""
+"""Fetches the small files of bases from the control plane, which reads the artifact store."""
 
 import asyncio
 import hashlib
@@ -24,18 +24,18 @@ _OPTIONS = (
 
 
 class BaseFetchError(Exception):
-    """The files cannot be had now; the message says why."""
+    """The files cannot be had now; the message gives the reason."""
 
 
 async def fetch_base(address: str, digest: str) -> dict[str, bytes]:
-    """Return the small files of a base by name, as its digest says that they are.
+    """Return the small files of a base by name, verified against its digest.
 
     Args:
         address: The control plane's gRPC host:port.
-        digest: Digest of the artifact: it covers the hash of each file.
+        digest: Digest of the artifact; covers the hash of each file.
 
     Raises:
-        FetchError: No peer has the files or can be asked, or other files came.
+        FetchError: No peer has the files or answers, or the files do not match the digest.
     """
     try:
         async with channel_to(address, CertificateRole.CONTROL_PLANE, options=_OPTIONS) as channel:

@@ -1,8 +1,8 @@
-"""Block hashes and wire form of prompts; what prompts begin with alike is worked out once.
+"""Block hashes and wire form of prompts; common beginnings of prompts are computed once.
 
-A conversation sends all of itself in every turn. Per token, hashing costs 50 ns and packing 60 ns,
-and knowing a span again 4 ns. A span is known by a digest of all ids up to its end, under the root
-of its hash chain: so by nothing of another tenant or model.
+A conversation sends its whole history in every turn. Per token, hashing costs 50 ns, packing 60 ns,
+and finding a known span 4 ns. The key of a span is a digest of all ids up to its end, under the
+root of its hash chain. So no tenant or model finds the span of another.
 """
 
 import hashlib
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class _Span(NamedTuple):
-    """Whole blocks of a prompt: their hashes, and their ids as they go over the wire."""
+    """Whole blocks of a prompt: their hashes, and their ids in wire form."""
 
     hashes: bytes
     packed: bytes
 
 
 class PromptSpans:
-    """The kept spans of one base; called from several threads."""
+    """The cached spans of one base; thread-safe."""
 
     def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
-        """Prepare without kept spans."""
+        """Prepare an empty cache."""
         self._bytes_max = bytes_max
         self._kept: OrderedDict[bytes, _Span] = OrderedDict()
         self._lock = Lock()

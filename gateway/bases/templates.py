@@ -1,10 +1,11 @@
-"""Chat templates: messages to the one string that the model was trained to continue.
+"""Chat templates: turn messages into the string that the model was trained to continue.
 
-Templates come with the weights, so they are code from elsewhere: they run in a sandbox and on a
-budget. The environment is that of Hugging Face's `apply_chat_template`.
+Templates come with the weights, so they are foreign code: they run in a sandbox and on a budget.
+The environment is that of Hugging Face's `apply_chat_template`.
 
-Only the template may write special tokens. Where callers write the text of one, the prompt is cut
-inside that text, so that the tokenizer, which reads each piece by itself, sees nothing special.
+Only the template may write special tokens. Where a caller's text contains the text of one, the
+prompt is cut inside that text. The tokenizer reads each piece by itself, so it sees nothing
+special.
 """
 
 import hashlib
@@ -81,7 +82,7 @@ class ChatTemplate:
     """A compiled template with the special tokens it may refer to.
 
     Attributes:
-        heeds_effort: Whether it looks at how much reasoning is asked for.
+        heeds_effort: Whether the template reads the requested effort of reasoning.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ def _listed(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def _levels(value: object) -> int:
-    """Return how deep objects and lists are nested; beyond the limit only that it is beyond."""
+    """Return how deep objects and lists are nested; above the limit, a number above the limit."""
     level, levels = [value], 0
     while level and levels <= _LEVELS_MAX:
         level = list(chain.from_iterable(map(_below, level)))
@@ -240,7 +241,7 @@ def _below(value: object) -> Collection[object]:
 def _arguments(text: str) -> object:
     """Return the arguments as the object that templates expect.
 
-    Text that is not JSON, or is nested too deep to be meant so, stays a string.
+    Text that is not JSON, or is nested too deep, stays a string.
     """
     try:
         value = json.loads(text)
@@ -251,9 +252,9 @@ def _arguments(text: str) -> object:
 
 
 def _texts(value: object) -> str:
-    """Return all strings in `value` one after another, and a filler for whatever else it holds.
+    """Return all strings in `value` joined, with a filler for all other values.
 
-    A special token may be found across two of them: the prompt is then cut nowhere.
+    A special token may be found across two strings: the prompt is then cut nowhere.
     """
     found: list[str] = []
     _collect(value, found)

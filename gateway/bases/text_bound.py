@@ -1,6 +1,6 @@
-"""Bounds the characters that one token can stand for, so that a text that cannot fit is known.
+"""Bounds the characters that one token can stand for: texts too long are refused unread.
 
-Tokenizing a text takes 0.5 ms per KB; to count its characters takes nothing. The bound holds for
+Tokenizing a text takes 0.5 ms per KB; counting its characters takes nothing. The bound holds for
 tokenizers that keep every character: others may make one token of any length of text.
 """
 
@@ -60,7 +60,7 @@ def _keeps(stage: Mapping[str, Any] | None) -> bool:
 
 
 def _knows_all(model: Mapping[str, Any], stage: Mapping[str, Any] | None) -> bool:
-    """Return whether no run of unknown characters becomes one token."""
+    """Return whether no run of unknown characters is merged into one token."""
     if model["type"] not in {"BPE", "Unigram"}:
         return False
     return bool(model.get("byte_fallback")) or _has_bytes(stage)

@@ -1,12 +1,12 @@
-"""The threads that large prompts are worked on in, so that neither the loop nor others wait long.
+"""Threads that tokenize large prompts, so that neither the event loop nor other owners wait long.
 
-Tokenizing takes 0.5 ms per KB and needs no interpreter lock: it has threads of its own, which step
-back when others want the processor. Everything else about a prompt needs the lock, and is done at
-the loop's own priority: a thread that steps back with the lock in hand makes the loop wait as well.
+Tokenizing takes 0.5 ms per KB and needs no interpreter lock: it has threads of its own at a low
+priority. All other work on a prompt needs the lock, and runs at the loop's own priority: a
+low-priority thread that holds the lock would make the loop wait as well.
 
-Limits are checked when the tokens of a prompt are known, so they do not keep a tenant from sending
-more prompts than there is room for. Hence owners of prompts take turns: each waits for its own. A
-turn is a slice of a long prompt, some 30 ms.
+Limits are checked once the tokens of a prompt are known, so they cannot keep a tenant from sending
+too many prompts. Hence owners of prompts take turns: an owner with many prompts delays only its
+own. A turn is a slice of a long prompt, some 30 ms.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ _NICENESS = 10  # a tenth of a processor is left to it where the loop wants all 
 
 
 def tokenizing_threads(processors: int) -> int:
-    """Return how many prompts are tokenized at once: one processor is left to others."""
+    """Return the number of prompts tokenized at once; one processor is left for other work."""
     return max(1, min(_THREADS, processors - 1))
 
 
 class Turns:
-    """A few places, which owners get in turn; of one event loop."""
+    """A few places that owners get in turn; used on one event loop."""
 
     def __init__(self, places: int) -> None:
-        """Start with nobody."""
+        """Start without waiting owners."""
         self._free = places
         # In the order of their turns, each with its own in the order of their coming.
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
@@ -46,11 +46,11 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """How many do."""
+        """Number of waiting prompts."""
         return sum(map(len, self._waiting.values()))
 
     async def take(self, owner: str) -> None:
-        """Wait for a place; `give_back` follows, unless this is cancelled.
+        """Wait for a place; call `give_back` afterwards, unless this call is cancelled.
 
         Raises:
             RejectedError: DRAINING, after `stop_all`.
@@ -86,7 +86,7 @@ class Turns:
         self._free += 1
 
     def stop_all(self) -> None:
-        """Refuse those who wait, and whoever comes."""
+        """Refuse all waiting and later owners."""
         self._is_stopping = True
         for places in self._waiting.values():
             for place in places:
@@ -105,8 +105,8 @@ class PromptThreads:
     """Threads for the prompts of one process, and its event loop.
 
     Attributes:
-        usual: Threads for work under the interpreter lock; may wait for `tokenizing`, never the
-            other way.
+        usual: Threads for work under the interpreter lock; they may wait for `tokenizing`, never
+            the reverse.
         tokenizing: Threads for work without the interpreter lock.
     """
 
@@ -119,7 +119,7 @@ class PromptThreads:
         )
 
     async def run(self, owner: str, make: Callable[[], _Made]) -> _Made:
-        """Return what is made in a thread of `usual`, when it is the owner's turn.
+        """Return the result of a function that runs in a thread of `usual`, at the owner's turn.
 
         Raises:
             RejectedError: DRAINING, after `stop_all`.
@@ -136,7 +136,7 @@ class PromptThreads:
         return await asyncio.wrap_future(work)
 
     async def run_steps(self, owner: str, steps: Steps[_Made]) -> _Made:
-        """Return what comes of steps, each of which has to wait for the owner's turn.
+        """Return the result of a series of steps, each of which waits for the owner's turn.
 
         Raises:
             RejectedError: DRAINING, after `stop_all`.
@@ -146,11 +146,11 @@ class PromptThreads:
         return end.value
 
     def stop_all(self) -> None:
-        """Refuse prompts whose turn has not come, and whatever comes."""
+        """Refuse waiting and later prompts."""
         self._turns.stop_all()
 
     def close(self) -> None:
-        """End the threads, after the prompts that they are at; blocks. Nothing is asked then."""
+        """End the threads after their present prompts; blocks. Call no other method afterwards."""
         self.usual.shutdown(cancel_futures=True)
         self.tokenizing.shutdown()
 
@@ -165,7 +165,7 @@ def _end_after_step(steps: Steps[_Made]) -> StopIteration | None:
 
 
 def _step_back() -> None:
-    """Lower the priority of this thread alone, which Linux takes for a process here."""
+    """Lower the priority of this thread alone; for Linux a thread has a priority of its own."""
     thread = threading.get_native_id()
     try:
         usual = os.getpriority(os.PRIO_PROCESS, thread)

@@ -1,4 +1,4 @@
-"""Batches, as the control plane has them."""
+"""A client of the control plane's batches."""
 
 from collections.abc import Sequence
 
@@ -25,10 +25,10 @@ _CHANNEL_OPTIONS = (
 
 
 class BatchClient:
-    """Of one worker. All methods raise RejectedError UNAVAILABLE when PostgreSQL is away."""
+    """The client of one worker; all methods raise RejectedError UNAVAILABLE without PostgreSQL."""
 
     def __init__(self, control_address: str, secret: SharedSecret) -> None:
-        """Prepare; `secret` proves whose an id is."""
+        """Prepare; `secret` proves the owner of an id."""
         self._link = RenewedChannel(
             control_address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
         )
@@ -43,7 +43,7 @@ class BatchClient:
         return new_owned_id(PREFIX, tenant_id, self._secret)
 
     async def begin(self, batch: wire.Batch) -> wire.Batch:
-        """Write a batch."""
+        """Store a new batch."""
         try:
             return await (await self._stub()).Begin(batch, timeout=_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
@@ -58,7 +58,7 @@ class BatchClient:
             raise _told(error, batch_id) from None
 
     async def cancel(self, tenant_id: str, batch_id: str) -> wire.Batch:
-        """Begin to end a batch; PlatformError NOT_FOUND, CONFLICT: it has ended."""
+        """Begin to cancel a batch; PlatformError NOT_FOUND, CONFLICT: the batch has ended."""
         request = self._request(tenant_id, batch_id)
         try:
             return await (await self._stub()).Cancel(request, timeout=_DEADLINE_S)
@@ -66,7 +66,7 @@ class BatchClient:
             raise _told(error, batch_id) from None
 
     async def listed(self, tenant_id: str, limit: int, after: str) -> Sequence[wire.Batch]:
-        """Return batches, newest first; PlatformError NOT_FOUND: `after` is none of them."""
+        """Return batches, newest first; PlatformError NOT_FOUND: `after` is no id of a batch."""
         if after:
             self._request(tenant_id, after)
         wanted = wire.ListRecordsRequest(tenant_id=tenant_id, limit=limit, after=after)
@@ -77,7 +77,7 @@ class BatchClient:
             raise _told(error, after) from None
 
     async def sync(self, request: wire.SyncLinesRequest) -> wire.SyncLinesResponse:
-        """Tell what became of lines, and take further ones."""
+        """Report the results of lines, and take further lines."""
         try:
             return await (await self._stub()).Sync(request, timeout=_DEADLINE_S)
         except grpc.aio.AioRpcError as error:

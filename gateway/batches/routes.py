@@ -44,7 +44,7 @@ class Batches:
         files: FileStore,
         on_begun: Callable[[], None],
     ) -> None:
-        """Compose; `on_begun` is called when there is a new batch."""
+        """Compose; `on_begun` is called for each new batch."""
         self._directory, self._client, self._files = directory, client, files
         self._on_begun = on_begun
 
@@ -111,14 +111,14 @@ class Batches:
 
 
 def _one(request: web.Request, batch_id: str) -> str:
-    """Return the id that a path names; PlatformError when it names something else."""
+    """Return the batch id in a path; PlatformError when the path has another form."""
     if "/" in batch_id or not batch_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return batch_id
 
 
 def batch_told(batch: wire.Batch) -> dict[str, Any]:
-    """Return a batch as clients are told it."""
+    """Return a batch in the form of the API."""
     has_ended = batch.status in _ENDED
     mistakes = orjson.loads(batch.errors) if batch.errors else None
     reached = {f"{it}_at": _seconds(batch.reached_at_unix_ms.get(it)) for it in _TIMES}

@@ -1,8 +1,8 @@
 """Answers lines of batches: as requests of this worker to itself, behind all other work.
 
-The control plane gives lines to a gateway for half a minute, which the gateway extends for as long
-as it has them. A line whose gateway has died is given to another one. A line that is refused for
-want of capacity goes back, and fewer are taken: a batch gets what the pools have left.
+The control plane leases lines to a gateway for half a minute, and the gateway renews the lease
+while it works on them. A dead gateway's lines go to another one. A line that is refused for want of
+capacity goes back, and the worker takes fewer lines: a batch uses only the spare capacity of pools.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _Place = tuple[str, int]
 
 
 class BatchWorker:
-    """Of one gateway worker; `run` belongs into a TaskGroup and owns the lines under way."""
+    """The lines that one gateway worker answers; `run` belongs into a TaskGroup."""
 
     def __init__(
         self, client: BatchClient, directory: Directory, routes: Routes, gateway_id: str
@@ -69,11 +69,11 @@ class BatchWorker:
 
     @property
     def open(self) -> int:
-        """How many lines are under way."""
+        """Number of lines under way."""
         return len(self._running)
 
     def look_soon(self) -> None:
-        """Ask for lines more often again: there is a new batch."""
+        """Ask for lines at short intervals again: there is a new batch."""
         self._calls_in_vain = 0
         self._is_awaited.set()
 
@@ -106,7 +106,7 @@ class BatchWorker:
                 await self._is_awaited.wait()
 
     async def stop(self) -> None:
-        """Take no more; tell what has come, and give the rest back."""
+        """Take no more lines; report the finished ones, and give the rest back."""
         self._is_stopping = True
         running = list(self._running.values())
         for task in running:
@@ -131,7 +131,7 @@ class BatchWorker:
             task.add_done_callback(lambda _, place=place: self._running.pop(place, None))
 
     async def _sync(self, wanted: int) -> wire.SyncLinesResponse:
-        """Tell and take; what was not told stays, for the next call."""
+        """Report results and take lines; unreported results wait for the next call."""
         results, size = list[wire.LineResult](), 0
         for result in self._results:
             size += result.ByteSize()
@@ -208,14 +208,15 @@ class BatchWorker:
 
 
 def idle_s(calls_in_vain: int) -> float:
-    """Return the pause after so many earlier calls that brought no lines, one behind another."""
+    """Return the pause after so many consecutive calls that brought no lines."""
     return backoff_s(calls_in_vain, first_s=_IDLE_S, max_s=_IDLE_MAX_S)
 
 
 def is_passing(status: int, body: bytes) -> bool:
     """Whether a refusal may be gone later; `body` is the API's JSON.
 
-    A line whose engines fail or die is not tried again: it would kill engines until its batch ends.
+    A line whose engines fail or die is not tried again: it could kill further engines until its
+    batch ends.
     """
     if status not in _PASSING:
         return False
@@ -223,7 +224,7 @@ def is_passing(status: int, body: bytes) -> bool:
 
 
 def _identity(line: wire.BatchLine) -> CallerIdentity:
-    """Return the names of a line: the same whoever answers it, so that it is billed once."""
+    """Return the ids of a line: the same at every gateway, so that it is billed once."""
     name = f"{line.name.batch_id}/{line.name.number}".encode()
     uid = hashlib.blake2b(name, digest_size=16).hexdigest()
     request_id = f"{line.name.batch_id}-{line.name.number}"

@@ -1,6 +1,6 @@
-"""The body of Anthropic's Messages API: what is honoured, and a clear 400 for all else. Pure.
+"""The body of Anthropic's Messages API: honoured fields, and a clear 400 for all others. Pure.
 
-It says the same as that of a chat completion in other words: `chat_fields` are those of a chat.
+A message maps to a chat completion: `chat_fields` returns the fields of that chat.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ _SCHEMA_NAME = "answer"
 
 
 class AnthropicTool(Strict):
-    """A function that the model may call; tools that run at Anthropic's are refused."""
+    """A function that the model may call; tools that Anthropic runs itself are refused."""
 
     type: Annotated[
         Literal["custom"] | None,
@@ -63,7 +63,7 @@ class AnthropicTool(Strict):
 
 
 class AnthropicToolChoice(Strict):
-    """Which functions may or must be called."""
+    """The functions that may or must be called."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
@@ -71,7 +71,7 @@ class AnthropicToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """Whether the model thinks before it answers; how long is not bounded by itself."""
+    """Whether the model reasons before it answers; the budget of reasoning is not enforced."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[Integer, Field(ge=1, le=1 << 30)] | None = None
@@ -79,7 +79,7 @@ class Thinking(Strict):
 
 
 class AnswerSchema(Strict):
-    """JSON that a schema describes, which is enforced."""
+    """A required JSON schema of the answer."""
 
     type: Literal["json_schema"]
     content: Annotated[dict[str, Any], Field(alias="schema")]
@@ -116,7 +116,7 @@ class _ChatBody(Body):
 
     @cached_property
     def turns(self) -> list[Message]:
-        """The turns of a chat, the system's first; BadRequestError where they are in no order."""
+        """The turns of a chat, the system's first; BadRequestError when their order is wrong."""
         turns = turns_of(self.messages)
         if self.system:
             system = Message.model_construct(role="system", content=text_of(self.system))
@@ -125,18 +125,18 @@ class _ChatBody(Body):
 
     @property
     def chat_tools(self) -> list[Tool] | None:
-        """The tools as a chat has them."""
+        """The tools in the form of a chat completion."""
         return [_tool(tool) for tool in self.tools] if self.tools else None
 
     @property
     def shown_tools(self) -> Sequence[Tool]:
-        """The tools that the model is told of."""
+        """The tools that the prompt contains."""
         is_told = self.tool_choice is None or self.tool_choice.type != "none"
         return (self.chat_tools or ()) if is_told else ()
 
     @property
     def template_options(self) -> TemplateOptions | None:
-        """Options of the template: whether the model thinks, and additions of the caller."""
+        """Options of the template: whether the model reasons, and options of the caller."""
         if self.thinking is None:
             return self.chat_template_kwargs
         thinks: TemplateOptions = {"enable_thinking": self.thinking.type != "disabled"}
@@ -183,7 +183,7 @@ class AnthropicRequest(_ChatBody):
     deadline_ms: Annotated[Integer, Field(ge=1, le=600_000)] | None = None
 
     def chat_fields(self) -> dict[str, Any]:
-        """Return the fields of a chat that asks for the same; all but the messages."""
+        """Return the fields of the equivalent chat completion, without the messages."""
         config, metadata = self.output_config or OutputConfig(), self.metadata
         choice = self.tool_choice
         same = {name: getattr(self, name) for name in _SAME}

@@ -1,4 +1,4 @@
-"""The blocks of Anthropic's messages, and the turns of a chat that they come to. Pure."""
+"""The blocks of Anthropic's messages, and their translation into turns of a chat. Pure."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ _CallId = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class _Block(BaseModel):
-    """Clients send blocks back as they got them: other fields, `cache_control` too, do nothing."""
+    """A block as clients send it; further fields, such as `cache_control`, are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -34,21 +34,21 @@ class TextBlock(_Block):
 
 
 class ThinkingBlock(_Block):
-    """Text that the model thought; templates that know it may show it to the model."""
+    """Reasoning of the model; a template that supports it may show it to the model."""
 
     type: Literal["thinking"]
     thinking: Text
 
 
 class RedactedThinkingBlock(_Block):
-    """Thought of another server's model that nobody can read: it is left out."""
+    """Encrypted reasoning of another server's model, which is left out."""
 
     type: Literal["redacted_thinking"]
     data: Text = ""
 
 
 class ToolUseBlock(_Block):
-    """A call that the model made."""
+    """A tool call of the model."""
 
     type: Literal["tool_use"]
     id: _CallId
@@ -76,7 +76,7 @@ _KINDS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_r
 
 
 def _kind_of(value: Any) -> str:
-    """Return which block a value is; an unknown one is refused as a text, by its type."""
+    """Return the kind of a block; an unknown one is refused as a text block, with its type."""
     kind: object = None
     if isinstance(value, dict):
         kind = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
@@ -96,7 +96,7 @@ _Blocks = Annotated[list[Block], Field(fail_fast=True, min_length=1, max_length=
 
 
 class AnthropicMessage(_Block):
-    """One message; several of one role in a row are one turn."""
+    """A message; several messages of one role in a row are one turn."""
 
     role: Annotated[
         Literal["user", "assistant"], Elsewhere("system", instead="use the field 'system'")
@@ -122,7 +122,7 @@ def text_of(content: str | Sequence[TextBlock]) -> str:
 
 
 class _Turns:
-    """Puts blocks together; BadRequestError where they are in no order that a model knows."""
+    """Joins blocks into turns; BadRequestError where their order is not valid."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -139,7 +139,7 @@ class _Turns:
         self._role = message.role
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """End the last turn."""
         self._require_results()
         if self._role == "assistant":
             raise bad_value(
@@ -201,7 +201,7 @@ class _Turns:
             self._say("\n".join(texts))
 
     def _say(self, text: str) -> None:
-        """Add what the user says; messages in a row are one turn, as templates know it."""
+        """Add text of the user; user messages in a row become one turn, as templates expect."""
         last = self.messages[-1] if self.messages else None
         if last is not None and last.role == "user":
             text = f"{last.content}\n{text}"
@@ -218,10 +218,11 @@ class _Turns:
 
 
 def turns_of(messages: Sequence[AnthropicMessage]) -> list[Message]:
-    """Return the turns of a chat that messages come to.
+    """Return the turns of a chat that messages translate to.
 
     Raises:
-        BadRequestError: A call has no result, a result no call, or the last turn is not the user's.
+        BadRequestError: A call has no result, a result has no call, or the last turn is not the
+            user's.
     """
     turns = _Turns()
     for index, message in enumerate(messages):

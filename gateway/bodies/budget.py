@@ -1,4 +1,4 @@
-"""How many tokens an answer may have. Pure."""
+"""The number of tokens that an answer may have. Pure."""
 
 from gateway.bodies.generation import GenerationFields
 from gateway.bodies.mistakes import bad_value
@@ -11,10 +11,10 @@ _UNKNOWN_CONTEXT_TOKENS = 1 << 20
 def output_budget(
     request: GenerationFields, prompt_tokens: int, context_tokens_max: int, index: int = 0
 ) -> int:
-    """Return how many tokens the answer may have; BadRequestError when prompt or bound do not do.
+    """Return the tokens that an answer may have; BadRequestError when prompt and bound do not fit.
 
     A bound that does not fit beside the prompt is refused, as OpenAI does: an answer that is cut
-    earlier than asked would look complete.
+    before the requested bound would look complete.
 
     Args:
         request: Fields of one prompt or several.

@@ -1,7 +1,7 @@
-"""The body of a chat completion: what is honoured, and a clear 400 for everything else. Pure.
+"""The body of a chat completion: honoured fields, and a clear 400 for all others. Pure.
 
-Nothing is dropped silently: a parameter that has no effect here is refused with its name, unless
-it has the value that means "nothing special". docs/parameters.md lists them all.
+No parameter is dropped silently: one without effect here is refused by its name, unless its value
+means "no change". docs/parameters.md lists them all.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class PredictionBody(Strict):
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole expected text."""
         if isinstance(self.content, str):
             return self.content
         return "".join([part.text for part in self.content])
@@ -62,8 +62,8 @@ class ChatRequest(GenerationFields):
     """A chat to be answered; null is the same as leaving a field out.
 
     Attributes:
-        effort_param: The field that `reasoning_effort` comes from.
-        parameters_param: The field that the schema of a tool comes from, by its number.
+        effort_param: Field that `reasoning_effort` comes from, for errors.
+        parameters_param: Field that a tool's schema comes from, by the tool's index, for errors.
     """
 
     effort_param: ClassVar[str] = "reasoning_effort"
@@ -100,7 +100,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def output_tokens_max(self) -> int | None:
-        """See the base; by either name."""
+        """See the base; given by either of two names."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -120,12 +120,12 @@ class ChatRequest(GenerationFields):
 
     @property
     def shown_messages(self) -> Sequence[Message]:
-        """The turns that the model is shown."""
+        """The turns in the prompt."""
         return in_order_of_calls(self.messages)
 
     @property
     def shown_tools(self) -> Sequence[Tool]:
-        """The tools that the model is told of."""
+        """The tools in the prompt."""
         if self.tool_choice == "none":
             return ()
         if isinstance(self.tool_choice, AllowedChoice):
@@ -149,14 +149,14 @@ class ChatRequest(GenerationFields):
 
     @property
     def is_parallel(self) -> bool:
-        """Whether several calls may come at once; a function that is named is called once."""
+        """Whether several calls may come at once; a named function is called once."""
         return self.parallel_tool_calls is not False and not isinstance(
             self.tool_choice, NamedChoice
         )
 
     @property
     def free_schemas(self) -> Sequence[Any]:
-        """See the base; of tools, if calls are enforced."""
+        """See the base; the schemas of tools, if calls are enforced."""
         if not self.tools:
             return () if self.must_call else super().free_schemas
         tools = self.callable_tools
@@ -197,7 +197,7 @@ class ChatRequest(GenerationFields):
         self.check_tools()
 
     def check_tools(self) -> None:
-        """Raise BadRequestError when tools and what is to be called do not go together."""
+        """Raise BadRequestError when tools and `tool_choice` do not go together."""
         if not self.tools and self.tool_choice in (None, "none", "auto"):
             return
         functions = [tool.function for tool in self.tools or ()]
@@ -222,5 +222,5 @@ class ChatRequest(GenerationFields):
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
-    """Return the request in `body`; BadRequestError names what is wrong with it."""
+    """Return the request in `body`; BadRequestError names the wrong field."""
     return parse(ChatRequest, body)

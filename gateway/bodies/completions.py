@@ -39,7 +39,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def is_echo_alone(self) -> bool:
-        """Whether the prompt is all that is wanted: the one token that is computed is not shown."""
+        """Whether only the echoed prompt is wanted: the one computed token is not shown."""
         return self.max_tokens == 0
 
     @property
@@ -76,7 +76,7 @@ class CompletionRequest(GenerationFields):
             raise unsupported("echo", "only a prompt that is text is given back in a stream")
 
     def check_vocabulary(self, size: int) -> None:
-        """See the base; of prompts that are ids, too."""
+        """See the base; checks prompts given as ids, too."""
         super().check_vocabulary(size)
         for index, prompt in enumerate(self.prompts):
             if not isinstance(prompt, str):
@@ -84,5 +84,5 @@ class CompletionRequest(GenerationFields):
 
 
 def parse_completion_request(body: bytes) -> CompletionRequest:
-    """Return the request in `body`; BadRequestError names what is wrong with it."""
+    """Return the request in `body`; BadRequestError names the wrong field."""
     return parse(CompletionRequest, body)

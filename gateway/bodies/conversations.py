@@ -14,7 +14,7 @@ _FewItems = Annotated[list[InputItem], Field(fail_fast=True, max_length=_ITEMS_M
 
 
 class ConversationRequest(Body):
-    """A conversation to be begun."""
+    """A new conversation."""
 
     items: _FewItems | None = None
     metadata: Metadata | None = None
@@ -31,7 +31,7 @@ class MetadataChange(Body):
 
 
 class AddedItems(Body):
-    """Items that a conversation gets."""
+    """Items to add to a conversation."""
 
     items: Annotated[_FewItems, Field(min_length=1)]
 

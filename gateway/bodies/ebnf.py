@@ -1,8 +1,8 @@
-"""A grammar that a client wrote, in Lark's syntax or in GBNF, as the engine takes it. Pure.
+"""A client's grammar, in Lark's syntax or in GBNF, translated to the engine's Lark. Pure.
 
-GBNF (`root ::= "yes" | "no"`) is what vLLM's documents show; it is written anew in Lark. Names of
-special tokens are refused: they are never shown. Whether what is left can be compiled, the engine
-says, which is a 400 as well.
+GBNF (`root ::= "yes" | "no"`) is the form in vLLM's documentation. Names of special tokens are
+refused: they are never shown. The engine decides whether the grammar compiles; if not, the answer
+is a 400 as well.
 """
 
 import json
@@ -62,7 +62,7 @@ def lark_grammar(text: str) -> str:
     """Return a client's grammar in Lark's syntax; its first rule is `start`.
 
     Raises:
-        BadRequestError: It is too large, has no first rule, or says what no client may.
+        BadRequestError: The grammar is too large, has no first rule, or uses what clients may not.
     """
     size = len(text.encode(errors="surrogatepass"))
     if size > GRAMMAR_BYTES_MAX:
@@ -73,10 +73,10 @@ def lark_grammar(text: str) -> str:
 
 
 def answer_rules(grammar: str) -> str:
-    """Return the rules of a grammar in Lark, to stand among others; the first is `answer`.
+    """Return the rules of a Lark grammar, renamed to stand among others; the first is `answer`.
 
     Args:
-        grammar: As `lark_grammar` returns it. Its own rules get names that no others have.
+        grammar: Grammar from `lark_grammar`; its rules get names that no others have.
     """
     names = set(_LARK_RULE.findall(grammar))
     parts = [
@@ -88,7 +88,7 @@ def answer_rules(grammar: str) -> str:
 
 
 def _apart(name: str) -> str:
-    """Return a name with which no rule of a dialect begins; capitals stay capitals."""
+    """Return a name that no rule of a dialect begins with; capitals stay capitals."""
     return f"G_{name}" if name.isupper() else f"g_{name}"
 
 
@@ -109,7 +109,7 @@ def _checked_lark(text: str) -> str:
 
 
 class _Part(NamedTuple):
-    """A piece of a rule; `name` is that of a rule that it refers to, else empty."""
+    """A piece of a rule; `name` is the rule that it refers to, else empty."""
 
     text: str
     name: str = ""
@@ -169,7 +169,7 @@ def _gbnf_rules(text: str) -> dict[str, _Rule]:
 
 
 def _lark_of(found: re.Match[str]) -> str:
-    """Return what a piece of GBNF is in Lark."""
+    """Return a piece of GBNF in Lark's syntax."""
     part = found.group()
     match found.lastgroup:
         case "string":
@@ -186,7 +186,7 @@ def _lark_of(found: re.Match[str]) -> str:
 
 
 def _set(part: str, found: re.Match[str]) -> str:
-    """Return a set of characters as an expression."""
+    """Return a character set as a regular expression."""
     inner = part[1:-1]
     mark, inner = ("^", inner[1:]) if inner.startswith("^") else ("", inner)
     if not inner:
@@ -202,7 +202,7 @@ def _set(part: str, found: re.Match[str]) -> str:
 
 
 def _code(character: str) -> str:
-    """Return a character as it may stand in a set of an expression."""
+    """Return a character as it may stand in a set of a regular expression."""
     return character if character.isalnum() else f"\\x{{{ord(character):x}}}"
 
 
@@ -219,7 +219,7 @@ def _characters(text: str, found: re.Match[str]) -> Iterator[str]:
 
 
 def _lark_names(rules: Mapping[str, _Rule]) -> dict[str, str]:
-    """Return the names in Lark: capitals for rules of characters alone, which a lexer reads."""
+    """Return the names in Lark: in capitals for rules of characters alone, which a lexer reads."""
     names, taken = {_ROOTS["gbnf"]: _ROOTS["lark"]}, {_ROOTS["lark"]}
     terminals = _terminals(rules)
     for name in rules.keys() - names.keys():
@@ -235,7 +235,7 @@ def _lark_names(rules: Mapping[str, _Rule]) -> dict[str, str]:
 
 
 def _terminals(rules: Mapping[str, _Rule]) -> set[str]:
-    """Return the rules, but for the root, that refer to such rules alone and not to themselves."""
+    """Return the rules, except the root, that refer only to such rules and not to themselves."""
     missing = {name: rule.references for name, rule in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, references in missing.items():

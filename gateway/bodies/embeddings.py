@@ -22,7 +22,7 @@ class EmbeddingRequest(Body):
     truncate_prompt_tokens: Annotated[Integer, Field(ge=-1, le=1 << 30)] | None = None
 
     def tokens_kept(self, context_tokens_max: int) -> int:
-        """Return how many tokens of each text are to be kept; 0: all, as OpenAI does it.
+        """Return the number of tokens of each text to keep; 0: all, as OpenAI does.
 
         Args:
             context_tokens_max: Context of the model, in tokens, which -1 asks for.
@@ -37,5 +37,5 @@ class EmbeddingRequest(Body):
 
 
 def parse_embedding_request(body: bytes) -> EmbeddingRequest:
-    """Return the request in `body`; BadRequestError names what is wrong with it."""
+    """Return the request in `body`; BadRequestError names the wrong field."""
     return parse(EmbeddingRequest, body)

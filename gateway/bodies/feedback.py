@@ -1,4 +1,4 @@
-"""The body of a judgement of an answer. Pure."""
+"""The body of a user's judgement of an answer. Pure."""
 
 import re
 from typing import Annotated, Literal

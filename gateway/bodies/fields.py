@@ -1,7 +1,7 @@
-"""Types of fields: bounded, never converted, and refused by name where nothing can be done. Pure.
+"""Types of fields: bounded, never converted, and refused by name where a value is not served. Pure.
 
-Numbers are not made of strings, nor integers of fractions or booleans: as with OpenAI, that is a
-mistake of the caller.
+A string is never read as a number, nor a fraction or boolean as an integer: as with OpenAI, that is
+a mistake of the caller.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _METADATA_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class EntriesMax:
-    """Bounds the entries of an object before each of them becomes a mistake."""
+    """Bounds the entries of an object before each of them is validated and reported."""
 
     entries: int
 
@@ -53,10 +53,10 @@ class EntriesMax:
 
 
 class Only:
-    """A documented parameter without effect here: only what asks for nothing special is taken."""
+    """A documented parameter without effect here: only its neutral values are accepted."""
 
     def __init__(self, *values: Any, instead: str = "") -> None:
-        """Take these values and null; `instead` says what to use."""
+        """Accept these values and null; `instead` names the alternative in the error."""
         self._values = (*values, None)
         shown = " or ".join(orjson.dumps(value).decode() for value in values) or "null"
         self._message = f"this server only takes {shown}"
@@ -85,10 +85,10 @@ class Only:
 
 
 class Elsewhere:
-    """Values of a field that OpenAI documents and nobody serves here: refused by that name."""
+    """Values of a field that OpenAI documents and this server lacks: refused by name."""
 
     def __init__(self, *values: str, instead: str) -> None:
-        """Refuse these; `instead` says what to use."""
+        """Refuse these values; `instead` names the alternative in the error."""
         self._values = frozenset(values)
         self._instead = instead
 
@@ -107,7 +107,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class ServedUpTo:
-    """Bounds a number that may be larger elsewhere: what is above is refused by that name."""
+    """Bounds a number that may be larger elsewhere: a larger one is refused as unsupported."""
 
     largest: int
 

@@ -94,7 +94,7 @@ class StreamOptions(Strict):
 
 @cache
 def _param_names(grammar: str, logprobs: str) -> Mapping[str, str]:
-    """Return one for all requests with the same: it is kept for as long as they are answered."""
+    """Return one shared tuple for all requests with the same fields, which saves memory."""
     same = GenerationFields.model_fields.keys() & engine.Sampling.DESCRIPTOR.fields_by_name.keys()
     others = {"adapter_digest": "model", "tokens_min": "min_tokens", "prediction": "prediction"}
     others["prompt_logprobs"] = "echo"
@@ -166,7 +166,7 @@ class GenerationFields(Body):
 
     @property
     def choices(self) -> int:
-        """How many answers are wanted to each prompt."""
+        """Number of answers to each prompt."""
         return self.n or 1
 
     @property
@@ -183,13 +183,13 @@ class GenerationFields(Body):
 
     @property
     def counts_usage(self) -> bool:
-        """Whether each chunk before that tells the usage until then; vLLM's extension."""
+        """Whether each chunk reports the usage so far; vLLM's extension."""
         options = self.stream_options
         return self.include_usage and options is not None and bool(options.continuous_usage_stats)
 
     @property
     def interval_ms(self) -> int:
-        """Between two writes of a stream; 0: tokens leave as they come."""
+        """Milliseconds between two writes of a stream; 0: tokens leave as they come."""
         options = self.stream_options
         return 0 if options is None else options.interval_ms or 0
 
@@ -200,22 +200,22 @@ class GenerationFields(Body):
 
     @property
     def output_tokens_max(self) -> int | None:
-        """The bound on each answer, None for what the context leaves."""
+        """The bound on each answer; None: the rest of the context."""
         return self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """Alternatives to report per token; 0: the token's own probability alone; None: nothing."""
+        """Alternatives to report per token; 0: only the token's own probability; None: nothing."""
         return None
 
     @property
     def echoed_alternatives(self) -> int | None:
-        """The same of the prompt, which is given back; None: nothing."""
+        """Alternatives per token of an echoed prompt; None: nothing."""
         return None
 
     @property
     def is_echo_alone(self) -> bool:
-        """Whether the prompt is all that is wanted: the one token that is computed is not shown."""
+        """Whether only the echoed prompt is wanted: the one computed token is not shown."""
         return False
 
     @property
@@ -229,23 +229,23 @@ class GenerationFields(Body):
 
     @property
     def param_names(self) -> Mapping[str, str]:
-        """The fields of `sampling`, and of what goes with it, by the names that engines have."""
+        """The fields of `sampling` and related fields, by the engines' names for them."""
         return _param_names(self.guide_param or "tools", self.alternatives_param)
 
     @property
     def served_tier(self) -> str | None:
-        """`service_tier` of the answer: what was done, not what was asked; None: not asked."""
+        """`service_tier` of the answer, as served and not as requested; None: not requested."""
         if self.service_tier is None:
             return None
         return "flex" if self.is_lowered else "default"
 
     @property
     def is_lowered(self) -> bool:
-        """Whether this goes behind the ordinary requests of its tier, and may be interrupted."""
+        """Whether this request goes behind its tier's ordinary requests, and may be preempted."""
         return bool(self.priority) or self.service_tier == "flex"
 
     def queue_priority(self, tier_priority: int) -> int:
-        """Return the priority at a router; what is lowered still goes before all lower tiers."""
+        """Return the priority at a router; a lowered request still precedes all lower tiers."""
         below = max(-(self.priority or 0), int(self.service_tier == "flex"))
         return queue_priority(tier_priority, below)
 
@@ -263,7 +263,7 @@ class GenerationFields(Body):
 
     @property
     def free_schemas(self) -> Sequence[Any]:
-        """The schemas that are enforced as far as a grammar can."""
+        """The schemas that are enforced only as far as a grammar can."""
         form = self.response_format
         if not isinstance(form, JsonSchemaFormat) or form.json_schema.strict:
             return ()
@@ -296,7 +296,7 @@ class GenerationFields(Body):
             check_ids("logit_bias", map(int, self.logit_bias), size)
 
     def sampling(self, defaults: Defaults) -> engine.Sampling:
-        """Return what the engine is told; where the request says nothing, the base's defaults."""
+        """Return the sampling parameters for the engine, with the base's defaults."""
         top_p = defaults.top_p if self.top_p is None else self.top_p
         repetition = self.repetition_penalty
         sampling = engine.Sampling(

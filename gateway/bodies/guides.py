@@ -1,7 +1,7 @@
 """The required form of an answer: JSON, a schema, an expression, a choice of texts, a grammar.
 
-Pure. Forms that are hostile by size or depth are refused here, at once. Whether a schema or an
-expression can be followed at all, the engine says when it compiles it, which is a 400 as well.
+Pure. Forms that are hostile by size or depth are refused here, at once. The engine decides whether
+a schema or an expression compiles; if not, the answer is a 400 as well.
 """
 
 import re
@@ -29,7 +29,7 @@ _SCHEMA_LEVELS_MAX = 120  # of objects and arrays; its reader gives up a little 
 
 
 class TextFormat(Strict):
-    """Anything."""
+    """Any text."""
 
     type: Literal["text"]
 
@@ -41,11 +41,11 @@ class JsonObjectFormat(Strict):
 
 
 class JsonSchema(Strict):
-    """A schema, which is enforced; name and description do nothing.
+    """A schema, which is enforced; name and description have no effect.
 
     Attributes:
-        strict: Refuse a schema with keywords that no grammar can enforce, which are left out
-            otherwise.
+        strict: Refuse a schema with keywords that no grammar can enforce, instead of leaving them
+            out.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -55,7 +55,7 @@ class JsonSchema(Strict):
 
 
 class JsonSchemaFormat(Strict):
-    """JSON that a schema describes."""
+    """JSON of a given schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -93,7 +93,7 @@ def guide_of(
     choice: Sequence[str] | None,
     grammar: str | None = None,
 ) -> engine.Grammar | None:
-    """Return the grammar that one of these asks for, or None; BadRequestError names the field."""
+    """Return the grammar that these fields ask for, or None; BadRequestError names the field."""
     is_free = response_format is None or isinstance(response_format, TextFormat)
     wanted = [
         name
@@ -124,7 +124,7 @@ def guide_of(
 
 
 def lark_of(guide: engine.Grammar) -> str:
-    """Return what a guide stands for in the engine's Lark: an expression, or rules of a grammar."""
+    """Return a guide in the engine's Lark: an expression, or rules of a grammar."""
     match guide.kind:
         case engine.Grammar.KIND_EBNF:
             return answer_rules(guide.text)

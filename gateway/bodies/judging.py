@@ -14,7 +14,7 @@ _Filled = Annotated[Text, Field(min_length=1)]
 
 
 class DocumentText(Strict):
-    """A text, as an object."""
+    """A text, in an object."""
 
     type: Literal["text"] | None = None
     text: _Filled
@@ -38,7 +38,7 @@ class RerankRequest(Body):
 
     @property
     def texts(self) -> list[str]:
-        """The query, and the documents behind it."""
+        """The query, followed by the documents."""
         return [self.query, *map(text_of, self.documents)]
 
 

@@ -1,4 +1,4 @@
-"""Items that tell of tools that ran here, and their place in the turns of a chat. Pure."""
+"""Items about tools that ran on the server, and their place in the turns of a chat. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,13 +11,13 @@ DENIED = "the user did not agree to this call"
 
 
 class _ServerItem(BaseModel):
-    """An item that clients send back as received, or SDKs completed it; ignores other fields."""
+    """An item that clients or SDKs send back as they received it; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class ListedToolsItem(_ServerItem):
-    """The tools of a server, as it listed them; no model is shown it again."""
+    """The tools that a server listed; the prompt does not contain them again."""
 
     type: Literal["mcp_list_tools"]
     id: ShortText | None = None
@@ -27,7 +27,7 @@ class ListedToolsItem(_ServerItem):
 
 
 class ServerCallItem(_ServerItem):
-    """A call of a tool that ran here, with what came of it."""
+    """A call of a tool that ran on the server, with its result."""
 
     type: Literal["mcp_call"]
     id: ShortText
@@ -40,7 +40,7 @@ class ServerCallItem(_ServerItem):
 
     @property
     def failure(self) -> str | None:
-        """Why it failed, in words; None: it did not."""
+        """The reason of a failure, in words; None: the call succeeded."""
         if self.error is None:
             return None
         return (
@@ -49,7 +49,7 @@ class ServerCallItem(_ServerItem):
 
 
 class ApprovalRequestItem(_ServerItem):
-    """A call that waits for a yes."""
+    """A call that waits for the caller's approval."""
 
     type: Literal["mcp_approval_request"]
     id: ShortText
@@ -59,7 +59,7 @@ class ApprovalRequestItem(_ServerItem):
 
 
 class ApprovalResponseItem(_ServerItem):
-    """The answer to such a request."""
+    """The caller's answer to an approval request."""
 
     type: Literal["mcp_approval_response"]
     id: ShortText | None = None

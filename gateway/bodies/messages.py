@@ -19,7 +19,7 @@ _NO_ID = ""
 
 
 class _Part(BaseModel):
-    """A piece of content; fields that other servers read, such as `cache_control`, do nothing."""
+    """A piece of content; fields for other servers, such as `cache_control`, are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -35,7 +35,7 @@ class TextPart(_Part):
 
 
 class RefusalPart(_Part):
-    """The assistant's words of a refusal."""
+    """The assistant's text of a refusal."""
 
     type: Literal["refusal"]
     refusal: Text
@@ -49,13 +49,13 @@ _FunctionType = Annotated[
 
 
 class _Answered(BaseModel):
-    """A part that clients send back as received, or SDKs completed it; ignores other fields."""
+    """A part that clients or SDKs send back as they received it; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class FunctionCall(_Answered):
-    """A call as the assistant made it; `arguments` is JSON text."""
+    """A call by the assistant; `arguments` is JSON text."""
 
     name: ShortText
     arguments: Text = ""
@@ -70,10 +70,10 @@ class ToolCall(_Answered):
 
 
 class Message(_Answered):
-    """One turn.
+    """A message of a chat.
 
     Attributes:
-        reasoning_content: Reasoning of an assistant; templates that know it may show it to the
+        reasoning_content: Reasoning of an assistant; a template that supports it may show it to the
             model.
     """
 
@@ -105,7 +105,7 @@ class FunctionTool(Strict):
     """A function that the model may call.
 
     Attributes:
-        parameters: JSON schema of its arguments; enforced when a call is, see `tool_choice`.
+        parameters: JSON schema of the arguments; enforced when a call is, see `tool_choice`.
     """
 
     name: FunctionName
@@ -129,7 +129,7 @@ class FunctionReference(Strict):
 
 
 class NamedChoice(Strict):
-    """This function is to be called, once."""
+    """A choice of one function, which is called once."""
 
     type: Literal["function"]
     function: FunctionReference
@@ -143,7 +143,7 @@ class AllowedTool(Strict):
 
 
 class AllowedTools(Strict):
-    """Only these may be called (auto), or one of them must be (required)."""
+    """A part of the tools: they alone may be called (auto), or one must be (required)."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AllowedTool], Field(fail_fast=True, min_length=1, max_length=TOOLS_MAX)]
@@ -157,7 +157,7 @@ class AllowedChoice(Strict):
 
 
 def _choice_form(value: Any) -> str:
-    """Return which of the two this is; the tags are no names of fields."""
+    """Return the form of the choice; the union's tags are not field names."""
     return "an object" if isinstance(value, dict) else "a word"
 
 
@@ -170,7 +170,7 @@ ToolChoice = Annotated[
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raise BadRequestError when a message lacks what its role needs, or has another role's."""
+    """Raise BadRequestError when a message lacks a field of its role, or has another role's."""
     calls: set[str | None] = set()  # whose results may come next
     for index, message in enumerate(messages):
         if message.role == "user" and type(message.content) is str and not message.tool_calls:
@@ -191,7 +191,7 @@ def check_messages(messages: Sequence[Message]) -> None:
 def in_order_of_calls(messages: Sequence[Message]) -> Sequence[Message]:
     """Return messages with results in the order of the calls that they answer.
 
-    Most templates write no ids: the model takes the first result for that of the first call.
+    Most templates write no ids, so the model takes the first result for the first call's.
     """
     if "tool" not in [message.role for message in messages]:
         return messages
@@ -203,7 +203,7 @@ def in_order_of_calls(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _by_call(calling: Message, results: Sequence[Message]) -> list[Message]:
-    """Return results, each in the place of its call: the next with its id, or without one."""
+    """Return results, each in the place of its call; results without an id take the next place."""
     places: defaultdict[str, deque[int]] = defaultdict(deque)
     for place, call in enumerate(calling.tool_calls or ()):
         places[call.id].append(place)
@@ -233,7 +233,7 @@ def _check_message(at: str, message: Message) -> None:
 def _says_something(message: Message) -> bool:
     """Return whether an assistant's message may stand in the history.
 
-    A content of null is enough: our own answer has it where a forced call was cut short.
+    A content of null is allowed: the gateway's own answer has it where a forced call was cut.
     """
     return (
         "content" in message.model_fields_set

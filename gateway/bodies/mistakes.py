@@ -1,4 +1,4 @@
-"""Mistakes in a body, in the words of its author: the field by its path, and why. Pure."""
+"""Errors about a body, in the caller's terms: the path of the field, and the reason. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -27,21 +27,21 @@ _MEDIA = {
 
 
 def bad_value(param: str, message: str) -> BadRequestError:
-    """Return the error for a value that cannot be; `message` ends without a full stop."""
+    """Return the error for an invalid value; `message` ends without a full stop."""
     return BadRequestError(
         ErrorCode.INVALID_REQUEST, f"Invalid value for '{param}': {message}.", param=param
     )
 
 
 def unsupported(param: str, message: str) -> BadRequestError:
-    """Return the error for what is documented elsewhere and not served here."""
+    """Return the error for a feature that is documented elsewhere and not served here."""
     return BadRequestError(
         ErrorCode.UNSUPPORTED_PARAMETER, f"Unsupported value for '{param}': {message}.", param=param
     )
 
 
 def too_long(param: str, characters: int, context_tokens: int, fits: int) -> BadRequestError:
-    """Return the error for a text that no tokenizing can make fit.
+    """Return the error for a text that cannot fit, however it is tokenized.
 
     Args:
         param: Field that the text came in.
@@ -58,7 +58,7 @@ def too_long(param: str, characters: int, context_tokens: int, fits: int) -> Bad
 
 
 def first_mistake(error: ValidationError, document: object) -> BadRequestError:
-    """Return the error for the first mistake; of those that a union's members tell, the deepest."""
+    """Return the error for the first mistake; for a union's members, the deepest one."""
     details = error.errors(include_url=False, include_input=False)
     paths = [_path(detail, document) for detail in details]
     ranks = [
@@ -106,7 +106,7 @@ def _unknown_kind(param: str, kind: str, known: str) -> BadRequestError:
 
 
 def _path(detail: ErrorDetails, document: object) -> list[str | int]:
-    """Return where the mistake is in the document: pydantic's path without names of its types."""
+    """Return the path of the mistake in the document: pydantic's path without type names."""
     match detail["type"]:
         case "missing":
             *above, name = detail["loc"]
@@ -120,7 +120,8 @@ def _path(detail: ErrorDetails, document: object) -> list[str | int]:
 def _followed(loc: Sequence[str | int], value: object) -> list[str | int]:
     """Return the parts of `loc` that are keys and indices of `value`.
 
-    A union's member may have the name of a field of it: then what leads to the last part is right.
+    A union's member may be named like a field; then the reading that reaches the last part is
+    right.
     """
     for position, part in enumerate(loc):
         rest = loc[position + 1 :]

@@ -1,9 +1,9 @@
-"""From the bytes of a body to a model of it, or one clear 400. Pure.
+"""Parses the bytes of a body into a model of it, or refuses it with one clear 400. Pure.
 
 Hostile bodies cost time in two ways. Millions of small JSON values take half a second to become
 Python objects, and the interpreter lock is held all the while: `check_values` bounds them before
-anything is parsed. Millions of mistakes take seconds to collect: lists stop at the first one, and
-objects with too many fields are refused as a whole.
+parsing. Millions of mistakes take seconds to collect: lists stop at the first one, and objects with
+too many fields are refused as a whole.
 """
 
 from typing import Any, LiteralString, TypeVar, cast
@@ -31,7 +31,7 @@ _BodyT = TypeVar("_BodyT", bound="Body")
 
 
 class Body(BaseModel):
-    """The body of a request, which may have no other fields than these."""
+    """The body of a request; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,25 +41,25 @@ class Body(BaseModel):
         return document
 
     def check(self) -> None:
-        """Raise BadRequestError when fields, each fine by itself, do not go together."""
+        """Raise BadRequestError when valid fields do not go together."""
 
 
 class Strict(BaseModel):
-    """An object within a body that may have no other fields than these."""
+    """An object within a body; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _few_fields(cls, value: Any) -> Any:
-        """Refuse what has many unknown fields before each of them becomes a mistake."""
+        """Refuse an object with many unknown fields before each of them is reported."""
         if isinstance(value, dict) and len(cast("dict[str, Any]", value)) > _FIELDS_MAX:
             raise PydanticCustomError("too_many_fields", _TOO_MANY_FIELDS)
         return value
 
 
 def parse(kind: type[_BodyT], body: bytes) -> _BodyT:
-    """Return the request in `body`; BadRequestError says what is wrong with it."""
+    """Return the request in `body`; BadRequestError names the mistake."""
     if len(body) > INLINE_BYTES_MAX:
         check_values(body)
     try:
@@ -83,7 +83,7 @@ def parse(kind: type[_BodyT], body: bytes) -> _BodyT:
 
 
 def check_values(body: bytes) -> None:
-    """Refuse a body of very many values before it is parsed; BadRequestError."""
+    """Refuse a body of too many values before it is parsed; BadRequestError."""
     if _is_small(body):  # wherever they stand
         return
     plain = b"".join(map(_without_escapes, _slices(body)))
@@ -105,7 +105,7 @@ def _is_small(text: bytes) -> bool:
 
 
 def _slices(body: bytes) -> list[bytes]:
-    """Return `body` in pieces, none of which ends between a backslash and what it escapes."""
+    """Return `body` in pieces, none of which separates a backslash from the escaped character."""
     pieces: list[bytes] = []
     start = 0
     while start < len(body):

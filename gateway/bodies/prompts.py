@@ -1,4 +1,4 @@
-"""Text that is not a chat: one or several texts, or the token ids of one or several. Pure."""
+"""Prompts that are no chat: one or several texts, or the token ids of one or several. Pure."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, cast
@@ -14,7 +14,7 @@ Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 
 
 def _form(value: Any) -> str:
-    """Return which of the four this is; the tags are no names of fields."""
+    """Return the form of the prompt; the union's tags are not field names."""
     if not isinstance(value, list):
         return "a text"
     first: object = value[0] if value else ""
@@ -55,7 +55,7 @@ def listed(given: str | list[str] | list[int] | list[list[int]]) -> list[str] | 
 
 
 def check_ids(param: str, ids: Iterable[int], vocabulary: int) -> None:
-    """Raise BadRequestError when an id is not one of a model with so many tokens."""
+    """Raise BadRequestError when an id is outside a vocabulary of so many tokens."""
     largest = max(ids, default=-1)
     if largest >= vocabulary:
         text = f"the model has no token {largest}; its ids end at {vocabulary - 1}"

@@ -1,7 +1,7 @@
-"""The items of a response's input, and the turns of a chat that they come to. Pure.
+"""The items of a response's input, and their translation into turns of a chat. Pure.
 
-A model answers in turns: what it thought, said and called belongs to one of them, whatever the
-number of items. So items of the assistant that follow one another become one message.
+A model answers in turns: its reasoning, text and calls belong to one turn, whatever the number of
+items. So consecutive items of the assistant become one message.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,20 +26,20 @@ _CallId = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class _Item(BaseModel):
-    """An item that clients send back as received, or SDKs completed it; ignores other fields."""
+    """An item that clients or SDKs send back as they received it; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class InputText(_Item):
-    """A piece of what was said to the model."""
+    """A piece of text for the model."""
 
     type: Literal["input_text"]
     text: Text
 
 
 class OutputText(_Item):
-    """A piece of what the model said."""
+    """A piece of the model's text."""
 
     type: Literal["output_text"]
     text: Text
@@ -53,19 +53,19 @@ class RefusalText(_Item):
 
     @property
     def text(self) -> str:
-        """The same, as other pieces have it."""
+        """The refusal, under the name that other pieces use."""
         return self.refusal
 
 
 class ReasoningText(_Item):
-    """A piece of what the model thought."""
+    """A piece of the model's reasoning."""
 
     type: Literal["reasoning_text"]
     text: Text
 
 
 class SummaryText(_Item):
-    """A summary of that, which no model is shown."""
+    """A summary of reasoning, which is never put into a prompt."""
 
     type: Literal["summary_text"]
     text: Text
@@ -77,7 +77,7 @@ _Results = Annotated[list[InputText], Field(fail_fast=True, max_length=PARTS_MAX
 
 
 class _NamedItem(_Item):
-    """An item, with the id that it has had since it was told."""
+    """An item with its id, if it has been sent to a client before."""
 
     id: ShortText | None = None
 
@@ -98,7 +98,7 @@ class MessageItem(_NamedItem):
 
 
 class CallItem(_NamedItem):
-    """A call that the model made; `arguments` is JSON text."""
+    """A tool call of the model; `arguments` is JSON text."""
 
     type: Literal["function_call"]
     call_id: _CallId
@@ -135,14 +135,14 @@ class ReasoningItem(_NamedItem):
 
 
 class ItemReference(_Item):
-    """An item that is stored already: of the chain, of the conversation, or of a response."""
+    """A reference to a stored item: of the chain, of the conversation, or of a response."""
 
     type: Literal["item_reference"]
     id: ShortText
 
 
 def _kind(value: Any) -> str | None:
-    """Return which item a value is."""
+    """Return the kind of an item."""
     if isinstance(value, dict):
         kind = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         if kind is None and "role" in value:
@@ -169,7 +169,7 @@ InputItems = Annotated[list[InputItem], Field(fail_fast=True, max_length=MESSAGE
 
 @dataclass(slots=True)
 class _Turn:
-    """The assistant's output in one turn, so far; None: no item has brought that."""
+    """The assistant's output in one turn so far; a field is None until an item sets it."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -180,7 +180,7 @@ class _Turn:
         return self.content is None and self.reasoning is None and not self.calls
 
     def takes(self, item: MessageItem | CallItem | ReasoningItem) -> bool:
-        """Return whether an item belongs to this turn: one message, until calls are made."""
+        """Return whether an item can join this turn: one message at most, and calls come last."""
         return isinstance(item, CallItem) or self.content is None or bool(self.calls)
 
     def add(self, item: MessageItem | CallItem | ReasoningItem) -> None:
@@ -202,7 +202,7 @@ class _Turn:
 
 
 class _Turns:
-    """Puts items together; BadRequestError where they are in no order that a model knows."""
+    """Joins items into turns; BadRequestError where their order is not valid."""
 
     def __init__(self, param: str) -> None:
         self._param = param
@@ -247,7 +247,7 @@ class _Turns:
         )
 
     def end_turn(self) -> None:
-        """Nothing more belongs to the turn; what it called must have been answered."""
+        """End the turn; each of its calls must have a result."""
         if self._open:
             raise self._unanswered()
         self._close_turn()
@@ -275,7 +275,7 @@ def _require_said(at: str, item: MessageItem) -> None:
 def messages_of(
     items: Sequence[InputItem], before: Sequence[InputItem] = (), param: str = "input"
 ) -> list[Message]:
-    """Return the turns that items come to.
+    """Return the turns that items translate to.
 
     Args:
         items: Items in the order in which they came.
@@ -299,9 +299,9 @@ def messages_of(
 
 
 def _plain(item: InputItem, ran: Mapping[str, ServerCallItem]) -> Iterator[PlainItem]:
-    """Yield what an item comes to in a chat; `ran` are calls by the requests that asked for a yes.
+    """Yield the messages of an item; `ran` are calls made by the requests that asked for approval.
 
-    The result of such a call stands where the yes does: behind the call, before anything else.
+    The result of such a call stands in the place of the approval: right behind the call.
     """
     match item:
         case ListedToolsItem():
@@ -332,7 +332,7 @@ def _server_call(item: ServerCallItem | ApprovalRequestItem) -> CallItem:
 
 
 def _result(call_id: str, item: ServerCallItem | None) -> ResultItem:
-    """Return what the model is shown of a call that ran here; None: it has not run yet."""
+    """Return the result of a call that ran on the server, for the model; None: it has not run."""
     if item is None:
         text = ""
     elif item.failure is not None:
@@ -345,7 +345,7 @@ def _result(call_id: str, item: ServerCallItem | None) -> ResultItem:
 def open_approvals(
     before: Sequence[InputItem], items: Sequence[InputItem], param: str = "input"
 ) -> list[tuple[ApprovalRequestItem, ApprovalResponseItem]]:
-    """Return the requests for a yes that have got one in this turn, and whose calls have not run.
+    """Return the approval requests that this turn answers, and whose calls have not run.
 
     Raises:
         BadRequestError: An answer belongs to no request, or to one that has an answer.
@@ -371,7 +371,7 @@ def open_approvals(
 
 
 def stored_items(items: Sequence[InputItem], stem: str) -> list[dict[str, Any]]:
-    """Return items as they are kept and told: each with an id and a status."""
+    """Return items in their stored form: each with an id and a status."""
     told: list[dict[str, Any]] = []
     for index, item in enumerate(items):
         assert not isinstance(item, ItemReference), "it was followed"

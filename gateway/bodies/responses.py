@@ -1,6 +1,6 @@
-"""The body of a response: what is honoured, and a clear 400 for everything else. Pure.
+"""The body of a response: honoured fields, and a clear 400 for all others. Pure.
 
-It says the same as that of a chat completion in other words: `chat_fields` are those of a chat.
+A response maps to a chat completion: `chat_fields` returns the fields of that chat.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ _INCLUDES_ELSEWHERE = (
 
 
 class SchemaFormat(Strict):
-    """JSON that a schema describes, which is enforced; see `JsonSchema`."""
+    """JSON of a given schema, which is enforced; see `JsonSchema`."""
 
     type: Literal["json_schema"]
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -82,7 +82,7 @@ class TextConfig(Strict):
 
 
 class ReasoningConfig(Strict):
-    """How much the model is to think; what it thought is an item of the answer, in full."""
+    """The effort of reasoning; the answer holds the whole reasoning as an item."""
 
     effort: Effort | None = None
     summary: Annotated[
@@ -111,7 +111,7 @@ class ResponseFunction(Strict):
 
 
 def _tool_form(value: Any) -> str:
-    """Return which form of a tool this is."""
+    """Return the form of a tool."""
     if isinstance(value, dict):
         kind: object = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     else:
@@ -126,7 +126,7 @@ ResponseTool = Annotated[
 
 
 class ChosenFunction(Strict):
-    """This function is to be called, once; in a list, it may be called."""
+    """A function to be called, once; in a list, a function that may be called."""
 
     type: Annotated[
         Literal["function"], Elsewhere(*_TOOLS_ELSEWHERE, "mcp", instead="name a function")
@@ -135,7 +135,7 @@ class ChosenFunction(Strict):
 
 
 class AllowedFunctions(Strict):
-    """Only these may be called (auto), or one of them must be (required)."""
+    """A part of the tools: they alone may be called (auto), or one must be (required)."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
@@ -151,7 +151,7 @@ class ConversationName(Strict):
 
 
 def _choice_form(value: Any) -> str:
-    """Return which form of a choice this is; the tags are no names of fields."""
+    """Return the form of a choice; the union's tags are not field names."""
     if not isinstance(value, dict):
         return "a word"
     kind: object = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
@@ -249,7 +249,7 @@ class ResponseRequest(Body):
 
     @property
     def server_functions(self) -> Mapping[str, str]:
-        """The names of functions that run here, by the fields that name them."""
+        """The names of functions that run on the server, by the body's fields that name them."""
         return {
             f"tools[{index}]": it.name
             for index, it in enumerate(self.tools or ())
@@ -258,7 +258,7 @@ class ResponseRequest(Body):
 
     @property
     def servers(self) -> Mapping[str, McpServerTool]:
-        """The servers of MCP, by the fields that name them."""
+        """The MCP servers, by the body's fields that name them."""
         return {
             f"tools[{index}]": it
             for index, it in enumerate(self.tools or ())
@@ -267,7 +267,7 @@ class ResponseRequest(Body):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether log probabilities are told."""
+        """Whether the answer shows log probabilities."""
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def check(self) -> None:
@@ -303,7 +303,7 @@ class ResponseRequest(Body):
                 raise bad_value(f"tools[{index}].{name}", text)
 
     def chat_fields(self) -> dict[str, Any]:
-        """Return the fields of a chat that asks for the same; all but the messages."""
+        """Return the fields of the equivalent chat completion, without the messages."""
         text, reasoning = self.text or TextConfig(), self.reasoning or ReasoningConfig()
         same = {name: getattr(self, name) for name in _SAME}
         return same | {
@@ -318,7 +318,7 @@ class ResponseRequest(Body):
 
 
 class InputTokensRequest(ResponseRequest):
-    """A response of which only the tokens of the input are wanted."""
+    """A response whose input tokens are to be counted."""
 
 
 _SAME = (
@@ -366,7 +366,7 @@ def _response_format(text: TextConfig) -> ResponseFormat | None:
 
 
 def echo_of(request: ResponseRequest) -> Mapping[str, object]:
-    """Return what every answer says of its request."""
+    """Return the fields of the request that every answer repeats."""
     text, reasoning = request.text or TextConfig(), request.reasoning or ReasoningConfig()
     form = {"type": "text"} if text.format is None else _format_told(text.format)
     told_text: dict[str, object] = {"format": form}

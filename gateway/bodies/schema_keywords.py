@@ -1,6 +1,6 @@
 """The parts of a JSON schema that no grammar can enforce, and a schema without them. Pure.
 
-The list is that of the engine's compiler, llguidance; a test compiles each.
+The list follows the engine's compiler, llguidance; a test compiles each keyword.
 """
 
 from collections.abc import Iterable

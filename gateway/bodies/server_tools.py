@@ -1,4 +1,4 @@
-"""Tools of a request that the server runs: servers of MCP, with what may be called. Pure."""
+"""MCP servers of a request: their tools that may be called, and approval. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -22,14 +22,14 @@ class McpToolFilter(Strict):
 
 
 class McpApprovalFilter(Strict):
-    """Tools that need a yes to each call, and tools that need none."""
+    """Tools whose calls need approval, and tools whose calls need none."""
 
     always: McpToolFilter | None = None
     never: McpToolFilter | None = None
 
 
 class McpServerTool(Strict):
-    """A server of MCP: one of the tenant's by its label, or another one by its address."""
+    """An MCP server: one of the tenant's by its label, or another one by its address."""
 
     type: Literal["mcp"]
     server_label: FunctionName
@@ -48,7 +48,7 @@ class McpServerTool(Strict):
         return names is None or name in names
 
     def needs_approval(self, name: str, *, default: bool) -> bool:
-        """Return whether a call of a tool needs a yes; `default` holds where nothing is said."""
+        """Return whether a call of a tool needs approval; `default` holds for unnamed tools."""
         wanted = self.require_approval
         if not isinstance(wanted, McpApprovalFilter):
             return default if wanted is None else wanted == "always"
@@ -57,7 +57,7 @@ class McpServerTool(Strict):
         return wanted.always is None or name in wanted.always.tool_names or default
 
     def told(self) -> dict[str, Any]:
-        """Return what every answer says of it: no secret."""
+        """Return the fields that answers repeat, without any secret."""
         allowed = self.allowed_tools
         wanted = self.require_approval
         return {

@@ -1,4 +1,4 @@
-"""Messages of a WebSocket: the body of a response, and the socket's stream that it is for. Pure."""
+"""Messages of a WebSocket: the body of a response, and its stream on the socket. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -26,20 +26,20 @@ class CreateMessage(ResponseRequest):
 
     @classmethod
     def translated(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """See `Body`: a message of another kind is refused as that, and not by its fields."""
+        """See `Body`; a message of another kind is refused for its kind, not for its fields."""
         if document.get("type") != CREATE:
             raise bad_value("type", _OTHERS)
         return document
 
 
 def read_message(message: bytes) -> CreateMessage:
-    """Return what a message asks for; BadRequestError."""
+    """Return the request in a message; BadRequestError."""
     wanted = parse(CreateMessage, message)
     return wanted.model_copy(update={"stream": True, "stream_options": None})
 
 
 def stream_of(message: bytes) -> str | None:
-    """Return the stream that a message names which could not be read, as far as it names one."""
+    """Return the stream named by a message that could not be parsed; empty: none."""
     try:
         document = orjson.loads(message)
     except orjson.JSONDecodeError:
@@ -49,5 +49,5 @@ def stream_of(message: bytes) -> str | None:
 
 
 def no_text() -> BadRequestError:
-    """Return what is said of a message that is none of text."""
+    """Return the error for a binary message."""
     return BadRequestError(ErrorCode.INVALID_REQUEST, f"Send messages as text: {_OTHERS}.")

@@ -20,11 +20,11 @@ from gateway.bodies.prompts import Ids, check_ids
 
 
 class TokenizeRequest(Body):
-    """Either a text, or a chat as the model's template writes it.
+    """Either a text, or a chat that the model's template renders.
 
     Attributes:
-        add_special_tokens: Whether the tokenizer adds to a text the same tokens as to a
-            prompt; it does if this is not given. A template writes its special tokens itself.
+        add_special_tokens: Whether the tokenizer adds to a text the same tokens as to a prompt; the
+            default is yes. A template writes its special tokens itself.
     """
 
     model: ModelName
@@ -38,12 +38,12 @@ class TokenizeRequest(Body):
 
     @property
     def shown_messages(self) -> Sequence[Message]:
-        """The turns that the template is given."""
+        """The turns for the template."""
         return in_order_of_calls(self.messages or ())
 
     @property
     def shown_tools(self) -> Sequence[Tool]:
-        """The tools that the template is given."""
+        """The tools for the template."""
         return self.tools or ()
 
     def check(self) -> None:
@@ -70,10 +70,10 @@ class DetokenizeRequest(Body):
 
 
 def parse_tokenize_request(body: bytes) -> TokenizeRequest:
-    """Return the request in `body`; BadRequestError names what is wrong with it."""
+    """Return the request in `body`; BadRequestError names the mistake."""
     return parse(TokenizeRequest, body)
 
 
 def parse_detokenize_request(body: bytes) -> DetokenizeRequest:
-    """Return the request in `body`; BadRequestError names what is wrong with it."""
+    """Return the request in `body`; BadRequestError names the mistake."""
     return parse(DetokenizeRequest, body)

@@ -1,4 +1,4 @@
-"""Results of tools as models see them: bounded, and marked as data of strangers. Pure."""
+"""Results of tools, in the form for the model: bounded, and marked as untrusted data. Pure."""
 
 import re
 
@@ -9,12 +9,12 @@ NAME_CHARACTERS_MAX = 64
 
 
 def function_name(name: str) -> str:
-    """Return a tool's name in the letters that functions may have."""
+    """Return a tool's name, reduced to the characters that functions may have."""
     return _FORBIDDEN.sub("_", name)[:NAME_CHARACTERS_MAX]
 
 
 def bounded(text: str, bytes_max: int) -> str:
-    """Return a text that has at most so many bytes, and a note if it was cut."""
+    """Return a text cut to so many bytes, with a note if it was cut."""
     data = text.encode(errors="replace")
     if len(data) <= bytes_max:
         return data.decode()
@@ -23,10 +23,10 @@ def bounded(text: str, bytes_max: int) -> str:
 
 
 def marked(name: str, text: str) -> str:
-    """Return a tool's output as the model is shown it."""
+    """Return a tool's output in the form for the model."""
     return _MARK.format(name=name) + text
 
 
 def failed(name: str, message: str) -> str:
-    """Return what a model is told of a call that failed."""
+    """Return the text that reports a failed call to the model."""
     return f"[The tool {name} failed: {message}]"

@@ -1,7 +1,7 @@
-"""Which of a chat's turns may be left out where its context is too small for all. Pure.
+"""Chooses the turns of a chat to leave out where the context is too small for all. Pure.
 
-A turn begins with what a user says, and has all that follows: answers, calls and their results. So
-a call is never parted from its result. Instructions belong to no turn.
+A turn begins with a user's message and includes all that follows: answers, calls and their results.
+So a call is never parted from its result. Instructions belong to no turn.
 """
 
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ def without_oldest(messages: Sequence[Message], turns: int) -> list[Message]:
 
 
 def prompt_room(context_tokens_max: int, output_tokens_max: int | None) -> int:
-    """Return how many tokens a prompt may have so that an answer has room, too."""
+    """Return the tokens that a prompt may have so that an answer has room, too."""
     answer = output_tokens_max or context_tokens_max // _ROOM_PARTS
     return max(0, context_tokens_max - max(1, answer))
 
 
 def _starts(messages: Sequence[Message]) -> list[int]:
-    """Return where turns begin: what a user says in a row, and instructions between, is one."""
+    """Return the indices of turns; consecutive user messages, with instructions, are one turn."""
     starts, is_behind_user = list[int](), False
     for index, message in enumerate(messages):
         if message.role == "user" and not is_behind_user:

@@ -1,6 +1,6 @@
-"""Translates the names that vLLM's server has for things that Sluice has as well. Pure.
+"""Translates field names of vLLM's server into the names of this API. Pure.
 
-Clients that change their base URL keep their bodies. Names without equivalent are refused, see
+Clients that change their base URL keep their bodies. Names without an equivalent are refused, see
 `GenerationFields`; docs/coming-from.md lists both.
 """
 
@@ -21,10 +21,10 @@ _NAMES = _GUIDES.keys() | {"structured_outputs"}
 
 
 def translated(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a body with the names of this API; the same one if it has no others.
+    """Return a body with the names of this API; the same body if it has no other names.
 
     Raises:
-        BadRequestError: Two names ask for different things, or one for nothing that is served.
+        BadRequestError: Two names ask for different things, or one for a thing that is not served.
     """
     if _NAMES.isdisjoint(body):
         return body
@@ -53,7 +53,7 @@ def _structured_outputs(outputs: object) -> dict[str, tuple[str, object]]:
 
 
 def _guide(param: str, kind: str, value: object) -> tuple[str, object]:
-    """Return the name that this API has for a guide, and its value."""
+    """Return this API's name for a guide, and the guide's value."""
     match kind:
         case "regex" | "choice" | "grammar":
             return kind, value

@@ -1,4 +1,4 @@
-"""Chat completions on their way to PostgreSQL: off the request's path, a bounded number of them."""
+"""A bounded queue of chat completions for PostgreSQL, off the path of requests."""
 
 import asyncio
 from collections import deque
@@ -19,7 +19,7 @@ RECORD_BYTES_MAX = 3 << 20  # gRPC takes 4 MiB
 
 
 class CompletionKeeper:
-    """Of one worker; `run` belongs into a TaskGroup."""
+    """The queue of one worker; `run` belongs into a TaskGroup."""
 
     def __init__(self, records: RecordClient) -> None:
         """Prepare."""
@@ -30,7 +30,7 @@ class CompletionKeeper:
         self._is_empty.set()
 
     def offer(self, created: wire.CreateRecordRequest) -> None:
-        """Take a completion to be kept; one that finds no room is left out, and the log says so."""
+        """Queue a completion; without room it is dropped, and a log event says so."""
         size = created.ByteSize()
         has_room = len(self._waiting) < _WAITING_MAX and self._bytes + size <= _WAITING_BYTES_MAX
         if size > RECORD_BYTES_MAX or not has_room:
@@ -42,7 +42,7 @@ class CompletionKeeper:
         self._is_empty.clear()
 
     async def run(self) -> None:
-        """Bring what waits to PostgreSQL until cancelled."""
+        """Write queued completions to PostgreSQL until cancelled."""
         attempt = 0
         while True:
             await self._has_some.wait()
@@ -63,7 +63,7 @@ class CompletionKeeper:
             self._is_empty.set()
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait until nothing waits, at most for so long."""
+        """Wait until the queue is empty, at most for so long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._is_empty.wait()

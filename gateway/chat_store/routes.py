@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, and the completions that were asked for with `"store": true`."""
+"""POST /v1/chat/completions, and the completions that were stored with `"store": true`."""
 
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ _SETTLE_S = 1.0  # what was just told may be asked for at once
 
 
 class KeptCompletions:
-    """Chat completions of one worker."""
+    """Routes of stored chat completions in one worker."""
 
     def __init__(self, directory: Directory, completer: Completer, records: RecordClient) -> None:
         """Compose."""
@@ -67,7 +67,7 @@ class KeptCompletions:
         )
 
     async def list_all(self, request: web.Request) -> web.Response:
-        """GET /v1/chat/completions: those that were stored, oldest first."""
+        """GET /v1/chat/completions: the stored ones, oldest first."""
         tenant_id = self._admitted(request).tenant.id
         filters = {key: value for key, value in request.query.items() if key.startswith("metadata")}
         limit, is_ascending, after = page_of(request, "model", *filters, default_order="asc")
@@ -106,7 +106,7 @@ class KeptCompletions:
         return web.Response(body=body, content_type=_JSON)
 
     async def change(self, request: web.Request) -> web.Response:
-        """POST /v1/chat/completions/{id}: other metadata."""
+        """POST /v1/chat/completions/{id}: replace metadata."""
         tenant_id = self._admitted(request).tenant.id
         completion_id = _one(request, path_rest(request, _PREFIX))
         change = await read_parsed(request, partial(parse, MetadataChange))
@@ -137,7 +137,7 @@ class KeptCompletions:
 
 
 def _metadata(filters: dict[str, str]) -> dict[str, str]:
-    """Return what `metadata[key]=value` asks for."""
+    """Return the filter of `metadata[key]=value` parameters."""
     if len(filters) > _FILTERS_MAX:
         raise bad_value("metadata", f"at most {_FILTERS_MAX} of them")
     wanted = dict[str, str]()
@@ -150,7 +150,7 @@ def _metadata(filters: dict[str, str]) -> dict[str, str]:
 
 
 def _one(request: web.Request, completion_id: str) -> str:
-    """Return the id that a path names; PlatformError when it names something else."""
+    """Return the id in a path; PlatformError when the path has another form."""
     if "/" in completion_id or not completion_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return completion_id

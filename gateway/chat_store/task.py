@@ -1,4 +1,4 @@
-"""A chat completion that is kept: the same as any other, and a record of it at its end."""
+"""A chat completion that is stored: a usual one, with a record of it at its end."""
 
 import time
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from sluice.wire.state.v1 import state_pb2 as wire
 
 
 class KeptChatChunks(ChatChunks):
-    """Chunks of one choice, and what the choice has come to.
+    """Chunks of one choice, and the whole choice collected from them.
 
     Attributes:
-        call_ids: Ids of its calls, as the client got them.
-        ended: The whole answer and its finish reason, once it is there.
+        call_ids: Ids of the calls, as sent to the client.
+        ended: Whole answer and finish reason; None: the choice has not ended.
     """
 
     __slots__ = ("call_ids", "ended")
@@ -43,14 +43,14 @@ class KeptChatChunks(ChatChunks):
 
 
 class KeptStreamedGeneration(StreamedGeneration):
-    """One choice that is written as it comes, and read once more as a whole when it has ended."""
+    """A streamed choice that is also collected as a whole."""
 
     __slots__ = ("_kept",)
 
     def __init__(
         self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
-        """Prepare; `chunks` take what comes of it."""
+        """Prepare; `chunks` collect the choice."""
         assert isinstance(chunks, KeptChatChunks), "only these take it"
         super().__init__(spec, chunks, itl, pace)
         self._kept = chunks
@@ -66,7 +66,7 @@ class KeptStreamedGeneration(StreamedGeneration):
 
 
 class _KeptEnd:
-    """The end of a stream that is kept."""
+    """The end of a stream that is stored."""
 
     def __init__(self, task: "KeptChatTask", inner: StreamEnd, told: dict[str, object]) -> None:
         self._task, self._inner, self._told = task, inner, told
@@ -82,11 +82,11 @@ class _KeptEnd:
 
 
 class KeptChatTask(ChatTask):
-    """One chat completion that is kept; a stream of it holds its body until the end.
+    """A chat completion that is stored; a stream holds its body until the end.
 
     Attributes:
         keeper: Writer to PostgreSQL.
-        tenant_id: Tenant that owns it.
+        tenant_id: Tenant that owns the completion.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -148,7 +148,7 @@ class KeptChatTask(ChatTask):
         choices: Sequence[dict[str, object]],
         usage: dict[str, object],
     ) -> None:
-        """Let the completion be kept, with the messages that it answers."""
+        """Queue the completion for storage, with the messages that it answers."""
         completion_id = str(head["id"])
         record = wire.Record(
             id=completion_id,
@@ -180,7 +180,7 @@ class KeptChatTask(ChatTask):
 
 
 def _choice(task: KeptChatTask, chunks: KeptChatChunks) -> dict[str, object]:
-    """Return a choice of a stream; its calls have the ids that the client was told."""
+    """Return a choice of a stream; its calls have the ids that the client received."""
     assert chunks.ended is not None, "it has ended"
     choice = task.choice_of(*chunks.ended)
     message: Any = choice["message"]

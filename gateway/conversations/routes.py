@@ -67,7 +67,7 @@ class Conversations:
                 return _answer(await self._store.item(tenant_id, conversation_id, rest[1]))
 
     async def post(self, request: web.Request) -> web.Response:
-        """POST /v1/conversations/{id}: new metadata; or its items: further ones."""
+        """POST /v1/conversations/{id}: replace metadata; POST .../items: add items."""
         tenant_id, (conversation_id, *rest) = self._tenant(request), _place(request)
         if not rest:
             change = await read_parsed(request, partial(parse, MetadataChange))
@@ -101,7 +101,7 @@ class Conversations:
 
 
 def _place(request: web.Request) -> list[str]:
-    """Return the id that a path names, and what follows: nothing, `items`, or that and an id."""
+    """Return the id in a path, and the rest: nothing, `items`, or `items` and an item's id."""
     parts = path_rest(request, _PREFIX).split("/")
     if not all(parts) or len(parts) > 3 or (len(parts) > 1 and parts[1] != _ITEMS):
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))

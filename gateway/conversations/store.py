@@ -21,14 +21,14 @@ _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 
 
 class ConversationStore:
-    """Of one worker; see `RecordClient` for what its methods raise besides NOT_FOUND."""
+    """The store of one worker; see `RecordClient` for the errors besides NOT_FOUND."""
 
     def __init__(self, records: RecordClient) -> None:
         """Prepare."""
         self._records = records
 
     def require(self, tenant_id: str, conversation_id: str, param: str | None = None) -> None:
-        """Do nothing if an id may be one of the tenant's."""
+        """Raise NOT_FOUND unless an id may be one of the tenant's."""
         self._records.require(conversation_id, _PREFIX, tenant_id, param)
 
     async def begin(
@@ -66,7 +66,7 @@ class ConversationStore:
     async def append(
         self, tenant_id: str, conversation_id: str, items: Sequence[dict[str, Any]], param: str
     ) -> None:
-        """Add items, all or none; BadRequestError: they, or it by then, are too large."""
+        """Add items, all or none; BadRequestError: they, or the conversation, are too large."""
         self.require(tenant_id, conversation_id)
         rows = _record_items(items, param)
         await self._records.append(tenant_id, conversation_id, rows, MESSAGES_MAX)
@@ -101,7 +101,7 @@ class ConversationStore:
         await self._records.remove_item(tenant_id, conversation_id, item_id)
 
     async def context(self, tenant_id: str, conversation_id: str, param: str) -> list[InputItem]:
-        """Return all items, oldest first; BadRequestError: they are too many bytes."""
+        """Return all items, oldest first; BadRequestError: they have too many bytes."""
         self.require(tenant_id, conversation_id, param)
         wanted = wire.ListItemsRequest(tenant_id=tenant_id, id=conversation_id, is_ascending=True)
         items, size = list[InputItem](), 0
@@ -115,7 +115,7 @@ class ConversationStore:
 
 
 def new_items(items: Sequence[InputItem]) -> list[dict[str, Any]]:
-    """Return items as a conversation has them; ids that clients have given are not kept."""
+    """Return items for storage; ids from clients are replaced."""
     stem = new_id("item").partition("_")[2]
     return stored_items([it.model_copy(update={"id": None}) for it in items], stem)
 

@@ -1,7 +1,7 @@
 """Grammars of tool calls, in llguidance's Lark. Pure.
 
-A mark that is one token of the base's vocabulary is written as that token: spelled out, neither
-would the model recognise it nor the engine let it pass.
+A mark that is one token of the base's vocabulary is written as that token: the model would not
+recognise its spelling, and the engine would not let it pass.
 """
 
 import json
@@ -60,7 +60,7 @@ class CallGrammar:
     Attributes:
         form: Form of the calls.
         marks: Token ids of the marks that are one token.
-        reasoning: Marks of the reasoning that may come first.
+        reasoning: Marks of the reasoning in front of the calls.
     """
 
     form: CallForm
@@ -68,9 +68,9 @@ class CallGrammar:
     reasoning: ReasoningMarks | None
 
     def forced(self, tools: Sequence[ToolSpec], *, is_parallel: bool, is_reasoning: bool) -> str:
-        """Return a grammar of calls and nothing else but reasoning in front of them.
+        """Return a grammar of calls alone, with optional reasoning in front of them.
 
-        BadRequestError when the schemas are too large together; likewise `guided`.
+        BadRequestError when the schemas are too large together; `guided` raises the same.
         """
         assert tools, "without tools there is nothing to call"
         calls, rules = self._calls(tools, is_parallel=is_parallel)
@@ -78,9 +78,9 @@ class CallGrammar:
         return _lark(thought + calls, (*more, *rules))
 
     def behind_reasoning(self, answer: str, *, is_reasoning: bool) -> str:
-        """Return a grammar of reasoning, and of what comes behind it: `answer`, in Lark.
+        """Return a grammar of reasoning, followed by `answer`, which is in Lark.
 
-        BadRequestError when an expression or choices are too long for that.
+        BadRequestError when an expression or choices are too long.
         """
         name, rule = _answer(answer)
         thought, rules = self._thought(is_reasoning=is_reasoning)
@@ -99,7 +99,7 @@ class CallGrammar:
         return _lark(f"{thought}(call_list | {name})", (*more, f"call_list: {calls}", rule, *rules))
 
     def _thought(self, *, is_reasoning: bool) -> tuple[str, Sequence[str]]:
-        """Return the reasoning as Lark, nothing if there is none, and the rules that it needs."""
+        """Return the reasoning as Lark, empty if there is none, and the rules that it needs."""
         if self.reasoning is None:
             return "", ()
         opening, closing = map(self._mark, self.reasoning)
@@ -113,9 +113,9 @@ class CallGrammar:
         return thought if is_reasoning else f"({opening} {thought})? ", rules
 
     def guided(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> str | None:
-        """Return a grammar of any text in which calls are as they have to be.
+        """Return a grammar of any text whose calls follow their schemas.
 
-        None where that cannot be said: it takes a mark that is a token, which text cannot hold.
+        None where that is impossible: it takes a mark that is one token, which text cannot hold.
         """
         opening = _OPENINGS.get(self.form)
         if opening not in self.marks:
@@ -149,7 +149,7 @@ class CallGrammar:
         return f"{before} call{more} {after}".strip(), rules
 
     def _around(self, form: CallForm) -> tuple[str, str, str]:
-        """Return what stands before, between and after calls, as Lark."""
+        """Return the text before, between and after calls, as Lark."""
         if form is CallForm.MISTRAL:
             return f'{self._mark(TOOL_CALLS)} " "? "["', '", "', '"]"'
         if form is CallForm.LLAMA_PYTHONIC:
@@ -157,7 +157,7 @@ class CallGrammar:
         return "", {CallForm.HERMES: r'"\n"', CallForm.LLAMA_JSON: '"; "'}.get(form, ""), ""
 
     def _parts(self, form: CallForm) -> tuple[str, str, str]:
-        """Return what stands before the name of a call, behind it, and at the end, as Lark."""
+        """Return the text before a call's name, behind it, and at the end, as Lark."""
         if form is CallForm.LLAMA_PYTHONIC:
             return "", '"("', '")"'
         if form is CallForm.MISTRAL_NAMED:
@@ -225,10 +225,9 @@ def _quoted(text: str) -> str:
 
 
 def _schema(tool: ToolSpec) -> str:
-    """Return the schema of a tool's arguments, always those of an object.
+    """Return the schema of a tool's arguments, always that of an object.
 
-    Only strict tools are held to all of it: of the others, what the engine does not know is left
-    out.
+    Strict tools are held to all of it; for others, keywords unknown to the engine are left out.
     """
     parameters = _NO_PARAMETERS if tool.parameters is None else tool.parameters
     options = {**JSON_OPTIONS, "lenient": not tool.is_strict}
@@ -269,7 +268,7 @@ def _is_keyword(name: str) -> bool:
 
 
 def _references(schema: Any) -> Iterator[object]:
-    """Yield what a schema refers to, anywhere in it."""
+    """Yield all references of a schema, at any depth."""
     if isinstance(schema, dict):
         items = cast("dict[str, Any]", schema)
         if "$ref" in items:
@@ -281,7 +280,7 @@ def _references(schema: Any) -> Iterator[object]:
 
 
 def _is_to_definition(reference: object) -> bool:
-    """Return whether a reference means the same in the schema of one property."""
+    """Return whether a reference keeps its meaning in the schema of one property."""
     return not isinstance(reference, str) or reference.startswith(_TO_DEFINITIONS)
 
 
@@ -306,7 +305,7 @@ def _python_rules(number: int, tool: ToolSpec) -> Iterator[str]:
 
 
 def _tail(chain: list[str], rules: Mapping[str, str], required: list[str]) -> Iterator[str]:
-    """Yield what may follow: each of the optional arguments, in their order."""
+    """Yield the optional arguments that may follow, in order."""
     for name in chain if required else chain[1:]:
         yield f'(", " {rules[name]})?'
 

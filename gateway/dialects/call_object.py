@@ -1,7 +1,7 @@
 """A call as one JSON object, `{"name": ..., "arguments": {...}}`, read while it is written. Pure.
 
-The keys may come in any order; `parameters` says the same as `arguments`. The name goes out with
-its last character, the arguments as they come.
+The keys may come in any order; `parameters` is a synonym of `arguments`. The name goes out with its
+last character, the arguments as they come.
 """
 
 from collections.abc import Collection
@@ -23,12 +23,12 @@ _OTHER_KEYS = ("type", "id")
 
 
 class CallObject:
-    """One call.
+    """A call that is read from its JSON object.
 
     Attributes:
-        is_begun: It is a call: its name was given out, and nothing of it is text any more.
-        is_complete: The object has ended, and is a call.
-        is_broken: It is no call, or goes on as none.
+        is_begun: Whether this is surely a call: its name was given out.
+        is_complete: Whether the object has ended and is a call.
+        is_broken: Whether the text is no call, or does not go on as one.
     """
 
     __slots__ = (
@@ -52,8 +52,8 @@ class CallObject:
         """Wait for the opening brace.
 
         Args:
-            calls: Is told.
-            names: Where nothing marks a call, only objects that name one of these are calls.
+            calls: Receives the call.
+            names: Names of tools; without a mark, only an object with such a name is a call.
         """
         self._calls = calls
         self._names = names
@@ -70,11 +70,11 @@ class CallObject:
 
     @property
     def text(self) -> str:
-        """The taken text, unchanged, while it is not known to be a call."""
+        """The taken text, unchanged, while the object may still be no call."""
         return "".join(self._held)
 
     def take(self, text: str, start: int) -> int:
-        """Take what belongs to the object from `start` on; return the index behind it."""
+        """Take the object's characters from `start` on; return the index behind them."""
         at = start
         while at < len(text) and not (self.is_complete or self.is_broken):
             begin = at
@@ -105,7 +105,7 @@ class CallObject:
         return self._punctuation(text, at, {",": self._next_key, "}": None})
 
     def _punctuation(self, text: str, at: int, steps: dict[str, Any]) -> int:
-        """Take one of the characters in `steps`, and go on with its step; None ends the object."""
+        """Take a character in `steps`, and go on with its step; None ends the object."""
         at = behind_space(text, at)
         if at == len(text):
             return at

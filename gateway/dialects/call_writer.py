@@ -22,7 +22,7 @@ class CallWriter:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is something to take."""
+        """Whether deltas wait to be taken."""
         return bool(self._deltas)
 
     def begin(self, name: str) -> None:
@@ -31,14 +31,14 @@ class CallWriter:
         self.count += 1
 
     def extend(self, arguments: str) -> None:
-        """Add to the arguments of the call begun last."""
+        """Add to the arguments of the latest call."""
         if not arguments:
             return
         last = self._deltas[-1] if self._deltas else CallDelta(self.count - 1)
         self._deltas[-1:] = [last._replace(arguments=last.arguments + arguments)]
 
     def take(self) -> tuple[CallDelta, ...]:
-        """Return what came since the last time."""
+        """Return the deltas since the last call of this method."""
         deltas = tuple(self._deltas)
         self._deltas.clear()
         return deltas

@@ -8,7 +8,7 @@ class CallDelta(NamedTuple):
 
     Attributes:
         index: Index of the call in the answer.
-        arguments: The next piece of its JSON text; all pieces together are one JSON object.
+        arguments: Next piece of the arguments' JSON text; all pieces together are one JSON object.
         call_id: Id of the call, in its first piece only.
         name: Name of the function, in the first piece of the call only.
     """
@@ -31,7 +31,7 @@ NOTHING = AnswerDelta()
 
 
 def joined(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
-    """Return what two deltas add, one after the other."""
+    """Return the sum of two consecutive deltas."""
     return AnswerDelta(
         first.content + second.content,
         first.reasoning + second.reasoning,
@@ -42,7 +42,7 @@ def joined(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
 class OutputParser(Protocol):
     """Splits the text of one answer, which arrives in pieces cut anywhere.
 
-    The sum of what it gives out does not depend on how the text was cut.
+    Its output in total does not depend on the cuts.
     """
 
     @property
@@ -52,17 +52,17 @@ class OutputParser(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing may follow, e.g. after the one call that the client allows."""
+        """Whether no text may follow, e.g. after the one call that the client allows."""
         ...
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether what comes now belongs to the model's reasoning."""
+        """Whether the next text belongs to the model's reasoning."""
         ...
 
     @property
     def is_plain(self) -> bool:
-        """Whether all that follows is content as it comes: the parser may be left out from now."""
+        """Whether all further text is content: the parser may be skipped from now on."""
         ...
 
     def push(self, text: str) -> AnswerDelta:
@@ -70,5 +70,5 @@ class OutputParser(Protocol):
         ...
 
     def flush(self) -> AnswerDelta:
-        """Return what was held back: the text has ended."""
+        """Return the text that was held back: the answer has ended."""
         ...

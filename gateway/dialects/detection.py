@@ -1,7 +1,7 @@
-"""Which dialect a base speaks: what its files say, or else what its template and vocabulary show.
+"""Detection of a base's dialect from its files, or else from its template and vocabulary.
 
-Pure. The forms are told apart by the marks that a template writes or a vocabulary holds; what
-neither shows is the form of Hermes, which most templates use.
+Pure. Marks in the template or the vocabulary tell the forms apart; without such marks the form is
+that of Hermes, which most templates use.
 """
 
 import re
@@ -23,10 +23,10 @@ def dialect_of(template: str, tokens: Mapping[str, int], config: Mapping[str, An
     """Return the dialect of a base.
 
     Args:
-        template: Source of its chat template.
-        tokens: Added tokens of its tokenizer, by text.
-        config: Its tokenizer_config.json; `{"sluice": {"tool_calls": ..., "reasoning": ...}}`
-            there decides. ValueError when it names a form that does not exist.
+        template: Source of the base's chat template.
+        tokens: Added tokens of the base's tokenizer, by text.
+        config: Content of tokenizer_config.json, where `{"sluice": {"tool_calls": ..., "reasoning":
+            ...}}` decides. ValueError when it names a form that does not exist.
     """
     override: Any = config.get(_OVERRIDE_KEY) or {}
     if not isinstance(override, dict):

@@ -1,4 +1,4 @@
-"""How a model family writes what is not plain text: tool calls and reasoning. Pure."""
+"""The way a model family writes tool calls and reasoning. Pure."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +18,9 @@ class Dialect:
     """The dialect of a base: its forms of tool calls and reasoning.
 
     Attributes:
-        calls: Form of its tool calls.
-        reasoning: Form that sets its reasoning apart.
-        mark_ids: Token ids of those marks that are one token of its vocabulary.
+        calls: Form of the tool calls.
+        reasoning: Form that sets reasoning apart.
+        mark_ids: Token ids of the marks that are one token of the vocabulary.
     """
 
     calls: CallForm = CallForm.HERMES
@@ -34,7 +34,7 @@ class Dialect:
 
     @property
     def has_tools(self) -> bool:
-        """Whether tools can be used at all; where not, requests with tools are to be refused."""
+        """Whether the base can call tools; if not, requests with tools are refused."""
         return self.calls is not CallForm.NONE
 
     def marks(self, *, tools: bool) -> frozenset[str]:
@@ -51,14 +51,14 @@ class Dialect:
         is_reasoning: bool = False,
         is_forced: bool = False,
     ) -> OutputParser | None:
-        """Return a parser for one answer; None when there is nothing to look for.
+        """Return a parser for one answer; None when there is nothing to parse.
 
         Args:
             tools: Names of the functions that may be called; empty: calls are text.
             is_parallel: Whether there may be more than one call.
             new_call_id: Names each call.
-            is_reasoning: The answer begins inside the reasoning; see `opens_reasoning`.
-            is_forced: A grammar lets nothing but calls pass, behind reasoning; see `call_grammar`.
+            is_reasoning: Whether the answer begins inside the reasoning; see `opens_reasoning`.
+            is_forced: Whether a grammar allows calls alone, behind reasoning; see `call_grammar`.
         """
         calls = None
         if tools:
@@ -78,10 +78,10 @@ class Dialect:
     def call_grammar(
         self, tools: Sequence[ToolSpec], *, is_parallel: bool, is_reasoning: bool = False
     ) -> str:
-        """Return a grammar, in the engine's Lark, of nothing but calls of `tools`.
+        """Return a grammar of calls of `tools` alone, in the engine's Lark.
 
         Args:
-            tools: At least one.
+            tools: Tools that may be called, at least one.
             is_parallel: Whether there may be more than one call.
             is_reasoning: As for `parser`; the reasoning comes first.
         """
@@ -91,7 +91,7 @@ class Dialect:
     def strict_grammar(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> str | None:
         """Return a grammar of any text in which calls of `tools` keep to their schemas.
 
-        None where this dialect cannot be held to that: its calls begin without a mark, or with one
+        None where this dialect cannot enforce that: its calls begin without a mark, or with one
         that is no token of its own.
         """
         assert self.has_tools, "this dialect has no calls"
@@ -100,7 +100,7 @@ class Dialect:
     def behind_reasoning(self, answer: str, *, is_reasoning: bool) -> str | None:
         """Return a grammar of reasoning with an answer, given in Lark, behind it.
 
-        None where this dialect does not reason: the answer is all there is.
+        None where this dialect has no reasoning: the answer is the whole output.
         """
         if self.reasoning is ReasoningForm.NONE:
             return None
@@ -112,7 +112,7 @@ class Dialect:
         """Return a grammar of calls of `tools`, or of an answer given in Lark.
 
         Args:
-            tools: At least one; calls keep to their schemas.
+            tools: Tools that may be called, at least one; calls keep to their schemas.
             answer: Grammar of an output without calls.
             is_parallel: Whether there may be more than one call.
             is_reasoning: As for `parser`; the reasoning comes first.

@@ -1,4 +1,4 @@
-"""The forms that are known, by the names under which a base can ask for them. Pure."""
+"""The known forms of calls and reasoning, by the names that a base can set."""
 
 from collections.abc import Mapping
 from enum import StrEnum

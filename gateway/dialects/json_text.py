@@ -1,7 +1,7 @@
 """Follows one JSON value through a text that arrives in pieces. Pure.
 
-Tells where the value ends and whether it is JSON so far. Linear in the text; the nesting and the
-length of numbers are bounded.
+Reports the end of the value, and whether it is valid JSON so far. Linear in the text; the nesting
+and the length of numbers are bounded.
 """
 
 import json
@@ -143,7 +143,7 @@ class JsonText:
         return at if self._inside is _Inside.SCALAR else at + 1
 
     def _is_fitting(self, character: str) -> bool:
-        """Take the next character outside strings; False when it cannot stand here."""
+        """Take the next character outside strings; False when it is not valid JSON here."""
         expected = self._expected
         if expected is _Expected.COLON:
             self._expected = _Expected.VALUE

@@ -16,8 +16,8 @@ _BETWEEN = Marks(PYTHON_END, ";")
 class LlamaParser(CallScanner):
     """Splits an answer into plain text and calls.
 
-    Without a mark only what names a known tool is a call: an answer may as well be some JSON, or
-    begin with a bracket.
+    Without a mark, only an object that names a known tool is a call: an answer may be JSON itself,
+    or begin with a bracket.
     """
 
     __slots__ = ("_call", "_names")
@@ -32,13 +32,13 @@ class LlamaParser(CallScanner):
         names: Collection[str],
         is_forced: bool = False,
     ) -> None:
-        """Prepare; `names` are those of the request's tools. For the rest see the base."""
+        """Prepare; `names` are the request's tools. For the rest see the base."""
         super().__init__(new_call_id, is_parallel=is_parallel, is_forced=is_forced)
         self._names: Collection[str] | None = names  # None behind a mark
         self._call = PythonCall(names)
 
     def begin(self, text: str, at: int) -> int:
-        """Take the first characters of the answer: they may be a call without a mark."""
+        """Take the first characters of the answer: they may begin a call without a mark."""
         return self._expect_call(text, at)
 
     def after_opening(self, text: str, at: int) -> int:
@@ -48,7 +48,7 @@ class LlamaParser(CallScanner):
         return self._expect_call(text, at)
 
     def after_object(self, text: str, at: int) -> int:
-        """Take what ends a call or parts it from the next."""
+        """Take the end of a call, or the separator of two calls."""
         at = behind_space(text, at)
         mark = _BETWEEN.at(text, at)
         if mark is None:

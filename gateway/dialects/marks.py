@@ -23,7 +23,7 @@ class ReasoningMarks(NamedTuple):
 def begun_mark(text: str, mark: str, start: int = 0) -> int:
     """Return how many characters at the end of `text[start:]` may be the beginning of `mark`.
 
-    Never all of `mark`: a whole one is to be found first.
+    A whole mark is found before, so the number is below the mark's length.
     """
     for length in range(min(len(text) - start, len(mark) - 1), 0, -1):
         if text.endswith(mark[:length]):
@@ -37,7 +37,7 @@ def behind_space(text: str, start: int) -> int:
 
 
 def matched(pattern: re.Pattern[str], text: str, start: int) -> str:
-    """Return what `pattern`, which also matches nothing, matches at `start`."""
+    """Return the match of `pattern` at `start`; the pattern also matches the empty text."""
     found = pattern.match(text, start)
     assert found is not None, "it matches nothing, too"
     return found.group()
@@ -54,9 +54,9 @@ class Marks:
         self._pattern = re.compile("|".join(map(re.escape, texts)))
 
     def first(self, text: str, start: int) -> tuple[int, str]:
-        """Return where the first mark from `start` on stands, and which it is.
+        """Return the index of the first mark from `start` on, and the mark.
 
-        Without one: where the text ends, less what may be the beginning of a mark; no mark.
+        Without a mark: the end of the text, less a possible beginning of a mark; no mark.
         """
         found = self._pattern.search(text, start)
         if found is not None:
@@ -65,7 +65,7 @@ class Marks:
         return len(text) - begun, ""
 
     def at(self, text: str, start: int) -> str | None:
-        """Return the mark that stands at `start`; empty: none; None: more text has to tell."""
+        """Return the mark at `start`; empty: there is none; None: more text has to decide."""
         found = self._pattern.match(text, start)
         if found is not None:
             return found.group()

@@ -94,7 +94,7 @@ class MistralParser(CallScanner):
         return at + len(mark)
 
     def _in_id(self, text: str, at: int) -> int:
-        """Skip the call's identifier: ours is another."""
+        """Skip the call's identifier: the gateway makes its own."""
         identifier = matched(_IDENTIFIER, text, at)
         self.suspect(identifier)
         self._seen += len(identifier)

@@ -1,6 +1,6 @@
 """A call in Python's syntax, `f(a=1, b="x")`, to JSON. Pure.
 
-Nothing is evaluated: the text is cut out by its quotes and brackets, parsed by `ast`, and only
+No code is evaluated: the text is cut out by its quotes and brackets, parsed by `ast`, and only
 literals are taken from the tree.
 """
 
@@ -33,13 +33,13 @@ class NotACallError(ValueError):
 
 
 class PythonCall:
-    """One call, followed until its closing parenthesis.
+    """A call, followed until its closing parenthesis.
 
     Attributes:
-        name: As far as it has come.
-        arguments: As JSON, once it is complete.
-        is_complete: The call has ended, and is one.
-        is_broken: It is no call, or beyond the limits.
+        name: Name of the function, as far as it has come.
+        arguments: Arguments as JSON, once the call is complete.
+        is_complete: Whether the text has ended and is a call.
+        is_broken: Whether the text is no call, or beyond the limits.
     """
 
     __slots__ = (
@@ -57,7 +57,7 @@ class PythonCall:
     )
 
     def __init__(self, names: Collection[str] | None) -> None:
-        """Wait for the name; only these names make a call, or any when None."""
+        """Wait for the name; only these names make a call, or any name when None."""
         self._names = names
         self._text: list[str] = []  # behind the name
         self._size = self._parts = 0
@@ -68,7 +68,7 @@ class PythonCall:
         self.is_complete = self.is_broken = False
 
     def take(self, text: str, start: int) -> int:
-        """Take what belongs to the call from `start` on; return the index behind it."""
+        """Take the call's characters from `start` on; return the index behind them."""
         at = start
         while at < len(text) and not (self.is_complete or self.is_broken):
             begin = at

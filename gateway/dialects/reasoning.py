@@ -47,17 +47,17 @@ class ReasoningParser:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing may follow."""
+        """Whether no text may follow."""
         return self._after is not None and self._after.is_complete
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the opening mark has come, or stood in the prompt, and the closing one not."""
+        """Whether the opening mark was read or stood in the prompt, and the closing one was not."""
         return self._step in (self._before_text, self._in_text)
 
     @property
     def is_plain(self) -> bool:
-        """Whether all that follows is content as it comes."""
+        """Whether all further text is content."""
         return self._step == self._behind and (self._after is None or self._after.is_plain)
 
     def push(self, text: str) -> AnswerDelta:
@@ -66,7 +66,7 @@ class ReasoningParser:
         return self._step(text)
 
     def flush(self) -> AnswerDelta:
-        """Return what was held back: the text has ended."""
+        """Return the text that was held back: the answer has ended."""
         rest, self._rest = self._rest, ""
         if self._step == self._in_text:
             return AnswerDelta("", rest)

@@ -19,12 +19,12 @@ A step that cannot go on leaves the rest, which it gets again together with the 
 
 
 class CallScanner(ABC):
-    """A parser that is at any time in one step. Subclasses add the steps of their family.
+    """A parser as a state machine, with one method per state. Subclasses add their family's states.
 
     Attributes:
         openings: Marks behind which a call is expected.
         calls: Collects the calls.
-        step: Comes next.
+        step: Method of the present state.
     """
 
     openings: Marks
@@ -50,7 +50,8 @@ class CallScanner(ABC):
         Args:
             new_call_id: Names each call.
             is_parallel: Whether there may be several; else one whole call ends the answer.
-            is_forced: The engine lets nothing but calls pass: one that is cut is no text.
+            is_forced: Whether the engine allows calls alone: a call that is cut is not shown as
+                text.
         """
         self.calls = CallWriter(new_call_id)
         self._is_forced = is_forced
@@ -70,12 +71,12 @@ class CallScanner(ABC):
 
     @property
     def is_reasoning(self) -> bool:
-        """Never: another parser takes it out before."""
+        """Always false: another parser takes reasoning out before."""
         return False
 
     @property
     def is_plain(self) -> bool:
-        """Never: a call may follow."""
+        """Always false: a call may follow."""
         return False
 
     def push(self, text: str) -> AnswerDelta:
@@ -94,7 +95,7 @@ class CallScanner(ABC):
         return self._delta()
 
     def flush(self) -> AnswerDelta:
-        """Return what was held back: the text has ended."""
+        """Return the text that was held back: the answer has ended."""
         if not self.is_complete and not self._is_forced:
             self._release()
             # Behind a call it is the beginning of its closing mark.
@@ -132,7 +133,7 @@ class CallScanner(ABC):
         return at
 
     def in_object(self, text: str, at: int) -> int:
-        """Take what belongs to a call that is one JSON object."""
+        """Take the characters of a call that is one JSON object."""
         at = self._object.take(text, at)
         if self._object.is_begun:
             self.confirm()
@@ -165,7 +166,7 @@ class CallScanner(ABC):
         self.step = self.in_object
 
     def end_call(self) -> None:
-        """A call is whole."""
+        """Note the end of a whole call."""
         self.is_complete = not self._is_parallel
         self.step = self.after_object
 
@@ -180,11 +181,11 @@ class CallScanner(ABC):
             self._suspects.append(text)
 
     def confirm(self) -> None:
-        """Take the kept text for a call's."""
+        """Drop the kept text: it began a call."""
         self._suspects.clear()
 
     def give_up(self) -> None:
-        """Take the kept text for no call, or the call for broken: the next text is plain."""
+        """Show the kept text: it began no call, or a broken one."""
         self._release()
         self.step = self.plain
 

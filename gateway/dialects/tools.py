@@ -1,4 +1,4 @@
-"""A tool as a dialect needs to know it. Pure."""
+"""A tool, in the form that dialects use. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ class ToolSpec:
     """A function that the model may call.
 
     Attributes:
-        name: As the caller gave it.
-        parameters: JSON schema of its arguments; None: it takes any object.
+        name: Name of the function.
+        parameters: JSON schema of the arguments; None: any object.
         is_strict: Whether the caller wants calls of it held to the schema even where the model
             chooses freely.
     """

@@ -1,7 +1,7 @@
-"""Moves the answers of one request on for their only reader.
+"""Advances the answers of one request for their only reader.
 
-Routers' messages are handed out synchronously, a token costs no task and no await. Only a begin and
-an end wake the reader, which moves all answers of its request on by itself.
+Messages of routers are handed out synchronously: a token costs no task and no await. Only a begin
+and an end wake the reader, which advances all answers of its request.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from gateway.dispatch.routers import RouterLinks
 
 
 class Answers:
-    """The answers to one request, on their way while the `with` block runs.
+    """The answers to one request, under way while the `with` block runs.
 
-    One coroutine at a time waits: for `begun`, and then for each answer that ends, by iterating.
-    The first refusal ends all of them, and the iteration.
+    One coroutine at a time waits: for `begun`, and then, by iterating, for each answer that ends.
+    The first refusal ends all answers, and the iteration.
 
     Attributes:
-        refusal: Why there is no more; None: all is well.
+        refusal: Reason of the end; None: no answer was refused.
     """
 
     __slots__ = (
@@ -56,7 +56,7 @@ class Answers:
 
     @property
     def open(self) -> int:
-        """How many have not ended."""
+        """Number of answers that have not ended."""
         return len(self._pursuits) + len(self._due) + sum(len(it.siblings) for it in self._pursuits)
 
     def __enter__(self) -> Self:
@@ -74,12 +74,12 @@ class Answers:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Take back what has not ended."""
+        """Cancel the answers that have not ended."""
         self._close()
         self._on_close(self)
 
     async def begun(self) -> GenerationEnd | None:
-        """Wait for the first tokens of any answer, an end, or the wish for a sign of life.
+        """Wait for the first tokens of any answer, an end, or the time for a keep-alive.
 
         Returns:
             The refusal of a request of which nothing was generated; None: the client may be told.
@@ -92,7 +92,7 @@ class Answers:
         return self
 
     async def __anext__(self) -> Generation:
-        """Wait for the next answer that ends as it should; the end comes with the refusal, too."""
+        """Wait for the next answer that ends well; a refusal ends the iteration."""
         while not self._ended:
             if not self._pursuits and not self._due:
                 raise StopAsyncIteration
@@ -100,20 +100,20 @@ class Answers:
         return self._ended.popleft()
 
     async def finished(self) -> GenerationEnd | None:
-        """Wait for the end of all; return the refusal."""
+        """Wait for the end of all answers; return the refusal."""
         self._awaits_end = True
         while self._pursuits or self._due:
             await self._more()
         return self.refusal
 
     def stop(self) -> None:
-        """End everything that runs: the process is about to exit."""
+        """End all running answers: the process is about to exit."""
         for pursuit in self._pursuits:
             pursuit.generation.end(STOPPING)
             pursuit.hear()
 
     async def _more(self) -> None:
-        """Wait until something has happened, and do what follows from it."""
+        """Wait for an event of a generation or of the dispatcher, and advance the answers."""
         for generation in self._due:
             self._pursue(generation, [])
         self._due.clear()
@@ -129,7 +129,7 @@ class Answers:
         pursuit.begin(asyncio.get_running_loop().time())
 
     def _hear(self, pursuit: Pursuit) -> None:
-        """A generation has its first tokens, an end, or a nudge; tokens may interest nobody."""
+        """Note first tokens, an end, or a nudge of a generation; wake the reader if necessary."""
         if not self._awaits_end or pursuit.siblings or pursuit.generation.ending is not None:
             self._wake(pursuit)
 

@@ -17,13 +17,13 @@ _U32_MAX = 0xFFFFFFFF
 
 
 class AttemptPlacement(NamedTuple):
-    """The place of a running answer, by its router; the message would take half a kilobyte.
+    """The place of a running answer, copied from its router's message, which takes 0.5 KB.
 
     Attributes:
         replica_id: Id of the replica.
-        queue_us: From the submission until the dispatch.
-        engine_queue_us: Time in the engine's queue.
-        load_us: Time to load the adapter.
+        queue_us: Microseconds from the submission to the dispatch.
+        engine_queue_us: Microseconds in the engine's queue.
+        load_us: Microseconds of loading the adapter.
         cached_tokens: Cached tokens of the prompt.
         decision: The router's explanation; None: it gave none.
     """
@@ -37,7 +37,7 @@ class AttemptPlacement(NamedTuple):
 
 
 def placement_of(placed: "wire.Placed") -> AttemptPlacement:
-    """Return what a message says."""
+    """Return the placement in a message."""
     return AttemptPlacement(
         intern(placed.replica_id),  # the same for many
         placed.queue_us,
@@ -49,28 +49,28 @@ def placement_of(placed: "wire.Placed") -> AttemptPlacement:
 
 
 def detached(decision: "wire.Explanation") -> "wire.Explanation":
-    """Return a copy; a part of a message keeps all of it, the tokens of all other answers too."""
+    """Return a copy; a part of a message would keep the whole message in memory."""
     copy = type(decision)()
     copy.CopyFrom(decision)
     return copy
 
 
 class Attempt:
-    """One submission of an answer to a router.
+    """A submission of an answer to a router.
 
     Attributes:
-        number: From 0 on, over all attempts of the answer.
+        number: Number of the attempt, from 0 on, over all attempts of the answer.
         submitted_at_s: Monotonic time of the submission, as all times here.
-        first_at_s: Time of its first token; 0: none has come.
-        ended_at_s: Time of its end; 0 while it goes on.
-        emitted_before: Tokens of the attempts before it.
-        output_tokens: Tokens that it brought.
-        placed: Its place, if it ran anywhere.
-        decision: The router's explanation of the placement, which came at the end.
-        outcome: Its outcome, as events name it; `cancelled` until it has ended.
+        first_at_s: Time of the first token; 0: none has come.
+        ended_at_s: Time of the end; 0 while the attempt goes on.
+        emitted_before: Tokens of earlier attempts.
+        output_tokens: Tokens of this attempt.
+        placed: Place of the answer; None: it never ran.
+        decision: Router's explanation of the placement, from the message at the end.
+        outcome: Outcome, as events name it; `cancelled` until the attempt has ended.
         reason: Reason, in words, of an outcome other than success.
-        before_us: From the submission until the attempt before it ended, where its router went on
-            without being asked.
+        before_us: Microseconds from the submission to the end of the previous attempt, where the
+            router queued the request again by itself.
     """
 
     __slots__ = (
@@ -114,14 +114,14 @@ class Attempt:
 
     @property
     def known_then(self) -> "wire.Explanation | None":
-        """The router's explanation of the placement, if it has given one."""
+        """The router's explanation of the placement, if there is one."""
         if self.decision is None and self.placed is not None:
             return self.placed.decision
         return self.decision
 
 
 def begun(attempts: list[Attempt], attempt: Attempt) -> None:
-    """Add an attempt; where there are too many, the first ones and the latest stay."""
+    """Add an attempt; of too many, the first ones and the latest are kept."""
     if len(attempts) >= KEPT_MAX:
         del attempts[KEPT_MAX // 2]
     attempts.append(attempt)
@@ -130,7 +130,7 @@ def begun(attempts: list[Attempt], attempt: Attempt) -> None:
 def told(
     answers: Sequence[Sequence[Attempt]], received_at_s: float, ended_at_s: float
 ) -> list[telemetry.Attempt]:
-    """Return an event's rows about a request's attempts; none where other fields say it all.
+    """Return an event's rows about the attempts of a request; none where other fields suffice.
 
     Args:
         answers: The attempts of each answer, in order.
@@ -186,7 +186,7 @@ def _message(
 
 
 def _trimmed(decision: "wire.Explanation") -> "wire.Explanation":
-    """Return a decision with the best candidates and the chosen one, in their order."""
+    """Return a decision with only the best candidates and the chosen one, in their order."""
     if len(decision.candidates) <= _CANDIDATES_MAX:
         return decision
     kept: Iterable[wire.Candidate] = [

@@ -1,10 +1,10 @@
-"""Which cell of a pool gets a request; pure.
+"""Chooses the cell of a pool for a request; pure.
 
-Three wishes, in this order. A session stays in its cell, where its conversation is cached, unless
-that cell is so busy that computing the prompt anew elsewhere is sooner. Requests that share a long
-beginning go to the same cell as long as it is not much fuller than the others. The rest go to the
-cell that owes the least work per replica. Both kinds of keys are placed by rendezvous hashing: when
-a cell comes or goes, only the keys that it gets or had move.
+Three rules, in this order. A session stays in its cell, where its conversation is cached, unless
+that cell is so busy that another one would compute the prompt anew sooner. Requests that share a
+long beginning go to the same cell as long as it is not much fuller than the others. The rest go to
+the cell that owes the least work per replica. Both kinds of keys are placed by rendezvous hashing:
+when a cell comes or goes, only its own keys move.
 """
 
 import hashlib
@@ -37,16 +37,16 @@ class CellView:
     """The gateway's view of a cell.
 
     Attributes:
-        cell_id: Its name.
+        cell_id: Id of the cell.
         replicas_ready: Replicas that can take requests now.
-        tokens_owed: Prompt and output tokens that it has accepted and not computed: the last
+        tokens_owed: Prompt and output tokens that the cell has accepted and not computed: the last
             reported number, plus the tokens sent there since.
         wait_ms: Time until the first token of a new request, as predicted by its router.
-        is_draining: Whether it is about to be removed; it serves until then.
-        is_refusing: Whether its router is shutting down.
-        queued: Requests that wait in its router.
-        running: Requests that its replicas have.
-        seed: Hash of its name.
+        is_draining: Whether the cell is about to be removed; it serves until then.
+        is_refusing: Whether the cell's router is shutting down.
+        queued: Requests that wait in the router.
+        running: Requests at the replicas.
+        seed: Hash of the cell's id.
     """
 
     cell_id: str
@@ -67,10 +67,10 @@ class Wish(NamedTuple):
     """The traits of a request that decide its cell.
 
     Attributes:
-        session: Hash that its session shares; 0 without one.
-        prefix: From `prefix_key`; 0 without one.
+        session: Hash of the session; 0 without one.
+        prefix: Hash from `prefix_key`; 0 without one.
         prompt_tokens: Tokens of the prompt.
-        salt: Any number of its own; decides between equals.
+        salt: Number of the request; decides between equal cells.
     """
 
     session: int
@@ -80,7 +80,7 @@ class Wish(NamedTuple):
 
 
 def prefix_key(block_hashes: bytes) -> int:
-    """Return what prompts with the same long beginning share; 0 for shorter ones."""
+    """Return the key that prompts with the same long beginning share; 0 for short prompts."""
     end = AFFINITY_BLOCKS * HASH_BYTES
     if len(block_hashes) < end:
         return 0
@@ -113,14 +113,14 @@ def choose(cells: Sequence[CellView], wish: Wish) -> CellView:
 def load_bound(cells: Sequence[CellView]) -> float:
     """Return how many tokens per replica a cell may owe to be chosen by affinity.
 
-    At least one cell owes that or less: the mean lies above the smallest.
+    At least one cell is below the bound: the mean lies above the smallest.
     """
     replicas = sum([cell.replicas_ready or 1 for cell in cells])
     return max(IDLE_TOKENS, LOAD_FACTOR * sum([cell.tokens_owed for cell in cells]) / replicas)
 
 
 def _fittest(cells: Sequence[CellView]) -> Sequence[CellView]:
-    """Return the cells against which the least speaks; nearly always nothing does."""
+    """Return the cells of the best grade; nearly always these are all cells."""
     fit = [c for c in cells if c.replicas_ready and not (c.is_draining or c.is_refusing)]
     if fit:
         return fit
@@ -129,7 +129,7 @@ def _fittest(cells: Sequence[CellView]) -> Sequence[CellView]:
 
 
 def _unfitness(cell: CellView) -> int:
-    """Grade what speaks against a cell: it goes soon, it has nobody, it refuses everything."""
+    """Grade the objections to a cell: it drains, it has no replica, it refuses all requests."""
     if cell.is_refusing:
         return 3
     if not cell.replicas_ready:

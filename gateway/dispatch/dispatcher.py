@@ -1,4 +1,4 @@
-"""Asks routers for the answers of this worker's requests, and knows which of them are open."""
+"""Submits this worker's requests to routers, and counts the open ones."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _DRAINING = GenerationEnd(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT, ST
 
 
 class GatewayDispatcher:
-    """Begins, drains and stops; between begin and end `Answers` does without it."""
+    """Begins, drains and stops requests; in between `Answers` runs by itself."""
 
     def __init__(self, links: RouterLinks) -> None:
         """Prepare."""
@@ -27,12 +27,12 @@ class GatewayDispatcher:
 
     @property
     def open(self) -> int:
-        """How many generations run, or wait until another one has begun."""
+        """Number of generations that run, or wait for another one of their prompt to begin."""
         return sum(answers.open for answers in self._open)
 
     @property
     def retries_refused(self) -> int:
-        """How many retries were refused because too much was tried again already."""
+        """Retries that the retry budget has refused."""
         return self._retries.refused
 
     def serves(self, pool_id: str) -> bool:
@@ -40,7 +40,7 @@ class GatewayDispatcher:
         return self._links.serves(pool_id)
 
     async def drain(self, timeout_s: float) -> int:
-        """Take nothing new, wait for what runs; return how many are left when time is up."""
+        """Take no new request, wait for the open ones; return how many are left at the deadline."""
         self.is_draining = True
         if self._open:
             self._idle.clear()
@@ -50,17 +50,17 @@ class GatewayDispatcher:
         return self.open
 
     def stop_all(self) -> None:
-        """End everything that still runs, and whatever comes: the process is about to exit."""
+        """End all running and later requests: the process is about to exit."""
         self._links.stop()
         for answers in tuple(self._open):
             answers.stop()
 
     def ask(self, generations: Sequence[Generation], answers_per_prompt: int) -> Answers:
-        """Return the answers to one request; they are asked for when its `with` block begins.
+        """Return the answers to one request; they are submitted when its `with` block begins.
 
         Args:
-            generations: They are told everything; those of one prompt stand together.
-            answers_per_prompt: How many those are.
+            generations: Generations that receive the answers; those of one prompt stand together.
+            answers_per_prompt: Number of answers to each prompt.
         """
         answers = Answers(generations, answers_per_prompt, self._links, self._retries, self._close)
         if self.is_draining:

@@ -1,4 +1,4 @@
-"""How attempts to get an answer end. Pure."""
+"""The endings of attempts to get an answer. Pure."""
 
 from enum import Enum, auto
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 
 class EndKind(Enum):
-    """How an attempt ended."""
+    """The kind of an ending."""
 
     STOP = auto()
     LENGTH = auto()
@@ -18,7 +18,7 @@ class EndKind(Enum):
 
 
 class GenerationEnd(NamedTuple):
-    """The end of an attempt; all but `kind` when it is not a success.
+    """The end of an attempt; the fields besides `kind` hold for endings other than success.
 
     Attributes:
         param: The field of the engine's request at fault; empty: none is known.
@@ -32,7 +32,7 @@ class GenerationEnd(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """Name it as events do."""
+        """The outcome, as events name it."""
         if self.kind is EndKind.STOP:
             return "stop"
         return "length" if self.kind is EndKind.LENGTH else self.code
@@ -53,7 +53,7 @@ _CODES = {code.value: code for code in ErrorCode}
 
 
 def ending_of(outcome: wire.Outcome) -> GenerationEnd:
-    """Return what a router's outcome means here."""
+    """Return the ending that a router's outcome stands for."""
     kind = _KINDS.get(outcome.kind, EndKind.REFUSED)
     code = _CODES.get(outcome.code)
     if code is None:  # a success, or a newer router

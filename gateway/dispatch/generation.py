@@ -1,7 +1,7 @@
-"""One accepted request as it is being answered: what was asked, what has come, how it ended.
+"""One accepted request while it is answered: its fields, its tokens so far, its ending.
 
 A router link calls `push`, `place` and `end` synchronously while it reads a message. The listener
-hears of the first tokens and of the end alone. Nothing here does I/O.
+is called only for first tokens, the end and nudges. This module does no I/O.
 """
 
 import zlib
@@ -34,27 +34,28 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 
 class GenerationSpec(NamedTuple):
-    """One requested answer: its fields for the router, and the way from its ids to text.
+    """A requested answer: its fields for the router, and the pipe from its ids to text.
 
-    Sampling values are as the engine takes them.
+    Sampling values have the engine's form.
 
     Attributes:
-        new_pipe: Makes the pipe from its tokens to text.
-        new_logprobs: Makes the writer of their log probabilities; None: the request wants none.
-        new_guard: Makes the guard of the answer by the tenant's rules; None: there are none.
+        new_pipe: Makes the pipe from tokens to text.
+        new_logprobs: Makes the writer of log probabilities; None: the request wants none.
+        new_guard: Makes the guard of the answer by the tenant's rules; None: the tenant has none.
         block_hashes: Hashes of the prompt's full blocks, concatenated; see `sluice.hashing`.
         packed_prompt: Packed form of a long prompt; shared by its answers.
         tier_reserved_permille: The tier's share of a cell while it has work.
-        is_preemptible: Batch work.
+        is_preemptible: Whether the answer may be preempted, as batch work may.
         choice: Index of the answer among those of its request.
-        scored_tokens: So many trailing tokens of the prompt are scored.
-        pinned_blocks: So many leading blocks of the prompt are to stay cached.
-        is_begun: Whether the client has got a part of the answer already.
-        absence_ms: Longest wait for a pool without replicas; 0: until its deadline.
+        scored_tokens: Number of trailing tokens of the prompt to score.
+        pinned_blocks: Number of leading blocks of the prompt to keep cached.
+        is_begun: Whether the client has received a part of the answer already.
+        absence_ms: Longest wait in milliseconds for a pool without replicas; 0: until the deadline.
         traceparent: W3C trace context of the request; empty: none is passed on.
         tracestate: W3C trace state that belongs to `traceparent`.
         prompt_logprobs: Alternatives wanted per token of the prompt; None: none are wanted.
-        is_echo_alone: Whether the prompt is all that is wanted: the token that comes is not shown.
+        is_echo_alone: Whether only the echoed prompt is wanted: the one computed token is not
+            shown.
         prediction: Expected token ids of the answer; empty: no expectation.
         dropped_turns: Oldest turns of the chat that had no room in the prompt.
     """
@@ -95,36 +96,36 @@ class GenerationSpec(NamedTuple):
 
     @property
     def wish(self) -> Wish:
-        """The traits that decide the cell."""
+        """The traits of the request that decide its cell."""
         prefix = prefix_key(self.block_hashes)
         salt = zlib.crc32(self.request_id.encode())
         return Wish(self.session_hash, prefix, len(self.prompt), salt)
 
 
 class Generation(ABC):
-    """One answer; `WholeGeneration` collects it, `StreamedGeneration` sends it on at once.
+    """A running answer; `WholeGeneration` collects it, `StreamedGeneration` sends it on at once.
 
     Attributes:
-        emitted: All token ids so far, over all attempts; in an array, because a list of integers
-            takes nine times the memory, and answers are many.
+        emitted: All token ids so far, over all attempts, in an array: a list would take nine times
+            the memory.
         first_at_s: Monotonic time of the first token; 0 before.
         last_at_s: Monotonic time of the last token.
         itl_max_s: Longest gap between two pushes.
         placed: The last placement, if any.
         cached_tokens: Prompt tokens that the first placement found in the cache.
-        drafts: Tokens tried ahead of the model, of all attempts whose end was told; None: none.
+        drafts: Speculated tokens of all ended attempts; None: no speculation.
         prompt_logprobs: Log probabilities of the prompt, so far; None: not wanted.
-        prefill_us: Prefill time, as the engine says.
-        resumes: Attempts that continued an answer already begun.
+        prefill_us: Prefill time in microseconds, as the engine reports it.
+        resumes: Number of attempts that continued an answer already begun.
         ending: The end of the current attempt.
         is_fresh: Whether the current attempt has brought no token yet.
-        closing: The part of its event that the router tells if this process is killed; empty: none.
-        attempts: Its attempts, as far as a dispatcher has submitted it.
+        closing: Part of the event that the router reports if this process is killed; empty: none.
+        attempts: Attempts of the answer so far.
         attempt_from: Emitted tokens when the current attempt was submitted.
-        was_nudged: Whether the client has waited for long, and was to be given a sign of life.
-        guard: Holds it to the tenant's rules; None: there are none.
+        was_nudged: Whether the client has waited for so long that a keep-alive was due.
+        guard: Enforces the tenant's rules on the answer; None: the tenant has none.
         listener: Called at the first token of an attempt, at its end, and at a nudge.
-        score: Score of the scored tokens, where the engine tells it.
+        score: Score of the scored tokens, where the engine reports it.
     """
 
     __slots__ = (
@@ -185,7 +186,7 @@ class Generation(ABC):
         self.listener: Callable[[], None] | None = None
 
     def push_one(self, token: int, now_s: float) -> None:
-        """Take the one token of an engine step, as nearly always; see `push`."""
+        """Take the one token of an engine step, the usual case; see `push`."""
         self.push((token,), now_s)
 
     @abstractmethod
@@ -193,15 +194,15 @@ class Generation(ABC):
         """Take the tokens of one engine step. IndexError: an id that the model does not have."""
 
     def learn_logprobs(self, logprob: float, top: Sequence[tuple[int, float]]) -> None:
-        """Take what belongs to the next token that comes without any."""
+        """Take log probabilities that belong to the next token and came without it."""
         if self._line is not None:
             self._line.learn(logprob, top)
 
     def taken(self, tokens: Sequence[int]) -> tuple[AnswerDelta, list[TokenLogprob]]:
         """Run the tokens emitted last through the pipe.
 
-        Tokens behind the end of the answer in the same message are no part of it, and are not
-        counted: their number is chance.
+        Tokens behind the end of the answer in the same message are dropped and not counted: their
+        number is chance.
 
         Returns:
             The delta to show, and its log probabilities.
@@ -226,14 +227,14 @@ class Generation(ABC):
 
     @property
     def is_filtered(self) -> bool:
-        """Whether a rule has ended it; to be asked once it has ended."""
+        """Whether a rule has ended the answer; valid once the answer has ended."""
         if self.guard is None:
             return False
         self.held_back()  # the end of the text may be what a rule waits for
         return bool(self.guard.blocked_by)
 
     def held_back(self) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """Return what an answer that has ended still had to show."""
+        """Return the rest of an ended answer that was held back."""
         guard = self.guard
         if guard is None:
             return self._piped_rest()
@@ -242,7 +243,7 @@ class Generation(ABC):
         return self._rest
 
     def _take_released(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
-        """Take what verdicts let go, or that one of them ends the answer."""
+        """Take text that verdicts release, or the end that one of them decides."""
         if self._rest is not None:  # all that is left leaves with the end
             self._rest = joined(self._rest[0], delta), self._rest[1] + entries
         elif delta is not NOTHING or entries:
@@ -263,7 +264,7 @@ class Generation(ABC):
         return delta, line.shown(pipe.shown) if was_stopped or pipe.is_stopped else line.rest()
 
     def note_time(self, now_s: float) -> float:
-        """Record when tokens came; return the gap to those before, 0 for the first."""
+        """Record the time of tokens; return the gap since the last ones, 0 for the first."""
         if self.is_fresh:
             self.is_fresh = False
             if self.attempts:
@@ -280,7 +281,7 @@ class Generation(ABC):
         return gap_s
 
     def place(self, placed: wire.Placed) -> None:
-        """Learn where the current attempt runs."""
+        """Note the place of the current attempt."""
         if self.placed is None:
             self.cached_tokens = placed.cached_tokens
         self.placed = placement_of(placed)
@@ -292,16 +293,16 @@ class Generation(ABC):
         self.attempts[-1].placed = self.placed
 
     def _learn_interruptions(self, before: Iterable[wire.Interruption]) -> None:
-        """Note dispatches that ended while the current submission goes on."""
+        """Note dispatches that ended although the submission goes on."""
         for it in before:
             begun(self.attempts, self.attempts[-1].interrupted(it, len(self.emitted)))
 
     @abstractmethod
     def expect_end(self) -> None:
-        """The answer ends well with the tokens that come now: what is sent may wait for the end."""
+        """Note that the answer ends with the next tokens: output may wait for the end."""
 
     def learn_outcome(self, outcome: wire.Outcome) -> None:
-        """Take what the router says at the end of the current attempt."""
+        """Take the router's report at the end of the current attempt."""
         self.prefill_us = outcome.prefill_us
         if outcome.HasField("drafts"):
             self.drafts = summed(self.drafts, outcome.drafts)
@@ -320,22 +321,22 @@ class Generation(ABC):
             self._tell()
 
     def nudge(self) -> None:
-        """Tell the listener that the client has waited for long without a token."""
+        """Tell the listener that a keep-alive is due: no token has come for long."""
         self.was_nudged = True
         self._tell()
 
     @property
     def has_begun(self) -> bool:
-        """Whether the client has been given something of the request, be it a sign of life."""
+        """Whether the client has received a part of the request's answer, or a keep-alive."""
         return bool(self.emitted) or self.was_nudged or self.spec.is_begun
 
     @property
     def output_tokens_left(self) -> int:
-        """How many tokens are still to come at most."""
+        """Number of tokens that may still come."""
         return self.spec.output_tokens_max - len(self.emitted)
 
     def begin_attempt(self) -> GenerationEnd | None:
-        """Start (again); return the ending right away when what was emitted was already the end."""
+        """Begin an attempt; return the ending at once when the answer is complete already."""
         self.ending = None
         self.is_fresh = True
         if self._line is not None:
@@ -347,13 +348,13 @@ class Generation(ABC):
         return self.ending
 
     def begin_submission(self, cell_id: str, router_id: str, now_s: float) -> None:
-        """Note where the attempt goes; before `submit_message`."""
+        """Note the cell of the attempt; call before `submit_message`."""
         number = self.attempts[-1].number + 1 if self.attempts else 0
         self.prefill_us = 0
         begun(self.attempts, Attempt(number, cell_id, router_id, now_s, len(self.emitted)))
 
     def end_submission(self, now_s: float) -> None:
-        """Note what became of the attempt; without an ending nobody wants it any more."""
+        """Note the end of the attempt; without an ending the request was cancelled."""
         attempt = self.attempts[-1]
         attempt.ended_at_s = now_s
         if (ending := self.ending) is not None:
@@ -369,9 +370,9 @@ class Generation(ABC):
         admission_ms: int = 0,
         make: Callable[..., wire.Submit] = wire.Submit,
     ) -> wire.Submit:
-        """Return the request for a router: everything that is still to be generated.
+        """Return the message to a router for the rest of the answer.
 
-        `make` is given the fields; the `add` of a message that has submits puts it there.
+        `make` gets the fields; with the `add` of a message it puts the submit there.
         """
         spec = self.spec
         self.attempt_from = len(self.emitted)
@@ -438,7 +439,7 @@ class Generation(ABC):
 
 
 def summed(before: engine.Drafts | None, later: engine.Drafts | None) -> engine.Drafts | None:
-    """Return the sum, as a message of its own: a field of another one would keep all of that."""
+    """Return the sum as a message of its own: a field of another message would keep all of it."""
     if later is None:
         return before
     before = before or engine.Drafts()
@@ -454,7 +455,7 @@ class WholeGeneration(Generation):
     """Collects one answer.
 
     Attributes:
-        answer: Text to show so far.
+        answer: Visible text so far.
     """
 
     __slots__ = ("answer",)
@@ -466,7 +467,7 @@ class WholeGeneration(Generation):
 
     @property
     def logprobs(self) -> dict[str, object] | None:
-        """The log probabilities of what is to be shown so far, as clients get them; None: none."""
+        """Log probabilities of the visible text so far, in the clients' form; None: none."""
         form, prompt = self._format_logprobs, self.prompt_logprobs
         if form is None:
             return None
@@ -492,8 +493,8 @@ class WholeGeneration(Generation):
         self.answer.add(delta, entries)
 
     def expect_end(self) -> None:
-        """See `Generation`: nothing is sent."""
+        """See `Generation`: a collected answer sends nothing."""
 
     def finish(self) -> None:
-        """The answer has ended: take what was held back."""
+        """End the answer: take the text that was held back."""
         self.answer.add(*self.held_back())

@@ -1,6 +1,6 @@
-"""Writes of one stream, at most one in so long: for readers that nobody watches live.
+"""Writes a stream at most once per interval, for readers that do not watch it live.
 
-A write costs more than everything else that is done for a token.
+A write costs more than all other work for a token.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ class IntervalWriter:
     def __init__(
         self, write: Callable[[bytes], None], interval_s: float, is_over: Callable[[], None]
     ) -> None:
-        """Prepare; something was written just now.
+        """Prepare; the interval begins now.
 
         Args:
-            write: Of the transport.
-            interval_s: Between two writes.
-            is_over: Called when the interval is over; `flush` is to be called then.
+            write: Transport's function that writes bytes.
+            interval_s: Seconds between two writes.
+            is_over: Called when the interval is over; the callee has to call `flush`.
         """
         self._write = write
         self._interval_s = interval_s
@@ -41,7 +41,7 @@ class IntervalWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is kept; without any, the next frame is written at once."""
+        """Write the kept frames; without any, the next frame is written at once."""
         self._stop_timer()
         if self._frames:
             kept = b"".join(self._frames)
@@ -51,7 +51,7 @@ class IntervalWriter:
             self._write(kept)
 
     def close(self) -> None:
-        """Write what is kept; nothing is kept any more."""
+        """Write the kept frames, and keep no further ones."""
         self.flush()
         self._stop_timer()
 

@@ -1,8 +1,8 @@
-"""When two steps of a stream share one write: only while this worker cannot keep up.
+"""Joins two steps of a stream in one write, but only while this worker cannot keep up.
 
-A write costs more than everything else that is done for a token. While the event loop lags, every
-stream's next token therefore waits for the one behind it, at most one step long, and both leave in
-one write: the work falls by nearly half, and the lag with it. Otherwise nothing waits.
+A write costs more than all other work for a token. While the event loop lags, every stream's next
+token waits for the one behind it, at most one step long, and both leave in one write. The work
+falls by nearly half, and the lag with it. Without a lag no token waits.
 """
 
 import asyncio
@@ -16,24 +16,24 @@ class Holder(Protocol):
     """A stream that may keep a token for one step."""
 
     def release(self) -> None:
-        """Write what is kept, if anything still is."""
+        """Write the kept tokens, if there are any."""
         ...
 
 
 class Lag(Protocol):
-    """Knows whether the event loop keeps up."""
+    """Measures whether the event loop keeps up."""
 
     @property
     def is_lagging(self) -> bool:
-        """Whether what is due waits for the processor."""
+        """Whether due work waits for the processor."""
         ...
 
 
 class AttemptPace:
-    """The pace of one worker; streams ask it, links tell it where a step ends.
+    """The pace of one worker; streams query it, router links report the ends of steps.
 
     Attributes:
-        is_holding: Whether a token that comes now may wait for the next step.
+        is_holding: Whether a new token may wait for the next step.
     """
 
     __slots__ = ("_held", "_lag", "_timer", "is_holding")
@@ -50,13 +50,13 @@ class AttemptPace:
         self._held.append(holder)
 
     def begin_step(self) -> list[Holder]:
-        """Look at the clock; return who kept a token of the step before, for `end_step`."""
+        """Look at the clock; return the streams that kept a token, for `end_step`."""
         before, self._held = self._held, []
         self.is_holding = self._lag.is_lagging
         return before
 
     def end_step(self, before: list[Holder]) -> None:
-        """Release those that the step brought nothing for."""
+        """Release the streams that got no token in this step."""
         for holder in before:
             holder.release()
         if self._held and self._timer is None:

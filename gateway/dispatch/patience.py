@@ -1,4 +1,4 @@
-"""How long one answer goes on trying, and after which endings: pure, times are given."""
+"""Decides how long one request is tried again, and after which endings: pure, times are given."""
 
 import structlog
 
@@ -26,14 +26,15 @@ NO_TOKEN = GenerationEnd(
 
 
 class Patience:
-    """How long one request goes on trying, and after which endings.
+    """The retries of one request: their deadline, and the endings that allow them.
 
     Attributes:
-        give_up_at_s: Loop time; then the client is told.
-        cell_id: Where the last attempt went; empty before.
-        home: The cell to which a begun answer returns: its router was lost, others hold nothing
-            of it and may be full, and a cell finds another router within a fraction of a second.
-        pause_s: Before the next attempt.
+        give_up_at_s: Loop time at which the client gets the error.
+        cell_id: Cell of the last attempt; empty before the first.
+        home: Cell to which a begun answer returns after the loss of its router: other cells hold
+            none of it and may be full, and a cell finds another router within a fraction of a
+            second.
+        pause_s: Seconds before the next attempt.
     """
 
     __slots__ = (
@@ -57,7 +58,7 @@ class Patience:
 
     @property
     def _is_begun(self) -> bool:
-        """Whether the client has been given a part of the answer, or of one that it belongs to."""
+        """Whether the client has received a part of the request's answer."""
         return bool(self._generation.emitted) or self._generation.spec.is_begun
 
     @property
@@ -67,18 +68,18 @@ class Patience:
 
     @property
     def acquire_by_s(self) -> float:
-        """Until when a router is waited for."""
+        """Loop time until which the request waits for a router."""
         if self._is_resuming:
             return self.give_up_at_s
         return min(self.give_up_at_s, self._connect_by_s)
 
     def begin_attempt(self, now_s: float) -> None:
-        """Note that the request goes to a router."""
+        """Note that the request is submitted to a router."""
         self._attempts += 1
         self._began_at_s = now_s
 
     def refusal(self, ending: GenerationEnd, now_s: float) -> GenerationEnd | None:
-        """Return what the client is told after an attempt that failed; None: it is tried again."""
+        """Return the error for the client after a failed attempt; None: it is tried again."""
         self.home = None
         until_s = self.give_up_at_s
         if ending.kind is EndKind.LOST:
@@ -104,13 +105,13 @@ class Patience:
         return None
 
     def _is_kept(self, ending: GenerationEnd) -> bool:
-        """Return whether it waits on: another model cannot stand in any more (`absence_ms`)."""
+        """Return whether the request waits on, with no stand-in left (`absence_ms`)."""
         generation = self._generation
         is_let_go = ending.code is ErrorCode.NO_CAPACITY and generation.spec.absence_ms
         return bool(is_let_go) and generation.was_nudged
 
     def _is_lost_for_good(self, ending: GenerationEnd, now_s: float) -> bool:
-        """Note a loss; return whether there were too many."""
+        """Count a loss; return whether there were too many."""
         generation = self._generation
         if generation.emitted:
             if generation.resumes >= RESUMES_MAX:
@@ -130,7 +131,7 @@ class Patience:
         return False
 
     def _sent_on_until_s(self, now_s: float) -> float:
-        """Return until when a request without any token waits for the next owner of its cell."""
+        """Return until when a request without any token waits for its cell's next owner."""
         if now_s - self._began_at_s > 2 * _RETRY_PAUSE_S:  # it was taken, and waited
             self._connect_by_s = now_s + _CONNECT_WAIT_S
             self._next_pause_s = _RETRY_PAUSE_S
@@ -138,7 +139,7 @@ class Patience:
 
 
 def refused(ending: GenerationEnd, code: ErrorCode) -> GenerationEnd:
-    """Return the last ending as the client is told of it."""
+    """Return the last ending in the form for the client."""
     # The lost part, and its name, is for events and logs.
     is_told = ending.message and ending.kind is not EndKind.LOST
     text = ending.message if is_told else "The engine was lost."

@@ -1,7 +1,7 @@
-"""One answer, until it ends: with a router, and with another one when that one is lost.
+"""Pursues one answer to its end: at one router, and at another one when that is lost.
 
-The gateway holds prompt and emitted ids. When a replica, a router or the connection is lost, what
-is left is submitted again: the client sees a pause, and not one token twice or missing.
+The gateway holds prompt and emitted ids. When a replica, a router or the connection is lost, the
+rest is submitted again. The client sees a pause, and no token twice or missing.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ STOPPING = GenerationEnd(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT)
 
 
 class Pursuit:
-    """Gets one generation answered; a state machine that `look` moves on, without a task.
+    """Gets one generation answered; a state machine that `look` advances, without a task.
 
-    It is in one of three places: with a router, waiting for one, or in the pause before it tries
-    again. `look` has something to do when the generation has its first tokens or an end, as its
-    listener hears, and when `wake` is called: a router has come, or time is up.
+    It has three states: at a router, waiting for one, or in the pause before a retry. `look` acts
+    when the generation has its first tokens or an end, reported by its listener, and after `wake`:
+    a router has come, or a deadline has passed.
 
     Attributes:
         generation: The answer.
-        siblings: Further answers to its prompt, which wait until it has begun: by then an engine
-            has the prompt in its prefix cache, and computes it only once.
+        siblings: Further answers to the same prompt, which wait until this one has begun: by then
+            an engine has the prompt in its prefix cache, and computes it only once.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Pursuit:
         retries.opened(generation.spec.tenant_id)
 
     def begin(self, now_s: float) -> None:
-        """Submit the generation, or begin to wait for a router; also when it is tried again."""
+        """Submit the generation, or wait for a router; used for retries, too."""
         self._is_paused = False
         if self.generation.begin_attempt() is None:
             self._patience.begin_attempt(now_s)
@@ -75,11 +75,11 @@ class Pursuit:
             self._wake(self)
 
     def hear(self) -> None:
-        """Something has happened to the routers."""
+        """Note a change of the routers."""
         self._wake(self)
 
     def look(self, now_s: float) -> GenerationEnd | None:
-        """Do what is to be done; return STOP, LENGTH or REFUSED when that is the end."""
+        """Take the next step; return STOP, LENGTH or REFUSED when the answer has ended."""
         generation = self.generation
         is_due, self._is_due = self._is_due, False
         if self._is_paused:
@@ -103,13 +103,13 @@ class Pursuit:
         return final
 
     def close(self) -> None:
-        """It has ended, or nobody wants it any more."""
+        """End the pursuit: the answer has ended, or its request was cancelled."""
         self._leave()
         self.generation.listener = None
         self._retries.closed(self.generation.spec.tenant_id)
 
     def _seek(self, now_s: float) -> None:
-        """Submit to a router if one is there, else wait for one."""
+        """Submit to a connected router, or else wait for one."""
         links, patience, spec = self._links, self._patience, self.generation.spec
         if links.is_stopping:
             self.generation.end(STOPPING)
@@ -145,7 +145,7 @@ class Pursuit:
         self._handle = link.submit(generation, cell_id, deadline_ms, admission_ms)
 
     def _run_out(self, now_s: float) -> None:
-        """Time is up for what it waited for."""
+        """End a wait whose deadline has passed."""
         if self._link is not None:
             if self.generation.is_fresh:
                 self.generation.end(NO_TOKEN)
@@ -156,7 +156,7 @@ class Pursuit:
             self.generation.end(_NOBODY)
 
     def _leave(self) -> None:
-        """Take it back from its router, and wait for nothing."""
+        """Cancel the answer at its router, and end any wait."""
         if self._is_waiting:
             self._stop_waiting()
         elif self._timer is not None:

@@ -1,4 +1,4 @@
-"""How much a worker may try again: enough for a lost fleet, not for a storm. Pure."""
+"""Bounds the retries of a worker: enough for a lost fleet, not for a retry storm. Pure."""
 
 # Retries in each period besides, even for a worker with little else to do.
 ALWAYS = 64
@@ -11,11 +11,11 @@ PERIOD_S = 10.0
 class RetryBudget:
     """The retries of this period, counted for each tenant.
 
-    Losing every replica or router costs a retry or two per open request: that fits, whatever others
-    have lost. A tenant draws further retries from a common budget, of which no tenant takes more
-    than it leaves to the others. Requests that are lost again and again (a poisonous prompt,
-    engines that crash at once) use it up and are then refused, so that retries never multiply the
-    load of a fleet in trouble.
+    Losing every replica or router costs a retry or two per open request: each tenant's own part
+    covers that, whatever others have lost. A tenant draws further retries from a common budget, of
+    which no tenant takes more than it leaves to the others. Requests that are lost again and again
+    (a poisonous prompt, engines that crash at once) use it up and are then refused. So retries
+    never multiply the load of a fleet in trouble.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class RetryBudget:
 
     @property
     def tenants(self) -> int:
-        """Of how many something is kept: those with open requests, or retries in this period."""
+        """Number of tenants with open requests, or with retries in this period."""
         return len(self._shares)
 
     def opened(self, tenant_id: str) -> None:
@@ -68,7 +68,7 @@ class RetryBudget:
 
 
 class _Share:
-    """One tenant's: open requests, and its retries out of its own part and out of all's."""
+    """The share of one tenant: open requests, own retries, and retries from the common budget."""
 
     __slots__ = ("open", "own", "shared")
 

@@ -66,10 +66,11 @@ class RouterLink:
     """Connects to one router, and again when the connection ends; `run` belongs into a TaskGroup.
 
     Attributes:
-        router_id: The router's name for itself; empty before the first connection.
+        router_id: Id that the router reports; empty before the first connection.
         is_up: Whether requests can be submitted.
-        cells: The router's last report on each of its cells. A router tells at once which it
-            owns: another one may be about to be its own, but would refuse requests now.
+        cells: Router's last report on each of its cells. A router reports at once which cells it
+            owns: a cell that moves may have a new owner already, which would refuse requests for it
+            until then.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class RouterLink:
 
     @property
     def in_flight(self) -> int:
-        """How many requests are with the router."""
+        """Number of requests at the router."""
         return len(self._generations)
 
     def submit(
@@ -147,7 +148,7 @@ class RouterLink:
         return self._batches[-1]
 
     def cancel(self, handle: int) -> None:
-        """Tell the router that nobody waits for this request any more, unless it has ended."""
+        """Tell the router that a request is cancelled, unless it has ended."""
         generation = self._generations.pop(handle, None)
         if generation is not None:
             self._cancels.append(handle)
@@ -213,9 +214,9 @@ class RouterLink:
                     await call.write(batch)
 
     def take_batch(self) -> wire.ConnectRequest | None:
-        """Return what is sent next, in one message that is not too large; None: nothing waits.
+        """Return the next message to send, of bounded size; None: there is none.
 
-        Cancels come last, so that none stands before its submit.
+        Cancels come last, so that no cancel precedes its submit.
         """
         batch = self._batches.popleft() if self._batches else wire.ConnectRequest()
         self._unsent -= len(batch.submits)
@@ -241,10 +242,10 @@ class RouterLink:
         raise TimeoutError(f"silent for {_NAP_S * _SILENT_NAPS_MAX:g} s")
 
     def deliver(self, message: wire.ConnectResponse, now_s: float) -> None:
-        """Hand out what a message brings. Placements stand before tokens, outcomes after them.
+        """Distribute the contents of a message: placements before tokens, outcomes after them.
 
         Raises:
-            EOFError: The message contradicts itself; nothing of it was handed out.
+            EOFError: The message contradicts itself; nothing of it was distributed.
         """
         generations = self._generations
         tokens, counts = _columns(message)
@@ -335,7 +336,7 @@ class RouterLink:
         self._on_change()
 
     def _go_down(self) -> bool:
-        """End everything that was with the router; return whether the link was up."""
+        """End all requests at the router; return whether the link was up."""
         was_up, self.is_up = self.is_up, False
         self._batches.clear()
         self._unsent = 0

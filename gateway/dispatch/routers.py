@@ -1,4 +1,4 @@
-"""The routers that this worker is connected to, and which of them gets a request."""
+"""The routers that this worker is connected to, and the choice of one for a request."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,11 +18,11 @@ Found = tuple[RouterLink, str]
 
 @dataclass(frozen=True, slots=True)
 class CellHome:
-    """The cell where an answer was begun: its next owner can go on from cached blocks.
+    """The cell where an answer was begun: its next owner can continue from cached blocks.
 
     Attributes:
         cell_id: Id of the cell.
-        until_s: Loop time after which any cell will do.
+        until_s: Loop time until which the answer waits for this cell; then any cell will do.
     """
 
     cell_id: str
@@ -30,7 +30,7 @@ class CellHome:
 
 
 class RouterLinks:
-    """One link per router that owns a cell; `run` belongs into the service's TaskGroup.
+    """The links to all routers that own a cell; `run` belongs into the service's TaskGroup.
 
     Attributes:
         is_stopping: Whether the process is about to exit.
@@ -44,14 +44,14 @@ class RouterLinks:
         emit: Callable[[bytes], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; nothing is opened yet.
+        """Prepare; no link is opened yet.
 
         Args:
-            directory: Knows who owns cells.
-            gateway_id: Tells routers who we are.
-            pace: Told where steps begin and end.
-            emit: Takes what routers tell of requests whose gateway was lost.
-            on_lost: Called when a router is gone, and with it what it knew of ended requests.
+            directory: Owners of cells.
+            gateway_id: Id of this worker for the routers.
+            pace: Pace of this worker; told where steps begin and end.
+            emit: Takes the routers' closings of requests whose gateway was lost.
+            on_lost: Called when a router is gone, and with it its knowledge of ended requests.
         """
         self._emit = emit
         self._on_lost = on_lost
@@ -65,26 +65,26 @@ class RouterLinks:
 
     @property
     def up(self) -> int:
-        """How many links can take requests."""
+        """Number of links that can take requests."""
         return sum(link.is_up for link in self._links.values())
 
     @property
     def in_flight(self) -> int:
-        """How many requests are with routers."""
+        """Number of requests at routers."""
         return sum(link.in_flight for link in self._links.values())
 
     def update(self) -> None:
-        """Look again at who owns cells; call after each change of the directory."""
+        """Read the owners of cells again; call after each change of the directory."""
         self._wanted_changed.set()
         self._announce()
 
     def stop(self) -> None:
-        """Nothing waits for a router from now on: the process is about to exit."""
+        """End all waits for routers: the process is about to exit."""
         self.is_stopping = True
         self._announce()
 
     async def run(self) -> None:
-        """Open links to new owners; close those that own nothing and have nothing of ours left."""
+        """Open links to new owners; close links to routers without cells or open requests."""
         tasks: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
@@ -112,7 +112,7 @@ class RouterLinks:
                     continue
 
     def views(self, pool_id: str) -> list[CellView]:
-        """Return what is known of the cells of a pool whose owners are connected."""
+        """Return the views of a pool's cells whose owners are connected."""
         return [view for view, _ in self._reachable(pool_id)]
 
     def serves(self, pool_id: str) -> bool:
@@ -148,11 +148,11 @@ class RouterLinks:
         return next(((link, cell_id) for view, link in reachable if view.cell_id == cell_id), None)
 
     def watch(self, hear: Callable[[], None]) -> None:
-        """Call `hear` when a router comes or goes, or owns a cell, and when waiting is over."""
+        """Call `hear` when a router comes or goes, or owns a cell, and when waiting ends."""
         self._waiting.add(hear)
 
     def unwatch(self, hear: Callable[[], None]) -> None:
-        """Call it no more; nothing happens when it is not called."""
+        """Stop the calls of `hear`; an unknown `hear` is ignored."""
         self._waiting.discard(hear)
 
     def _announce(self) -> None:

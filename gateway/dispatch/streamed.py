@@ -1,8 +1,8 @@
 """The hot path: from the tokens of an engine step to bytes on a socket, in one synchronous call.
 
-Per token this may spend little more than the one `send()` that every gateway pays. So there is no
-await, no task switch, no JSON encoder and no call into aiohttp: once the response is prepared and
-its first chunk is out, chunks are framed here and written to the transport itself.
+A token may cost little more than the one `send()` that every gateway pays. So there is no await, no
+task switch, no JSON encoder and no call into aiohttp. Once the response's first chunk is out,
+chunks are framed here and written to the transport directly.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _SIZE_LINES = tuple(b"%x\r\n" % size for size in range(4096))  # of HTTP/1.1 chu
 
 
 class _LastStep:
-    """The pace of a stream whose end is here: the last token leaves with it, in one write."""
+    """The pace of a stream at its end: the last token and the end leave in one write."""
 
     is_holding = True
 
@@ -91,16 +91,16 @@ class StreamedGeneration(Generation):
         self._interval: IntervalWriter | None = None
 
     def write_every(self, interval_s: float) -> None:
-        """Write at most once in so long, 0: whenever tokens come; call before `go_live`."""
+        """Write at most once per interval, 0: whenever tokens come; call before `go_live`."""
         self._interval_s = interval_s
 
     def take_head(self) -> None:
-        """Take what stands before the text of a chunk; to be called again when it changes."""
+        """Take the bytes before the text of a chunk; call again when they change."""
         self._head = self.chunks.head
         self._frame_bytes = len(self._head) + len(self.chunks.tail)
 
     def count_usage(self, head: StreamHead) -> None:
-        """Let every chunk tell the usage until then; call before the first token."""
+        """Report the usage so far in every chunk; call before the first token."""
         self.chunks = CountedChunks(self.chunks, head, len(self.spec.prompt), self.emitted.__len__)
         self._is_counted = True
         self._is_plain = False
@@ -114,7 +114,7 @@ class StreamedGeneration(Generation):
         self._push_slowly(tokens)
 
     def push_one(self, token: int, now_s: float) -> None:
-        """Take the one token of an engine step, as nearly always, and send its text."""
+        """Take the one token of an engine step, the usual case, and send its text."""
         if self.ending is not None:
             return
         self.emitted.append(token)
@@ -126,7 +126,7 @@ class StreamedGeneration(Generation):
             self._send(fragment)
 
     def expect_end(self) -> None:
-        """See the base: a write costs as much as all else that is done for a token."""
+        """See the base; saves a write, which costs as much as all other work for a token."""
         self._pace = _LAST_STEP
 
     def _note_gap(self, now_s: float) -> None:
@@ -193,7 +193,7 @@ class StreamedGeneration(Generation):
             self._check_reader()
 
     def release(self) -> None:
-        """Write what was kept for the next step."""
+        """Write the tokens that were kept for the next step."""
         if self._held:
             self.send(b"")
 
@@ -202,7 +202,7 @@ class StreamedGeneration(Generation):
         return held
 
     def keep_alive(self) -> None:
-        """Show client and proxies that the stream lives, also between two attempts."""
+        """Send a comment that shows client and proxies a living stream, between attempts, too."""
         if self._early is None:
             self.send(KEEP_ALIVE)
 
@@ -213,7 +213,7 @@ class StreamedGeneration(Generation):
             self._end_closed()
 
     def _end_closed(self) -> None:
-        """End it: uvloop's connection is closed, and the handler's cancellation is on its way."""
+        """End the generation of a closed connection, before the handler's cancellation comes."""
         self.end(GenerationEnd(EndKind.REFUSED, ErrorCode.CLIENT_CLOSED, "The client hung up."))
 
     def _check_reader(self) -> None:
@@ -235,8 +235,8 @@ class StreamedGeneration(Generation):
     def go_live(self, transport: asyncio.WriteTransport, *, is_chunked: bool) -> None:
         """Write to the transport from now on; call when the response's first chunk is out.
 
-        Nothing may be awaited between the last `take_early` and this. Without `is_chunked`
-        (HTTP/1.0) the body ends with the connection, and chunks go out without their frames.
+        Do not await between the last `take_early` and this. Without `is_chunked` (HTTP/1.0) the
+        body ends with the connection, and chunks go out without their frames.
         """
         assert not self._early, "chunks would be sent out of order"
         self._early = None
@@ -248,9 +248,9 @@ class StreamedGeneration(Generation):
         self._write = write if is_chunked else _without_frames(write)
 
     def stop_writing(self) -> bytes:
-        """Return what was not sent yet; from now on nothing reaches the transport.
+        """Return unsent bytes; from now on no byte reaches the transport.
 
-        Behind its end a response is not this one any more: the next one may use the connection.
+        After the end of a response the next one may use the connection.
         """
         if self._interval is not None:
             interval, self._interval = self._interval, None
@@ -268,7 +268,7 @@ class StreamedGeneration(Generation):
             self._end_closed()
 
     def last_chunks(self, reason: str) -> bytes:
-        """Return what is still held back when the answer ends, and why it ended."""
+        """Return the chunks held back until the end of the answer, with the finish reason."""
         delta, entries = self.held_back()
         held = self._taken_held() + self.take_early()
         if delta.content or delta.reasoning or delta.calls or entries:
@@ -279,7 +279,7 @@ class StreamedGeneration(Generation):
 
 @lru_cache(maxsize=8)
 def _framed(tail: bytes) -> bytes:
-    """Return what ends a frame, the same for all streams of an endpoint."""
+    """Return the end of a frame, the same for all streams of an endpoint."""
     return tail + b"\r\n"
 
 

@@ -13,20 +13,20 @@ class Tally:
     """The sums over a request's answers.
 
     Attributes:
-        prompt_tokens: Tokens of all its prompts, each counted once.
+        prompt_tokens: Tokens of all prompts, each counted once.
         cached_tokens: Prompt tokens that were found in a prefix cache.
         output_tokens: Tokens of all answers.
-        placed_prompt_tokens: Of the prompts that reached a replica.
+        placed_prompt_tokens: Tokens of the prompts that reached a replica.
         submitted_at_s: Monotonic time of the first submission of any answer; 0 without one.
         cell_id: Cell of the latest submission; empty without one.
-        router_id: The owner of that cell.
+        router_id: Id of the owner of that cell.
         first_at_s: Monotonic time of the first token of any answer; 0 without one.
         placed: Place of the first answer that has one.
         attempts: Attempts of each answer.
-        unshown_tokens: Of `output_tokens`, tokens of answers that are their prompts alone.
-        withheld_tokens: Of `output_tokens`, tokens that a rule kept from the client.
-        unbilled_tokens: Of these, tokens that the tenant does not pay for.
-        drafts: Tokens tried ahead of the model; None: none were.
+        unshown_tokens: Output tokens of answers that only echo their prompts.
+        withheld_tokens: Output tokens that a rule kept from the client.
+        unbilled_tokens: Withheld tokens that the tenant does not pay for.
+        drafts: Speculated tokens; None: no speculation.
         is_predicted: Whether the caller gave an expected answer.
     """
 
@@ -52,7 +52,7 @@ class Tally:
 
 
 def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> Tally:
-    """Return what generations, if there are any, have come to; those of one prompt in a row."""
+    """Return the sums over generations, if there are any; those of one prompt are adjacent."""
     if not generations:
         return Tally()
     first = generations[0]

@@ -1,7 +1,7 @@
 """The replicas of embedding pools, as this worker sees them: texts go to the least busy one.
 
-There is no router before them: a text is one short request, and which replica computes it does not
-matter. A text whose replica is lost or fails is sent to another one, once.
+No router stands between: a text is one short request, and any replica can compute it. A text whose
+replica is lost or fails is sent to another one, once.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ Vector: TypeAlias = "array[float]"  # 3.11 cannot subscript it
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """One replica: the connection, and who waits for it."""
+    """A replica: its connection, and the texts that wait for it."""
 
     pool_id: str
     address: str
@@ -65,7 +65,7 @@ class _Replica:
     silent_naps: int = 0
 
     def release(self) -> None:
-        """Let everybody who waits for it go elsewhere."""
+        """Let all waiting texts go to other replicas."""
         now_s = asyncio.get_running_loop().time()
         for wait in self.waits:
             wait.reschedule(now_s)
@@ -73,7 +73,7 @@ class _Replica:
 
 
 class Embedders:
-    """One connection per replica; `run` belongs into the service's TaskGroup."""
+    """The connections to all embedding replicas; `run` belongs into the service's TaskGroup."""
 
     def __init__(self, state: ControlState) -> None:
         """Prepare; call `update` after each change of `state`."""
@@ -86,16 +86,16 @@ class Embedders:
 
     @property
     def open(self) -> int:
-        """How many texts the requests that run may have under way."""
+        """Number of texts that running requests may have under way."""
         return sum(self._open.values())
 
     @property
     def usable(self) -> int:
-        """How many replicas take texts now."""
+        """Number of replicas that take texts now."""
         return sum(r.is_usable and r.standing.is_trusted for r in self._replicas.values())
 
     def status(self, pool_id: str, replicas_starting: int) -> PoolStatus:
-        """Return how a pool is; of what others have under way here nothing is known."""
+        """Return the state of a pool; the work of other gateways is not known here."""
         serving = [r for r in self._usable(pool_id) if r.standing.is_trusted]
         return PoolStatus(
             replicas_ready=len(serving),
@@ -130,9 +130,9 @@ class Embedders:
         self._leaving.append(replica)
 
     async def run(self) -> None:
-        """Look for silence, probe, and close what has been left, until cancelled; then close all.
+        """Detect silence, probe, and close abandoned connections until cancelled; then close all.
 
-        No caller may ask for embeddings any more when it is cancelled.
+        Call `embed` no more once it is cancelled.
         """
         try:
             async with asyncio.TaskGroup() as probes:
@@ -168,7 +168,7 @@ class Embedders:
             replica.release()
 
     async def drain(self, timeout_s: float) -> int:
-        """Take nothing new, wait for what runs; return how many texts are left after all."""
+        """Take no new texts, wait for the open ones; return how many are left at the deadline."""
         self._is_draining = True
         if self.open:
             self._idle.clear()
@@ -178,7 +178,7 @@ class Embedders:
         return self.open
 
     def stop_all(self) -> None:
-        """Refuse all texts that still run, and whatever comes: the process is about to exit."""
+        """Refuse all running and later texts: the process is about to exit."""
         self._is_stopping = True
         for replica in self._replicas.values():
             replica.release()
@@ -192,17 +192,17 @@ class Embedders:
         *,
         give_up_at_s: float,
     ) -> None:
-        """Compute the embeddings of all texts; the first one that fails ends the rest.
+        """Compute the embeddings of all texts; the first failure cancels the rest.
 
         Args:
             pool_id: Pool whose replicas compute.
-            texts: Token ids of each, special ones included; at least one text.
-            begin: Called with the index of each text, before a replica is given it.
-            take: Called with the index and the vector of each text, in no order.
+            texts: Token ids of each text, special ones included; at least one text.
+            begin: Called with the index of each text, before it goes to a replica.
+            take: Called with the index and the vector of each text, in any order.
             give_up_at_s: Loop time at which to give up.
 
         Raises:
-            RejectedError: NO_CAPACITY, QUEUE_FULL, UNAVAILABLE or DRAINING: nothing is free here.
+            RejectedError: NO_CAPACITY, QUEUE_FULL, UNAVAILABLE or DRAINING: no replica is free.
             FailedError: The replicas failed; `UNAVAILABLE`, `REPLICA_LOST`, `ENGINE_FAILED`.
             BadRequestError: A replica refuses a text.
         """
@@ -292,7 +292,7 @@ class Embedders:
 
 
 async def _ask(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) -> Vector:
-    """Return what one replica answers, and note how it went."""
+    """Return a replica's answer, and note its outcome."""
     standing, begun_at_s = replica.standing, _now_s()
     left_s = give_up_at_s - begun_at_s
     if left_s <= 0:
@@ -332,7 +332,7 @@ async def _ask(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) ->
 
 
 async def _probe(replica: _Replica) -> None:
-    """Send a text of our own, and note how it went."""
+    """Send a text of the gateway's own, and note the outcome."""
     standing, outcome = replica.standing, EmbedOutcome.UNKNOWN
     try:
         await replica.client.embed(_PROBE, timeout_s=_PROBE_S)
@@ -366,7 +366,7 @@ def _all_ejected(standings: Sequence[EmbedderStanding]) -> RejectedError:
 
 
 def _failed(code: ErrorCode) -> FailedError:
-    """Return what the client is told: nothing about addresses."""
+    """Return the error for the client, without addresses."""
     return FailedError(code, _FAILURES[code], retry_after_s=_RETRY_S)
 
 

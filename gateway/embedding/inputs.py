@@ -1,4 +1,4 @@
-"""The inputs of an embeddings request: texts become token ids; all are checked before a send."""
+"""The inputs of an embeddings request: texts become token ids; all are checked before sending."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ TOKENS_MAX = 300_000  # of one request; OpenAI's bound
 async def token_ids(
     inputs: list[str] | list[list[int]], base: EmbeddingBase, owner: str = ""
 ) -> list[list[int]]:
-    """Return the ids of each input: of texts with special tokens, of ids as they are.
+    """Return the ids of each input: texts get special tokens, ids stay as they are.
 
     Args:
-        inputs: All of one kind.
-        base: Has the tokenizer.
-        owner: As of `EmbeddingBase.encode`.
+        inputs: Inputs, all of one kind.
+        base: Base with the tokenizer.
+        owner: Owner, see `EmbeddingBase.encode`.
 
     Raises:
         BadRequestError: There is an id that the model does not have.

@@ -1,8 +1,8 @@
-"""Which replica of an embedding pool gets the next text, by how its last ones went; pure.
+"""Chooses the replica of an embedding pool for the next text, by recent outcomes; pure.
 
-A replica that cannot be reached is ejected at once, one that fails after failures in a row: the one
-that fails fastest would otherwise look the least busy. An ejected one gets no client's text. After
-a pause that doubles it is probed, and an answer forgives everything.
+An unreachable replica is ejected at once, a failing one after several failures in a row: the
+fastest to fail would otherwise look the least busy. An ejected replica gets no client's text. After
+a pause that doubles it is probed, and an answer to the probe clears its record.
 """
 
 from collections.abc import Container, Iterable
@@ -18,7 +18,7 @@ _NEVER = float("-inf")
 
 
 class EmbedOutcome(Enum):
-    """How a text or a probe went, as far as it says something about the replica."""
+    """The outcome of a text or a probe, as evidence about the replica."""
 
     ANSWERED = auto()  # a refusal, too
     FAILED = auto()  # it computes, but not this
@@ -28,16 +28,16 @@ class EmbedOutcome(Enum):
 
 @dataclass(slots=True)
 class EmbedderStanding:
-    """The standing of one replica.
+    """The record of one replica.
 
     Attributes:
-        replica_id: Its name.
-        in_flight: Texts that it has and that callers wait for.
+        replica_id: Id of the replica.
+        in_flight: Texts at the replica that callers wait for.
         failures: Failures in a row.
-        strikes: Ejections that are not forgiven.
+        strikes: Ejections since the last answered probe.
         ejected_at_s: Time of the last ejection.
         is_probed: Whether a probe is on its way.
-        begun_at_s: Time of the last text that it was given.
+        begun_at_s: Time of the last text that it got.
     """
 
     replica_id: str
@@ -50,16 +50,16 @@ class EmbedderStanding:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it gets texts."""
+        """Whether the replica gets texts."""
         return not self.strikes
 
     def begin(self, now_s: float) -> None:
-        """Note that it is given a text."""
+        """Note a text that goes to the replica."""
         self.in_flight += 1
         self.begun_at_s = now_s
 
     def end(self, outcome: EmbedOutcome, begun_at_s: float, now_s: float) -> None:
-        """Note how a text went; one that was begun before an ejection says nothing more."""
+        """Note the outcome of a text; one that was begun before an ejection is ignored."""
         self.in_flight -= 1
         if self.strikes or begun_at_s <= self.ejected_at_s:
             return
@@ -78,18 +78,18 @@ class EmbedderStanding:
         self.ejected_at_s = now_s
 
     def forgive(self) -> None:
-        """Trust it as if nothing had been."""
+        """Clear the record."""
         self.failures = self.strikes = 0
 
     def starts_probe(self, now_s: float) -> bool:
-        """Return whether a probe is due; then it begins now."""
+        """Return whether a probe is due, and begin it."""
         if self.is_trusted or self.is_probed or now_s < self.ejected_at_s + self._pause_s:
             return False
         self.is_probed = True
         return True
 
     def end_probe(self, outcome: EmbedOutcome, now_s: float) -> None:
-        """Note how a probe went."""
+        """Note the outcome of a probe."""
         self.is_probed = False
         if outcome is EmbedOutcome.ANSWERED:
             self.forgive()
@@ -106,7 +106,7 @@ def choose(
 ) -> EmbedderStanding | None:
     """Return the least busy trusted replica, except `tried`; None without any.
 
-    Of equals, the one that has waited longest for work.
+    Of equals, the one that has been idle for the longest time.
     """
     fit = [s for s in standings if s.is_trusted and s.replica_id not in tried]
     return min(fit, key=lambda s: (s.in_flight, s.begun_at_s), default=None)

@@ -1,6 +1,6 @@
-"""The shape of answers, for the description of the API alone: endpoints write them by hand.
+"""The shape of answers, only for the description of the API: endpoints write them by hand.
 
-They may have no other fields than these, so that a test notices what the description lacks.
+Further fields are not allowed, so that a test finds fields that the description lacks.
 """
 
 from typing import Annotated, Any, Literal
@@ -51,7 +51,7 @@ class CompletionTokensDetails(Shape):
 
 
 class CompletionUsage(Shape):
-    """Token ids, counted."""
+    """Counts of tokens."""
 
     prompt_tokens: Count
     completion_tokens: Count
@@ -68,7 +68,7 @@ class CalledFunction(Shape):
 
 
 class ToolCallAnswer(Shape):
-    """One call of a tool."""
+    """A call of a tool."""
 
     id: str
     type: Literal["function"]
@@ -86,7 +86,7 @@ class AssistantMessage(Shape):
 
 
 class TopLogprob(Shape):
-    """A token that might have come."""
+    """An alternative token."""
 
     token: str
     logprob: Logprob
@@ -94,7 +94,7 @@ class TopLogprob(Shape):
 
 
 class ContentLogprob(TopLogprob):
-    """The token that came."""
+    """A token of the answer."""
 
     top_logprobs: list[TopLogprob]
 
@@ -107,7 +107,7 @@ class ChatLogprobs(Shape):
 
 
 class FilteredRule(Shape):
-    """A rule of the tenant that has matched; `filtered`: it kept something back."""
+    """A rule of the tenant that has matched; `filtered`: it kept text back."""
 
     id: str
     filtered: bool
@@ -128,21 +128,21 @@ class FilterFailure(Shape):
 
 
 class FilterResults(Shape):
-    """Matches of the tenant's rules, in the manner of Azure."""
+    """Matches of the tenant's rules, in the form that Azure uses."""
 
     custom_blocklists: FilteredRules
     error: FilterFailure | None = None
 
 
 class PromptFilterResults(Shape):
-    """The same for one prompt."""
+    """Matches in one prompt."""
 
     prompt_index: Count
     content_filter_results: FilterResults
 
 
 class ChatChoice(Shape):
-    """One answer."""
+    """An answer."""
 
     index: Count
     message: AssistantMessage
@@ -178,7 +178,7 @@ class TextLogprobs(Shape):
 
 
 class TextChoice(Shape):
-    """One continuation."""
+    """A continuation."""
 
     index: Count
     text: str
@@ -195,7 +195,7 @@ class TextCompletion(_Generated):
 
 
 class EmbeddingItem(Shape):
-    """One vector: numbers, or little-endian float32 in base64."""
+    """A vector: numbers, or little-endian float32 in base64."""
 
     object: Literal["embedding"]
     index: Count
@@ -203,7 +203,7 @@ class EmbeddingItem(Shape):
 
 
 class EmbeddingUsage(Shape):
-    """Token ids, counted."""
+    """Counts of tokens."""
 
     prompt_tokens: Count
     total_tokens: Count
@@ -239,14 +239,14 @@ class Moderation(Shape):
 
 
 class LabelScore(Shape):
-    """A label's share."""
+    """The score of a label."""
 
     label: str
     score: Score
 
 
 class TextLabel(Shape):
-    """The label of one text: `label`, `probs` as vLLM tells it, `predictions` as Jina does."""
+    """The label of one text: `label`, `probs` in vLLM's form, `predictions` in Jina's."""
 
     object: Literal["classification"]
     index: Count
@@ -302,7 +302,7 @@ class Tokens(Shape):
 
 
 class TakenFeedback(Shape):
-    """A judgement as it was taken; it counts if the answer is the tenant's."""
+    """A judgement that was accepted; it counts if the answer is the tenant's."""
 
     object: Literal["feedback"]
     id: str
@@ -324,7 +324,7 @@ class ModelLimits(_OfEachKind):
 
 
 class Capacity(Shape):
-    """Capacity of the pool that serves a model: lower bounds of counts, upper bound of the wait."""
+    """The capacity of the pool of a model: lower bounds of counts, upper bound of the wait."""
 
     replicas_ready: Count
     queued: Count
@@ -333,7 +333,7 @@ class Capacity(Shape):
 
 
 class ModelCard(Shape):
-    """A model, what the caller may do with it, and how it is now."""
+    """A model, the caller's rights on it, and its present state."""
 
     id: str
     object: Literal["model"]
@@ -363,6 +363,6 @@ class Version(Shape):
 
 
 class Status(Shape):
-    """How the worker is."""
+    """The state of the worker."""
 
     status: str

@@ -1,4 +1,4 @@
-"""The shape of answers of Anthropic's API, for the description of the API alone; see `answers`."""
+"""The shape of answers of Anthropic's API, only for the description of the API; see `answers`."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,14 +10,14 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "ref
 
 
 class AnthropicText(Shape):
-    """Text that the model said."""
+    """Text of the model."""
 
     type: Literal["text"]
     text: str
 
 
 class AnthropicThinking(Shape):
-    """Text that the model thought; there is no signature to check."""
+    """Reasoning of the model; there is no signature to verify."""
 
     type: Literal["thinking"]
     thinking: str
@@ -25,7 +25,7 @@ class AnthropicThinking(Shape):
 
 
 class AnthropicToolUse(Shape):
-    """A call that the model made."""
+    """A tool call of the model."""
 
     type: Literal["tool_use"]
     id: str
@@ -34,7 +34,7 @@ class AnthropicToolUse(Shape):
 
 
 class AnthropicUsage(Shape):
-    """Token ids, counted; all three of the input are apart from one another."""
+    """Counts of tokens; the three counts of the input do not overlap."""
 
     input_tokens: Count
     cache_creation_input_tokens: Count
@@ -65,7 +65,7 @@ class AnthropicTokenCount(Shape):
 
 
 class AnthropicErrorDetail(Shape):
-    """The failure; `code` and `param` are this platform's."""
+    """The error; `code` and `param` are this platform's."""
 
     type: str
     message: str

@@ -1,4 +1,4 @@
-"""The API at the paths where clients of Azure OpenAI look for it."""
+"""The API at the paths that clients of Azure OpenAI use."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ class AzurePaths:
     """Answers `/openai/deployments/MODEL/...`: a deployment is a model of this API."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
-        """Take the handlers by what follows `/v1/`."""
+        """Take the handlers by their paths behind `/v1/`."""
         self._handlers = handlers
 
     def add_to(self, routes: Routes) -> None:

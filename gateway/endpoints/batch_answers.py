@@ -1,4 +1,4 @@
-"""The shapes of files, batches and stored completions, for the description alone; see `answers`."""
+"""The shapes of files, batches and stored completions, only for the description; see `answers`."""
 
 from typing import Literal
 
@@ -28,7 +28,7 @@ class FileList(Shape):
 
 
 class DeletedFile(Shape):
-    """A file that is gone."""
+    """A deleted file."""
 
     id: str
     object: Literal["file"]
@@ -36,7 +36,7 @@ class DeletedFile(Shape):
 
 
 class BatchMistake(Shape):
-    """Why a file is no batch."""
+    """A reason why a file is no batch."""
 
     code: str
     line: int | None
@@ -45,14 +45,14 @@ class BatchMistake(Shape):
 
 
 class BatchMistakes(Shape):
-    """All that is told of it."""
+    """All mistakes of a batch's file."""
 
     object: Literal["list"]
     data: list[BatchMistake]
 
 
 class RequestCounts(Shape):
-    """How far a batch has come."""
+    """The progress of a batch."""
 
     total: Count
     completed: Count
@@ -114,7 +114,7 @@ class CompletionList(Shape):
 
 
 class DeletedCompletion(Shape):
-    """A chat completion that is gone."""
+    """A deleted chat completion."""
 
     id: str
     object: Literal["chat.completion.deleted"]

@@ -28,7 +28,7 @@ _OTHER_MESSAGE = Message(role="user", content="")
 
 
 class ChatTask(ChatRequest, TextTask):
-    """One chat completion."""
+    """A chat completion."""
 
     endpoint = "/v1/chat/completions"
     scope = Scope.CHAT
@@ -76,7 +76,7 @@ class ChatTask(ChatRequest, TextTask):
         return encoded.ids
 
     def asked(self) -> AskedPrompt:
-        """See `TextTask`: all of the conversation, calls and results too."""
+        """See `TextTask`; the whole conversation, calls and results too."""
         said = [it.text() or _calls_of(it) for it in self.messages]
         return AskedPrompt(said, len(self.callable_tools))
 
@@ -87,7 +87,7 @@ class ChatTask(ChatRequest, TextTask):
         yield "tools", (it.model_dump(exclude_none=True) for it in self.tools or ())
 
     def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
-        """See `TextTask`: of calls, and of what is beside them."""
+        """See `TextTask`; grammars of calls, and of the text beside them."""
         dialect, guide = assets.dialect, self.guide
         tools = self._tool_specs() if self.tools else ()
         if not tools:

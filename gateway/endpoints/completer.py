@@ -1,4 +1,4 @@
-"""A request for text, from its body to its event: key, limits, the model that answers, the end."""
+"""A request for text, from its body to its event: key, limits, choice of the model, end."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -69,21 +69,21 @@ class Completer:
         """Compose.
 
         Args:
-            directory: Knows names.
-            assets: Of the bases.
-            limiter: Of all callers.
-            dispatcher: Knows which pools are served, and whether it drains.
+            directory: Names of models, and the rights of callers.
+            assets: Tokenizers and templates of the bases.
+            limiter: Limits of all callers.
+            dispatcher: Submits requests; reports served pools, and whether it drains.
             replies: Writes replies to clients.
             metrics: Metrics of this worker.
             emit: Takes one event per accepted request and never blocks.
             gateway_id: Id of this worker.
-            open_requests: Notes the requests that a split decided about.
+            open_requests: Notes the requests that a rollout's split has assigned.
             decided: Counts decisions of pins and splits.
             copies: Makes copies for shadow stages.
             scores: Scores answers of adapters that are rolled out.
             texts: Keeps requests and answers of tenants that opted in.
-            guards: Holds requests and answers to the rules of their tenants.
-            auto: Says which model answers `auto`, and which one stands in for another.
+            guards: Applies the rules of tenants to requests and answers.
+            auto: Chooses the model that answers `auto`, and the stand-in for a failing model.
         """
         self._directory = directory
         self._assets = assets
@@ -113,7 +113,7 @@ class Completer:
     def resolved(
         self, principal: Principal, task: TextTask, identity: CallerIdentity
     ) -> ResolvedModel:
-        """Return the model that a request would be answered by now."""
+        """Return the model that would answer a request now."""
         auto = self._auto.decide(principal, task, identity.uid)
         name = task.model if auto is None else auto.model
         return self._directory.resolve(principal, name, task.session, identity.request_id)
@@ -121,7 +121,7 @@ class Completer:
     async def answer(
         self, request: web.Request, principal: Principal, task: TextTask
     ) -> web.StreamResponse:
-        """Answer one body, by the model that it names or by one that stands in for it."""
+        """Answer one body, by its model or by a stand-in."""
         received_at_s, received_at_unix_ms = time.monotonic(), time.time_ns() // 1_000_000
         identity = identity_of(request)
         auto = self._auto.decide(principal, task, identity.uid)
@@ -174,7 +174,7 @@ class Completer:
         control: ResolvedModel | None,
         kept: KeptRequest | None,
     ) -> web.StreamResponse:
-        """Return what the wanted model answers, or one that stands in for it; end it once."""
+        """Return the answer of the wanted model or of a stand-in; end the request once."""
         try:
             try:
                 return await self._answer_by_release(request, exchange, control)
@@ -200,7 +200,7 @@ class Completer:
     async def _answer_by_release(
         self, request: web.Request, exchange: HttpExchange, control: ResolvedModel | None
     ) -> web.StreamResponse:
-        """Return the answer of the release that a split chose, of control if it is not loaded."""
+        """Return the answer of the release that a split chose; of control if that is not loaded."""
         try:
             return await self._replies.reply(request, exchange)
         except PlatformError as refusal:
@@ -219,7 +219,7 @@ class Completer:
         name: str,
         received_at_unix_ms: int,
     ) -> ResolvedModel:
-        """Return what answers; that holds for all of the request's life."""
+        """Return the model and release for a request; they stay the same for its whole life."""
         resolved = self._directory.resolve(principal, name, task.session, identity.request_id)
         if resolved.decision is not None and resolved.decision.rollout_id:
             self._open.add(identity.uid, received_at_unix_ms)
@@ -250,9 +250,9 @@ class Completer:
     async def _specs_with_time_left(
         self, request: web.Request, exchange: HttpExchange, resolved: ResolvedModel
     ) -> list[GenerationSpec]:
-        """Return what another model is asked for; RejectedError: the caller's deadline is over.
+        """Return the specs for another model; RejectedError: the caller's deadline is over.
 
-        A tier's deadline starts again: it says how long somebody waits in one queue.
+        A tier's deadline starts again: it bounds the wait in one queue.
         """
         task = exchange.body
         specs = await self._specs(task, request, exchange.principal, resolved)
@@ -271,7 +271,7 @@ class Completer:
         principal: Principal,
         auto: AutoDecision | None,
     ) -> list[GenerationSpec]:
-        """Return specs that do not wait long for replicas if another model could answer them."""
+        """Return specs that wait only briefly for replicas if another model could stand in."""
         name = self._auto.other(principal, task.model, auto)
         if name is None:
             return specs
@@ -310,7 +310,7 @@ class Completer:
     async def _stands_in(
         self, request: web.Request, exchange: HttpExchange, refusal: PlatformError
     ) -> bool:
-        """Prepare for the model that stands in; False when the refusal is the answer."""
+        """Prepare the request for a stand-in; False when the refusal is final."""
         if not refusal.code.policy.lets_stand_in or exchange.has_begun:
             return False
         if self._dispatcher.is_draining:
@@ -338,7 +338,7 @@ class Completer:
         return True
 
     def _settle(self, exchange: HttpExchange, tally: Tally, *, was_served: bool) -> None:
-        """Settle what is reserved, if anything still is, and count its tokens."""
+        """Settle the reservation, if there is one, and count its tokens."""
         reservation, exchange.reservation = exchange.reservation, None
         exchange.applied = reservation or exchange.applied
         if reservation is None:
@@ -358,7 +358,7 @@ class Completer:
     def _close(
         self, request: web.Request, exchange: HttpExchange, kept: KeptRequest | None
     ) -> None:
-        """Settle, count and tell: once per accepted request, whatever happened."""
+        """Settle, count and emit the event: once per accepted request, however it ended."""
         ended_at_s, metrics, tally = time.monotonic(), self._metrics, exchange.tally
         if exchange.principal.guard_sets:
             tenant_id = exchange.principal.tenant.id
@@ -399,7 +399,7 @@ class Completer:
             self._texts.offer(kept, exchange)
 
     def _note_auto(self, exchange: HttpExchange, tally: Tally, ended_at_s: float) -> None:
-        """Let `auto` learn of an answer, and count why its model gave it."""
+        """Let `auto` learn from an answer, and count the reason of its choice."""
         auto = exchange.auto
         if auto is not None:
             self._metrics.auto.labels(auto.reason).inc()
@@ -408,7 +408,7 @@ class Completer:
             self._auto.note(auto, pool_id, tally, answers, ended_at_s)
 
     def _note(self, exchange: HttpExchange, decision: ReleaseDecision) -> None:
-        """Count a request whose release was not just what its name stands for."""
+        """Count a request whose release a pin or a split has decided."""
         self._decided.note(exchange.principal.tenant.id, exchange.model.id, decision)
         if decision.rollout_id and not exchange.has_failed:
             exchange.flaws = flaws_in(exchange.generations[0])
@@ -416,7 +416,7 @@ class Completer:
 
 
 def _takes_work(request: web.Request) -> bool:
-    """Return whether a body may be large: by its length, or since that is not known."""
+    """Return whether a body may be large: by its length, or for want of one."""
     length = request.content_length
     is_packed = hdrs.CONTENT_ENCODING in request.headers
     return length is None or length > _COUNTED_LATER_BYTES_MAX or is_packed

@@ -26,7 +26,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 
 class CompletionTask(CompletionRequest, TextTask):
-    """One request, with one answer or several."""
+    """A request, with one answer or several."""
 
     endpoint = "/v1/completions"
     scope = Scope.COMPLETIONS
@@ -52,7 +52,7 @@ class CompletionTask(CompletionRequest, TextTask):
         ]
 
     def asked(self) -> AskedPrompt:
-        """See `TextTask`: of several prompts, all together."""
+        """See `TextTask`; several prompts are joined."""
         said = [it for it in self.prompts if isinstance(it, str)]
         ids = sum([len(it) for it in self.prompts if not isinstance(it, str)])
         return AskedPrompt(said, ids=ids)
@@ -64,7 +64,7 @@ class CompletionTask(CompletionRequest, TextTask):
         yield "prompts", told
 
     def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
-        """See `TextTask`: text has no tools."""
+        """See `TextTask`; text has no tools."""
         del assets, prompt
 
     def new_pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> Callable[[], TextPipe]:
@@ -102,7 +102,7 @@ class CompletionTask(CompletionRequest, TextTask):
         }
 
     def _echo(self, index: int) -> str:
-        """Return the prompt of a choice if it is text and wanted back."""
+        """Return the prompt of a choice if it is text and is to be echoed."""
         prompt = self.prompts[index // self.choices]
         return prompt if self.echo and isinstance(prompt, str) else ""
 

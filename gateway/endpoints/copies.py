@@ -1,7 +1,7 @@
-"""Copies of requests for the shadow stage of a rollout: canary answers them, and nobody reads it.
+"""Copies of requests for the shadow stage of a rollout: canary answers them for the statistics.
 
-A copy goes behind everything else, costs the caller nothing, and can neither delay nor fail the
-request that it was made of. There are never more than a few, and none while the server stops.
+A copy has the lowest priority, costs the caller nothing, and can neither delay nor fail the
+original request. Copies are few, and there are none while the server stops.
 """
 
 import asyncio
@@ -52,12 +52,12 @@ class Copies:
 
         Args:
             assets: Assets of the bases.
-            dispatcher: A dispatcher for copies alone: other requests keep their retries.
+            dispatcher: Dispatcher for copies alone, so that other requests keep their retries.
             open_requests: Notes copies while they run.
             metrics: Counts copies.
             emit: Takes one event per copy and never blocks.
             gateway_id: Id of this worker.
-            spare: Tasks in which copies are made; it bounds them.
+            spare: Tasks that make copies; bounds their number.
             scores: Scores canary's answers.
         """
         self._assets = assets
@@ -88,7 +88,7 @@ class Copies:
     def tell_fault(
         self, original: HttpExchange, identity: CallerIdentity, tally: Tally, fault: PlatformError
     ) -> None:
-        """Tell that canary could not begin with a request, which control answers instead.
+        """Emit the event of a request that canary could not begin, and control answers instead.
 
         Rollouts count it as a copy that failed: the request's own event is one of control.
         """
@@ -164,7 +164,7 @@ class Copies:
     async def _answer(
         self, exchange: HttpExchange, identity: CallerIdentity, shadow: ResolvedModel
     ) -> None:
-        """Get everything answered; PlatformError when it is refused."""
+        """Wait for all answers; PlatformError when the copy is refused."""
         specs = await specs_of(
             exchange.body,
             identity=identity,
@@ -195,9 +195,9 @@ def spare_work(
     emit: Callable[[bytes], None],
     gateway_id: str,
 ) -> tuple[SpareTasks, ScoreSampler, Copies]:
-    """Return what a worker does beside requests while a model is in rollout.
+    """Return a worker's background work while a model is in rollout.
 
-    Each has a dispatcher of its own: what it may try again is not taken from requests.
+    Each kind has a dispatcher of its own, so that its retries are not taken from requests.
     """
     spare = SpareTasks(tasks_max)
     scores = ScoreSampler(
@@ -221,7 +221,7 @@ def spare_work(
 
 
 def _copied(identity: CallerIdentity) -> CallerIdentity:
-    """Return the names of a copy; its trace hangs below the request's."""
+    """Return the ids of a copy; its trace is a child of the request's trace."""
     uid, of_request = f"{identity.uid}-copy", tracecontext.request_span_id(identity.uid)
     upstream = identity.upstream._replace(span_id=of_request)
     own = tracecontext.traceparent(

@@ -1,6 +1,6 @@
 """POST /v1/embeddings: texts or token ids in, one vector each out.
 
-No other model ever stands in for one that makes embeddings: its vectors would mean something else.
+No other model ever stands in for an embedding model: its vectors would mean something else.
 """
 
 import asyncio
@@ -39,11 +39,11 @@ _JSON = "application/json"
 
 
 class Embeddings:
-    """The endpoint.
+    """The endpoint of one worker.
 
     Attributes:
-        directory: Knows names.
-        limiter: Of all callers.
+        directory: Names of models, and the rights of callers.
+        limiter: Limits of all callers.
         emit: Takes one event per accepted request and never blocks.
         gateway_id: Id of this worker.
     """
@@ -92,7 +92,7 @@ class Embeddings:
     async def begun(
         self, request: web.Request, name: str, inputs: list[str], endpoint: str
     ) -> "_Run":
-        """Return an accepted request whose texts are to be embedded; a context."""
+        """Return an accepted request with its texts; a context manager."""
         principal = authenticate(self.directory, request)
         received_s = time.monotonic(), time.time_ns() // 1_000_000
         resolved = self._resolved(principal, name)
@@ -110,7 +110,7 @@ class Embeddings:
         endpoint: str,
         received: tuple[float, int],
     ) -> HttpExchange:
-        """Return a request once its limits let it pass; `received`: monotonic s, and Unix ms."""
+        """Return an admitted request; `received`: monotonic seconds, and Unix milliseconds."""
         check_lengths(texts, resolved.context_tokens_max)
         identity = identity_of(request)
         return HttpExchange(
@@ -151,7 +151,7 @@ class Embeddings:
         return self._embedders
 
     def close(self, run: "_Run") -> None:
-        """Settle, count and tell: once per accepted request, whatever happened."""
+        """Settle, count and emit the event: once per accepted request, however it ended."""
         now_s, exchange = time.monotonic(), run.exchange
         assert exchange.reservation is not None, "it was accepted"
         has_left = exchange.outcome == ErrorCode.CLIENT_CLOSED
@@ -173,9 +173,9 @@ class Embeddings:
 
 
 class _Run:
-    """One accepted request, from its admission to its single event.
+    """An accepted request, from its admission to its single event.
 
-    As a context it is closed at the end of the block, with the outcome of the block.
+    As a context manager it closes the request at the end of the block, with the block's outcome.
 
     Attributes:
         begun_tokens: Tokens of the texts that were given to replicas.
@@ -211,7 +211,7 @@ class _Run:
         self._endpoint.close(self)
 
     async def embed(self, embedders: Embedders, *, dimensions: int, is_base64: bool) -> None:
-        """Have all texts computed; each vector is written out as it comes, a little at a time."""
+        """Compute all texts; each vector is encoded as it comes, a little at a time."""
         pieces = self._pieces
 
         def take(index: int, vector: Vector) -> None:
@@ -241,7 +241,7 @@ class _Run:
         await embedders.embed(pool_id, texts, begin, take, give_up_at_s=give_up_at_s)
 
     def told(self, body: dict[str, object]) -> web.Response:
-        """Return the answer of an API that tells something about the vectors."""
+        """Return the answer of an API that reports something about the vectors."""
         headers = self._ended()
         content = orjson.dumps(body | self._usage())
         return web.Response(body=content, content_type=_JSON, headers=headers)
@@ -252,7 +252,7 @@ class _Run:
         return {"model": self.exchange.model.id, "usage": usage}
 
     def _ended(self) -> dict[str, str]:
-        """Note that it is answered; return the answer's headers."""
+        """Note the success; return the answer's headers."""
         exchange = self.exchange
         exchange.outcome, exchange.status = "stop", 200
         exchange.first_sent_at_s = time.monotonic()
@@ -285,7 +285,7 @@ def _slices(head: bytes, pieces: Sequence[bytes], tail: bytes) -> Iterator[bytes
 async def _write_slices(
     request: web.Request, slices: Iterator[bytes], size: int, headers: dict[str, str]
 ) -> web.StreamResponse:
-    """Write a large body as the client reads it; one that does not read is cut."""
+    """Write a large body as the client reads it; a client that stops reading is cut."""
     response = web.StreamResponse(headers=headers | identity_of(request).headers)
     response.content_type = _JSON
     response.content_length = size

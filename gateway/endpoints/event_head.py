@@ -1,7 +1,6 @@
 """The part of an event that requests of one kind share, serialised once for all of them.
 
-Messages that lie one behind another are parsed as one: so an event is this, and behind it what only
-its request has.
+Concatenated messages parse as one. So an event is this part, followed by the fields of its request.
 """
 
 from gateway.directory import Principal
@@ -20,10 +19,10 @@ def head_of(
     is_stream: bool,
     gateway_id: str,
 ) -> bytes:
-    """Return what events begin with of requests that have all of this in common.
+    """Return the head of events, shared by requests with the same fields.
 
-    Principal and model are looked at once: they are replaced, never changed. The principal has what
-    is kept, so that it ends when the principal is replaced.
+    Principal and model are identified by object: they are replaced, never changed. The cache lies
+    in the principal, and ends with it.
     """
     heads = principal.event_heads
     place = (id(model), requested_model, endpoint, is_stream, gateway_id)

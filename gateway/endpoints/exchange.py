@@ -27,7 +27,7 @@ _FLAWLESS = Flaws()
 
 
 class AnswerScore(NamedTuple):
-    """An answer's score by the models: means over its tokens, in nats.
+    """The score of an answer by base and adapter: means over its tokens, in nats.
 
     Attributes:
         base_logprob: Log probability under the base alone.
@@ -41,7 +41,7 @@ class AnswerScore(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """The usage of a model before another model stood in for it."""
+    """The usage of a model that another one replaced."""
 
     model: str
     prompt_tokens: int
@@ -53,35 +53,35 @@ class HttpExchange:
     """An accepted request, from its arrival to its event.
 
     Attributes:
-        reservation: Its reservation; None while nothing is reserved.
-        uid: Unique id, made here; the ids of completion and event are made of it.
+        reservation: Reservation of the limits; None while nothing is reserved.
+        uid: Unique id, from which the ids of completion and event are made.
         request_id: Request id, which the answer's headers carry, too.
-        trace_id: 32 hex digits.
+        trace_id: Trace id, 32 hex digits.
         upstream: The caller's trace context.
         endpoint: Path of the API.
         received_at_s: Monotonic time of the arrival.
         received_at_unix_ms: Wall-clock time of the arrival.
         model: Model that answers.
         requested_model: The name in the request.
-        decision: Reason for that release of the model; None: the name stands for it.
+        decision: Reason for the release of the model; None: the release that the name points at.
         auto: Choice of the model; None: the request names it.
         choices: Number of requested answers.
-        task: The body; None once a stream has begun, which may take long, and with embeddings.
-        specs: Its answers, as specified for the model that answers.
+        task: Parsed body; None once a stream or an embedding has begun, to free its memory.
+        specs: Specs of the answers, for the model that answers.
         answers_per_prompt: Number of consecutive specs for one prompt.
         param_names: Fields of the body, by the engine's names for refused parameters.
         generations: Generations of the specs, once they run.
-        has_begun: Whether the client has got a part of a stream.
-        is_copy: Whether it is a copy for a shadow stage, or a request that canary could not load
-            before control answered; no client waits for it, and none pays.
-        scored: Decision on the request whose answer this one scores; always a copy.
-        flaws: Flaws of the first answer; looked at in rollouts only.
-        score: Score that it has found.
-        applied: The reservation, also when it is settled.
-        lost: Usage of a model that another one stands in for.
-        guard_rules: Ids of the tenant's rules that its texts have met, with blanks between.
+        has_begun: Whether the client has received a part of a stream.
+        is_copy: Whether this is a copy for a shadow stage, or a request that canary could not load
+            before control answered; no client waits for it or pays for it.
+        scored: Decision on the request whose answer is scored; set only for copies.
+        flaws: Flaws of the first answer; found only while a rollout runs.
+        score: Score of the scored answer.
+        applied: Reservation, which stays here when it is settled.
+        lost: Usage of a model that another one has replaced.
+        guard_rules: Ids of the tenant's rules that the texts have matched, separated by blanks.
         first_sent_at_s: Monotonic time when the first token left; 0 before.
-        outcome: The finish reason or the error code.
+        outcome: Finish reason or error code.
         status: HTTP status.
     """
 
@@ -121,34 +121,34 @@ class HttpExchange:
 
     @property
     def body(self) -> TextTask:
-        """The request's body; not to be read once a stream has begun."""
+        """The request's body; not readable once a stream has begun."""
         assert self.task is not None, "a stream that has begun keeps nothing of its body"
         return self.task
 
     @property
     def fingerprint(self) -> str:
-        """Names the weights that answer, as far as clients need to tell them apart."""
+        """The fingerprint of the weights that answer, for clients."""
         return _fingerprint(self.model.base_digest, self.model.adapter_digest)
 
     @property
     def tally(self) -> Tally:
-        """The sums of its answers so far, by the model that answers."""
+        """The sums over the answers so far, by the model that answers."""
         return self._final or tally_of(self.generations, self.answers_per_prompt)
 
     def finish(self) -> Tally:
-        """All answers have ended: return what they have come to, which stays so."""
+        """End the request: return the sums over its answers, which stay so."""
         self._final = tally_of(self.generations, self.answers_per_prompt)
         return self._final
 
     def begin(self, generations: Sequence[Generation], gateway_id: str) -> None:
-        """Its answers are about to be asked for; those of another model are forgotten."""
+        """Begin the answers of a model; those of another model are dropped."""
         if self.generations:
             generations[0].attempts = self.generations[0].attempts
         self.generations, self._final = generations, None
         self.prepare_closings(generations, self.answers_per_prompt, gateway_id)
 
     def forget_body(self) -> None:
-        """Let go of what no answer needs once it has begun: 2.5 kB even of few words."""
+        """Drop the body, which no begun answer needs: 2.5 kB even of few words."""
         self.task = None
 
     def stand_in(
@@ -158,24 +158,24 @@ class HttpExchange:
         specs: Sequence[GenerationSpec],
         lost: Lost | None,
     ) -> None:
-        """Let another model answer; `lost` is what the first one had used, if it had begun."""
+        """Let another model answer; `lost` is the usage of the first one, if it had begun."""
         assert not self.has_begun, "the client has got something of another model"
         self.model, self.decision, self.specs, self.lost = model, decision, specs, lost
         self._begun = b""
 
     @property
     def has_failed(self) -> bool:
-        """Whether an error is the outcome; an answer that a rule has ended is none."""
+        """Whether the outcome is an error; an answer that a rule has ended is none."""
         return policy_of(self.outcome) is not None and self.outcome != ErrorCode.CONTENT_FILTER
 
     @property
     def is_charged(self) -> bool:
-        """Whether an error is the outcome that counts as a request all the same."""
+        """Whether the outcome is an error that counts as a request all the same."""
         policy = policy_of(self.outcome)
         return policy is not None and policy.is_charged
 
     def end_by(self, error: BaseException | None) -> None:
-        """Note the failure that ended the request; None: outcome and status stand already."""
+        """Note the failure that ended the request; None: outcome and status are set already."""
         if isinstance(error, PlatformError):
             self.outcome, self.status = error.code, error.status
         elif isinstance(error, asyncio.CancelledError | ConnectionError):
@@ -184,9 +184,9 @@ class HttpExchange:
             self.outcome, self.status = ErrorCode.INTERNAL, 500
 
     def event(self, tally: Tally, gateway_id: str, ended_at_s: float) -> bytes:
-        """Return the event that tells everything once, serialised.
+        """Return the request's single event, serialised.
 
-        Fields known from the begin on lie in front; where both name a field, the last one holds.
+        Fields known from the start come first; where both parts set a field, the last one holds.
         """
         begun, self._begun = self._begun or self._known(gateway_id), b""
         event = RequestEvent()
@@ -231,7 +231,7 @@ class HttpExchange:
     def prepare_closings(
         self, generations: Sequence[Generation], answers_per_prompt: int, gateway_id: str
     ) -> None:
-        """Give each generation what its router tells of it if this process is killed."""
+        """Give each generation the event that its router emits if this process is killed."""
         head, event = self._begin(gateway_id)
         event.session_hash = generations[0].spec.session_hash
         for part, generation in enumerate(generations):
@@ -242,7 +242,7 @@ class HttpExchange:
         self._begun = generations[0].closing
 
     def _tell_findings(self, event: RequestEvent, tally: Tally) -> None:
-        """Write why the model answers, what rules found, and what rollouts look at."""
+        """Add reason of the model's choice, matched rules, and evidence for rollouts."""
         if self.auto is not None and not self.is_copy:
             self.auto.tell(event.auto)
         if self.guard_rules:
@@ -262,7 +262,7 @@ class HttpExchange:
         return head + event.SerializeToString()
 
     def _begin(self, gateway_id: str) -> tuple[bytes, RequestEvent]:
-        """Return the event as far as it is known from the begin on: its head, and the rest."""
+        """Return the event's fields known from the start: its head, and the rest."""
         head = head_of(
             self.principal,
             self.model,
@@ -292,7 +292,7 @@ class HttpExchange:
 
 
 def finish_reason(generation: Generation) -> str:
-    """Return why an answer that has ended well has ended, in OpenAI's words."""
+    """Return OpenAI's finish reason of an answer that has ended well."""
     if generation.is_filtered:
         return str(ErrorCode.CONTENT_FILTER)
     if generation.ending is not None and generation.ending.kind is EndKind.LENGTH:
@@ -301,7 +301,7 @@ def finish_reason(generation: Generation) -> str:
 
 
 def flaws_in(generation: Generation) -> Flaws:
-    """Return the flaws of an answer; of a new pipe no more is used than this takes."""
+    """Return the flaws of an answer; reads no more of a new pipe than needed."""
     pipe, tokens = generation.pipe, generation.emitted
     first = opening(generation.spec.new_pipe(), tokens)
     return flaws_of(first, tokens, has_more=pipe.has_calls or pipe.reasoning_tokens > 0)

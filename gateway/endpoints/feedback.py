@@ -1,8 +1,8 @@
 """POST /v1/feedback: the judgement of an answer by its tenant.
 
-The gateway keeps nothing of answers, so it does not look the id up: a judgement is an event with
-the caller's tenant, and counts for that tenant's own requests alone. An id of another tenant is
-taken just the same, and means nothing.
+The gateway stores no answers, so it does not look the id up: a judgement is an event with the
+caller's tenant, and counts for that tenant's own requests only. An id of another tenant is accepted
+just the same, without effect.
 """
 
 import time
@@ -37,7 +37,7 @@ class FeedbackIntake:
         """Compose.
 
         Args:
-            directory: Knows who calls.
+            directory: Keys and tenants.
             limiter: Counts a judgement as a request.
             emit: Takes one event per judgement and never blocks.
             gateway_id: Id of this worker.
@@ -48,7 +48,7 @@ class FeedbackIntake:
         self._gateway_id = gateway_id
 
     async def take(self, request: web.Request) -> web.Response:
-        """POST /v1/feedback: the same, whether or not there is such an answer."""
+        """POST /v1/feedback: the response is the same, whether or not there is such an answer."""
         principal = authenticate(self._directory, request)
         wanted = await read_parsed(request, partial(parse, FeedbackRequest))
         reservation = await self._limiter.count(principal, "")

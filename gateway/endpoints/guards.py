@@ -1,4 +1,4 @@
-"""Which rules hold for a caller and a model: compiled when first needed, kept until they change."""
+"""The rules for a caller and a model: compiled at the first use, cached until they change."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,8 +32,8 @@ _Key = tuple[tuple[object, ...], ...]
 class GuardBoard:
     """The rules of one worker.
 
-    A request waits until the rules that hold for it are compiled, at most some 100 ms and once for
-    each version: none is answered without them.
+    A request waits until its rules are compiled, at most some 100 ms and once for each version: no
+    request is answered without them.
     """
 
     def __init__(self, matches: CounterMetric, judges: Judges) -> None:
@@ -43,7 +43,7 @@ class GuardBoard:
         self._acting, self._shadow = matches.labels("acting"), matches.labels("shadow")
 
     async def plan(self, principal: Principal, names: Iterable[str]) -> GuardPlan | None:
-        """Return the rules for a caller and a model, by each of its names; None: there are none."""
+        """Return the rules for a caller and a model under any of its names; None: none hold."""
         wanted = frozenset(names)
         sets = [
             it
@@ -75,12 +75,11 @@ class GuardBoard:
         principal: Principal,
         request_id: str,
     ) -> RequestFindings:
-        """Look at what a request says; return what rules have found.
+        """Apply rules to a request's texts; return their findings.
 
         Raises:
             PlatformError: A rule blocks it.
-            RejectedError: A classifier does not answer, and its rule's set refuses what is not
-                judged.
+            RejectedError: A classifier does not answer, and its rule's set refuses unjudged texts.
         """
         if not asks_for(plan):
             return RequestFindings()
@@ -96,7 +95,7 @@ class GuardBoard:
     async def _judge(
         self, findings: RequestFindings, texts: Mapping[GuardTarget, str], plan: GuardPlan
     ) -> None:
-        """Add what classifiers say of a request's texts."""
+        """Add the judgement of classifiers on a request's texts."""
         for target, text in texts.items():
             verdict = await self._judges.verdict(plan.judged[target], text)
             findings.found += verdict.found
@@ -120,7 +119,7 @@ class GuardBoard:
         *,
         is_told: bool,
     ) -> list[GenerationSpec]:
-        """Return specs whose answers are held to rules.
+        """Return specs whose answers are guarded by rules.
 
         Args:
             specs: Requested answers.
@@ -142,10 +141,10 @@ class GuardBoard:
         return [it._replace(new_guard=make) for it in specs]
 
     def close(self, generations: Iterable[Generation], tenant_id: str, request_id: str) -> Findings:
-        """Count and tell what rules have found in answers that have ended.
+        """Count and report the findings in ended answers.
 
         Returns:
-            What they have found there and in the request.
+            Findings in the answers and in the request.
         """
         guards = [it.guard for it in generations if it.guard is not None]
         found = Findings()
@@ -156,7 +155,7 @@ class GuardBoard:
         return found + guards[0].request if guards else found
 
     def _tell(self, found: Findings, tenant_id: str, request_id: str) -> None:
-        """Count matches, and say which rules have matched; never the text."""
+        """Count matches, and log the ids of matched rules; never the text."""
         for it, count in sorted(found.items()):
             (self._acting if it.acts else self._shadow).inc(count)
             log.info(
@@ -170,6 +169,6 @@ class GuardBoard:
 
 
 def _key(it: wire.GuardSet) -> tuple[object, ...]:
-    """Return what makes a set's plan: its rules by their version, and how they are applied."""
+    """Return the key of a set's plan: its rules by their version, and their mode."""
     how = it.is_withheld_free, it.fence, it.fence_tokens, it.is_closed_on_failure
     return it.id, it.version, it.active_version, *how

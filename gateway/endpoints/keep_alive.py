@@ -1,4 +1,4 @@
-"""Signs of life for clients and proxies that would give up on a silent stream."""
+"""Keep-alives for clients and proxies that would close a silent stream."""
 
 import asyncio
 import time
@@ -13,11 +13,11 @@ _LOOKS = 4
 
 
 class KeepAlives:
-    """The silence watch of one worker's streams.
+    """The timers of one worker's streams.
 
     Attributes:
         every_s: Longest silence of a stream, in seconds.
-        looks: Streams to look at, by time.
+        looks: Times at which streams are checked.
     """
 
     def __init__(self, every_s: float) -> None:
@@ -28,7 +28,7 @@ class KeepAlives:
 
 
 class KeepAlive:
-    """While the block runs: a comment into a stream that has been silent for too long.
+    """Writes a comment into a stream that has been silent for too long, while the block runs.
 
     A stream that has not begun by then begins, so that its headers are the first sign of life.
     """
@@ -56,7 +56,7 @@ class KeepAlive:
         self._all.looks.end(self)
 
     def look(self) -> None:
-        """Give a sign of life if it is time."""
+        """Write a keep-alive if one is due."""
         now_s = time.monotonic()
         last_at_s = max(stream.last_at_s for stream in self._streams)
         if now_s - max(last_at_s, self._sign_at_s) >= self._all.every_s:

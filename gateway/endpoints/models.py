@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: what a caller may use, and how it is now."""
+"""GET /v1/models and /v1/models/{id}: the models that a caller may use, and their state."""
 
 import orjson
 from aiohttp import web
@@ -16,7 +16,7 @@ _JSON = "application/json"
 
 
 class Models:
-    """Both endpoints."""
+    """Both endpoints of one worker."""
 
     def __init__(self, *, directory: Directory, pools: PoolBoard) -> None:
         """Compose."""
@@ -24,7 +24,7 @@ class Models:
         self._pools = pools
 
     async def list_all(self, request: web.Request) -> web.Response:
-        """GET /v1/models: by name, those that chat first, as many tools take the first one."""
+        """GET /v1/models: by name, chat models first, as many tools take the first one."""
         principal = self._admitted(request)
         found = self._directory.models(principal)
         models = [self._shown(public.name, public.model, principal) for public in found]

@@ -1,4 +1,4 @@
-"""POST /v1/moderations, and /v1/classify by a classifier of its own; /v1/rerank beside them."""
+"""POST /v1/moderations, /v1/classify and /v1/rerank."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -102,7 +102,7 @@ class Judging:
         return principal
 
     def _classifier(self, name: str | None) -> str:
-        """Return the classifier that a request means; the first one of the file without a name."""
+        """Return the classifier of a request; without a name, the first one of the file."""
         if name is None or name in _ANY:
             return self._judges.names[0]
         if name not in self._judges.names:
@@ -119,7 +119,7 @@ class Judging:
         texts: Sequence[str],
         endpoint: str,
     ) -> tuple[list[Scores], dict[str, str]]:
-        """Return the scores of texts, counted as one request, and headers of the answer."""
+        """Return the scores of texts, counted as one request, and the answer's headers."""
         identity = identity_of(request)
         reservation = await self._limiter.reserve(
             principal, name, prompt_tokens=0, output_tokens_max=0, is_bounded=True

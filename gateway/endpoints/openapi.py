@@ -94,7 +94,7 @@ _MODEL: Json = {
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """One operation with a body, and its answers."""
+    """An operation with a body, and its answers."""
 
     path: str
     summary: str
@@ -199,7 +199,7 @@ def document() -> Json:
 
 
 def _stored_responses() -> Json:
-    """Return what is asked of responses by their ids."""
+    """Return the operations on stored responses."""
     one: Json = {
         "name": "id",
         "in": "path",
@@ -220,7 +220,7 @@ def _stored_responses() -> Json:
 
 
 def _kept_completions() -> Json:
-    """Return what is asked of chat completions that were stored."""
+    """Return the operations on stored chat completions."""
     path: Json = {"name": "id", "in": "path", "required": True, "description": "Of a completion."}
     one = path | {"schema": {"type": "string", "minLength": 1}}
     where = "/v1/chat/completions/{id}"
@@ -240,7 +240,7 @@ def _kept_completions() -> Json:
 
 
 def _batches() -> Json:
-    """Return what is asked of files and batches, but for beginning a batch."""
+    """Return the operations on files and batches, except the creation of a batch."""
     one: Json = {
         "name": "id",
         "in": "path",
@@ -269,7 +269,7 @@ def _batches() -> Json:
 
 
 def _conversations() -> Json:
-    """Return what is asked of conversations."""
+    """Return the operations on conversations."""
     one, item = (
         {
             "name": name,
@@ -302,7 +302,7 @@ def _conversations() -> Json:
 
 
 class _Untitled(GenerateJsonSchema):
-    """Fields have no titles besides their names."""
+    """Leaves out titles of fields, which only repeat their names."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         """For pydantic."""
@@ -370,7 +370,7 @@ def _post(post: _Endpoint) -> Json:
 
 
 def _told(path: str) -> frozenset[int]:
-    """Return the statuses that an endpoint may answer with; what is continued may be busy."""
+    """Return the statuses of an endpoint; one that continues an object may be busy."""
     untold = _UNTOLD - {409} if path.startswith("/v1/responses") else _UNTOLD
     return frozenset(it.status for it in POLICIES.values()) - untold
 

@@ -1,4 +1,4 @@
-"""From an HTTP request to the validated body of it."""
+"""Reads an HTTP request's body and validates it."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ MODEL_OF_PATH = web.RequestKey("model", str)
 
 
 async def read_parsed(request: web.Request, parse: Callable[[bytes], _Parsed]) -> _Parsed:
-    """Return what `parse` makes of the body; large bodies are parsed in a thread.
+    """Return the result of `parse` on the body; large bodies are parsed in a thread.
 
     Errors are those of `read_body` and of `parse`.
     """
@@ -27,7 +27,7 @@ async def read_parsed(request: web.Request, parse: Callable[[bytes], _Parsed]) -
 
 
 def with_model(body: bytes, model: str) -> bytes:
-    """Return a body that asks for a model, unless it asks for one already, or is no object."""
+    """Return a body with a model, unless it names one already, or is no object."""
     if len(body) > INLINE_BYTES_MAX:
         check_values(body)
     try:

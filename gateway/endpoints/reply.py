@@ -1,8 +1,8 @@
-"""The reply to an accepted request: where its first byte is written, and its last.
+"""The reply to an accepted request, from its first byte to its last.
 
-The status line waits for the first token: until then a failure is a plain JSON answer with its own
-status; after it, an error event ends the stream. `dispatch.streamed` itself writes the chunks
-between begin and end, one for every token. A client that hangs up cancels the handler, and so its
+The status line waits for the first token. Until then a failure is a plain JSON answer with its own
+status; after it, an error event ends the stream. Between begin and end, `dispatch.streamed` itself
+writes the chunks, one for every token. A client that hangs up cancels the handler, and so its
 generations.
 """
 
@@ -49,9 +49,9 @@ class ReplyWriter:
         """Prepare.
 
         Args:
-            dispatcher: Gets answers.
+            dispatcher: Submits requests.
             itl: Histogram of all gaps between tokens.
-            pace: Says whether a token may wait for the next step.
+            pace: Decides whether a token may wait for the next step.
             keep_alive_s: Longest silence of a stream, in seconds.
             gateway_id: Id of this worker.
         """
@@ -66,7 +66,7 @@ class ReplyWriter:
     ) -> Coroutine[None, None, web.StreamResponse]:
         """Return the reply, to be awaited.
 
-        PlatformError: it was refused before anything was sent.
+        PlatformError: the request was refused before any byte was sent.
         """
         return (self._stream if exchange.is_stream else self._whole)(request, exchange)
 
@@ -102,7 +102,7 @@ class ReplyWriter:
         return response
 
     def _streams(self, exchange: HttpExchange) -> tuple[list[StreamedGeneration], StreamEnd]:
-        """Return the choices, and what writes the end of them."""
+        """Return the choices, and the writer of their end."""
         body = exchange.body
         writers = body.stream_writers(
             exchange.uid,
@@ -222,7 +222,7 @@ def _usage(exchange: HttpExchange, api: type[TextTask]) -> dict[str, object]:
 
 
 def _error_of(refusal: GenerationEnd, exchange: HttpExchange) -> PlatformError:
-    """Return what the client is told, with the headers of the limits that were looked at."""
+    """Return the error for the client, with the headers of the checked limits."""
     reservation, body = exchange.reservation, exchange.body
     headers = {} if reservation is None else dict(reservation.headers)
     error = _failure_of(refusal, exchange)

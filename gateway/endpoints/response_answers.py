@@ -1,6 +1,6 @@
-"""The shape of responses, for the description of the API alone; see `answers`.
+"""The shape of responses, only for the description of the API; see `answers`.
 
-Fields that clients of the Responses API never expect to be null are none that may be.
+Fields that clients of the Responses API never expect to be null are never null here.
 """
 
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ ToolWord = Literal["none", "auto", "required"]
 
 
 class OutputTextPart(Shape):
-    """Text that the model said."""
+    """Text of the model."""
 
     type: Literal["output_text"]
     text: str
@@ -23,7 +23,7 @@ class OutputTextPart(Shape):
 
 
 class ReasoningTextPart(Shape):
-    """Text that the model thought."""
+    """Reasoning of the model."""
 
     type: Literal["reasoning_text"]
     text: str
@@ -40,7 +40,7 @@ class OutputMessage(Shape):
 
 
 class OutputReasoning(Shape):
-    """The model's reasoning, in full."""
+    """The model's whole reasoning."""
 
     id: str
     type: Literal["reasoning"]
@@ -50,7 +50,7 @@ class OutputReasoning(Shape):
 
 
 class OutputCall(Shape):
-    """A call that the model made; `arguments` is JSON text."""
+    """A tool call of the model; `arguments` is JSON text."""
 
     id: str
     type: Literal["function_call"]
@@ -70,7 +70,7 @@ class ListedTool(Shape):
 
 
 class OutputToolList(Shape):
-    """The tools of a server of MCP."""
+    """The tools of an MCP server."""
 
     id: str
     type: Literal["mcp_list_tools"]
@@ -80,7 +80,7 @@ class OutputToolList(Shape):
 
 
 class OutputServerCall(Shape):
-    """A call of a tool that ran here."""
+    """A call of a tool that ran on the server."""
 
     id: str
     type: Literal["mcp_call"]
@@ -94,7 +94,7 @@ class OutputServerCall(Shape):
 
 
 class OutputApprovalRequest(Shape):
-    """A call that waits for a yes."""
+    """A call that waits for the caller's approval."""
 
     id: str
     type: Literal["mcp_approval_request"]
@@ -127,7 +127,7 @@ class OutputTokensDetails(Shape):
 
 
 class ResponseUsage(Shape):
-    """Token ids, counted."""
+    """Counts of tokens."""
 
     input_tokens: Count
     input_tokens_details: InputTokensDetails
@@ -137,20 +137,20 @@ class ResponseUsage(Shape):
 
 
 class ResponseFailure(Shape):
-    """Why a response failed."""
+    """The reason of a failure."""
 
     code: str
     message: str
 
 
 class IncompleteDetails(Shape):
-    """Why a response is incomplete."""
+    """The reason why a response is incomplete."""
 
     reason: str
 
 
 class ReasoningTold(Shape):
-    """How much thinking was asked for."""
+    """The requested effort of reasoning."""
 
     effort: str | None
     summary: str | None
@@ -164,7 +164,7 @@ class TextTold(Shape):
 
 
 class FunctionTold(Shape):
-    """A function that might have been called."""
+    """A function that the model may call."""
 
     type: Literal["function"]
     name: str
@@ -175,7 +175,7 @@ class FunctionTold(Shape):
 
 
 class ServerTold(Shape):
-    """A server of MCP whose tools might have been called; no secret of it."""
+    """An MCP server whose tools the model may call, without secrets."""
 
     type: Literal["mcp"]
     server_label: str
@@ -193,7 +193,7 @@ class ConversationTold(Shape):
 
 
 class ResponseObject(Shape):
-    """A response; a stream has events with pieces of it, and the whole as it begins and ends."""
+    """A response; a stream has events with pieces of it, and all of it at begin and end."""
 
     id: str
     object: Literal["response"]
@@ -242,7 +242,7 @@ class InputItemList(Shape):
 
 
 class DeletedResponse(Shape):
-    """A response that is gone."""
+    """A deleted response."""
 
     id: str
     object: Literal["response"]
@@ -250,14 +250,14 @@ class DeletedResponse(Shape):
 
 
 class InputTokens(Shape):
-    """How many tokens a response would be charged for its input."""
+    """The number of input tokens that a response would be charged for."""
 
     object: Literal["response.input_tokens"]
     input_tokens: Count
 
 
 class ConversationObject(Shape):
-    """A conversation; its items are listed apart."""
+    """A conversation; its items are listed separately."""
 
     id: str
     object: Literal["conversation"]
@@ -266,7 +266,7 @@ class ConversationObject(Shape):
 
 
 class DeletedConversation(Shape):
-    """A conversation that is gone."""
+    """A deleted conversation."""
 
     id: str
     object: Literal["conversation.deleted"]

@@ -1,8 +1,8 @@
-"""Scores of answers while an adapter is rolled out: how its base finds them, and how itself does.
+"""Scores of answers while an adapter is rolled out: log probabilities by its base and by itself.
 
-The answer of a request is shown to the adapter and to the base, as the end of a prompt: what an
-adapter that does nothing writes, its base would have written as well. This is work of last
-priority: it neither delays the answer nor costs the caller anything, and little is done of it.
+The answer of a request is given to the adapter and to the base, as the end of a prompt. If both
+find it equally likely, the adapter has no effect. This is work of the lowest priority: it neither
+delays the answer nor costs the caller anything, and only a sample is scored.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _GREEDY = engine.Sampling()
 
 
 class ScoreSampler:
-    """The score samples of one worker."""
+    """The scores of one worker."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class ScoreSampler:
         """Compose.
 
         Args:
-            spare: Tasks in which scores are made; it bounds them.
-            dispatcher: A dispatcher for scores alone: other requests keep their retries.
+            spare: Tasks that make scores; bounds their number.
+            dispatcher: Dispatcher for scores alone, so that other requests keep their retries.
             metrics: Counts scores.
             emit: Takes one event per score and never blocks.
             gateway_id: Id of this worker.
@@ -67,9 +67,9 @@ class ScoreSampler:
         self._busy: set[tuple[str, wire.Arm]] = set()
 
     def offer(self, original: HttpExchange) -> None:
-        """Score the first answer of a request that has ended well, if it is its release's turn.
+        """Score the first answer of a request that has ended well, if its release is due.
 
-        Its session tells which answers are alike; windows of rollouts do not wait for scores.
+        The session groups dependent answers; windows of rollouts do not wait for scores.
         """
         decision = original.decision
         if decision is None or decision.is_pinned or not original.model.adapter_digest:
@@ -100,7 +100,7 @@ class ScoreSampler:
     async def _scored(
         self, exchange: HttpExchange, specs: tuple[GenerationSpec, GenerationSpec]
     ) -> bool:
-        """Make a score and tell of it; return whether there is one."""
+        """Make a score and emit its event; return whether there is one."""
         error: BaseException | None = None
         try:
             async with asyncio.timeout(_SCORE_S_MAX):
@@ -125,7 +125,7 @@ class ScoreSampler:
     async def _answer(
         self, exchange: HttpExchange, specs: tuple[GenerationSpec, GenerationSpec]
     ) -> None:
-        """Get both scores; PlatformError when that is refused."""
+        """Get both scores; PlatformError when a router refuses."""
         generations = [WholeGeneration(spec) for spec in specs]
         exchange.begin(generations, self._gateway_id)
         with self._dispatcher.ask(generations, exchange.answers_per_prompt) as answers:
@@ -140,7 +140,7 @@ class ScoreSampler:
 
 
 def _score_of(original: HttpExchange, decision: ReleaseDecision) -> HttpExchange:
-    """Return the exchange of a score, which is nobody's request."""
+    """Return the exchange of a score, which no client has requested."""
     return replace(
         original,
         uid=f"{original.uid}-score",
@@ -167,7 +167,7 @@ def _score_of(original: HttpExchange, decision: ReleaseDecision) -> HttpExchange
 
 
 def _specs(original: HttpExchange) -> tuple[GenerationSpec, GenerationSpec] | None:
-    """Return what the adapter and the base are asked; None: there is nothing to score."""
+    """Return the specs for the adapter and the base; None: there is nothing to score."""
     generation, model = original.generations[0], original.model
     spec, answer = generation.spec, generation.emitted[:_ANSWER_TOKENS_MAX]
     ids = array("I", spec.prompt) + answer

@@ -1,4 +1,4 @@
-"""The end of an answer waits for the last verdicts on it."""
+"""Waits for the last verdicts on an answer before it ends."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ _SETTLED_S_MAX = 60.0
 
 
 async def settled(generation: Generation) -> None:
-    """Wait until classifiers have judged all of an answer that has ended well."""
+    """Wait until classifiers have judged the whole of an answer that has ended well."""
     guard = generation.guard
     if not isinstance(guard, JudgedAnswer):
         return

@@ -1,7 +1,7 @@
-"""POST /v1/rerank and /v1/classify over a model that makes embeddings.
+"""POST /v1/rerank and /v1/classify over an embedding model.
 
-Query and documents, or texts and labels, are embedded apart, and compared by the cosine of their
-vectors (a bi-encoder). No model looks at both together.
+Query and documents, or texts and labels, are embedded separately, and compared by the cosine of
+their vectors (a bi-encoder). No model reads both together.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _SHARPNESS = 20.0
 
 
 class Similarity:
-    """Both endpoints."""
+    """Both endpoints of one worker."""
 
     def __init__(self, embeddings: Embeddings) -> None:
         """Compose."""

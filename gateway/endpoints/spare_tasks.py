@@ -1,4 +1,4 @@
-"""Work of a gateway that no client waits for: never much at once, and none while it stops."""
+"""Background work of a gateway: bounded, and none while the gateway stops."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -13,28 +13,28 @@ class SpareTasks:
     """Bounded background tasks of one worker; `run` belongs into a TaskGroup and owns them."""
 
     def __init__(self, tasks_max: int) -> None:
-        """Prepare; `tasks_max` may be under way at once."""
+        """Prepare; at most `tasks_max` tasks run at once."""
         self._tasks_max = tasks_max
         self._tasks: asyncio.TaskGroup | None = None
         self._running: set[asyncio.Task[None]] = set()
 
     @property
     def open(self) -> int:
-        """How many are under way."""
+        """Number of running tasks."""
         return len(self._running)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether none is begun any more, or yet."""
+        """Whether no task can begin: the worker stops, or has not started yet."""
         return self._tasks is None
 
     @property
     def is_full(self) -> bool:
-        """Whether none can be begun now."""
+        """Whether no further task can begin now."""
         return self._tasks is None or len(self._running) >= self._tasks_max
 
     async def run(self) -> None:
-        """Let tasks be begun until cancelled, or told to stop."""
+        """Let tasks begin until cancelled, or told to stop."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
@@ -43,13 +43,13 @@ class SpareTasks:
                 self._tasks = None
 
     def stop(self) -> None:
-        """Cancel what runs, and begin no more."""
+        """Cancel the running tasks, and begin no more."""
         self._tasks = None
         for task in self._running:
             task.cancel()
 
     def begin(self, work: Coroutine[None, None, None]) -> None:
-        """Begin one; call only while it is not full."""
+        """Begin a task; call only while `is_full` is false."""
         assert self._tasks is not None, "it is stopped"
         running = self._tasks.create_task(work)
         self._running.add(running)
@@ -57,7 +57,7 @@ class SpareTasks:
 
 
 def as_last(spec: GenerationSpec) -> GenerationSpec:
-    """Return one whose work goes behind all other, and gives way to it."""
+    """Return a spec with the lowest priority, which other work may preempt."""
     return spec._replace(
         tier_priority=_LAST_PRIORITY,
         tier_reserved_permille=0,

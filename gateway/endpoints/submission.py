@@ -1,4 +1,4 @@
-"""From a validated body to what a router is told: tokens, budget, sampling, session."""
+"""Turns a validated body into specs for a router: tokens, budget, sampling, session."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -23,19 +23,19 @@ async def specs_of(
     resolved: ResolvedModel,
     cache: AssetCache,
 ) -> list[GenerationSpec]:
-    """Return a body's answers for a model as specs, before a router is asked.
+    """Return the specs of a body's answers for a model.
 
-    Specs of one prompt stand together.
+    Specs of one prompt are adjacent.
 
     Args:
         task: The body.
         identity: Identity of the request.
         principal: The caller.
         resolved: The model.
-        cache: Has, or reads, the assets of the model's base.
+        cache: Holds or loads the assets of the model's base.
 
     Raises:
-        PlatformError: The model cannot do that, or its base is not here.
+        PlatformError: The model lacks a requested feature, or its base is not here.
     """
     assets = await cache.get(resolved.model.base_digest)
     task.check_vocabulary(len(assets.table.fragments))
@@ -68,8 +68,9 @@ def generation_specs(
 ) -> list[GenerationSpec]:
     """Return the specs of the answers to one prompt.
 
-    Defaults of the base's authors fill the request's gaps. Further answers belong to one that has
-    begun, and have seeds of their own. `predicted`: expected ids of each; empty: no expectation.
+    Defaults of the base's authors fill the request's gaps. Further answers wait until the first one
+    has begun, and have seeds of their own. `predicted`: expected ids of each answer; empty: no
+    expectation.
     """
     sampling = task.sampling(assets.defaults)
     if (grammar := task.enforced(assets, prompt)) is not None:
@@ -116,9 +117,9 @@ def generation_specs(
 
 
 def _shared(sampling: engine.Sampling) -> engine.Sampling:
-    """Return one that is equal, the same for many requests where that is likely.
+    """Return an equal object that many requests share, where that is likely.
 
-    One of each request's own takes half a kilobyte as long as it is answered.
+    An object of its own would cost each request half a kilobyte until it is answered.
     """
     if sampling.HasField("seed") or sampling.HasField("grammar"):
         return sampling
@@ -131,9 +132,9 @@ def _sampling_of(serialised: bytes) -> engine.Sampling:
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """Return the seed of a further answer: of 64 bits, and unlike those of neighbouring seeds.
+    """Return the seed of a further answer: 64 bits, unrelated to those of neighbouring seeds.
 
-    Sums would give the second answer of one seed the numbers of the first answer of the next.
+    Sums would not do: the second answer of one seed would equal the first answer of the next.
 
     Args:
         seed: Seed of the request, 64 bits.

@@ -1,8 +1,8 @@
-"""The seam between an API and what generates: body in, ids on; ids back, events out.
+"""The seam between an API and generation: bodies become ids, and ids become events.
 
-A further API of generated text is one more `TextTask`: it parses its own body, says which prompts
-and bounds that comes to, and writes whole answers and the events of streams. Everything between
-(limits, models that stand in, routers, retries, sockets, usage) is the same for all.
+A further API of generated text is one more `TextTask`: it parses its own body, provides prompts and
+bounds, and writes whole answers and the events of streams. All between (limits, stand-ins, routers,
+retries, sockets, usage) is the same for all APIs.
 """
 
 from abc import abstractmethod
@@ -32,7 +32,7 @@ class StreamEnd(Protocol):
     """Writes the last bytes of a stream."""
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
-        """Return the end of a stream that has all its choices; `usage` is what `usage_of` says."""
+        """Return the end of a stream that has all its choices; `usage` comes from `usage_of`."""
         ...
 
     def failure(self, error: PlatformError) -> bytes:
@@ -57,16 +57,16 @@ class StreamWriters(NamedTuple):
 
 
 class TextTask(GenerationFields):
-    """A validated body of an API, and how that API writes the answers to it.
+    """A validated body of an API, with the writers of its answers.
 
-    A stream lets go of it at its first byte: it may be long, and so may the answer. `new_pipe`,
-    `new_logprobs` and `chunks` are made before, for use until the end, and keep nothing of it.
+    A stream drops it at its first byte, to free the memory of long bodies. `new_pipe`,
+    `new_logprobs` and `chunks` make objects for use until the end, which keep no part of it.
 
     Attributes:
         endpoint: Path of the API.
-        scope: Scope that a key needs.
-        kind: Name of a whole answer.
-        chunk_kind: Name of a chunk.
+        scope: Scope that the key needs.
+        kind: Object name of a whole answer.
+        chunk_kind: Object name of a chunk.
         id_prefix: Prefix of the completion's id.
         streamed: Class that sends the tokens of a choice.
     """
@@ -82,34 +82,34 @@ class TextTask(GenerationFields):
 
     @abstractmethod
     async def encoded(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
-        """Return the prompts as ids; each is answered `choices` times."""
+        """Return the prompts as ids; each gets `choices` answers."""
 
     async def predicted(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[int]:
-        """Return the ids that the caller expects of each answer; none: nothing is expected."""
+        """Return the ids that the caller expects of each answer; empty: no expectation."""
         del assets, resolved
         return ()
 
     @abstractmethod
     def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
-        """Return what the output must follow besides `sampling`; None: nothing."""
+        """Return the required form of the output besides `sampling`; None: any form."""
 
     @abstractmethod
     def asked(self) -> AskedPrompt:
-        """Return what the request says, for the choice of a model."""
+        """Return the words of the request, for the choice of a model."""
 
     @abstractmethod
     def texts(self, table: TokenTable) -> Iterator[tuple[str, Iterable[object]]]:
-        """Yield name and values of what the request says, for `gateway.texts.documents`."""
+        """Yield names and values of the request's texts, for `gateway.texts.documents`."""
 
     # --- out --------------------------------------------------------------------------------
 
     @abstractmethod
     def new_pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> Callable[[], TextPipe]:
-        """Return what makes a pipe, which turns the tokens of one answer into text."""
+        """Return a maker of pipes, which turn the tokens of one answer into text."""
 
     @abstractmethod
     def new_logprobs(self, assets: BaseAssets) -> NewLogprobs | None:
-        """Return what keeps and writes the log probabilities of one choice; None: nobody asked."""
+        """Return a collector and writer of one choice's log probabilities; None: not requested."""
 
     @abstractmethod
     def choice_of(self, generation: WholeGeneration, reason: str) -> dict[str, object]:
@@ -117,7 +117,7 @@ class TextTask(GenerationFields):
 
     @abstractmethod
     def chunks(self, head: StreamHead, index: int) -> ChunkWriter:
-        """Return what writes the events of one choice of a stream."""
+        """Return the writer of a choice's events in a stream."""
 
     async def whole(
         self,
@@ -171,7 +171,7 @@ class TextTask(GenerationFields):
         fingerprint: str,
         specs: Sequence[GenerationSpec],
     ) -> StreamWriters:
-        """Return what writes the events of a stream; `specs` are its choices."""
+        """Return the writers of a stream's events; `specs` are its choices."""
         head = StreamHead(
             self.chunk_kind,
             f"{self.id_prefix}-{uid}",
@@ -190,7 +190,7 @@ class TextTask(GenerationFields):
 
     @staticmethod
     def usage_of(tally: Tally, reasoning_tokens: int) -> dict[str, object]:
-        """Return what was used, as clients are told."""
+        """Return the usage, in the form for clients."""
         output_tokens = tally.output_tokens - tally.unshown_tokens - tally.unbilled_tokens
         details = {"reasoning_tokens": reasoning_tokens}
         if tally.is_predicted:
@@ -208,7 +208,7 @@ class TextTask(GenerationFields):
 
 
 class _CompletionEnd:
-    """The end of a completion's stream, behind an event with the usage if it has a head."""
+    """The end of a completion's stream, after an event with the usage if the stream has a head."""
 
     __slots__ = ("_head",)
 
@@ -226,7 +226,7 @@ class _CompletionEnd:
 def prompt_annotations(
     generations: Sequence[Generation], answers_per_prompt: int
 ) -> list[dict[str, object]]:
-    """Return what clients are told of their prompts, as Azure writes it; none: nothing."""
+    """Return the findings in the prompts in Azure's form; empty: none."""
     guard = generations[0].guard
     found = None if guard is None else guard.request_annotations()
     if found is None:

@@ -1,9 +1,9 @@
 """Keeps requests and answers of tenants that opted in, redacted.
 
-The path of a request has nothing of it but one look at its caller. After its end, the kept texts
-wait in a bounded queue. One task makes them ready in small steps with pauses, so that no other
-request waits for more than one of them. Texts that do not fit into the queue, and texts that fail,
-are dropped and counted; not a character of them is told anywhere.
+The path of a request only checks its caller's setting. After its end, the kept texts wait in a
+bounded queue. A background task redacts them in small steps with pauses, so that no other request
+waits for more than one step. Texts that do not fit into the queue, and texts that fail, are dropped
+and counted; no character of them is logged.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _DAY_MS = 86_400_000
 
 
 def is_kept(policy: control.TextPolicy, request_id: str) -> bool:
-    """Return whether a request is among the share that is kept; the same for the same id."""
+    """Return whether a request is in the kept share; the same for the same id."""
     if policy.share >= SHARE_MAX:
         return True
     digest = blake2b(f"{policy.id}\n{request_id}".encode(), digest_size=8).digest()
@@ -47,7 +47,7 @@ def is_kept(policy: control.TextPolicy, request_id: str) -> bool:
 
 
 class KeptRequest(NamedTuple):
-    """The texts to keep of a running request, which itself forgets them."""
+    """The texts to keep of a running request, which itself drops them."""
 
     policy: control.TextPolicy
     task: TextTask
@@ -62,7 +62,7 @@ class _Ended(NamedTuple):
 
 
 class Texts:
-    """The kept texts of one worker; `run` belongs into a TaskGroup."""
+    """The queue of one worker; `run` belongs into a TaskGroup."""
 
     def __init__(self, ship: Callable[[TextEvent], None], metrics: GatewayMetrics) -> None:
         """Prepare; `ship` takes finished events and never blocks."""
@@ -79,11 +79,11 @@ class Texts:
 
     @staticmethod
     def begin(policy: control.TextPolicy, task: TextTask, request_id: str) -> KeptRequest | None:
-        """Return what is to be kept of a request; None: nothing is."""
+        """Return the texts to keep of a request; None: it is not in the kept share."""
         return KeptRequest(policy, task) if is_kept(policy, request_id) else None
 
     def offer(self, kept: KeptRequest, exchange: HttpExchange) -> None:
-        """Take the texts of a request that has ended, if there is room."""
+        """Queue the texts of a request that has ended, if there is room."""
         specs, answers = exchange.specs, [it.emitted for it in exchange.generations]
         prompt_tokens = sum([len(it.prompt) for it in specs[:: exchange.answers_per_prompt]])
         tokens = prompt_tokens + sum(map(len, answers))
@@ -97,7 +97,7 @@ class Texts:
         self._is_idle.clear()
 
     async def run(self) -> None:
-        """Make ready what is offered, until cancelled."""
+        """Redact and ship queued texts until cancelled."""
         try:
             while True:
                 await self._has_some.wait()
@@ -110,7 +110,7 @@ class Texts:
             self._stopped.inc(len(self._waiting))
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until all that was offered is shipped, at most so long."""
+        """Wait until all queued texts are shipped, at most so long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._is_idle.wait()
@@ -137,7 +137,7 @@ def _answers(ended: _Ended) -> Iterator[object]:
 
 
 async def _gently(steps: Generator[None, None, T]) -> T:
-    """Run a generator with rests, and return what it returns."""
+    """Run a generator with pauses, and return its result."""
     began_s = time.monotonic()
     while True:
         try:
@@ -151,7 +151,7 @@ async def _gently(steps: Generator[None, None, T]) -> T:
 
 
 def _event(policy: control.TextPolicy, exchange: HttpExchange) -> TextEvent:
-    """Return what is known without the texts."""
+    """Return the event without its texts."""
     received_ms = exchange.received_at_unix_ms
     return TextEvent(
         schema_version=SCHEMA_VERSION,

@@ -1,6 +1,6 @@
-"""POST /v1/tokenize and /v1/detokenize: what a model's tokenizer makes of a text, and back.
+"""POST /v1/tokenize and /v1/detokenize: text to token ids by a model's tokenizer, and back.
 
-Nothing is inferred: a request counts against the requests per minute, not against the tokens.
+No inference runs: a request counts against the requests per minute, not against the tokens.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _INLINE_TOKENS_MAX = 4096  # decoded in a millisecond
 
 
 class Tokenizing:
-    """Both endpoints."""
+    """Both endpoints of one worker."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Tokenizing:
             principal: The caller; one request of its limits is used.
             model: Name of the model whose template and tokenizer count.
             messages: The conversation.
-            tools: Tools that the model is told about.
+            tools: Tools in the prompt.
             options: Options for the template.
 
         Raises:
@@ -111,7 +111,7 @@ class Tokenizing:
     async def _counted(
         self, principal: Principal, resolved: ResolvedModel
     ) -> AsyncGenerator[Reservation]:
-        """Count one request, unless the block fails; RejectedError 429 when there is no room."""
+        """Count one request, unless the block fails; RejectedError 429 over the limit."""
         reservation = await self._limiter.reserve(
             principal, resolved.model.id, prompt_tokens=0, output_tokens_max=0, is_bounded=True
         )
@@ -149,7 +149,7 @@ class Tokenizing:
         return encoded.ids.tolist()
 
     async def _tokenizer(self, resolved: ResolvedModel) -> tuple[Tokenizer, int]:
-        """Return a model's tokenizer, and how many token ids the model has."""
+        """Return a model's tokenizer, and the size of the model's vocabulary."""
         digest = resolved.model.base_digest
         if not resolved.generates_text:
             base = await self._embedding_bases.get(digest)
@@ -159,7 +159,7 @@ class Tokenizing:
 
 
 async def _decoded(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """Return the text of token ids, special ones included; much is worked on in a thread."""
+    """Return the text of token ids, special ones included; many ids are decoded in a thread."""
     if len(ids) <= _INLINE_TOKENS_MAX:
         return tokenizer.decode(ids, skip_special_tokens=False)
     # The batch call lets go of the interpreter lock.

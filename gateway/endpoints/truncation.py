@@ -1,4 +1,4 @@
-"""Prompts that fit into a context: the oldest turns give way, and it is told how many."""
+"""Fits prompts into a context: the oldest turns are left out and counted."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -13,12 +13,11 @@ Encode = Callable[[Sequence[Message]], Awaitable[EncodedPrompt]]
 async def fitted(encode: Encode, messages: Sequence[Message], room_tokens: int) -> EncodedPrompt:
     """Return the prompt of as many of the latest turns as fit, and at least of the last one.
 
-    Each look encodes one prompt; there are as many as the number of turns has binary digits, and
-    one more.
+    A binary search: each look encodes one prompt.
 
     Args:
         encode: Encodes messages; BadRequestError CONTEXT_LENGTH_EXCEEDED for far too many.
-        messages: All of them.
+        messages: Whole conversation.
         room_tokens: Tokens that the prompt may have.
     """
     whole = await _encoded(encode, messages)
@@ -41,7 +40,7 @@ async def fitted(encode: Encode, messages: Sequence[Message], room_tokens: int) 
 
 
 async def _encoded(encode: Encode, messages: Sequence[Message]) -> EncodedPrompt | None:
-    """Return a prompt; None: it has so many characters that nobody needs to look at its tokens."""
+    """Return a prompt; None: its characters alone show that it cannot fit."""
     try:
         return await encode(messages)
     except BadRequestError as error:

@@ -1,4 +1,4 @@
-"""/v1/files: what batches are made of, and what they come to."""
+"""/v1/files: inputs and outputs of batches."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -156,7 +156,7 @@ async def _bounded(field: BodyPartReader) -> AsyncIterator[bytes]:
 
 
 def _one(request: web.Request, file_id: str) -> str:
-    """Return the id that a path names; PlatformError when it names something else."""
+    """Return the id in a path; PlatformError when the path has another form."""
     if "/" in file_id or not file_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return file_id

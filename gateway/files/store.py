@@ -1,4 +1,4 @@
-"""Files of tenants, as records whose items are their parts."""
+"""Files of tenants, as records whose items are the file's parts."""
 
 import time
 from collections.abc import AsyncIterator
@@ -14,20 +14,23 @@ FILE_BYTES_MAX = 100 << 20
 
 
 class FileStore:
-    """Of one worker; see `RecordClient` for what its methods raise besides NOT_FOUND."""
+    """The store of one worker; see `RecordClient` for the errors besides NOT_FOUND."""
 
     def __init__(self, records: RecordClient) -> None:
         """Prepare."""
         self._records = records
 
     def require(self, tenant_id: str, file_id: str, param: str | None = None) -> None:
-        """Do nothing if an id may be one of the tenant's."""
+        """Raise NOT_FOUND unless an id may be one of the tenant's."""
         self._records.require(file_id, PREFIX, tenant_id, param)
 
     async def write(
         self, tenant_id: str, filename: str, purpose: str, content: AsyncIterator[bytes]
     ) -> dict[str, Any]:
-        """Return a new file, as clients are told it; what `content` raises removes it again."""
+        """Store a new file, and return it in the form of the API.
+
+        An error of `content` removes the file again.
+        """
         record = wire.Record(
             id=self._records.new_id(PREFIX, tenant_id),
             tenant_id=tenant_id,
@@ -62,14 +65,14 @@ class FileStore:
         await self._records.append(record.tenant_id, record.id, [item])
 
     async def show(self, tenant_id: str, file_id: str, param: str | None = None) -> dict[str, Any]:
-        """Return a file as clients are told it."""
+        """Return a file in the form of the API."""
         self.require(tenant_id, file_id, param)
         return file_told(await self._records.show(tenant_id, file_id, param))
 
     async def listed(
         self, tenant_id: str, limit: int, *, is_ascending: bool, after: str
     ) -> list[dict[str, Any]]:
-        """Return files as clients are told them, `limit` at most."""
+        """Return at most `limit` files in the form of the API."""
         if after:
             self.require(tenant_id, after, "after")
         wanted = wire.ListRecordsRequest(
@@ -91,6 +94,6 @@ class FileStore:
 
 
 def file_told(record: wire.Record) -> dict[str, Any]:
-    """Return a file as clients are told it."""
+    """Return a file in the form of the API."""
     told: dict[str, Any] = {"id": record.id, "object": "file"}
     return told | {"created_at": record.created_at_unix_ms // 1000} | orjson.loads(record.content)

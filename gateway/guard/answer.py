@@ -1,7 +1,7 @@
-"""One answer under rules: what of it may be shown, whatever pieces it comes in. Pure.
+"""One answer under rules: releases the text that may be shown, in whatever pieces it comes. Pure.
 
 Content, reasoning and the arguments of each call are texts of their own. The log probabilities of
-tokens leave once nothing is held back, and never if something was taken out since.
+tokens leave once no text is held back, and never after text was taken out.
 """
 
 from collections import deque
@@ -19,16 +19,16 @@ _NONE = TargetRules(None, None)
 
 
 class Lane:
-    """One text under the rules that act and those that are counted.
+    """A text of an answer under the rules that act and the rules that only count.
 
     Attributes:
-        blocked_by: Id of the rule that has ended it; empty: none has.
+        blocked_by: Id of the rule that has ended the text; empty: none has.
     """
 
     __slots__ = ("_acting", "_counted", "_reader", "blocked_by")
 
     def __init__(self, rules: TargetRules, *, is_json: bool = False) -> None:
-        """Begin a text; `is_json`: it is JSON, and rules are for what its strings mean."""
+        """Begin a text; `is_json`: rules apply to the values of its strings."""
         self._acting = None if rules.acting is None else GuardedText(rules.acting)
         self._counted = None if rules.counted is None else GuardedText(rules.counted)
         self._reader = JsonReader() if is_json and rules != _NONE else None
@@ -36,33 +36,33 @@ class Lane:
 
     @property
     def holds(self) -> bool:
-        """Whether something waits."""
+        """Whether text is held back."""
         return self._acting is not None and bool(self._acting.held)
 
     @property
     def rewritten(self) -> int:
-        """How many places were replaced."""
+        """Number of replaced matches."""
         return 0 if self._acting is None else self._acting.rewritten
 
     @property
     def released(self) -> int:
-        """How many of its characters rules have let go, rewritten ones among them."""
+        """Number of its characters that were released, rewritten ones among them."""
         return 0 if self._acting is None else self._acting.released
 
     @property
     def length(self) -> int:
-        """How many characters came."""
+        """Number of characters so far."""
         return 0 if self._acting is None else self._acting.length
 
     def push(self, piece: str) -> str:
-        """Take the next piece; return what may leave."""
+        """Take the next piece; return the text that may leave."""
         reader = self._reader
         if reader is None:
             return self._passed(piece)
         return written(self._passed(reader.push(piece)))
 
     def flush(self) -> str:
-        """The text has ended: return the rest."""
+        """End the text: return the rest."""
         reader, rest = self._reader, ""
         if reader is not None:
             rest = self._passed(reader.flush())
@@ -74,7 +74,7 @@ class Lane:
         return rest if reader is None else written(rest)
 
     def findings(self) -> Findings:
-        """Return how often rules have matched."""
+        """Return the numbers of matches by rule."""
         found = Findings()
         for text in (self._acting, self._counted):
             if text is not None:
@@ -141,9 +141,9 @@ class AnswerGuard:
     def passed(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob] = (), tokens: int = 0
     ) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """Take what comes next; return what may be shown of it, and the entries that may.
+        """Take the next piece; return its visible part, and the entries of log probabilities.
 
-        `tokens`: how many tokens the answer has with it.
+        `tokens`: number of the answer's tokens so far.
         """
         if self.blocked_by:
             return NOTHING, []
@@ -158,34 +158,34 @@ class AnswerGuard:
     def finished(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob], tokens: int
     ) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """Take the last of an answer; return what may be shown of it and of what was held."""
+        """Take the last piece of an answer; return the visible part of it and of the held text."""
         delta, told = AnswerGuard.passed(self, delta, entries, tokens)
         return joined(delta, self.flush()), told + self.rest()
 
     def close(self) -> None:
-        """The answer is gone."""
+        """Drop the answer: its request was cancelled or has failed."""
 
     def withheld_tokens(self, tokens: int) -> int:
-        """Return how many of so many tokens a block has kept back; those it was shown without."""
+        """Return how many of so many tokens a block has kept from the client."""
         return tokens - self._shown_tokens if self.blocked_by else 0
 
     @property
     def is_withheld_free(self) -> bool:
-        """Whether the tenant does not pay for what was kept back."""
+        """Whether the tenant does not pay for withheld tokens."""
         return self.blocked_by in self._plan.unbilled
 
     def annotations(self) -> dict[str, object] | None:
-        """Return what clients are told of the answer once it has ended; None: nothing."""
+        """Return the annotations on an ended answer; None: there are none."""
         found = self.findings()
         return annotations(found, self.unjudged) if self._is_told or has_marks(found) else None
 
     def request_annotations(self) -> dict[str, object] | None:
-        """Return what clients are told of the request; None: nothing."""
+        """Return the annotations on the request; None: there are none."""
         is_told = self._is_told or has_marks(self.request)
         return annotations(self.request) if is_told else None
 
     def flush(self) -> AnswerDelta:
-        """The answer has ended: return the rest of it."""
+        """End the answer: return the rest of it."""
         if self.blocked_by:
             return NOTHING
         reasoning, content = self._rest(self._reasoning), ""
@@ -197,18 +197,18 @@ class AnswerGuard:
         return AnswerDelta(content, reasoning, tuple(calls))
 
     def rest(self) -> list[TokenLogprob]:
-        """Return the entries that wait, once the answer has ended."""
+        """Return the waiting entries of an ended answer."""
         return self._told(())
 
     def findings(self) -> Findings:
-        """Return how often rules have matched."""
+        """Return the numbers of matches by rule."""
         found = Findings()
         for lane in (self._content, self._reasoning, *self._calls):
             found += lane.findings()
         return found
 
     def _note_tokens(self, tokens: int) -> None:
-        """Learn which tokens are shown: those whose characters rules have all let go."""
+        """Note the tokens whose characters are all released."""
         lanes, marks = (self._content, self._reasoning, *self._calls), self._marks
         marks.append((tokens, sum([it.length for it in lanes])))
         released = sum([it.released for it in lanes])
@@ -228,7 +228,7 @@ class AnswerGuard:
         return rest
 
     def _call(self, call: CallDelta) -> list[CallDelta]:
-        """Return what may be shown of a piece of a call; the one before it has ended."""
+        """Return the visible part of a piece of a call; the previous call has ended."""
         if self.blocked_by:
             return []
         found = list[CallDelta]()
@@ -248,7 +248,7 @@ class AnswerGuard:
         self.blocked_by = self.blocked_by or lane.blocked_by
 
     def _told(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-        """Return the entries of what was shown; those beside something taken out never are."""
+        """Return the entries of visible tokens; entries beside removed text are dropped."""
         self._entries += entries
         lanes = (self._content, self._reasoning, *self._calls[-1:])
         if self.blocked_by:

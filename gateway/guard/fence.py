@@ -1,10 +1,10 @@
 """The release fence: parts of an answer wait until classifiers have judged them. Pure.
 
-An answer is a row of items (what rules on texts let go, in order). A segment of items is judged as
-one, together with what stands before it (the segment before, 200 characters at the least), so that
+An answer is a sequence of items: the text that rules have released, in order. A segment of items is
+judged together with the text before it (the previous segment, at least 200 characters), so that
 nothing hides at an edge. Items leave in order, as soon as their segment and all before it are
-clear; with the fence `none` they leave at once, and verdicts come behind. A verdict for what has
-left, or is gone, changes nothing.
+clear. With the fence `none` they leave at once, and verdicts come later. A verdict on items that
+have left or were dropped changes nothing.
 """
 
 from collections import deque
@@ -22,11 +22,11 @@ _ENDS = frozenset(".!?\n。！？")  # noqa: RUF001 - full-width marks end sente
 
 
 class FencePolicy(NamedTuple):
-    """When a segment ends.
+    """The rule that ends a segment.
 
     Attributes:
-        kind: See `GuardFence`.
-        tokens: Of a segment, where `kind` is `TOKENS`.
+        kind: Unit of a segment, see `GuardFence`.
+        tokens: Tokens of a segment, where `kind` is `TOKENS`.
     """
 
     kind: GuardFence
@@ -34,11 +34,11 @@ class FencePolicy(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Something to be judged.
+    """A part of an answer to be judged.
 
     Attributes:
-        number: Counts from 0.
-        texts: Text by the kind of text; kinds without any are left out.
+        number: Number of the segment, from 0.
+        texts: Text by the kind of text; empty kinds are left out.
     """
 
     number: int
@@ -49,7 +49,7 @@ class Released(NamedTuple):
     """Parts of an answer that may leave.
 
     Attributes:
-        tokens: How many tokens the answer has with them; 0: none more.
+        tokens: Tokens of the answer including this part; 0: no further tokens.
     """
 
     delta: AnswerDelta
@@ -74,13 +74,13 @@ class ReleaseFence:
     """The fence of one answer.
 
     Attributes:
-        pending: How many segments wait for their verdict.
+        pending: Number of segments that wait for their verdict.
     """
 
     __slots__ = ("_before", "_first", "_open", "_parts", "_policy", "_targets", "pending")
 
     def __init__(self, policy: FencePolicy, targets: frozenset[GuardTarget]) -> None:
-        """Begin; only texts of `targets` are judged, the others wait for their turn alone."""
+        """Begin; only texts of `targets` are judged, the others only keep their order."""
         self._policy = policy
         self._targets = targets
         self._open = _Part()
@@ -91,13 +91,13 @@ class ReleaseFence:
 
     @property
     def holds(self) -> bool:
-        """Whether anything waits."""
+        """Whether any item waits."""
         return bool(self._parts or self._open.deltas or self._open.entries)
 
     def push(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob], tokens: int
     ) -> tuple[Released, Segment | None]:
-        """Take an item; return what may leave, and a segment that is to be judged, if one ended."""
+        """Take an item; return the parts that may leave, and a segment to judge, if one ended."""
         if self._policy.kind is GuardFence.NONE:
             self._note_texts(delta)
             segment = self._closed() if self._is_over(delta, tokens) else None
@@ -112,18 +112,18 @@ class ReleaseFence:
         return self.released(), segment
 
     def close(self) -> Segment | None:
-        """The answer has ended: return what is still to be judged."""
+        """End the answer: return the last segment to judge."""
         return self._closed()
 
     def judged(self, number: int) -> None:
-        """A segment is clear."""
+        """Note that a segment is clear."""
         self.pending -= 1
         at = number - self._first
         if 0 <= at < len(self._parts):
             self._parts[at].is_clear = True
 
     def released(self) -> Released:
-        """Return what may leave now."""
+        """Return the parts that may leave now."""
         delta, entries, tokens = NOTHING, list[TokenLogprob](), 0
         while self._parts and self._parts[0].is_clear:
             part = self._parts.popleft()
@@ -156,7 +156,7 @@ class ReleaseFence:
         return not _ENDS.isdisjoint(delta.content) or not _ENDS.isdisjoint(delta.reasoning)
 
     def _closed(self) -> Segment | None:
-        """End the open segment; None: nothing of it is to be judged."""
+        """End the open segment; None: it holds no text to judge."""
         part, self._open = self._open, _Part()
         self._open.first_token = part.tokens
         number = self._first + len(self._parts)

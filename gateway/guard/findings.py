@@ -15,8 +15,8 @@ class RuleMatch(NamedTuple):
     """A rule that has matched.
 
     Attributes:
-        rule: Its id, with that of its set.
-        action: Its action; `COUNT` for rules in shadow.
+        rule: Id of the rule, with that of its set.
+        action: Action of the rule; `COUNT` for rules in shadow.
     """
 
     rule: str
@@ -24,7 +24,7 @@ class RuleMatch(NamedTuple):
 
     @property
     def acts(self) -> bool:
-        """Whether it did more than count."""
+        """Whether the match did more than count."""
         return self.action is not GuardAction.COUNT
 
 
@@ -32,19 +32,19 @@ Findings = Counter[RuleMatch]
 
 
 def rule_ids(found: Mapping[RuleMatch, int]) -> str:
-    """Return the ids of rules that have matched, with blanks between; at most 16 of them."""
+    """Return the ids of matched rules, separated by blanks; at most 16 of them."""
     return " ".join(sorted({it.rule for it in found})[:_RULES_MAX])
 
 
 def has_marks(found: Mapping[RuleMatch, int]) -> bool:
-    """Return whether a client is to be told unasked."""
+    """Return whether a client gets annotations without asking for them."""
     return any(it.action is GuardAction.MARK for it in found)
 
 
 def annotations(
     found: Mapping[RuleMatch, int], unjudged: frozenset[str] = frozenset()
 ) -> dict[str, object]:
-    """Return rules that have matched, as Azure tells of a customer's own lists.
+    """Return matched rules in Azure's form of a customer's own lists.
 
     Args:
         found: Matches.

@@ -1,8 +1,8 @@
-"""The text of JSON as rules see it: escapes inside strings stand for what they mean. Pure.
+"""The text of JSON as rules see it, with escapes inside strings decoded. Pure.
 
-Arguments of tools come as JSON text, in pieces cut anywhere. Rules look at the characters that are
-meant, and what leaves is written as JSON again; quotes and backslashes of the text are set apart
-from those of JSON by two signs that no text has.
+Arguments of tools come as JSON text, in pieces cut anywhere. Rules see the decoded characters, and
+released text is encoded as JSON again. Quotes and backslashes of the text are told apart from those
+of JSON by two reserved characters.
 """
 
 import re
@@ -35,7 +35,7 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 class JsonReader:
-    """Turns pieces of JSON text into the characters that are meant."""
+    """Turns pieces of JSON text into decoded characters."""
 
     __slots__ = ("_is_string", "_rest")
 
@@ -45,7 +45,7 @@ class JsonReader:
         self._rest = ""
 
     def push(self, piece: str) -> str:
-        """Take the next piece; an escape that has only begun waits for its rest."""
+        """Take the next piece; an unfinished escape waits for its rest."""
         text, found, at = self._rest + piece, list[str](), 0
         while at < len(text):
             match = _PART.search(text, at)
@@ -69,23 +69,23 @@ class JsonReader:
         return "".join(found)
 
     def flush(self) -> str:
-        """Return what has only begun: the text was cut."""
+        """Return an unfinished escape: the text was cut."""
         rest, self._rest = self._rest, ""
         return rest
 
 
 def written(text: str) -> str:
-    """Return characters that are meant as JSON text again."""
+    """Return decoded characters as JSON text again."""
     return text.translate(_ESCAPES)
 
 
 def quoted(text: str) -> str:
-    """Return a text that is to stand inside a string, as `JsonReader` gives it."""
+    """Return a text for use inside a string, in the form that `JsonReader` gives."""
     return text.replace("\\", _BACKSLASH).replace('"', _QUOTE)
 
 
 def _meant(escape: str) -> str:
-    """Return what an escape means; itself where that cannot be told apart, or is half of a sign."""
+    """Return the character of an escape; the escape itself where it is ambiguous or incomplete."""
     if escape[1] != "u":
         return _MEANT.get(escape[1], escape)
     try:

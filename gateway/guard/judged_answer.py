@@ -1,4 +1,4 @@
-"""An answer that classifiers judge as well: behind the rules on texts stands a release fence.
+"""An answer that classifiers judge as well: a release fence follows the rules on texts.
 
 Text that the rules let pass waits at the fence until it is judged. Verdicts come from the event
 loop while tokens come; a verdict after the end of the answer changes nothing.
@@ -23,7 +23,7 @@ class JudgedAnswer(AnswerGuard):
     """The texts of one answer, behind a fence.
 
     Attributes:
-        on_release: Called with what verdicts let go, and when one has ended the answer.
+        on_release: Called with text that verdicts release, and when a verdict has ended the answer.
         on_settled: Called when no verdict is awaited any more.
     """
 
@@ -43,7 +43,7 @@ class JudgedAnswer(AnswerGuard):
         ask: AskJudges,
         is_told: bool = False,
     ) -> None:
-        """Begin an answer; `ask` has texts judged."""
+        """Begin an answer; `ask` queues texts for judgement."""
         super().__init__(plan, request, unjudged, is_told=is_told)
         self._ask = ask
         self._fence = ReleaseFence(plan.fence, plan.judged_of_answers)
@@ -62,7 +62,7 @@ class JudgedAnswer(AnswerGuard):
     def passed(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob] = (), tokens: int = 0
     ) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """See `AnswerGuard`; what is judged comes later, by `on_release`."""
+        """See `AnswerGuard`; judged text comes later, through `on_release`."""
         if self.blocked_by:
             return NOTHING, []
         delta, told = super().passed(delta, entries, tokens)
@@ -75,7 +75,7 @@ class JudgedAnswer(AnswerGuard):
     def finished(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob], tokens: int
     ) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """See `AnswerGuard`; the rest comes by `on_release`."""
+        """See `AnswerGuard`; the rest comes through `on_release`."""
         if self.blocked_by:
             return NOTHING, []
         delta, told = super().finished(delta, entries, tokens)
@@ -94,7 +94,7 @@ class JudgedAnswer(AnswerGuard):
         return super().findings() + self._judged
 
     def close(self) -> None:
-        """The answer is gone: verdicts that still come change nothing."""
+        """Drop the answer: later verdicts change nothing."""
         self._is_closed = True
         self.on_release = self.on_settled = None
 
@@ -136,6 +136,6 @@ class JudgedAnswer(AnswerGuard):
 
 
 def joined_release(first: Released, second: Released) -> Released:
-    """Return what leaves, one after the other."""
+    """Return released parts joined in order."""
     delta = joined(first.delta, second.delta)
     return Released(delta, first.entries + second.entries, second.tokens or first.tokens)

@@ -1,7 +1,7 @@
-"""Judges: texts go to the classifiers that rules ask, and come back as one verdict.
+"""Judges: send texts to the classifiers of the rules, and return one verdict for each text.
 
-Every question is answered: by the scores of its classifiers, or by what the rules say of a
-classifier that has none in time.
+Every question gets a verdict: from the scores of its classifiers, or from the rules' setting for a
+classifier that does not answer in time.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _VERDICT_S_MAX = 60.0
 
 
 class _Trial:
-    """One text that classifiers look at."""
+    """A text under judgement by classifiers."""
 
     def __init__(self, rules: Sequence[JudgedRule], on_verdict: OnVerdict) -> None:
         self._rules = rules
@@ -76,13 +76,13 @@ class Judges:
         return tuple(self._lines)
 
     async def run(self) -> None:
-        """Ask, until cancelled."""
+        """Send questions until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for line in self._lines.values():
                 tasks.create_task(line.run())
 
     def ask(self, rules: Sequence[JudgedRule], text: str, on_verdict: OnVerdict) -> None:
-        """Have a text judged; `on_verdict` is called once, from the event loop."""
+        """Queue a text; `on_verdict` is called once, from the event loop."""
         names = classifiers_of(rules)
         trial, pieces = _Trial(rules, on_verdict), list[str]()
         try:
@@ -107,7 +107,7 @@ class Judges:
 
         Raises:
             BadRequestError: A text is too long.
-            RejectedError: UNAVAILABLE, it does not answer.
+            RejectedError: UNAVAILABLE, the classifier does not answer.
         """
         pieces = [_pieces(it, number) for number, it in enumerate(texts)]
         line, loop = self._lines[name], asyncio.get_running_loop()

@@ -1,6 +1,6 @@
-"""The rules for one caller and model, compiled: those that act, and those that are counted. Pure.
+"""The compiled rules for one caller and model: rules that act, and rules that only count. Pure.
 
-A plan is compiled once for the sets that it is made of, and shared by all who have these sets.
+A plan is compiled once for its sets of rules, and shared by all callers with these sets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class TargetRules(NamedTuple):
 
     Attributes:
         acting: Rules that block and rewrite; None: there are none.
-        counted: All others, those that mark and those in shadow among them; None: there are none.
+        counted: All other rules, with those that mark and those in shadow; None: there are none.
     """
 
     acting: RuleMatcher | None
@@ -38,12 +38,12 @@ class TargetRules(NamedTuple):
 
 
 class GuardPlan:
-    """Rules by the kind of text.
+    """Compiled rules by the kind of text.
 
     Attributes:
         targets: Rules by the kind of text; kinds without rules are left out.
-        judged: Rules that ask classifiers, by the kind of text; kinds without any are left out.
-        fence: When judged parts of an answer leave.
+        judged: Rules with classifiers, by the kind of text; kinds without any are left out.
+        fence: Rule for the release of judged parts of an answer.
         unbilled: Ids of rules whose blocked tokens are not billed.
     """
 
@@ -80,7 +80,7 @@ class GuardPlan:
 
 
 def _judged_rules(one: wire.GuardSet) -> list[JudgedRule]:
-    """Return a set's rules that ask classifiers; those in shadow count."""
+    """Return a set's rules with classifiers; rules in shadow only count."""
     found = [_rule(one.id, it) for it in one.active_rules if it.classifier]
     if one.version != one.active_version:
         shadow = [_rule(f"{one.id}@{one.version}", it) for it in one.rules if it.classifier]
@@ -89,7 +89,7 @@ def _judged_rules(one: wire.GuardSet) -> list[JudgedRule]:
 
 
 def _fence(sets: Sequence[wire.GuardSet]) -> FencePolicy:
-    """Return the strictest fence of sets whose classifiers block answers; else nothing waits."""
+    """Return the strictest fence of sets whose classifiers block answers; else `none`."""
     order = list(GuardFence)
     wanted = [
         FencePolicy(GuardFence(one.fence or GuardFence.SENTENCE), one.fence_tokens or FENCE_TOKENS)

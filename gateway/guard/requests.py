@@ -24,32 +24,32 @@ class RequestFindings:
     """Matches of rules in a request.
 
     Attributes:
-        blocked_by: Id of the rule that blocks it; empty: none does.
-        found: How often rules have matched.
+        blocked_by: Id of the rule that blocks the request; empty: none does.
+        found: Number of matches by rule.
         unjudged: Classifiers that have not answered.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin without findings."""
         self.blocked_by = ""
         self.found = Findings()
         self.unjudged = frozenset[str]()
 
 
 def asks_for(plan: GuardPlan) -> bool:
-    """Return whether a plan has rules for what requests say."""
+    """Return whether a plan has rules for texts of requests."""
     return not OF_REQUESTS.isdisjoint(plan.targets) or judges(plan)
 
 
 def judges(plan: GuardPlan) -> bool:
-    """Return whether classifiers look at what requests say."""
+    """Return whether classifiers judge texts of requests."""
     return not OF_REQUESTS.isdisjoint(plan.judged)
 
 
 def texts_by_target(
     parts: Iterable[tuple[str, Iterable[object]]], plan: GuardPlan
 ) -> dict[GuardTarget, str]:
-    """Return what classifiers look at of a request: one text for each kind of text."""
+    """Return a request's texts for classifiers: one text for each kind of text."""
     found = dict[GuardTarget, list[str]]()
     for name, values in parts:
         if name == "tools":
@@ -64,7 +64,7 @@ def texts_by_target(
 async def look_at(
     parts: Iterable[tuple[str, Iterable[object]]], plan: GuardPlan
 ) -> RequestFindings:
-    """Look at what `TextTask.texts` says, up to the first rule that blocks."""
+    """Check the texts from `TextTask.texts`, up to the first rule that blocks."""
     findings = RequestFindings()
     began_s = time.monotonic()
     for name, values in parts:
@@ -97,7 +97,7 @@ def _target(value: object) -> GuardTarget:
 
 
 def _pieces(value: object) -> Iterator[str]:
-    """Yield all text of a message or a prompt; its parts are one text, as templates join them."""
+    """Yield all text of a message or a prompt; its parts are joined, as templates do."""
     for text in _strings(value):
         for at in range(0, len(text), _PIECE_CHARACTERS):
             yield text[at : at + _PIECE_CHARACTERS]

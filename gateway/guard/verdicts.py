@@ -1,4 +1,4 @@
-"""Judging a text by the scores of classifiers, and texts in windows of a bounded size. Pure."""
+"""Verdicts on a text from the scores of classifiers, and windows of long texts. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,10 +15,10 @@ Scores = Mapping[str, float]
 
 
 class JudgedRule(NamedTuple):
-    """A rule that asks a classifier.
+    """A rule with a classifier.
 
     Attributes:
-        is_closed: Texts that its classifier could not judge are blocked.
+        is_closed: Whether texts that its classifier could not judge are blocked.
     """
 
     rule: GuardRule
@@ -29,10 +29,10 @@ class GuardVerdict(NamedTuple):
     """The judgement on a text.
 
     Attributes:
-        blocked_by: Id of the rule that blocks it; empty: none does.
-        found: Rules that match.
+        blocked_by: Id of the rule that blocks the text; empty: none does.
+        found: Matched rules.
         unjudged: Names of classifiers that have not answered.
-        is_refused: It is blocked because a classifier has not answered.
+        is_refused: Whether the text is blocked because a classifier has not answered.
     """
 
     blocked_by: str = ""
@@ -42,12 +42,12 @@ class GuardVerdict(NamedTuple):
 
 
 def classifiers_of(rules: Iterable[JudgedRule]) -> frozenset[str]:
-    """Return names of the classifiers that rules ask."""
+    """Return the names of the classifiers of rules."""
     return frozenset([it.rule.classifier for it in rules])
 
 
 def verdict(rules: Sequence[JudgedRule], scores: Mapping[str, Scores | None]) -> GuardVerdict:
-    """Return the judgement of rules, by the scores of each classifier."""
+    """Return the verdict of rules, by the scores of each classifier."""
     found, blocked_by, refused_by = Findings(), "", ""
     for it in rules:
         rule, told = it.rule, scores.get(it.rule.classifier)
@@ -67,9 +67,9 @@ def verdict(rules: Sequence[JudgedRule], scores: Mapping[str, Scores | None]) ->
 
 
 def windows(text: str) -> list[str]:
-    """Return a text in pieces that overlap, none of them too long; all but blank ones.
+    """Return a text in overlapping pieces of bounded size, without blank ones.
 
-    ValueError: it comes to more than `WINDOWS_MAX` pieces.
+    ValueError: the text has more than `WINDOWS_MAX` pieces.
     """
     if len(text) <= WINDOW_CHARACTERS:
         return [text] if text.strip() else []

@@ -1,9 +1,10 @@
 """Buckets of limits, and this process's decisions without Valkey. Pure.
 
 A bucket holds the grant of one window and refills steadily. A reservation takes one request and an
-estimate of tokens. The settlement puts unused tokens back, or takes tokens used beyond, even below
-zero: the debt is paid by waiting. A need larger than a bucket takes a full one: in each scope as
-many tokens as the smallest of its buckets of tokens holds.
+estimate of tokens. The settlement puts unused tokens back, or takes tokens used beyond the
+estimate, even below zero: later requests wait until the debt has refilled. A request that needs
+more tokens than a bucket holds takes a full bucket: in each scope as many tokens as the smallest of
+its token buckets holds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,27 +32,26 @@ _NO_NEWS = (0, 0, 0, 0)
 class BucketScope:
     """A scope of limits: an account, a key, or a model within an account.
 
-    News that Valkey has not got yet waits here, so that any number of settlements costs one row of
-    the next batch.
+    Changes that Valkey has not received yet wait here, so that any number of settlements costs one
+    row of the next batch.
 
     Attributes:
-        name: Unique among scopes.
-        label: The user's name for it.
+        name: Name, unique among scopes.
+        label: Name of the scope for users.
         kind: `account`, `key` or `model`.
-        key: Its name in Valkey, as bytes.
+        key: Name of the scope in Valkey, as bytes.
         limits: Values by the names of their kinds; none is 0.
-        tokens_max: A request takes no more tokens from it; 0: tokens are not limited.
-        is_leased: Whether requests at once are limited.
-        limited_by: Number of the principal whose limits they are.
-        told: Name and limits, for events.
-        rest: Its row in a batch for as long as it says the limits only; empty when there is more
-            to say, or may be.
+        tokens_max: Most tokens that a request takes from the scope; 0: tokens are not limited.
+        is_leased: Whether the number of concurrent requests is limited.
+        limited_by: Number of the principal that the limits were read from.
+        told: Name and limits in the form of events.
+        rest: Row of the scope in a batch while the row holds the limits only; empty otherwise.
         held: Requests of this process that are open now.
         back_requests: Requests to put back into the shared buckets.
-        back_tokens: Tokens to put back; negative: to take, even below zero.
-        untold_requests: Requests granted without Valkey; to be taken when it is back, as far as
-            there are.
-        untold_tokens: Tokens granted so; negative when a settlement came after they were told.
+        back_tokens: Tokens to put back; negative: tokens to take, even below zero.
+        untold_requests: Requests granted without Valkey, to be taken when it is back, down to zero.
+        untold_tokens: Tokens granted without Valkey; negative when a settlement came after they
+            were sent.
     """
 
     __slots__ = (
@@ -95,7 +95,7 @@ class BucketScope:
         self._at_ms = 0.0
 
     def limit(self, limits: dict[str, int]) -> None:
-        """Set the limits; what is open and what is left stay."""
+        """Set the limits; open requests and the present levels stay."""
         self.limits = {name: value for name, value in limits.items() if value}
         kinds = [(BY_NAME[name], value) for name, value in self.limits.items()]
         of_tokens = [value for kind, value in kinds if kind.counted is Counted.TOKENS]
@@ -111,7 +111,7 @@ class BucketScope:
         self.rest = b""
 
     def restore_news(self, news: News) -> None:
-        """Let what was taken wait again: Valkey did not hear it."""
+        """Keep changes for the next batch: Valkey did not receive them."""
         self.rest = b""
         self.back_requests += news[0]
         self.back_tokens += news[1]
@@ -119,7 +119,7 @@ class BucketScope:
         self.untold_tokens += news[3]
 
     def take_news(self) -> News:
-        """Return what Valkey is to be told, and forget it."""
+        """Return the changes for Valkey, and clear them."""
         self.rest = self._rest
         news = self.back_requests, self.back_tokens, self.untold_requests, self.untold_tokens
         self.back_requests = self.back_tokens = 0
@@ -127,7 +127,7 @@ class BucketScope:
         return news
 
     def take_row(self) -> tuple[bytes, News | None]:
-        """Return the row that says everything, and the news that were taken for it, if any."""
+        """Return the complete row of the scope, and the changes that it contains, if any."""
         self.is_waiting = False
         news = self.take_news()
         return self._pack(news, self.held), news if news != _NO_NEWS else None
@@ -148,9 +148,9 @@ class BucketScope:
     # Without Valkey.
 
     def refill(self, share: float, now_ms: float) -> dict[str, float]:
-        """Return what is left by kind for this process alone, after refilling.
+        """Return the level of each kind for this process alone, after refilling.
 
-        There is `share` of the limits: a scope never seen before is full.
+        The process has `share` of the limits: a new scope is full.
         """
         elapsed_ms = max(0.0, now_ms - self._at_ms)
         self._at_ms = now_ms
@@ -165,20 +165,20 @@ class BucketScope:
         return self._levels
 
     def shortages(self, tokens: int, share: float) -> Iterator[tuple[LimitKind, float]]:
-        """Yield by kind in how many ms there is room for a request; `refill` was just called."""
+        """Yield by kind the milliseconds until a request fits; call `refill` before."""
         need = self._need(tokens, share)
         for kind, most in self._parts(share):
             yield kind, (need[kind.counted] - self._levels[kind.name]) * kind.ms_each(most)
 
     def take(self, tokens: int, share: float) -> None:
-        """Take a request that is granted without Valkey; `refill` was just called."""
+        """Take a request that is granted without Valkey; call `refill` before."""
         need = self._need(tokens, share)
         self._change(-need[Counted.REQUESTS], -need[Counted.TOKENS])
         self.untold_requests += 1
         self.untold_tokens += need[Counted.TOKENS]
 
     def settle_local(self, taken: int, used: int, *, was_served: bool) -> None:
-        """Correct what was granted without Valkey; `taken` tokens of this scope."""
+        """Correct a grant without Valkey; `taken` is the number of tokens from this scope."""
         self.held -= 1
         extra = used - taken
         if not was_served:
@@ -194,7 +194,7 @@ class BucketScope:
         return [(BY_NAME[name], part(value, share)) for name, value in self.limits.items()]
 
     def _change(self, requests: int, tokens: int) -> None:
-        """Add to what is left."""
+        """Add to the present levels."""
         self.rest = b""
         added = {Counted.REQUESTS: requests, Counted.TOKENS: tokens}
         for name in self._levels:
@@ -203,7 +203,7 @@ class BucketScope:
     # With it.
 
     def settle(self, taken: int, used: int, *, was_served: bool) -> None:
-        """Correct what Valkey granted, with the next batch; `taken` tokens of this scope."""
+        """Correct a grant of Valkey with the next batch; `taken` counts this scope's tokens."""
         self.held -= 1
         if not was_served:
             self.back_requests += 1
@@ -213,12 +213,12 @@ class BucketScope:
             self.rest = b""
 
     def owe_request(self) -> None:
-        """Let a request be taken with the next batch, as far as there is one left."""
+        """Take a request with the next batch, down to zero."""
         self.rest = b""
         self.untold_requests += 1
 
     def give_back(self, taken: int) -> None:
-        """Undo what Valkey granted to somebody who no longer waits for it."""
+        """Undo a grant of Valkey whose caller no longer waits for it."""
         self.rest = b""
         self.back_requests += 1
         self.back_tokens += taken
@@ -242,5 +242,5 @@ def decide_locally(
 
 
 def part(limit: int, share: float) -> int:
-    """Return the share of a limit; at least 1, because 0 would be no limit at all."""
+    """Return the share of a limit; at least 1, because 0 means no limit."""
     return max(1, int(limit * share)) if limit else 0

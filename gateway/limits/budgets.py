@@ -1,7 +1,7 @@
-"""Budgets that are used up: new requests of the tenant are refused until the period ends.
+"""Budgets: refuses new requests of a tenant with an exhausted budget until its period ends.
 
-The control plane compares budgets with the ledger and tells who is to be stopped, and until when.
-So a period that ends opens by itself here, whoever is away.
+The control plane compares budgets with the ledger, and sends the stopped tenants with the ends of
+their periods. So the refusal ends on time here, even while the control plane is away.
 """
 
 import math
@@ -15,11 +15,11 @@ from sluice.wire.control.v1 import control_pb2 as wire
 
 
 class BudgetExhaustedError(RejectedError):
-    """The caller's tenant has used up what it may use in this period.
+    """The caller's tenant has exhausted a budget of this period.
 
     Attributes:
-        headers: Which budget it was and when its period ends; OpenAI's clients, which repeat a 429
-            by themselves, are told not to.
+        headers: Headers with the budget and the end of its period; they tell OpenAI's clients,
+            which repeat a 429 by themselves, not to.
     """
 
     def __init__(self, stop: wire.BudgetStop, now_unix_ms: int) -> None:
@@ -47,23 +47,24 @@ def _unix_ms() -> int:
 
 
 class BudgetChecks:
-    """Looks tenants up among those that are stopped."""
+    """Checks whether a tenant is stopped."""
 
     def __init__(self, state: ControlState, unix_ms: Callable[[], int] = _unix_ms) -> None:
         """Prepare.
 
         Args:
             state: State of the control plane, with the stopped tenants.
-            unix_ms: The time, by which periods end.
+            unix_ms: Returns the time by which periods end.
         """
         self._state = state
         self._unix_ms = unix_ms
 
     def require(self, tenant_id: str, model_id: str) -> None:
-        """Do nothing if a request for a model may be taken.
+        """Raise unless the tenant may send a request for a model.
 
         Raises:
-            BudgetExhaustedError: It may not; of several budgets, by the one that ends last.
+            BudgetExhaustedError: A budget is exhausted; of several budgets, the one that ends last
+                is named.
         """
         stopped = self._state.budget_stops.get(tenant_id)
         if stopped is None:

@@ -1,16 +1,16 @@
-"""The limits of a caller: of its account, its key, and a model in its account. Pure."""
+"""The limits of a caller: of the account, the key, and a model in the account. Pure."""
 
 from gateway.directory import Principal
 from sluice.limits import Limits, limits_of, metered, narrowest
 
 
 def account_limits(principal: Principal) -> Limits:
-    """Return the tier's limits, replaced where the tenant has its own."""
+    """Return the tier's limits, replaced where the tenant has limits of its own."""
     return metered(limits_of(principal.tier) | limits_of(principal.tenant))
 
 
 def key_limits(principal: Principal) -> Limits:
-    """Return the limits that the key has besides."""
+    """Return the additional limits of the key."""
     return metered(limits_of(principal.key))
 
 

@@ -1,8 +1,8 @@
-"""How many tokens an answer will have, learned from those before it. Pure.
+"""Forecasts the tokens of an answer from the tenant's earlier answers. Pure.
 
 A reservation of the whole `max_tokens` would keep most of a tenant's minute idle, because callers
-set it far above what comes; one of the mean would be short for half of the answers. The mean plus
-the mean deviation is short for few, and the settlement corrects the rest.
+set it far above the usual length. The mean would be too small for half of the answers. The mean
+plus the mean deviation is too small for few, and the settlement corrects the rest.
 """
 
 COLD_TOKENS = 512  # nothing is known, and the caller set no bound
@@ -12,7 +12,7 @@ _SEEN_MAX = len(_WEIGHTS) - 1
 
 
 class AnswerForecast:
-    """The answers of one model to one tenant; a request may want several."""
+    """The lengths of one model's answers to one tenant; a request may want several answers."""
 
     __slots__ = ("_deviation", "_expected", "_mean", "_seen")
 
@@ -23,12 +23,13 @@ class AnswerForecast:
         self._expected = 0
 
     def tokens(self, output_tokens_max: int, answers: int, *, is_bounded: bool) -> int:
-        """Return what to reserve for a request, at most `output_tokens_max`.
+        """Return the tokens to reserve for a request, at most `output_tokens_max`.
 
         Args:
-            output_tokens_max: More cannot come, of all answers together.
-            answers: How many the request wants; at least 1.
-            is_bounded: Whether the caller chose that bound; taken as told until more is known.
+            output_tokens_max: Bound of all answers together.
+            answers: Number of wanted answers, at least 1.
+            is_bounded: Whether the caller chose the bound; it is reserved in full until more is
+                known.
         """
         if self._seen:
             expected = self._expected * answers
@@ -37,7 +38,7 @@ class AnswerForecast:
         return min(expected, output_tokens_max)
 
     def learn(self, output_tokens: int, answers: int) -> None:
-        """Take in the length of all answers to a request: as one answer of their mean length."""
+        """Learn the lengths of a request's answers: counted as one answer of their mean length."""
         seen, length = self._seen, output_tokens / answers
         if not seen:
             self._mean, self._deviation, self._seen = length, length / 2, 1

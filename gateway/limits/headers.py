@@ -1,4 +1,4 @@
-"""`x-ratelimit-*` as OpenAI's clients read them. Pure."""
+"""`x-ratelimit-*` headers in OpenAI's form. Pure."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ _NAMES = {
 
 
 def headers(scopes: Sequence[BucketScope], verdict: Verdict) -> dict[str, str]:
-    """Return limit, rest and reset of each kind: of the scope with least left."""
+    """Return limit, rest and reset of each kind, from the scope with the lowest rest."""
     found: dict[str, str] = {}
     for kind, place, left in rests(verdict):
         limit = scopes[place].limits.get(kind.name)

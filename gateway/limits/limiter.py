@@ -1,7 +1,7 @@
 """Limits per account, key and model, shared by all gateways: reserve before, settle after.
 
-The truth is in Valkey. When it does not answer in time, this process grants a share of each limit
-by itself: a bounded allowance, never an outage.
+The levels are in Valkey. When Valkey does not answer in time, this process grants a share of each
+limit by itself: a bounded allowance, never an outage.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from sluice.limits import BY_NUMBER, Counted
 
 
 class Reservation:
-    """One request's share of its limits.
+    """The reservation of one request in its limits.
 
     Attributes:
-        scopes: Scopes that it was taken from; empty for callers without limits.
-        caps: The most tokens that each scope gave when it was taken.
+        scopes: Scopes of the reservation; empty for callers without limits.
+        caps: Most tokens that each scope gave at the time of the reservation.
         tokens: Reserved tokens.
         forecast: Forecast that learns from the answers.
         answers: Number of answers to come.
-        is_local: Whether it was granted without Valkey.
+        is_local: Whether the reservation was granted without Valkey.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class Reservation:
 
     @property
     def headers(self) -> dict[str, str]:
-        """`x-ratelimit-*`, as things were when it was granted; empty without limits."""
+        """`x-ratelimit-*` headers at the time of the grant; empty without limits."""
         return {} if self._verdict is None else headers(self.scopes, self._verdict)
 
 
@@ -82,7 +82,7 @@ def _no_budgets(tenant_id: str, model_id: str) -> None:
 
 
 class Limiter:
-    """Reserves and settles.
+    """Reserves and settles the limits of requests.
 
     Attributes:
         local_decisions: Reservations that were decided without Valkey.
@@ -102,7 +102,8 @@ class Limiter:
             valkey: Client of the shared buckets.
             local_share: Share of each limit that may be granted while Valkey is away.
             clock: Monotonic seconds.
-            require_budget: Takes a tenant's id and a model's; raises when a budget is used up.
+            require_budget: Takes the ids of a tenant and a model; raises when a budget is
+                exhausted.
         """
         self._require_budget = require_budget
         self._shared = SharedBuckets(valkey)
@@ -118,7 +119,7 @@ class Limiter:
 
     @property
     def lost_settlements(self) -> int:
-        """How many settlements Valkey may not have taken."""
+        """Number of settlements that Valkey may not have received."""
         return self._shared.lost_settlements
 
     async def reserve(
@@ -131,9 +132,9 @@ class Limiter:
         is_bounded: bool,
         answers: int = 1,
     ) -> Reservation:
-        """Take one request and its expected tokens; LimitExceededError when there is no room.
+        """Take one request and its expected tokens; LimitExceededError when they do not fit.
 
-        BudgetExhaustedError comes before that, but not for a request that uses no tokens at all.
+        BudgetExhaustedError takes precedence, except for a request that uses no tokens at all.
 
         Args:
             principal: The caller.
@@ -170,12 +171,12 @@ class Limiter:
         return self._reserve_locally(binding, tokens, answers)
 
     async def count(self, principal: Principal, model_id: str) -> Reservation:
-        """Take one request before its tokens are known, which takes work to find out.
+        """Take one request before its tokens are known, since tokenizing is work in itself.
 
-        `reserve_counted` follows with them, or `settle`: a request that was refused is used.
+        `reserve_counted` or `settle` follows. A request that is then refused stays counted.
 
         Raises:
-            LimitExceededError: There is no room for another request.
+            LimitExceededError: A further request does not fit.
         """
         return await self.reserve(
             principal, model_id, prompt_tokens=0, output_tokens_max=0, is_bounded=True
@@ -192,9 +193,9 @@ class Limiter:
         is_bounded: bool,
         answers: int = 1,
     ) -> Reservation:
-        """Take the expected tokens of a request that was counted already; as `reserve`.
+        """Take the expected tokens of a request that was counted already; see `reserve`.
 
-        A refusal leaves the request used, since its tokens were found out for it.
+        A refusal leaves the request counted, since its tokenizing was done.
         """
         # Valkey sees both with one batch: the request is given back, and taken with its tokens.
         self.settle(counted, prompt_tokens=0, output_tokens=0, was_served=False)
@@ -216,10 +217,10 @@ class Limiter:
     def settle(
         self, reservation: Reservation, *, prompt_tokens: int, output_tokens: int, was_served: bool
     ) -> None:
-        """Replace the estimate by what was used; one that was not served costs no request.
+        """Replace the estimate by the usage; a request that was not served costs none.
 
-        Without a token of an answer nothing is learned about answers. Only the first settlement
-        of a reservation counts.
+        An answer without tokens does not change the forecast. Only the first settlement of a
+        reservation counts.
         """
         if reservation.is_settled:
             return
@@ -236,7 +237,7 @@ class Limiter:
         self._shared.tell(reservation.scopes)
 
     async def flush(self) -> None:
-        """Let Valkey hear the last settlements before this process ends, if it answers in time."""
+        """Send the last settlements to Valkey before this process ends, if it answers in time."""
         await self._shared.flush()
 
     def _reserve_locally(self, binding: Binding, tokens: int, answers: int) -> Reservation:

@@ -1,4 +1,4 @@
-"""The buckets of a caller who asks for a model: one per scope of `limits.caller` with a limit."""
+"""The buckets of a caller for a model: one scope per level of `limits.caller` with a limit."""
 
 from typing import NamedTuple
 from weakref import ReferenceType, WeakValueDictionary, ref
@@ -14,14 +14,14 @@ _FORECASTS_MAX = 65_536
 
 
 class Binding(NamedTuple):
-    """The parts of a caller's reservations for one model.
+    """The parts of a caller's reservations for one model, found once and cached.
 
     Attributes:
-        principal: The caller that it was made for. Its messages are replaced, never changed, so
-            that the binding holds for as long as it is the same. A weak reference, because of the
-            objects that it keeps alive.
+        principal: Caller of the binding. Its messages are replaced, never changed, so the binding
+            is valid for as long as the object is the same. A weak reference, because the object
+            keeps others alive.
         tenant_id: Tenant whose budget pays.
-        scopes: Scopes of its limits, at most three.
+        scopes: Scopes of the caller's limits, at most three.
         forecast: Forecast of the tenant's answers from the model.
     """
 
@@ -32,7 +32,7 @@ class Binding(NamedTuple):
 
 
 class Scopes:
-    """Finds the scopes of callers; each scope exists once, whoever shares it."""
+    """Finds the scopes of callers; callers that share a scope share one object."""
 
     def __init__(self) -> None:
         self._bindings: dict[tuple[str, str], Binding] = {}  # of key and model
@@ -43,7 +43,7 @@ class Scopes:
         self._forecasts: dict[tuple[str, str], AnswerForecast] = {}
 
     def of(self, principal: Principal, model_id: str) -> Binding:
-        """Return what limits a caller who asks for a model."""
+        """Return the limits of a caller for a model."""
         bound = self._by_caller.get(ref(principal))
         found = None if bound is None else bound.get(model_id)
         return self._bind(principal, model_id) if found is None else found
@@ -85,7 +85,7 @@ class Scopes:
     def _scope(
         self, name: str, label: str, kind: str, limits: Limits, number: int
     ) -> BucketScope | None:
-        """Return a scope with the limits of the latest principal that had some."""
+        """Return a scope with the limits of the latest principal that had any."""
         if not limits:
             return None
         scope = self._scopes.get(name)

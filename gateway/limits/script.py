@@ -1,8 +1,8 @@
-"""The script that is the shared truth, and its batches as bytes. Pure.
+"""The script that holds the shared levels in Valkey, and its batches as bytes. Pure.
 
-One run takes a batch: first what changed in the scopes (settlements, requests held), then the
-reservations in their order, each from all of its scopes or from none. Valkey runs it atomically.
-Numbers travel packed, because formatting and parsing them apart costs more than the decision.
+One run takes a batch: first the changes of the scopes (settlements, requests held), then the
+reservations in order, each from all of its scopes or from none. Valkey runs it atomically. Numbers
+travel packed, because formatting and parsing them one by one costs more than the decision.
 """
 
 import hashlib
@@ -189,11 +189,11 @@ class Waiter(Protocol):
     """A future that waits for a verdict."""
 
     def done(self) -> bool:
-        """Return whether it waits no more."""
+        """Return whether the wait is over."""
         ...
 
     def set_result(self, result: Verdict | None, /) -> None:
-        """Tell it the verdict; None: there is none."""
+        """Deliver the verdict; None: there is none."""
         ...
 
 
@@ -205,17 +205,17 @@ class LimitBatch:
     """The input of one run of the script.
 
     Attributes:
-        calls: The reservations, in their order.
+        calls: Reservations, in order.
         rows: Every scope once, the scopes of the calls first.
     """
 
     def __init__(self, tag: bytes, calls: Sequence[Call], others: Sequence[BucketScope]) -> None:
-        """Collect, and take the waiting news of the scopes; `restore` puts it back.
+        """Make a batch of calls and of the scopes' waiting changes; `restore` puts these back.
 
         Args:
             tag: Tag of this process, `TAG_BYTES` bytes.
-            calls: See `calls`.
-            others: Scopes that have something to tell; they may be among the scopes of the calls.
+            calls: Reservations, see the attribute.
+            others: Further scopes with changes; they may be among the scopes of the calls.
         """
         self.calls = calls
         self.rows: list[BucketScope] = []
@@ -250,24 +250,24 @@ class LimitBatch:
         )
 
     def command(self, *, in_full: bool = False) -> tuple[bytes | int, ...]:
-        """Return what to send; `in_full` with the script, for a server that does not know it."""
+        """Return the command to send; `in_full` with the script, for a server that lacks it."""
         return (b"EVAL", SCRIPT, *self._words) if in_full else (b"EVALSHA", _SHA, *self._words)
 
     def verdicts(self, reply: object) -> Iterator[Verdict] | None:
-        """Return the answers to the calls; None when this is no reply of the script."""
+        """Return the verdicts on the calls; None when the reply is none of the script."""
         if not isinstance(reply, bytes) or len(reply) != VERDICT.size * len(self.calls):
             return None
         return VERDICT.iter_unpack(reply)
 
     def restore(self) -> None:
-        """Let what was taken wait again: the script did not run."""
+        """Keep the changes for a later batch: the script did not run."""
         for scope, news in self._taken:
             scope.restore_news(news)
         self._taken.clear()
 
     @property
     def settlements(self) -> int:
-        """How many scopes had something to settle."""
+        """Number of scopes with settlements."""
         return len(self._taken)
 
     def _pack_row(self, scope: BucketScope) -> bytes:

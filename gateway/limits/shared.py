@@ -1,9 +1,9 @@
-"""The limits that all gateways share: reservations in batches, and a circuit for bad times.
+"""The limits that all gateways share: reservations in batches, and a circuit breaker.
 
-One batch is under way at a time, and calls that come meanwhile make the next. So this process
-always knows how many requests it holds, and tells that number instead of differences that could
-get lost. A caller without an answer decides without Valkey. After a stall or an error no caller
-waits for Valkey until a probe, which no request depends on, was answered in time.
+One batch is under way at a time, and the calls of that time make the next one. So this process
+always knows how many requests it holds, and sends that number instead of differences that could get
+lost. A caller without an answer decides without Valkey. After a stall or an error no caller waits
+for Valkey until a probe, which no request depends on, was answered in time.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class SharedBuckets:
 
     Attributes:
         is_up: Whether calls wait for Valkey.
-        lost_settlements: Scopes whose settlements Valkey may not have taken.
+        lost_settlements: Scopes whose settlements Valkey may not have received.
     """
 
     def __init__(self, valkey: ValkeyClient, *, tag: bytes = b"") -> None:
@@ -87,9 +87,9 @@ class SharedBuckets:
     def ask(
         self, scopes: Sequence[BucketScope], caps: Sequence[int], tokens: int
     ) -> asyncio.Future[Verdict | None] | None:
-        """Reserve; None, at once or within the deadline: decide without Valkey.
+        """Reserve; None, at once or after the deadline: decide without Valkey.
 
-        `caps` are the tokens that the scopes give at most now: they may change before the answer.
+        `caps` are the most tokens that the scopes give now: they may change before the answer.
         """
         if not self.is_up or len(self._calls) >= _CALLS_MAX:
             return None
@@ -101,7 +101,7 @@ class SharedBuckets:
         return future
 
     def tell(self, scopes: Sequence[BucketScope]) -> None:
-        """Let the next batch say what changed in the scopes."""
+        """Send the changes of the scopes with the next batch."""
         for scope in scopes:
             if scope.is_waiting or scope.rest:
                 continue
@@ -116,14 +116,14 @@ class SharedBuckets:
             self._wake_for_news()
 
     async def flush(self) -> None:
-        """Wait until everything was told, at most as long as a call may take."""
+        """Wait until all changes are sent, at most as long as a call may take."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._deadline_s):
                 while self.is_up and (self._news or self._batch is not None):  # noqa: ASYNC110 - at exit only
                     await asyncio.sleep(_FLUSH_POLL_S)
 
     def hold(self, scopes: Sequence[BucketScope]) -> None:
-        """Count a request as open that was granted without Valkey, and tell that when it is back.
+        """Count a request granted without Valkey as open, and report it when Valkey is back.
 
         Until it is settled its lease is renewed.
         """
@@ -140,7 +140,7 @@ class SharedBuckets:
         caps: Sequence[int],
         tokens: int,
     ) -> None:
-        """Give back what an answer grants that nobody takes, because its client has left."""
+        """Give back a grant whose caller has left before the answer."""
         if answer.cancelled():
             return  # the reply is yet to come, and looks at that
         verdict = answer.result()
@@ -152,7 +152,7 @@ class SharedBuckets:
     # Reports of the connection.
 
     def connected(self) -> None:
-        """Tell the server, which may know nothing, what is held; then calls may wait for it."""
+        """Report held requests to the server, which may be new; then calls may wait for it."""
         self._refresh()
         self._send()
 
@@ -177,7 +177,7 @@ class SharedBuckets:
             self._wake_for_news()
 
     def refused(self, error: ResponseError) -> None:
-        """Send the script if that is what is missing; else let the calls decide for themselves."""
+        """Send the script if the server lacks it; else let the calls decide for themselves."""
         batch = self._batch
         if batch is not None and isinstance(error, NoScriptError):
             self._valkey.send(batch.command(in_full=True))
@@ -204,7 +204,7 @@ class SharedBuckets:
     # Sending.
 
     def _wake(self) -> None:
-        """Send soon, unless a batch is under way: its reply wakes again."""
+        """Send soon, unless a batch is under way: its reply triggers the next one."""
         if self._is_scheduled or self._batch is not None:
             return
         self._is_scheduled = True
@@ -216,10 +216,10 @@ class SharedBuckets:
         self._loop.call_soon(self._send)
 
     def _wake_for_news(self) -> None:
-        """Send before long, or with the next call: nobody here waits for it.
+        """Send within a bounded time, or with the next call: no caller here waits for it.
 
-        At another gateway somebody may: who keeps to a limit of requests at once sends the next one
-        when an answer has ended, and would be refused there.
+        A caller at another gateway may: one with a limit of concurrent requests sends the next
+        request when an answer has ended, and would be refused there.
         """
         if self._has_free_place:
             self._wake()
@@ -268,7 +268,7 @@ class SharedBuckets:
     # Bad times.
 
     def _watch(self) -> None:
-        """Look after the batch under way: one timer, however many calls."""
+        """Watch the batch under way: one timer for any number of calls."""
         now_s, batch = self._loop.time(), self._batch
         if batch is None:
             self._is_watched = False
@@ -291,7 +291,7 @@ class SharedBuckets:
         self._loop.call_later(due_s - now_s, self._watch)
 
     def _stall(self, reason: str) -> None:
-        """Let nobody wait for Valkey until it has answered a probe in time."""
+        """Let no caller wait for Valkey until it has answered a probe in time."""
         if self.is_up:
             log.warning("limits_local", reason=reason)
         self.is_up = False
@@ -299,7 +299,7 @@ class SharedBuckets:
         self._let_go(calls)
 
     def _fail(self, reason: str, *, is_primary: bool = True) -> None:
-        """Stall, and probe later: the later, the more often it has failed lately."""
+        """Stall, and probe later: the pause grows with recent failures."""
         self._stall(reason)
         now_s = self._loop.time()
         if now_s - self._failed_at_s > _HEALTHY_S:

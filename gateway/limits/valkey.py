@@ -1,7 +1,7 @@
-"""One connection to the primary of Valkey, kept up: commands out, replies in, in order.
+"""One connection to the primary of Valkey, which reconnects: commands out, replies in, in order.
 
-The connection is redis-py's: directly, by TLS, or to the primary that Sentinels name. New ones are
-tried at random times, because gateways that lost the same server would return at the same moment.
+The connection is redis-py's: direct, over TLS, or to the primary that Sentinels name. Reconnects
+have random delays, because gateways that lost the same server would return at the same moment.
 """
 
 import asyncio
@@ -48,14 +48,14 @@ Word = bytes | int
 
 
 class ValkeyError(Exception):
-    """The connection is of no use; the message says why."""
+    """The connection has failed; the message gives the reason."""
 
 
 class ValkeyListener(Protocol):
     """The user of a connection."""
 
     def connected(self) -> None:
-        """Take note that commands may go out; earlier ones will never be answered."""
+        """Note that commands may be sent; earlier ones will never be answered."""
         ...
 
     def replied(self, reply: object) -> None:
@@ -67,7 +67,7 @@ class ValkeyListener(Protocol):
         ...
 
     def disconnected(self) -> None:
-        """Take note that commands without a reply will never have one."""
+        """Note that commands without a reply will never have one."""
         ...
 
 
@@ -162,7 +162,7 @@ class ValkeyClient:
             commands_max: Largest number of commands that wait to be written.
 
         Raises:
-            ValueError: The URL is none; the text quotes nothing of it.
+            ValueError: The URL is not valid; the text quotes nothing of it.
         """
         place = _parse(url)
         self._sentinel = _sentinel(place)
@@ -187,7 +187,7 @@ class ValkeyClient:
         self._listener = listener
 
     def send(self, words: Sequence[Word]) -> None:
-        """Send a command; lost without a connection."""
+        """Send a command; dropped without a connection."""
         if self._commands is not None:
             try:
                 self._commands.put_nowait(words)
@@ -195,7 +195,7 @@ class ValkeyClient:
                 self.drop("commands are not taken")
 
     def drop(self, reason: str) -> None:
-        """Give the connection up and make a new one."""
+        """Close the connection and make a new one."""
         if self._leash is not None and self._leash.when() is None:
             log.info("valkey_dropped", **self._told, reason=reason)
             self._leash.reschedule(asyncio.get_running_loop().time())
@@ -261,7 +261,7 @@ class ValkeyClient:
 
 
 async def _close(connection: AbstractConnection) -> None:
-    """Close at once; no turn of the loop is taken, so that a cancelled task closes, too."""
+    """Close at once; takes no turn of the loop, so that a cancelled task closes, too."""
     with suppress(OSError, RedisError):
         await connection.disconnect(nowait=True)
 

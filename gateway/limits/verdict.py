@@ -1,9 +1,9 @@
-"""The answer to a reservation, as Valkey packs it. Pure.
+"""The answer to a reservation, in Valkey's packed form. Pure.
 
-A tuple: the number of the kind of limit that refused it (0: it was granted), the place of the scope
-that makes the caller wait longest, milliseconds until there is room if nobody else comes; then of
-each kind of `SHOWN` the place of the scope with the least left, and then of each what is left
-there: negative when it is owed, above any limit when no scope has one.
+A tuple of numbers. First the number of the limit's kind that refused it (0: it was granted), the
+index of the scope with the longest wait, and that wait in milliseconds. Then the index of the scope
+with the lowest rest, for each kind of `SHOWN`, and these rests: negative when tokens are owed,
+above any limit when no scope has one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ def verdict_of(
     Args:
         number: Number of the kind of limit.
         scope: Index of the scope.
-        wait_ms: How long to wait.
+        wait_ms: Milliseconds to wait.
         levels: Rest of each kind of limit, in each scope.
     """
     rests = [[level.get(kind.name, UNLIMITED) for level in levels] for kind in SHOWN]
@@ -41,5 +41,5 @@ def verdict_of(
 
 
 def rests(verdict: Verdict) -> Iterator[tuple[LimitKind, int, float]]:
-    """Yield each kind that is shown, the place of the scope with the least left, and that."""
+    """Yield each shown kind, the index of the scope with the lowest rest, and that rest."""
     return zip(SHOWN, verdict[_PLACES:_RESTS], verdict[_RESTS:], strict=True)

@@ -1,4 +1,4 @@
-"""Records of tenants besides responses: the control plane answers while a caller waits."""
+"""A client of the control plane's records of tenants, other than responses."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
@@ -24,10 +24,10 @@ _CHANNEL_OPTIONS = (
 
 
 class RecordClient:
-    """Of one worker. All methods raise RejectedError UNAVAILABLE when PostgreSQL is away."""
+    """The client of one worker; all methods raise RejectedError UNAVAILABLE without PostgreSQL."""
 
     def __init__(self, control_address: str, secret: SharedSecret) -> None:
-        """Prepare; `secret` proves whose an id is."""
+        """Prepare; `secret` proves the owner of an id."""
         self._link = RenewedChannel(
             control_address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
         )
@@ -42,7 +42,7 @@ class RecordClient:
         return new_owned_id(prefix, tenant_id, self._secret)
 
     def require(self, record_id: str, prefix: str, tenant_id: str, param: str | None) -> None:
-        """Do nothing if an id may be one of the tenant's; PlatformError NOT_FOUND otherwise."""
+        """Raise PlatformError NOT_FOUND unless an id may be one of the tenant's."""
         if not is_owned(record_id, prefix, tenant_id, self._secret):
             raise missing(record_id, param)
 
@@ -56,7 +56,7 @@ class RecordClient:
         return await self._call("Show", request, record_id, param)
 
     async def listed(self, wanted: wire.ListRecordsRequest) -> list[wire.Record]:
-        """Return records; PlatformError NOT_FOUND: `after` is none of them."""
+        """Return records; PlatformError NOT_FOUND: `after` is no id of a record."""
         call = RecordServiceStub(await self._link.current()).List(wanted, timeout=_LIST_S)
         try:
             return [record async for record in call]
@@ -83,7 +83,7 @@ class RecordClient:
         items: Sequence[wire.RecordItem],
         items_max: int = 0,
     ) -> None:
-        """Add items, all or none; PlatformError NOT_FOUND, BadRequestError: too many by then."""
+        """Add items, all or none; PlatformError NOT_FOUND, BadRequestError: too many in total."""
         request = wire.AppendItemsRequest(
             tenant_id=tenant_id, id=record_id, items=items, items_max=items_max
         )
@@ -114,7 +114,7 @@ class RecordClient:
 
 
 def missing(record_id: str, param: str | None = None) -> PlatformError:
-    """Return what is said of an id that is unknown, or another tenant's."""
+    """Return the error for an id that is unknown, or another tenant's."""
     shown = record_id[:_SHOWN_CHARACTERS_MAX]
     text = f"There is nothing with id '{shown}': it never was, it was deleted, or it is over."
     return PlatformError(ErrorCode.NOT_FOUND, text, param=param)

@@ -1,4 +1,4 @@
-"""Pages of lists: which one is asked for, and how it is told."""
+"""Pages of lists: their parameters, and their JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _LIMIT, _LIMIT_MAX = 20, 100
 
 
 def page_of(request: web.Request, *also: str, default_order: str = "desc") -> tuple[int, bool, str]:
-    """Return how many are wanted, whether the oldest come first, and behind which one.
+    """Return the page's size, whether the oldest come first, and the id before the page.
 
     BadRequestError: a parameter is not known, `also` names further ones, or is wrong.
     """

@@ -1,7 +1,7 @@
-"""Responses that nobody waits for: made as streams, whose events anybody may follow.
+"""Background responses: made as streams, whose events any client of the tenant may follow.
 
-The client is told at once that its response is queued. What comes of it lies in Valkey, at any
-gateway; the response itself is kept as every other one, also where it has failed or was cancelled.
+The client is told at once that its response is queued. The events lie in Valkey, for all gateways;
+the response itself is stored as every other one, also where it has failed or was cancelled.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ _NOT_STORED = "The response could not be stored: it, or its conversation, is too
 
 
 class BackgroundKeeping(Keeping):
-    """Of a response that nobody waits for: it is kept, whatever comes of it.
+    """The storage of a background response: it is stored, however it ends.
 
     Attributes:
-        events: Writes its events, once it has begun.
-        failed: The response, if it has failed.
+        events: Writer of the events, once the response has begun.
+        failed: Response as JSON, if it has failed.
     """
 
     __slots__ = ("_task", "events", "failed")
@@ -47,7 +47,7 @@ class BackgroundKeeping(Keeping):
     keeps_failures = True
 
     def begin_queued(self, queued: bytes) -> wire.StoredResponse:
-        """Return the turn with what it says of itself until it begins."""
+        """Return the turn with the queued response as JSON."""
         self.events: ResponseEvents | None = None
         self.failed = b""
         self._turn.response = queued
@@ -55,15 +55,15 @@ class BackgroundKeeping(Keeping):
 
     @property
     def response_id(self) -> str:
-        """Of the response."""
+        """Id of the response."""
         return self._turn.id
 
     def begin(self, events: ResponseEvents) -> None:
-        """See the base; the next beat tells of it."""
+        """See the base; the next beat reports it."""
         self.events = events
 
     def note_failure(self, response: bytes) -> None:
-        """See the base; it is kept where the response ends."""
+        """See the base; the response is stored at its end."""
         self.failed = response
 
     async def keep(self, response: bytes) -> bool:
@@ -75,7 +75,7 @@ class BackgroundKeeping(Keeping):
         return await self.keep_cut(response)
 
     async def keep_cut(self, response: bytes) -> bool:
-        """Keep it, whether or not it has all its output; return whether that was possible."""
+        """Store the response, complete or not; return whether that was possible."""
         self._turn.response = response
         self.is_kept = await self._store.keep(self._turn, is_promised=True)
         return self.is_kept
@@ -99,12 +99,12 @@ class _Job:
         self.news.set()
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Note the end of the events."""
         self.is_done = True
         self.news.set()
 
     def begun(self) -> bytes:
-        """Return what the response says of itself if it has begun since the last look."""
+        """Return the response as JSON if it has begun since the last call."""
         events = self.keeping.events
         if self._is_begun or events is None:
             return b""
@@ -113,7 +113,7 @@ class _Job:
 
 
 class BackgroundResponses:
-    """BackgroundResponses responses of one worker; `run` belongs into a TaskGroup and owns them."""
+    """The background responses of one worker; `run` belongs into a TaskGroup and owns them."""
 
     def __init__(self, answering: Answering, store: ResponseStore) -> None:
         """Prepare."""
@@ -123,11 +123,11 @@ class BackgroundResponses:
 
     @property
     def open(self) -> int:
-        """How many are under way."""
+        """Number of responses under way."""
         return len(self._running)
 
     async def run(self) -> None:
-        """Let responses be begun, and take over those of dead gateways, until cancelled."""
+        """Let responses begin, and take over those of dead gateways, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
@@ -142,7 +142,7 @@ class BackgroundResponses:
                 self._tasks = None
 
     async def stop(self) -> None:
-        """Begin no more; wait for what runs, which ends with the generations."""
+        """Begin no more; wait for running ones, which end with their generations."""
         self._tasks = None
         if self._running:
             _, late = await asyncio.wait(list(self._running.values()), timeout=_STOP_S)
@@ -158,7 +158,7 @@ class BackgroundResponses:
     ) -> None:
         """Begin a response whose task has a `BackgroundKeeping`.
 
-        RejectedError: too many are under way, or it could not be told of.
+        RejectedError: too many are under way, or Valkey could not be told.
         """
         keeping = task.keeping
         assert isinstance(keeping, BackgroundKeeping), "it is kept, whatever comes of it"
@@ -182,7 +182,7 @@ class BackgroundResponses:
     async def _answer(
         self, job: _Job, identity: CallerIdentity, principal: Principal, task: ResponseTask
     ) -> PlatformError | None:
-        """Make the response; return why it has no events, if so."""
+        """Make the response; return the reason why it has no events, if it has none."""
         sink = BodySink(job.take)
         request = in_process_request(task.endpoint, b"", sink, identity)
         answering = self._answering.answer(request, principal, task)
@@ -207,7 +207,7 @@ class BackgroundResponses:
         await self._end(job, error, is_cancelled=is_cancelled and work.cancelled())
 
     async def _follow(self, job: _Job) -> bool:
-        """Bring events to Valkey until all are there; True: the response is not wanted any more."""
+        """Copy events to Valkey until all are there; True: the response was cancelled."""
         log_, response_id = self._store.background, job.keeping.response_id
         while not job.is_done:
             with suppress(TimeoutError):
@@ -246,7 +246,7 @@ class BackgroundResponses:
             await self._store.background.end(keeping.response_id, bytes(job.events))
 
     async def sweep(self) -> None:
-        """Let the responses of dead gateways fail; each is told as its own."""
+        """Let the responses of dead gateways fail; each gets its final event."""
         if not self._store.is_hot:
             return
         for _ in range(_TAKEN_MAX):
@@ -260,7 +260,7 @@ class BackgroundResponses:
             await self._store.background.end(response_id, events)
 
     async def _fail(self, turn: wire.StoredResponse, blocks: int) -> bytes:
-        """Keep a response as failed whose gateway is dead; return the events that tell of it."""
+        """Store a dead gateway's response as failed; return the events that report it."""
         gone = {"code": str(ErrorCode.UNAVAILABLE), "message": _GONE}
         turn.response = _as(turn.response, "failed", gone)
         if not await self._store.keep_if_missing(turn):
@@ -270,7 +270,7 @@ class BackgroundResponses:
 
 
 def _as(response: bytes, status: str, error: dict[str, str] | None = None) -> bytes:
-    """Return a response that says it has ended without output."""
+    """Return a response that has ended without output, with this status."""
     document: dict[str, object] = orjson.loads(response)
     return orjson.dumps(document | {"status": status, "error": error, "output": []})
 
@@ -285,5 +285,5 @@ def _cut(job: _Job, status: str, response: bytes) -> bytes:
 
 
 def _number_behind(block: bytes) -> int:
-    """Return the number of the event that comes behind a block."""
+    """Return the number of the event that follows a block."""
     return max(map(int, EVENT_NUMBER.findall(block)), default=-1) + 1

@@ -1,7 +1,7 @@
-"""Background responses in Valkey: their events, who makes them, and who wants them cancelled.
+"""Background responses in Valkey: their events, their gateways, and cancellations.
 
-A gateway that makes one says so every second. One that says no more for a while is dead: another
-gateway takes its responses over, one at a time, by saying so itself.
+A gateway renews its claim on a response every second. A gateway that is silent for longer is dead:
+another gateway takes its responses over, one at a time, by claiming them.
 """
 
 import time
@@ -50,47 +50,47 @@ _SET = b"redis.call('SET', KEYS[1], '1', 'PX', ARGV[1]) return 1"
 
 
 class BackgroundLog:
-    """Of one worker; all of it raises HotStoreDownError when Valkey is away."""
+    """The log of one worker; all methods raise HotStoreDownError without Valkey."""
 
     def __init__(self, hot: HotStore, *, idle_s: float) -> None:
-        """Prepare; events are there for `idle_s` after the last one."""
+        """Prepare; events are kept for `idle_s` after the last one."""
         self._hot = hot
         self._idle_ms = round(idle_s * 1000)
 
     async def begin(self, turn: wire.StoredResponse) -> None:
-        """Tell of a response that is queued; `turn.response` is what it says of itself."""
+        """Write a queued response; `turn.response` is its JSON."""
         keys = (key_of(turn.id), key_of(turn.id) + _TURN, _MAKING)
         values = (b"+" + turn.response, UNDER_WAY_MS, turn.SerializeToString(), _TURN_MS)
         await self._hot.run(_BEGIN, keys, (*values, _now_ms(), turn.id.encode()))
 
     async def progress(self, response_id: str, under_way: bytes) -> None:
-        """Tell what it says of itself by now."""
+        """Replace the response's JSON."""
         await self._hot.run(_PROGRESS, (key_of(response_id),), (b"+" + under_way, UNDER_WAY_MS))
 
     async def beat(self, response_id: str, events: bytes) -> bool:
-        """Add whole events, and tell that it is made here; return whether it is to be cancelled."""
+        """Add whole events, and renew the claim; return whether the response is to be cancelled."""
         key = key_of(response_id)
         keys = (key, key + _EVENTS, key + _CANCEL, _MAKING)
         values = (events, self._idle_ms, UNDER_WAY_MS, _now_ms(), response_id.encode())
         return bool(await self._hot.run(_BEAT, keys, values))
 
     async def end(self, response_id: str, events: bytes) -> None:
-        """Add the last events of a response that is kept."""
+        """Add the last events of a stored response."""
         key = key_of(response_id)
         keys = (key + _EVENTS, key + _TURN, key + _CANCEL, _MAKING)
         await self._hot.run(_END, keys, (events, self._idle_ms, response_id.encode()))
 
     async def cancel(self, response_id: str) -> None:
-        """Let whoever makes it know that it is not wanted any more."""
+        """Ask the gateway that makes the response to cancel it."""
         await self._hot.run(_SET, (key_of(response_id) + _CANCEL,), (_CANCEL_MS,))
 
     async def events(self, response_id: str, position: int) -> list[bytes]:
-        """Return blocks of whole events, from a position on; some of them, where there are many."""
+        """Return blocks of whole events, from a position on; a bounded number of them."""
         keys, last = (key_of(response_id) + _EVENTS,), position + _BLOCKS_AT_ONCE - 1
         return cast("list[bytes]", await self._hot.run(_READ, keys, (position, last)))
 
     async def take_over(self, silent_ms: int) -> tuple[str, wire.StoredResponse | None, int] | None:
-        """Take over a response of a gateway that is dead.
+        """Take over a dead gateway's response.
 
         Returns:
             Id, turn and number of blocks of events; without a turn it has ended. None: there is no

@@ -22,16 +22,15 @@ _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """The items that a response continues, and its own.
+    """The items that a response continues, and the items of its own turn.
 
     Attributes:
         before: Items of earlier turns, oldest first.
         items: Items of its own turn; referenced items stand in place of their references.
-        ancestors: Ids of the responses that it continues, oldest first.
-        session: Groups the turns; empty: it continues nothing.
-        conversation_id: To which its items are added; empty: to none.
-        is_local: Whether it continues a response that is stored nowhere, so that it cannot be
-            stored itself.
+        ancestors: Ids of the continued responses, oldest first.
+        session: Key that groups the turns; empty: the response continues nothing.
+        conversation_id: Conversation that gets the items; empty: none.
+        is_local: Whether a continued response is stored nowhere, so that this one cannot be stored.
     """
 
     before: Sequence[InputItem]
@@ -52,12 +51,13 @@ class ContextReader:
     async def read(
         self, tenant_id: str, wanted: ResponseRequest, local: LocalTurns | None = None
     ) -> ResponseContext:
-        """Return what a request continues; `local` are the responses of its socket.
+        """Return the turns that a request continues; `local` are the responses of its socket.
 
         Raises:
-            PlatformError: NOT_FOUND, CONFLICT: it is still under way.
-            BadRequestError: It is too long, or belongs to a conversation that is not named.
-            RejectedError: UNAVAILABLE: nobody knows.
+            PlatformError: NOT_FOUND, CONFLICT: the response is still under way.
+            BadRequestError: The chain is too long, or belongs to a conversation that the request
+                does not name.
+            RejectedError: UNAVAILABLE: no store answers.
         """
         conversation_id = wanted.conversation_id or ""
         if conversation_id:
@@ -87,7 +87,7 @@ class ContextReader:
     async def _local_chain(
         self, tenant_id: str, newest: wire.StoredResponse, local: LocalTurns
     ) -> list[wire.StoredResponse]:
-        """Return a response of a socket behind all that it continues: stored ones come first."""
+        """Return a socket's response behind all that it continues, stored ones first."""
         turns, stored = [newest], list[wire.StoredResponse]()
         for ancestor in reversed(newest.ancestors):
             turn = local.find(ancestor, _PREVIOUS)
@@ -100,7 +100,7 @@ class ContextReader:
     async def _followed(
         self, tenant_id: str, items: Sequence[InputItem], before: Sequence[InputItem]
     ) -> Sequence[InputItem]:
-        """Return items with what they refer to in its place; PlatformError NOT_FOUND."""
+        """Return items with references replaced by their items; PlatformError NOT_FOUND."""
         if not any(isinstance(item, ItemReference) for item in items):
             return items
         known: dict[str, InputItem] = {
@@ -133,7 +133,7 @@ class ContextReader:
 
 
 def _items_of(turn: wire.StoredResponse) -> list[InputItem]:
-    """Return what a turn has brought, and what was answered."""
+    """Return a turn's input and output."""
     return [
         *_ITEMS.validate_json(turn.input_items),
         *_ITEMS.validate_python(orjson.loads(turn.response)["output"]),

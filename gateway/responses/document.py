@@ -1,4 +1,4 @@
-"""The JSON of a response and of its items: what is the same for all events is built once. Pure."""
+"""The JSON of a response and its items; the part that all events share is built once. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -70,13 +70,13 @@ class ResponseFrame:
         """Return the response as JSON.
 
         Args:
-            status: OpenAI's word.
-            output: Its items, as JSON.
-            is_stored: Whether it is, or will be, to be found later.
-            usage: Its usage; None: that is not known yet.
+            status: Status in OpenAI's words.
+            output: Items of the output, as JSON.
+            is_stored: Whether the response can, or will, be found later.
+            usage: Usage of the response; None: not known yet.
             completed_unix_s: Time of its completion, if it is complete.
             incomplete: Reason why it is incomplete, if it is.
-            error: Error that it failed with, if it did.
+            error: Error of a failed response.
         """
         state: dict[str, object] = {
             "status": status,
@@ -113,12 +113,12 @@ def message_item(item_id: str, status: str, parts: bytes = b"") -> bytes:
 
 
 def reasoning_part(text: bytes = b"") -> bytes:
-    """Return a part of what the model thought; `text` as it stands inside a JSON string."""
+    """Return a part of reasoning; `text` as it stands inside a JSON string."""
     return b'{"type":"reasoning_text","text":"%b"}' % text
 
 
 def reasoning_item(item_id: str, status: str, parts: bytes = b"") -> bytes:
-    """Return what the model thought; `parts` is JSON."""
+    """Return an item of reasoning; `parts` is JSON."""
     form = b'{"id":"%b","type":"reasoning","status":"%b","summary":[],"content":[%b]}'
     return form % (item_id.encode(), status.encode(), parts)
 

@@ -1,4 +1,4 @@
-"""Responses on their way to PostgreSQL, through the control plane; and back from there."""
+"""Moves responses to PostgreSQL through the control plane, and reads them back."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,10 +35,10 @@ class DurableDownError(Exception):
 
 
 class Durable:
-    """The way of one worker's responses to PostgreSQL; `run` belongs into a TaskGroup.
+    """The queue of one worker's responses for PostgreSQL; `run` belongs into a TaskGroup.
 
     Attributes:
-        is_up: Whether kept responses reach PostgreSQL, as far as the last try told.
+        is_up: Whether stored responses reach PostgreSQL, by the last attempt.
     """
 
     def __init__(self, address: str, settled: Callable[[str], Awaitable[None]]) -> None:
@@ -46,7 +46,7 @@ class Durable:
 
         Args:
             address: `host:port` of the control plane.
-            settled: Told the id of each response that PostgreSQL has.
+            settled: Called with the id of each response that PostgreSQL has.
         """
         self._link = RenewedChannel(
             address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
@@ -60,23 +60,23 @@ class Durable:
 
     @property
     def waiting(self) -> int:
-        """How many PostgreSQL does not have yet."""
+        """Number of responses that PostgreSQL does not have yet."""
         return len(self._waiting)
 
     @property
     def has_room(self) -> bool:
-        """Whether more may wait."""
+        """Whether more responses may wait."""
         return len(self._waiting) < _WAITING_MAX and self._bytes < _WAITING_BYTES_MAX
 
     def offer(self, stored: wire.StoredResponse) -> None:
-        """Take a response to be kept."""
+        """Queue a response."""
         if stored.id not in self._waiting:
             self._waiting[stored.id] = stored
             self._bytes += stored.ByteSize()
         self._has_some.set()
 
     async def offer_and_wait(self, stored: wire.StoredResponse, timeout_s: float) -> bool:
-        """Take a response; return whether PostgreSQL had it in time. If not, it is let go of."""
+        """Queue a response; return whether PostgreSQL had it in time. If not, it is dropped."""
         event = self._kept[stored.id] = asyncio.Event()
         self.offer(stored)
         try:
@@ -91,11 +91,11 @@ class Durable:
             del self._kept[stored.id]
 
     def waits(self, response_id: str) -> wire.StoredResponse | None:
-        """Return a response that is still on its way from here."""
+        """Return a response that still waits in this queue."""
         return self._waiting.get(response_id)
 
     async def run(self) -> None:
-        """Bring what waits to PostgreSQL, and look whether it is there, until cancelled."""
+        """Write waiting responses to PostgreSQL, and probe it, until cancelled."""
         attempt = 0
         async with aclosing(self._link):
             while True:
@@ -103,14 +103,14 @@ class Durable:
                 attempt = 0 if await self._step() else attempt + 1
 
     async def flush(self, timeout_s: float) -> None:
-        """Bring what waits to PostgreSQL, at most for so long."""
+        """Write waiting responses to PostgreSQL, at most for so long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._waiting and await self._step():
                     pass
 
     async def read(self, tenant_id: str, ids: Sequence[str]) -> dict[str, wire.StoredResponse]:
-        """Return a tenant's responses that are there, by id; DurableDownError."""
+        """Return a tenant's stored responses, by id; DurableDownError."""
         found: dict[str, wire.StoredResponse] = {}
         try:
             stub = StateServiceStub(await self._link.current())
@@ -122,7 +122,7 @@ class Durable:
         return found
 
     async def delete(self, tenant_id: str, response_id: str) -> bool:
-        """Delete a response for good; return whether it was there. DurableDownError."""
+        """Delete a response for good; return whether it existed. DurableDownError."""
         self._let_go(response_id)
         try:
             stub = StateServiceStub(await self._link.current())
@@ -133,7 +133,7 @@ class Durable:
         return answer.existed
 
     async def _pause(self, attempt: int) -> None:
-        """Wait until something waits, or it is time to look; behind a failure, for a while."""
+        """Wait for a response or the time of a probe; after a failure, for a pause."""
         if attempt:
             await asyncio.sleep(backoff_s(attempt - 1, first_s=0.1, max_s=2.0))
             return
@@ -142,7 +142,7 @@ class Durable:
                 await self._has_some.wait()
 
     async def _step(self) -> bool:
-        """Send a batch, or ask whether one could be sent; return whether that was answered."""
+        """Send a batch, or a probe; return whether it was answered."""
         batch = self._batch()
         try:
             stub = StateServiceStub(await self._link.current())

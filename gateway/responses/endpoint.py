@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class Responses:
-    """The Responses API of one worker, as far as models answer."""
+    """The endpoints of one worker at which models answer."""
 
     def __init__(
         self,
@@ -51,15 +51,15 @@ class Responses:
         """Compose.
 
         Args:
-            directory: Knows callers.
-            completer: Knows which model answers.
+            directory: Keys and tenants.
+            completer: Resolves the model that answers.
             answering: Makes answers.
-            tools: Finds the tools that run here.
+            tools: Finds the tools that run on the server.
             assets: Assets of the bases.
             limiter: Limits of all callers.
-            store: Keeps responses.
-            background: Makes those that nobody waits for.
-            conversations: Get what belongs to them.
+            store: Stores responses.
+            background: Makes background responses.
+            conversations: Conversations of tenants.
         """
         self._directory = directory
         self._completer, self._answering, self._tools = completer, answering, tools
@@ -119,7 +119,7 @@ class Responses:
         tenant_id: str,
         local: LocalTurns | None,
     ) -> Keeping | None:
-        """Return what keeps a response; None: nothing does. RejectedError: it has to be kept."""
+        """Return the storage of a response; None: it is not stored. RejectedError: it has to be."""
         can_keep = self._store.can_keep
         if (wanted.background or context.conversation_id) and not can_keep:
             raise cannot_store()
@@ -143,7 +143,7 @@ class Responses:
     async def _begin(
         self, request: web.Request, principal: Principal, task: ResponseTask
     ) -> web.StreamResponse:
-        """Begin a response that nobody waits for; answer what it is by now, or with its events."""
+        """Begin a background response; answer with its queued form, or with its events."""
         identity, is_stream = identity_of(request), bool(task.stream)
         resolved = self._completer.resolved(principal, task, identity)
         queued, response_id = task.queued(resolved.model.id), task.response_id
@@ -155,7 +155,7 @@ class Responses:
         return web.Response(body=queued, content_type="application/json")
 
     async def count_input(self, request: web.Request) -> web.Response:
-        """POST /v1/responses/input_tokens: what a response would be charged for its input."""
+        """POST /v1/responses/input_tokens: the tokens that a response's input would cost."""
         principal = self._admitted(request)
         wanted = await read_parsed(request, partial(parse, InputTokensRequest))
         context = await self._contexts.read(principal.tenant.id, wanted)
@@ -182,7 +182,7 @@ class Responses:
         )
 
     def _publisher(self, tenant_id: str, conversation_id: str) -> Publish | None:
-        """Return what adds a turn to a conversation; None: it belongs to none."""
+        """Return the function that adds a turn to its conversation; None: it has none."""
         if not conversation_id:
             return None
 

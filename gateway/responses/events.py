@@ -1,7 +1,7 @@
-"""The events of a response's stream: one lifecycle, ids and numbers that never change. Pure.
+"""The events of a response's stream: one lifecycle with constant ids and increasing numbers. Pure.
 
-Items come one after the other: what the model thinks, says and calls, each opened and closed before
-the next one. A delta of text is the same two pieces of bytes around its number and its text.
+Items come one after the other: reasoning, text and calls of the model, each opened and closed
+before the next one. A delta of text is the same two pieces of bytes around its number and its text.
 """
 
 import re
@@ -29,7 +29,7 @@ EVENT_NUMBER = re.compile(rb'^data: [^\n]*?"sequence_number":(\d+)', re.MULTILIN
 
 
 class _OpenMessage:
-    """A message of the assistant, as far as it has come.
+    """A message of the assistant that is still being written.
 
     Attributes:
         head: Bytes before number and text of a delta.
@@ -73,7 +73,7 @@ class _OpenMessage:
 
 
 class _OpenReasoning:
-    """The model's reasoning, as far as it has come."""
+    """The model's reasoning that is still being written."""
 
     __slots__ = ("_at", "_id", "_text")
 
@@ -104,11 +104,11 @@ class _OpenReasoning:
 
 
 class OpenCall:
-    """A call of a function, as far as it has come.
+    """A call of a function that is still being written.
 
     Attributes:
-        item_id: Id of its item.
-        number: Of the call in the answer.
+        item_id: Id of the call's item.
+        number: Index of the call in the answer.
     """
 
     __slots__ = ("_arguments", "_at", "_call_id", "_name", "item_id", "number")
@@ -126,7 +126,7 @@ class OpenCall:
         return "".join(self._arguments)
 
     def opening(self) -> list[tuple[str, bytes]]:
-        """Return the events that open it."""
+        """Return the events that open the call."""
         item = call_item(self.item_id, "in_progress", self._call_id, self._name)
         return [("response.output_item.added", b'"item":%b' % item)]
 
@@ -137,7 +137,7 @@ class OpenCall:
         return "response.function_call_arguments.delta", fields
 
     def closing(self) -> list[tuple[str, bytes]]:
-        """Return the events that close it."""
+        """Return the events that close the call."""
         arguments = json_fragment(self.arguments)
         fields = b'%b,"name":"%b","arguments":"%b"' % (
             self._at,
@@ -147,12 +147,12 @@ class OpenCall:
         return [("response.function_call_arguments.done", fields)]
 
     def item(self, status: str) -> bytes:
-        """Return its item, as JSON."""
+        """Return the call's item, as JSON."""
         return call_item(self.item_id, status, self._call_id, self._name, self.arguments)
 
 
 class ResponseEvents:
-    """Writes all events of one stream; it is the writer of its one choice.
+    """Writes all events of one stream, which has one choice.
 
     Attributes:
         tail: Bytes after the text of a delta.
@@ -179,7 +179,7 @@ class ResponseEvents:
 
     @property
     def is_in_message(self) -> bool:
-        """Whether text can come as it is, or a message has to be begun before."""
+        """Whether a message is open, so that text can follow at once."""
         return isinstance(self._open, _OpenMessage)
 
     def begin_message(self) -> bytes:
@@ -189,7 +189,7 @@ class ResponseEvents:
         return events + self._opened(_OpenMessage(self._frame.item_id("msg", index), index))
 
     def numbered(self, fragment: bytes) -> bytes:
-        """Take text of the open message, as JSON; return what stands between head and tail."""
+        """Take text of the open message, as JSON; return the bytes between head and tail."""
         message = self._open
         assert isinstance(message, _OpenMessage), "begin_message comes first"
         message.add(fragment)
@@ -197,14 +197,14 @@ class ResponseEvents:
         return b'%d,"delta":"%b' % (number, fragment)
 
     def first(self) -> bytes:
-        """Return the events that precede all that comes."""
+        """Return the events that begin the stream."""
         response = b'"response":' + self.under_way()
         return written_event("response.created", 0, response) + written_event(
             "response.in_progress", 1, response
         )
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
-        """Return the events of whatever the delta holds."""
+        """Return the events of a delta: text, reasoning, calls."""
         events = b""
         if delta.reasoning:
             events += self._reasoning(delta.reasoning)
@@ -219,7 +219,7 @@ class ResponseEvents:
         return events
 
     def finish(self, reason: str) -> bytes:
-        """Return the events that close what is open."""
+        """Return the events that close open items."""
         self._reason = reason
         if self._open is None and not self._items:
             return self.begin_message() + self.finish(reason)
@@ -228,13 +228,13 @@ class ResponseEvents:
     # --- the end ----------------------------------------------------------------------------
 
     def under_way(self) -> bytes:
-        """Return the response as it is before anything has come."""
+        """Return the response before its first output."""
         return self._frame.written("in_progress", is_stored=self._will_be_stored)
 
     def response(
         self, usage: Mapping[str, object], ended_unix_s: int, *, is_stored: bool = False
     ) -> bytes:
-        """Return the response that has all its output."""
+        """Return the response with all its output."""
         status, details = ended_as(self._reason)
         return self._frame.written(
             status,
@@ -246,21 +246,21 @@ class ResponseEvents:
         )
 
     def last(self, response: bytes) -> bytes:
-        """Return the event that ends a response which has all its output."""
+        """Return the event that ends a complete response."""
         status, _ = ended_as(self._reason)
         return self._event(f"response.{status}", b'"response":' + response) + DONE
 
     def failed(self, error: PlatformError, *, is_stored: bool = False) -> bytes:
-        """Return the response that has failed."""
+        """Return the failed response."""
         told = {"code": str(error.code), "message": error.message}
         return self._frame.written("failed", self._so_far(), is_stored=is_stored, error=told)
 
     def cancelled(self) -> bytes:
-        """Return the response that is not wanted any more; it is stored."""
+        """Return the cancelled response, which is stored."""
         return self._frame.written("cancelled", self._so_far(), is_stored=True)
 
     def cut(self, status: str, response: bytes) -> bytes:
-        """Return the event that ends a response before it has all its output."""
+        """Return the event that ends an incomplete response."""
         return cut_at(self._number, status, response)
 
     def _so_far(self) -> list[bytes]:
@@ -298,7 +298,7 @@ class ResponseEvents:
         return events + self._event(*self._open.delta(call.arguments))
 
     def _new_call(self, index: int, call: CallDelta) -> OpenCall:
-        """Return a call that begins, in its place of the output."""
+        """Return a new call, in its place of the output."""
         return OpenCall(self._frame.item_id("fc", index), index, call)
 
     def _opened(self, item: _OpenMessage | _OpenReasoning | OpenCall) -> bytes:
@@ -329,10 +329,10 @@ def _event_head(name: str) -> bytes:
 
 
 def cut_at(number: int, status: str, response: bytes) -> bytes:
-    """Return the event that ends a response before it has all its output."""
+    """Return the event that ends an incomplete response."""
     return written_event(f"response.{status}", number, b'"response":' + response) + DONE
 
 
 def written_event(name: str, number: int, fields: bytes) -> bytes:
-    """Return an event; `fields` is what it has besides name and number, as JSON."""
+    """Return an event; `fields` is its JSON besides name and number."""
     return b'%b,"sequence_number":%d,%b}\n\n' % (_event_head(name), number, fields)

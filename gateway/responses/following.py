@@ -1,4 +1,4 @@
-"""The stream of a stored response, for whoever asks: from where the reader stopped to its end."""
+"""The stream of a stored response, from the reader's position to the end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,10 +36,10 @@ class Following:
     async def answer(
         self, request: web.Request, tenant_id: str, response_id: str, behind: int | None
     ) -> web.StreamResponse:
-        """Answer with the events of a response; of those with larger numbers than `behind`.
+        """Answer with the events of a response whose numbers are above `behind`.
 
         Raises:
-            BadRequestError: Its events are not told, or not any more.
+            BadRequestError: The response has no stored events, or none any more.
             PlatformError: NOT_FOUND.
             RejectedError: UNAVAILABLE.
         """
@@ -63,7 +63,7 @@ class Following:
     async def _events(
         self, tenant_id: str, response_id: str, behind: int | None
     ) -> AsyncIterator[bytes]:
-        """Yield events as they come, comments while there are none, and the end."""
+        """Yield events as they come, comments in silence, and the end."""
         position, silent_s, pause_s = 0, 0.0, _POLL_S
         last = -1 if behind is None else behind
         try:
@@ -105,7 +105,7 @@ async def _one(events: bytes) -> AsyncIterator[bytes]:
 
 
 def _behind(events: bytes, number: int) -> bytes:
-    """Return those of whole events that have a larger number, and what has none."""
+    """Return the whole events with a larger number, and all without a number."""
     if number < 0:
         return events
     kept = list[bytes]()

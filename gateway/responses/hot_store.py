@@ -1,7 +1,7 @@
 """Recent responses in Valkey, where any gateway finds them at once.
 
 A value is a response, a mark that one is under way, or a mark that one was deleted. A list names
-the responses that PostgreSQL lacks: another gateway brings them there if this one is killed.
+the responses that PostgreSQL lacks: another gateway writes them there if this one is killed.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ class Found(NamedTuple):
 
     Attributes:
         stored: The response.
-        under_way: JSON of a response that is being made.
-        is_deleted: Whether it was deleted.
+        under_way: JSON of a response under way.
+        is_deleted: Whether the response was deleted.
     """
 
     stored: wire.StoredResponse | None = None
@@ -61,10 +61,10 @@ class Found(NamedTuple):
 
 
 class HotStore:
-    """One worker's store of responses in Valkey, over a connection of its own."""
+    """The store of one worker in Valkey, over a connection of its own."""
 
     def __init__(self, valkey: ValkeyClient, *, idle_s: float) -> None:
-        """Prepare; a response that no request reads is there for `idle_s`."""
+        """Prepare; a response that no request reads expires after `idle_s`."""
         self._valkey = valkey
         self._idle_ms = round(idle_s * 1000)
         self._waiting: deque[asyncio.Future[object]] = deque()
@@ -101,47 +101,47 @@ class HotStore:
     # --- responses --------------------------------------------------------------------------
 
     async def keep(self, stored: wire.StoredResponse) -> None:
-        """Write a response, for as long as PostgreSQL may need; HotStoreDownError."""
+        """Write a response, to be kept until PostgreSQL has it; HotStoreDownError."""
         value = _STORED + stored.SerializeToString()
         at, member = str(stored.created_at_unix_ms).encode(), stored.id.encode()
         keys = (key_of(stored.id), _WAITING)
         await self.run(_KEEP, keys, (value, _WAITING_MS, at, member))
 
     async def settle(self, response_id: str) -> None:
-        """PostgreSQL has it: from now on it goes when it is not asked for; HotStoreDownError."""
+        """Let a response that PostgreSQL has expire when it is not read; HotStoreDownError."""
         await self._call((b"ZREM", _WAITING, response_id.encode()))
         await self._call((b"PEXPIRE", key_of(response_id), self._idle_ms))
 
     async def warm(self, stored: wire.StoredResponse) -> None:
-        """Write one that PostgreSQL has, if there is nothing of it here; HotStoreDownError."""
+        """Copy a response from PostgreSQL, unless Valkey has an entry; HotStoreDownError."""
         value = _STORED + stored.SerializeToString()
         await self.run(_WARM, (key_of(stored.id),), (value, self._idle_ms))
 
     async def find(self, ids: Sequence[str]) -> list[Found]:
-        """Return what is known of responses, which count as asked for; HotStoreDownError."""
+        """Return the states of responses, and renew their expiry; HotStoreDownError."""
         reply = await self.run(_LOAD, [key_of(it) for it in ids], (self._idle_ms,))
         return [_found(value) for value in cast("list[bytes | None]", reply)]
 
     async def delete(self, response_id: str) -> None:
-        """Mark one as deleted; HotStoreDownError."""
+        """Mark a response as deleted; HotStoreDownError."""
         await self._call((b"SET", key_of(response_id), _DELETED, b"PX", _DELETED_MS))
         await self._call((b"ZREM", _WAITING, response_id.encode()))
 
     def mark(self, response_id: str, under_way: bytes) -> None:
-        """Tell that one is under way, if Valkey can be reached; nobody waits for it."""
+        """Mark a response as under way, without waiting for Valkey."""
         value = _UNDER_WAY + under_way
         self._tell((b"SET", key_of(response_id), value, b"PX", UNDER_WAY_MS, b"NX"))
 
     def unmark(self, response_id: str) -> None:
-        """Nothing has come of it; nobody waits for that."""
+        """Remove the mark of a response that was not stored, without waiting for Valkey."""
         self._tell((b"EVAL", _UNMARK, 1, key_of(response_id)))
 
     def extend(self, response_id: str) -> None:
-        """It is still under way."""
+        """Renew the mark of a response under way."""
         self._tell((b"PEXPIRE", key_of(response_id), UNDER_WAY_MS))
 
     async def left_behind(self, before_unix_ms: int, most: int) -> list[wire.StoredResponse]:
-        """Return responses that PostgreSQL should have had by now, oldest first."""
+        """Return responses that PostgreSQL should have by now, oldest first."""
         words = (b"ZRANGEBYSCORE", _WAITING, b"-inf", before_unix_ms, b"LIMIT", 0, most)
         ids = [it.decode() for it in cast("list[bytes]", await self._call(words))]
         if not ids:
@@ -153,7 +153,7 @@ class HotStore:
         return [it.stored for it in found if it.stored is not None]
 
     async def run(self, script: bytes, keys: Sequence[bytes], values: Sequence[Word]) -> object:
-        """Return what a script says; HotStoreDownError."""
+        """Return the result of a script; HotStoreDownError."""
         return await self._call((b"EVAL", script, len(keys), *keys, *values))
 
     async def _call(self, words: Sequence[Word]) -> object:
@@ -167,12 +167,12 @@ class HotStore:
             raise HotStoreDownError("Valkey did not answer in time") from None
 
     def _tell(self, words: Sequence[Word]) -> None:
-        """Send a command whose reply nobody waits for."""
+        """Send a command without waiting for its reply."""
         if (future := self._sent(words)) is not None:
             future.cancel()  # its place in the line stays
 
     def _sent(self, words: Sequence[Word]) -> asyncio.Future[object] | None:
-        """Send a command; return what will have its reply, or None without a connection."""
+        """Send a command; return the future of its reply, or None without a connection."""
         if not self._valkey.is_connected or len(self._waiting) >= COMMANDS_MAX:
             return None
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -182,7 +182,7 @@ class HotStore:
 
 
 def key_of(response_id: str) -> bytes:
-    """Return the key that has all that is known of a response."""
+    """Return the key of a response."""
     return _KEY + response_id.encode()
 
 

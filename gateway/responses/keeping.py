@@ -1,4 +1,4 @@
-"""A response that is to be kept: what it is kept with, and whether it is by now."""
+"""The storage of a response under way: its data, and whether it is stored yet."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -15,12 +15,12 @@ Publish = Callable[[wire.StoredResponse], Awaitable[bool]]
 
 
 class Keeping:
-    """The keeping of one response that is under way.
+    """The storage of one response under way.
 
     Attributes:
-        is_kept: Whether it can be found from now on.
-        keeps_failures: Whether that holds for a response that has failed.
-        is_storing: Whether anybody else can find it.
+        is_kept: Whether the response can be found from now on.
+        keeps_failures: Whether a failed response is stored, too.
+        is_storing: Whether other requests can find the response.
     """
 
     __slots__ = ("_is_marked", "_publish", "_store", "_turn", "is_kept")
@@ -41,12 +41,12 @@ class Keeping:
         """Prepare.
 
         Args:
-            store: Store that keeps it.
+            store: Store of the response.
             response_id: Id of the response.
             tenant_id: Tenant that owns it.
-            items: Items that this turn has brought.
-            ancestors: Ids of the responses that it continues, oldest first.
-            publish: Adds what was said to a conversation; returns whether that was possible.
+            items: Input items of this turn.
+            ancestors: Ids of the continued responses, oldest first.
+            publish: Adds the turn to a conversation; returns whether that was possible.
         """
         self._store, self._publish = store, publish
         self._turn = wire.StoredResponse(
@@ -59,28 +59,28 @@ class Keeping:
         self._is_marked = self.is_kept = False
 
     def begin(self, events: ResponseEvents) -> None:
-        """The client is told of it from now on."""
+        """Note that the client knows of the response from now on."""
         self._is_marked = True
         self._store.mark(self._turn.id, events.under_way())
 
     def note_failure(self, response: bytes) -> None:
-        """The response has failed, which is told as JSON; it is not kept."""
+        """Note the failed response, as JSON; it is not stored."""
 
     async def keep(self, response: bytes) -> bool:
-        """Keep it as the client will be told it, as JSON; return whether that was possible."""
+        """Store the response in the client's form, as JSON; return whether that was possible."""
         self._turn.response = response
         if self._publish is None or await self._publish(self._turn):
             self.is_kept = await self._store.keep(self._turn)
         return self.is_kept
 
     def end(self) -> None:
-        """Nothing more comes of it."""
+        """Note the end: the response is stored, or never will be."""
         if self._is_marked and not self.is_kept:
             self._store.unmark(self._turn.id)
 
 
 class ResponseEnd:
-    """Writes the end of a stream, behind keeping it."""
+    """Writes the end of a stream, after storing the response."""
 
     __slots__ = ("_events", "_keeping")
 

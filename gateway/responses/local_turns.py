@@ -1,7 +1,7 @@
-"""Responses that are stored nowhere: a socket's own, which its later requests may continue.
+"""Responses that are stored nowhere, and that later requests of the same socket may continue.
 
-They are there as long as the socket, the latest ones. One that a failed request has continued is
-forgotten, so that its client begins anew with all it knows.
+The latest ones are kept for as long as the socket is open. A response that a failed request has
+continued is dropped, so that its client begins anew with the whole history.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ WORKER_BYTES_MAX = 512 << 20
 
 
 class LocalTurns:
-    """Of one socket."""
+    """The responses of one socket."""
 
     def __init__(self, budget: BodyBudget) -> None:
         """Start empty; `budget` is the worker's."""
@@ -30,11 +30,11 @@ class LocalTurns:
         self._bytes = 0
 
     def begin(self, response_id: str) -> None:
-        """A response is under way."""
+        """Note that a response is under way."""
         self._under_way.add(response_id)
 
     def end(self, response_id: str) -> None:
-        """It is no more."""
+        """Note that no response is under way."""
         self._under_way.discard(response_id)
 
     def find(self, response_id: str, param: str) -> wire.StoredResponse | None:
@@ -45,7 +45,7 @@ class LocalTurns:
         return self._turns.get(response_id)
 
     def add(self, turn: wire.StoredResponse) -> None:
-        """Take a response that has ended; older ones give way, and it does if they do not do."""
+        """Add an ended response; older ones, or the response itself, give way to the budget."""
         size = turn.ByteSize()
         while self._turns and (len(self._turns) >= TURNS_MAX or self._bytes + size > BYTES_MAX):
             self.forget(next(iter(self._turns)))
@@ -59,20 +59,20 @@ class LocalTurns:
         self._turns[turn.id] = turn
 
     def forget(self, response_id: str) -> None:
-        """Let go of a response, if it is here."""
+        """Drop a response, if it is here."""
         turn = self._turns.pop(response_id, None)
         if turn is not None:
             self._bytes -= turn.ByteSize()
             self._budget.release(turn.ByteSize())
 
     def close(self) -> None:
-        """Let go of all."""
+        """Drop all responses."""
         for response_id in list(self._turns):
             self.forget(response_id)
 
 
 class LocalKeeping(Keeping):
-    """Of a response that is stored nowhere, and may be continued over its own socket."""
+    """The record of a response that is stored nowhere, for its own socket."""
 
     __slots__ = ("_continued", "_turns")
 
@@ -94,17 +94,17 @@ class LocalKeeping(Keeping):
         self._continued = ancestors[-1] if ancestors else ""
 
     def begin(self, events: ResponseEvents) -> None:
-        """See the base; only its socket is to know."""
+        """See the base; only the response's socket is to know."""
         del events
         self._turns.begin(self._turn.id)
 
     def note_failure(self, response: bytes) -> None:
-        """See the base; what it has continued is forgotten."""
+        """See the base; drops the continued response."""
         del response
         self._turns.forget(self._continued)
 
     async def keep(self, response: bytes) -> bool:
-        """See the base; it is not stored."""
+        """See the base; the response stays in this process."""
         self._turn.response = response
         self._turns.add(self._turn)
         return False

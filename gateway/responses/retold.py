@@ -1,4 +1,4 @@
-"""The stream of a response that has ended, told anew: the same lifecycle, a delta for each text."""
+"""The stream of an ended response, generated anew: the same lifecycle, one delta for each text."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,7 @@
-"""Where responses are kept: Valkey at once, PostgreSQL a moment later; and read back from either.
+"""The store of responses: Valkey at once, PostgreSQL a moment later; reads from either.
 
-A response that was told as stored lies in Valkey and waits here for PostgreSQL, or PostgreSQL has
-it. So it outlasts any one of gateway, Valkey, control plane and PostgreSQL.
+A response that the client was told is stored lies in Valkey and in this process's queue, or in
+PostgreSQL. So it survives the loss of any one of gateway, Valkey, control plane and PostgreSQL.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ _SHOWN_CHARACTERS_MAX = 100
 
 
 class ResponseStore:
-    """All kept responses, for one worker; `run` belongs into a TaskGroup.
+    """The stored responses, for one worker; `run` belongs into a TaskGroup.
 
     Attributes:
-        background: Reports responses that no client waits for.
+        background: Log of background responses.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class ResponseStore:
         """Compose; nothing is opened yet.
 
         Args:
-            valkey_url: As of `ValkeyClient`.
+            valkey_url: URL of Valkey, see `ValkeyClient`.
             control_address: `host:port` of the control plane.
-            idle_s: How long Valkey has a response that nobody asks for.
-            secret: Proves whose an id is.
+            idle_s: Seconds for which Valkey keeps an unread response.
+            secret: Secret that proves the owner of an id.
         """
         self._valkey = ValkeyClient(valkey_url, commands_max=COMMANDS_MAX)
         self._hot = HotStore(self._valkey, idle_s=idle_s)
@@ -67,7 +67,7 @@ class ResponseStore:
 
     @property
     def waiting(self) -> int:
-        """How many responses of this worker PostgreSQL does not have yet."""
+        """Number of this worker's responses that PostgreSQL does not have yet."""
         return self._durable.waiting
 
     def new_id(self, tenant_id: str) -> str:
@@ -75,9 +75,9 @@ class ResponseStore:
         return new_response_id(tenant_id, self._secret)
 
     async def keep(self, stored: wire.StoredResponse, *, is_promised: bool = False) -> bool:
-        """Keep a response; return whether it is to be found from now on.
+        """Store a response; return whether it can be found from now on.
 
-        One that is promised waits in Valkey and here for as long as PostgreSQL is away.
+        While PostgreSQL is away, the response waits in Valkey and in this process.
         """
         self._under_way.discard(stored.id)
         can_keep = self._durable.has_room if is_promised else self.can_keep
@@ -91,9 +91,9 @@ class ResponseStore:
         return True
 
     async def keep_if_missing(self, stored: wire.StoredResponse) -> bool:
-        """Keep a response unless it is there, or was deleted; return whether it is kept now.
+        """Store a response unless it exists, or was deleted; return whether it is stored now.
 
-        RejectedError: UNAVAILABLE: nobody knows.
+        RejectedError: UNAVAILABLE: no store answers.
         """
         (found,) = await self._find_all(stored.tenant_id, [stored.id])
         if found.stored is not None or found.is_deleted:
@@ -101,21 +101,21 @@ class ResponseStore:
         return await self.keep(stored, is_promised=True)
 
     def mark(self, response_id: str, under_way: bytes) -> None:
-        """Tell that a response is under way, as far as that is possible."""
+        """Mark a response as under way, as far as that is possible."""
         self._under_way.add(response_id)
         self._hot.mark(response_id, under_way)
 
     def unmark(self, response_id: str) -> None:
-        """Tell that it is no more, and has not been kept, as far as that is possible."""
+        """Remove the mark of a response that was not stored, as far as that is possible."""
         self._under_way.discard(response_id)
         self._hot.unmark(response_id)
 
     async def find(self, tenant_id: str, response_id: str, param: str | None = None) -> Found:
-        """Return a response of a tenant, or what it is as long as it is under way.
+        """Return a response of a tenant, or its present state while it is under way.
 
         Raises:
-            PlatformError: NOT_FOUND; the same for one that is another tenant's.
-            RejectedError: UNAVAILABLE: nobody knows.
+            PlatformError: NOT_FOUND; the same for another tenant's response.
+            RejectedError: UNAVAILABLE: no store answers.
         """
         (found,) = await self._find_all(tenant_id, [response_id])
         if found.stored is None and not found.under_way:
@@ -125,12 +125,12 @@ class ResponseStore:
     async def chain(
         self, tenant_id: str, response_id: str, param: str
     ) -> list[wire.StoredResponse]:
-        """Return a response that is to be continued, behind all that it continues itself.
+        """Return a response that is to be continued, behind all responses that it continues.
 
         Raises:
-            PlatformError: NOT_FOUND, also if one that it continues was deleted; CONFLICT: it is
+            PlatformError: NOT_FOUND, also if a continued response was deleted; CONFLICT: it is
                 under way.
-            RejectedError: UNAVAILABLE: nobody knows.
+            RejectedError: UNAVAILABLE: no store answers.
         """
         found = await self.find(tenant_id, response_id, param)
         if found.stored is None:
@@ -148,11 +148,11 @@ class ResponseStore:
         return [*(it for it in turns if it is not None), found.stored]
 
     async def turn_of_item(self, tenant_id: str, item_id: str, param: str) -> wire.StoredResponse:
-        """Return the response that an item came with.
+        """Return the response that holds an item.
 
         Raises:
             PlatformError: NOT_FOUND.
-            RejectedError: UNAVAILABLE: nobody knows.
+            RejectedError: UNAVAILABLE: no store answers.
         """
         for response_id in response_of_item(item_id, tenant_id, self._secret):
             (found,) = await self._find_all(tenant_id, [response_id])
@@ -162,7 +162,7 @@ class ResponseStore:
 
     @staticmethod
     def no_item(item_id: str, param: str) -> PlatformError:
-        """Return what is said of an item that is not stored."""
+        """Return the error for an item that is not stored."""
         shown = item_id[:_SHOWN_CHARACTERS_MAX]
         text = f"Item with id '{shown}' not found: send the item itself."
         return PlatformError(ErrorCode.NOT_FOUND, text, param=param)
@@ -172,7 +172,7 @@ class ResponseStore:
 
         Raises:
             PlatformError: NOT_FOUND, CONFLICT.
-            RejectedError: UNAVAILABLE: it may still be there; to be tried again.
+            RejectedError: UNAVAILABLE: the response may still exist; try again.
         """
         found = await self.find(tenant_id, response_id)
         if found.stored is None:
@@ -186,7 +186,7 @@ class ResponseStore:
             raise _away() from None
 
     async def run(self) -> None:
-        """Carry responses to PostgreSQL until cancelled."""
+        """Write responses to PostgreSQL until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._valkey.run())
             tasks.create_task(self._durable.run())
@@ -201,11 +201,11 @@ class ResponseStore:
             )
 
     async def flush(self, timeout_s: float) -> None:
-        """Bring what waits to PostgreSQL, at most for so long."""
+        """Write waiting responses to PostgreSQL, at most for so long."""
         await self._durable.flush(timeout_s)
 
     async def _find_all(self, tenant_id: str, ids: Sequence[str]) -> list[Found]:
-        """Return what is known of responses; RejectedError when nobody can be asked."""
+        """Return the states of responses; RejectedError when no store answers."""
         if not ids:
             return []
         if not all(belongs_to(it, tenant_id, self._secret) for it in ids):
@@ -244,7 +244,7 @@ class ResponseStore:
             await self._hot.settle(response_id)
 
     async def _sweep(self) -> None:
-        """Bring to PostgreSQL what gateways left behind that are no more."""
+        """Write the waiting responses of dead gateways to PostgreSQL."""
         for response_id in self._under_way:
             self._hot.extend(response_id)
         if not self.can_keep or not self._valkey.is_connected:
@@ -255,7 +255,7 @@ class ResponseStore:
 
 
 def cannot_store() -> RejectedError:
-    """Return what is said where a response has to be stored, and cannot be."""
+    """Return the error for a response that has to be stored, and cannot be."""
     text = "Responses cannot be stored now; try again shortly."
     return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=2.0)
 

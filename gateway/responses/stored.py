@@ -1,4 +1,4 @@
-"""Responses that are kept: shown, followed, listed, cancelled and deleted."""
+"""Routes of stored responses: show, follow, list, cancel and delete."""
 
 import asyncio
 
@@ -35,8 +35,8 @@ class StoredResponses:
         """Compose.
 
         Args:
-            directory: Knows callers.
-            store: Has the responses.
+            directory: Keys and tenants.
+            store: Store of the responses.
         """
         self._directory = directory
         self._store = store
@@ -121,7 +121,7 @@ class StoredResponses:
 
 
 def _one(request: web.Request, response_id: str) -> str:
-    """Return the id that a path names; PlatformError when it names something else."""
+    """Return the id in a path; PlatformError when the path has another form."""
     if "/" in response_id or not response_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return response_id
@@ -137,7 +137,7 @@ def _require_background(response_id: str, response: bytes) -> None:
 
 
 def _wanted(request: web.Request) -> tuple[bool, int | None]:
-    """Return whether a stream is wanted, and of which event the client knows already."""
+    """Return whether a stream is wanted, and the number of the last event that the client has."""
     query = request.query
     if unknown := query.keys() - _SHOWN:
         raise bad_value(min(unknown), "it is not known here")

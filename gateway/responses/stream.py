@@ -1,4 +1,4 @@
-"""Sends the tokens of a response: as `StreamedGeneration`, with a number in each event."""
+"""Sends the tokens of a response: a `StreamedGeneration` with a number in each event."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,15 +16,15 @@ _TakeDelta = Callable[[bytes, bytes], None]
 
 @runtime_checkable
 class DeltaSink(Protocol):
-    """A transport that writes deltas in a form of its own, and many of them at once."""
+    """A transport with its own encoding of deltas, which takes many at once."""
 
     def take_delta(self, head: bytes, rest: bytes) -> None:
-        """Take a delta: what stands before its number, the same object each time, and the rest."""
+        """Take a delta: the bytes before its number, always the same object, and the rest."""
         ...
 
 
 class NumberedGeneration(StreamedGeneration):
-    """One answer whose events are numbered, and whose text stands in a message that is begun."""
+    """A streamed answer with numbered events, whose text stands in an open message."""
 
     __slots__ = ("_events", "_take_delta")
 

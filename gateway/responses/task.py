@@ -1,4 +1,4 @@
-"""A response: a chat that is asked for, and told, in other words."""
+"""A response, mapped to a chat and its answer back to a response."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -35,12 +35,12 @@ _DIGITS = 6  # of sampling values, which the wire has in 32 bits
 
 
 class ResponseTask(ChatTask):
-    """One response.
+    """The task of one response.
 
     Attributes:
         echo: Fields of the answer that repeat the request.
-        response_id: Id of the answer.
-        keeping: Keeps the answer; None: it is not stored.
+        response_id: Id of the response.
+        keeping: Storage of the response; None: it is not stored.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -94,7 +94,7 @@ class ResponseTask(ChatTask):
         return StreamWriters([events], ResponseEnd(events, keeping))
 
     def queued(self, model: str) -> bytes:
-        """Return what the response says of itself before anything is asked of an engine."""
+        """Return the response as JSON before its request is submitted."""
         frame = self._frame(model, engine.Sampling(temperature=1.0, top_p=1.0))
         return frame.written("queued", is_stored=self.keeping is not None)
 
@@ -171,13 +171,13 @@ def response_task(
 
     Args:
         request: The body.
-        response_id: Id of the answer.
-        context: Turns that it continues, and the items of its own turn.
-        session: Groups the turns of a chain; the request's own field goes before it.
-        keeping: Keeps the answer; None: it is not stored.
+        response_id: Id of the response.
+        context: Continued turns, and the items of the response's own turn.
+        session: Key that groups the turns of a chain; the request's own field takes precedence.
+        keeping: Storage of the response; None: it is not stored.
 
     Raises:
-        BadRequestError: Its items are in no order, or its tools do not go together.
+        BadRequestError: The order of the items is not valid, or the tools do not go together.
     """
     messages = messages_for(request.instructions, context)
     task = ResponseTask.model_construct(
@@ -199,7 +199,7 @@ def messages_for(
 ) -> list[Message]:
     """Return the turns of a response, with the items of its output so far.
 
-    BadRequestError: items are in no order.
+    BadRequestError: the order of the items is not valid.
     """
     messages = messages_of([*context.items, *output], context.before)
     if instructions is not None:

@@ -1,7 +1,7 @@
-"""The events of a response whose tools run here: one lifecycle, however many rounds it has. Pure.
+"""The events of a response with server tools: one lifecycle over any number of rounds. Pure.
 
 The calls of a round are opened as the model writes them, and closed when they are answered: several
-may be open at once. Ids and numbers never change, from the first event to the last.
+may be open at once. Ids never change, and numbers only increase.
 """
 
 import copy
@@ -19,12 +19,12 @@ from gateway.tools.plan import ListedServer, PlannedTool
 
 @dataclass(frozen=True, slots=True)
 class RoundCall:
-    """A call that the model made in a round.
+    """A call by the model in a round.
 
     Attributes:
-        item_id: Id of its item.
-        arguments: As the model wrote them.
-        tool: The tool that runs here; None: the client runs it.
+        item_id: Id of the call's item.
+        arguments: Arguments as the model wrote them.
+        tool: Server tool; None: the client runs the call.
     """
 
     item_id: str
@@ -33,7 +33,7 @@ class RoundCall:
 
 
 class _OpenServerCall(OpenCall):
-    """A call of a tool that runs here, as far as it has come."""
+    """A call of a server tool that is still being written."""
 
     __slots__ = ("tool",)
 
@@ -64,7 +64,7 @@ class _OpenServerCall(OpenCall):
 
 
 class _OpenApproval(_OpenServerCall):
-    """A call that waits for a yes: told when it is whole."""
+    """A call that needs approval; its event is sent when the call is whole."""
 
     __slots__ = ()
 
@@ -89,7 +89,7 @@ class _OpenApproval(_OpenServerCall):
 
 @dataclass(frozen=True, slots=True)
 class _WaitingCall:
-    """A call that runs: the place of its item, and what is told of it."""
+    """A running call: the place of its item, and the item's content."""
 
     index: int
     tool: PlannedTool
@@ -115,7 +115,7 @@ class ToolEvents(ResponseEvents):
         *,
         will_be_stored: bool = False,
     ) -> None:
-        """Begin; `servers` were asked for their tools."""
+        """Begin; `servers` are the servers that listed their tools."""
         super().__init__(frame, will_be_stored=will_be_stored)
         self._tools = tools
         self._waiting: dict[str, _WaitingCall] = {}
@@ -127,13 +127,13 @@ class ToolEvents(ResponseEvents):
 
     @property
     def has_begun(self) -> bool:
-        """Whether the first events are on their way."""
+        """Whether the first events were sent."""
         return self._begun
 
     def next_round(self, frame: ResponseFrame) -> "ToolEvents":
-        """Return what writes the next round: of one that is given up, nothing is left.
+        """Return the writer of the next round; an abandoned round leaves no events.
 
-        The frame of the first one that is not given up is that of the response.
+        The frame of the first round that is not abandoned becomes the response's.
         """
         made = copy.copy(self)
         if not self._begun:
@@ -151,12 +151,12 @@ class ToolEvents(ResponseEvents):
         return super().first() + held
 
     def finish(self, reason: str) -> bytes:
-        """See the base: the round has ended."""
+        """See the base; ends the round."""
         self.round_reason = reason
         return super().finish(reason)
 
     def end_as(self, reason: str) -> None:
-        """The response ends for this reason: a finish reason, or a budget."""
+        """Set the reason of the response's end: a finish reason, or a budget."""
         self._reason = reason
 
     def output(self) -> list[bytes]:
@@ -164,7 +164,7 @@ class ToolEvents(ResponseEvents):
         return [*self._items]
 
     def begin_approved(self, request_id: str, tool: PlannedTool, arguments: str) -> str:
-        """A call that a person agreed to begins; return the id of its item.
+        """Open an approved call; return the id of its item.
 
         Its events are held until the stream begins.
         """
@@ -179,7 +179,7 @@ class ToolEvents(ResponseEvents):
         return item_id
 
     def answer(self, item_id: str, output: str, failure: str | None) -> bytes:
-        """Return the events that end a call; held, and nothing, while the stream has not begun."""
+        """Return the events that end a call; before the stream begins they are held."""
         waiting = self._waiting.pop(item_id)
         item = server_call_item(
             item_id,
@@ -264,7 +264,7 @@ def server_call_item(
     failure: str | None = None,
     approval_request_id: str | None = None,
 ) -> bytes:
-    """Return a call of a tool that ran here."""
+    """Return the item of a call of a server tool."""
     return orjson.dumps(
         {
             "id": item_id,

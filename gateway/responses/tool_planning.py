@@ -1,4 +1,4 @@
-"""Finds out which tools of a response run here, and which calls a person has agreed to."""
+"""Finds the server tools of a response, and the calls that a person has approved."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,11 +34,11 @@ class ToolPlanning:
     async def rounds(
         self, principal: Principal, wanted: ResponseRequest, context: ResponseContext
     ) -> ToolRounds | None:
-        """Return what a response with tools that run here is made with; None: it has none.
+        """Return the rounds of a response with server tools; None: it has no server tools.
 
         Raises:
-            BadRequestError: It names a tool that this key may not use, or agrees to a call that
-                cannot be made.
+            BadRequestError: The response names a tool that this key may not use, or approves a call
+                that cannot be made.
         """
         functions = [it.name for it in wanted.functions]
         tools = WantedTools(wanted.server_functions, wanted.servers, functions)
@@ -60,7 +60,7 @@ class ToolPlanning:
 
 
 def tool_task(task: ResponseTask, wanted: ResponseRequest, rounds: ToolRounds) -> ToolResponseTask:
-    """Return a task whose tools run here; BadRequestError: its tools do not go together."""
+    """Return a task with server tools; BadRequestError: its tools do not go together."""
     fields: dict[str, Any] = {name: getattr(task, name) for name in type(task).model_fields}
     shown = [it.shown() for it in rounds.plan.tools.values()]
     fields["tools"] = [*(task.tools or ()), *shown] or None
@@ -80,7 +80,7 @@ def _turns(
 
 
 def _untold(plan: ToolPlan, context: ResponseContext) -> ToolPlan:
-    """Return a plan without servers whose tools an earlier turn has told."""
+    """Return a plan without servers whose tools an earlier turn has listed."""
     told = {
         it.server_label
         for it in (*context.before, *context.items)

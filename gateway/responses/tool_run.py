@@ -1,4 +1,4 @@
-"""Runs the loop of a response and its tools: rounds of the model, calls of tools, one lifecycle.
+"""Runs the loop of a response and its server tools: rounds of the model, and calls of tools.
 
 Each round is a request of its own, with its limits, its event and its place in the trace. It is
 made in this process, and writes into the client's response.
@@ -50,7 +50,7 @@ _BROKEN = "the call could not be made"
 
 
 class Answering(Protocol):
-    """Answers a body, by the model that it names."""
+    """Answers one body by its model."""
 
     def answer(
         self, request: web.Request, principal: Principal, task: TextTask
@@ -60,7 +60,7 @@ class Answering(Protocol):
 
 
 class ToolAnswering:
-    """Answers responses of one worker: those with tools that run here in rounds."""
+    """Answers the responses of one worker; those with server tools take several rounds."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ToolAnswering:
         Args:
             answering: Answers single rounds.
             runner: Calls tools.
-            budget: What one response may use; a request may ask for less.
+            budget: Budget of one response; a request may ask for less.
             keep_alive_s: Longest silence of a stream, in seconds.
             emit: Takes one event per call and never blocks.
             gateway_id: Id of this worker.
@@ -102,7 +102,7 @@ class ToolAnswering:
             run.tell_cut()
 
     def _tell(self, caller: "_Caller", tool: PlannedTool, facts: CallFacts) -> None:
-        """Tell the ledger of a call."""
+        """Emit the event of a call."""
         identity = caller.identity
         event = event_of(
             facts,
@@ -120,7 +120,7 @@ class ToolAnswering:
 
 
 class _Caller(NamedTuple):
-    """The request that calls are made for."""
+    """The request on whose behalf calls are made."""
 
     identity: CallerIdentity
     principal: Principal
@@ -129,7 +129,7 @@ class _Caller(NamedTuple):
 
 
 class _ToolRun:
-    """One response."""
+    """The loop of one response."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class _ToolRun:
         return self._rounds.events
 
     async def answer(self, loop: ToolLoop, keep_alive_s: float) -> web.StreamResponse:
-        """Run the loop; return the response, or raise as every other request does."""
+        """Run the loop; return the response, or raise as any other request does."""
         self._task.begin_rounds(self._task.model)
         actions = loop.begin(self._approved(), time.monotonic())
         while True:
@@ -180,7 +180,7 @@ class _ToolRun:
     # --- calls ------------------------------------------------------------------------------
 
     def _approved(self) -> list[LoopCall]:
-        """Return the calls that a person has agreed to; each has an item from now on."""
+        """Return the approved calls; each has an item from now on."""
         calls: list[LoopCall] = []
         for it in self._rounds.approved:
             item_id = self._events.begin_approved(it.request_id, it.tool, it.arguments)
@@ -197,7 +197,7 @@ class _ToolRun:
     async def _run_calls(
         self, loop: ToolLoop, actions: Sequence[LoopAction], keep_alive_s: float
     ) -> AskModel | EndLoop:
-        """Do what the actions say until the model is to be asked, or nothing more happens."""
+        """Carry out actions until the model's next round, or the end of the loop."""
         pending = deque(actions)
         ended: asyncio.Queue[tuple[str, CallFailure | None]] = asyncio.Queue()
         running: dict[str, asyncio.Task[None]] = {}
@@ -231,7 +231,7 @@ class _ToolRun:
     async def _attempt(
         self, start: StartCall, ended: asyncio.Queue[tuple[str, CallFailure | None]]
     ) -> None:
-        """Make one attempt; say what came of it."""
+        """Make one attempt; report its result."""
         self._run += 1
         call_id, failure = start.call_id, None
         tool, arguments = self._calls[call_id]
@@ -275,7 +275,7 @@ class _ToolRun:
         )
 
     def tell_cut(self) -> None:
-        """Tell of calls that ran when the client went, or the worker gave up."""
+        """Emit events of calls that ran when the client left, or the worker gave up."""
         now_s = time.monotonic()
         for call_id, (began_at_unix_ms, began_at_s) in self._began.items():
             tool, _ = self._calls[call_id]
@@ -286,10 +286,10 @@ class _ToolRun:
     # --- rounds -----------------------------------------------------------------------------
 
     async def _round(self) -> list[RoundCall] | None:
-        """Ask the model; return its calls. None: it failed, and the response tells of it.
+        """Run a round of the model; return its calls. None: it failed, and the response says so.
 
         Raises:
-            PlatformError: It was refused before anything was written or run.
+            PlatformError: The round was refused before anything was written or run.
         """
         is_first, task = not self._asked, self._round_task()
         identity = self._identity if is_first else further_identity(self._identity)
@@ -311,7 +311,7 @@ class _ToolRun:
         return self._events.round_calls
 
     def _round_task(self) -> ToolResponseTask:
-        """Return what the next round asks for."""
+        """Return the task of the next round."""
         changes: dict[str, Any] = {
             "messages": self._rounds.render(self._events.output()),
             "stream": True,
@@ -322,7 +322,7 @@ class _ToolRun:
         return self._task.model_copy(update=changes)
 
     def _tokens_left(self) -> int | None:
-        """Return how many tokens the output may still have; None: as many as the model can."""
+        """Return the tokens that the output may still have; None: no bound besides the context."""
         wanted = self._task.max_completion_tokens
         return None if wanted is None else max(0, wanted - self._usage.get("output_tokens", 0))
 
@@ -367,7 +367,7 @@ class _ToolRun:
 
 
 def _nobody(tool: PlannedTool, facts: CallFacts) -> None:
-    """Take no event: none is composed yet."""
+    """Drop an event: none is composed yet."""
 
 
 def _sum(before: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:

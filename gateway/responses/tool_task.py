@@ -1,4 +1,4 @@
-"""A response whose tools run here: asked for in rounds, which write one lifecycle."""
+"""A response with server tools: rounds of requests that write one lifecycle of events."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,12 +14,12 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 
 class ApprovedCall:
-    """A call that a person has answered.
+    """A call that a person has approved or refused.
 
     Attributes:
-        request_id: Id of the item that asked.
+        request_id: Id of the approval request's item.
         tool: The tool.
-        arguments: As the model wrote them.
+        arguments: Arguments as the model wrote them.
     """
 
     __slots__ = ("arguments", "request_id", "tool")
@@ -28,19 +28,19 @@ class ApprovedCall:
         self.request_id, self.tool, self.arguments = request_id, tool, arguments
 
     def call(self, item_id: str) -> LoopCall:
-        """Return the call that runs."""
+        """Return the call to run."""
         return self.tool.call(item_id, self.arguments, is_approved=True)
 
 
 class ToolRounds:
-    """The rounds of one response: what they write, and what came of the last one.
+    """The rounds of one response: their writers, and the result of the last one.
 
     Attributes:
-        plan: The tools that run here.
-        approved: Calls that a person has agreed to.
-        events: Writes what comes next.
-        usage: Of the last round; None: it failed.
-        error: Of the last round, if it failed after it began.
+        plan: Server tools of the response.
+        approved: Calls that a person has approved or refused.
+        events: Writer of the events.
+        usage: Usage of the last round; None: it failed.
+        error: Error of the last round, if it failed after it began.
     """
 
     def __init__(
@@ -58,40 +58,40 @@ class ToolRounds:
         self._now: ToolEvents | None = None
 
     def writers(self, made: ToolEvents) -> StreamWriters:
-        """Return what writes a round."""
+        """Return the writers of a round."""
         self._now, self.usage, self.error = made, None, None
         return StreamWriters([made], self)
 
     def commit(self) -> None:
-        """The round has ended: the next one goes on behind it."""
+        """End the round: the next one continues behind it."""
         if self._now is not None:
             self.events, self._now = self._now, None
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
-        """See `StreamEnd`: the response goes on."""
+        """See `StreamEnd`; the response goes on."""
         del ended_unix_s
         self.usage = usage
         return b""
 
     def failure(self, error: PlatformError) -> bytes:
-        """See `StreamEnd`: the response tells of it."""
+        """See `StreamEnd`; the response reports it."""
         self.error = error
         return b""
 
 
 class ToolResponseTask(ResponseTask):
-    """One response whose tools run here, or one round of it.
+    """A response with server tools, or one round of it.
 
     Attributes:
-        rounds: Of the response.
-        max_tool_calls: Calls that the response may have; None: as many as any.
+        rounds: Rounds of the response.
+        max_tool_calls: Calls that the response may have; None: no bound.
     """
 
     rounds: ToolRounds
     max_tool_calls: int | None = None
 
     def begin_rounds(self, model: str) -> None:
-        """Prepare what is written; nothing is asked of an engine yet."""
+        """Prepare the writers; no request is submitted yet."""
         frame = self._frame(model, engine.Sampling(temperature=1.0, top_p=1.0))
         plan, keeping = self.rounds.plan, self.keeping
         self.rounds.events = ToolEvents(

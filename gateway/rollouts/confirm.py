@@ -1,7 +1,7 @@
-"""Tells the control plane by which state new requests are decided, and how old the open ones are.
+"""Reports to the control plane which version of splits this worker follows, and its oldest request.
 
-A rollout counts on it: only when all gateways have said that they know of a change, nobody is sent
-where an older split sent them; and what is still open is not counted yet.
+A rollout waits for the reports of all gateways: then no new request follows an older split, and the
+oldest open request shows until when answers of the older split may still end.
 """
 
 import asyncio

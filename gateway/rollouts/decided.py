@@ -1,4 +1,4 @@
-"""Counts what pins and splits decided, and tells operators of those that could not."""
+"""Counts decisions of pins and splits, and logs those that could not take effect."""
 
 import structlog
 
@@ -11,7 +11,7 @@ _TOLD_MAX = 1024
 
 
 class Decided:
-    """Counts and logs one worker's decisions about releases."""
+    """Counts and logs one worker's decisions on releases."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         """Prepare."""
@@ -19,7 +19,7 @@ class Decided:
         self._told: set[tuple[str, str, str]] = set()
 
     def note(self, tenant_id: str, model_id: str, decision: ReleaseDecision) -> None:
-        """Count one accepted request; what is amiss is logged once."""
+        """Count one accepted request; each kind of problem is logged once."""
         self._count[decision.kind]()
         release = decision.missed or decision.unready or decision.unloaded
         if not release:

@@ -1,4 +1,4 @@
-"""Why a request goes to a certain release, when it is not just what the name stands for. Pure."""
+"""The reason why a request goes to a release other than the one its name points at. Pure."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ class ReleaseDecision:
     Attributes:
         rollout_id: Rollout whose split decided; empty: none.
         arm: Arm of that rollout.
-        is_pinned: Whether the tenant's pin decided; without a lot, no rollout counts the request.
-        missed: The release that a pin or a split names and nobody serves: it could not decide, and
-            the request goes to what the name stands for.
-        unready: The release that a split names and whose base is not loaded here yet: the request
-            goes to control, which no rollout counts, because the split did not choose it.
-        unloaded: The release that a split chose and whose adapter no engine could load: control
-            answered, as with `unready`, and an event of a copy tells of canary's fault.
+        is_pinned: Whether the tenant's pin decided; no rollout counts such a request.
+        missed: Release of a pin or a split that no pool serves: the request goes to the release
+            that the name points at.
+        unready: Release of a split whose base is not loaded here yet: the request goes to control,
+            and no rollout counts it, because the split did not choose control.
+        unloaded: Release of a split whose adapter no engine could load: control answered, as with
+            `unready`, and the event of a copy reports canary's fault.
     """
 
     rollout_id: str = ""
@@ -37,7 +37,7 @@ class ReleaseDecision:
 
     @property
     def kind(self) -> str:
-        """A label of metrics: `control`, `canary`, `pinned`, `unserved`, `unready`, `unloaded`."""
+        """Label of metrics: `control`, `canary`, `pinned`, `unserved`, `unready`, `unloaded`."""
         if self.missed:
             return "unserved"
         if self.unready:

@@ -1,7 +1,7 @@
-"""Flaws of an answer to any request: it has no text, or nothing new. Pure.
+"""Flaws of an answer to any request: it is empty, or repeats itself. Pure.
 
-A rollout compares how often two releases do so: an answer that repeats itself for good reasons does
-so in both.
+A rollout compares the rates of two releases: an answer that repeats itself for good reasons does so
+in both.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ class Flaws:
     """Flaws of a complete answer.
 
     Attributes:
-        is_refusal: The model declined to answer.
-        is_empty: Neither content nor reasoning nor a tool call.
-        is_repetitive: Half of its first tokens or more say what was said before.
+        is_refusal: Whether the model declined to answer.
+        is_empty: Whether there is neither content nor reasoning nor a tool call.
+        is_repetitive: Whether at least half of the first tokens repeat earlier ones.
     """
 
     is_refusal: bool = False
@@ -33,9 +33,9 @@ def flaws_of(opening: str, tokens: Sequence[int], *, has_more: bool) -> Flaws:
     """Return the flaws of an answer.
 
     Args:
-        opening: First characters of its content.
+        opening: First characters of the content.
         tokens: All token ids of the answer.
-        has_more: It has reasoning or tool calls, too.
+        has_more: Whether the answer has reasoning or tool calls, too.
     """
     return Flaws(
         is_refusal=is_refusal(opening),
@@ -45,7 +45,7 @@ def flaws_of(opening: str, tokens: Sequence[int], *, has_more: bool) -> Flaws:
 
 
 def is_repetitive(tokens: Sequence[int]) -> bool:
-    """Return whether half of an answer's runs of three tokens or more were there before."""
+    """Return whether half of an answer's runs of three tokens or more occurred before."""
     seen = tokens[:TOKENS_MAX]
     if len(seen) < _TOKENS_MIN:
         return False

@@ -1,4 +1,4 @@
-"""Which requests that a split decided about are still open: a rollout counts on the oldest."""
+"""The open requests that a split has assigned: a rollout depends on the oldest."""
 
 
 class OpenRequests:
@@ -9,11 +9,11 @@ class OpenRequests:
         self._received_at: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of open requests."""
         return len(self._received_at)
 
     def add(self, uid: str, received_at_unix_ms: int) -> None:
-        """Note a request; again is the same as once."""
+        """Note a request; a second call has no effect."""
         self._received_at[uid] = received_at_unix_ms
 
     def discard(self, uid: str) -> None:
@@ -22,9 +22,9 @@ class OpenRequests:
 
     @property
     def oldest_unix_ms(self) -> int:
-        """When the longest-running one was received; 0 without any.
+        """Return when the oldest open request was received; 0 without any.
 
-        Looks at all of them: they do not begin in the order in which they were received, and this
-        is asked every few seconds.
+        Reads all of them: they do not begin in the order in which they were received, and the
+        method is called every few seconds.
         """
         return min(self._received_at.values(), default=0)

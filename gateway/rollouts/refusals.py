@@ -1,7 +1,7 @@
-"""Whether a model declined to answer: by how its answer begins. Pure.
+"""Detects that a model declined to answer, by the beginning of its answer. Pure.
 
-A rollout compares how often two releases do so, hence it matters more that the same answer is
-always judged alike than that no phrasing is missed.
+A rollout compares the rates of two releases. So equal answers must be judged alike; a phrasing that
+is missed matters less.
 """
 
 import re
@@ -58,7 +58,7 @@ _REFUSALS = tuple(
 
 
 def is_refusal(text: str) -> bool:
-    """Return whether an answer that begins with `text` declines; looks at its first characters."""
+    """Return whether an answer that begins with `text` declines; reads its first characters."""
     plain = text.lstrip()[:OPENING_CHARACTERS].translate(_APOSTROPHES).lower()
     found = _LEADING.match(plain)
     plain = " ".join(plain[found.end() if found else 0 :].split())
@@ -68,10 +68,10 @@ def is_refusal(text: str) -> bool:
 def opening(pipe: TextPipe, tokens: Sequence[int]) -> str:
     """Return the first characters of an answer's content, without reasoning and tool calls.
 
-    Content behind the first `OPENING_TOKENS_MAX` tokens, of long reasoning, is not looked at.
+    Content behind the first `OPENING_TOKENS_MAX` tokens, of long reasoning, is ignored.
 
     Args:
-        pipe: A new one; no more of it is used than this takes.
+        pipe: New pipe, read only as far as needed.
         tokens: All token ids of the answer.
     """
     text, looked_at = "", min(len(tokens), OPENING_TOKENS_MAX)

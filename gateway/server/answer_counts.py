@@ -1,4 +1,4 @@
-"""Counters of all requests that have ended, and log lines of errors and of some others."""
+"""Counters of all ended requests, and log lines for errors and a sample of the others."""
 
 import time
 from collections.abc import Callable
@@ -14,14 +14,14 @@ _Count = Callable[[], None]
 
 
 class AnswerCounts:
-    """Of one worker: requests over HTTP, and those that came over sockets."""
+    """The counters of one worker: requests over HTTP, and requests over sockets."""
 
     def __init__(self, metrics: GatewayMetrics, *, log_every: int) -> None:
         """Prepare.
 
         Args:
             metrics: Metrics of this worker.
-            log_every: One in so many successful requests is logged; errors always are.
+            log_every: Number of successful requests per logged one; errors are always logged.
         """
         self._metrics, self._log_every = metrics, log_every
         self._until_log = 1

@@ -1,6 +1,7 @@
-"""Bodies of requests: read whole, within bounds of size, time and memory, and unpacked.
+"""Reads bodies of requests within bounds of size, time and memory, and unpacks them.
 
-aiohttp's own unpacking is off: it would hold megabytes of a bomb before anybody could refuse it.
+aiohttp's own unpacking is off: it would hold megabytes of a compression bomb before the gateway
+could refuse it.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ _UNPACK_INLINE_BYTES = 512  # unpacks to half a megabyte at most: a millisecond
 
 
 class BodyBudget:
-    """Bytes of unfinished bodies that one worker holds at most."""
+    """The bytes of unfinished bodies that one worker holds at most."""
 
     def __init__(self, bytes_max: int) -> None:
         """Prepare."""
@@ -49,7 +50,7 @@ class BodyBudget:
 
 
 class _HasBudget(Protocol):
-    """The connection of a request, as its body needs it."""
+    """The part of a connection that reading a body needs."""
 
     @property
     def body_budget(self) -> BodyBudget: ...
@@ -86,7 +87,7 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def content_length(headers: Mapping[str, str]) -> int | None:
-    """Return how long the body is said to be, 0 if nothing is said; None: in too many digits.
+    """Return the declared length of the body, 0 without one; None: it has too many digits.
 
     The parser takes any number of leading zeros, Python's `int` some thousand digits.
     """
@@ -120,7 +121,7 @@ async def _read_rest(request: web.Request) -> bytes:
 
 
 async def _answer_expectation(request: web.Request) -> None:
-    """Let a client that asked first send its body: only here is it known to be wanted."""
+    """Ask for the body behind `Expect: 100-continue`, now that the request is accepted."""
     if request.headers["Expect"].lower() != "100-continue":
         raise HttpError(417, "The header 'Expect' may only be '100-continue'.")
     if request.version != HttpVersion11 or request.content.is_eof():

@@ -1,4 +1,4 @@
-"""Looks at start-up whether the settings can work here: a line for each that cannot."""
+"""Checks at start-up whether the settings can work here: a line for each that cannot."""
 
 import os
 import resource
@@ -23,7 +23,7 @@ _SUFFIX_MAX = len("-255.99999")  # of a worker: its slot, and how often one was 
 
 
 def problems(settings: GatewaySettings) -> Iterator[str]:
-    """Yield what is wrong, each with the name of the variable and what to do about it."""
+    """Yield the problems, each with the name of the variable and the fix."""
     yield from _workers(settings)
     yield from _files(settings)
     yield from _tls(settings)

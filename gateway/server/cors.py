@@ -1,4 +1,4 @@
-"""Cross-origin requests of pages in browsers (the Fetch standard's CORS): who may call the API.
+"""Cross-origin requests of pages in browsers (the Fetch standard's CORS): the allowed origins.
 
 Not aiohttp-cors: it needs aiohttp's router, which the gateway does without (see `routes`).
 """
@@ -22,14 +22,14 @@ _ASKED_MAX = 4096
 
 
 class Cors:
-    """The origins that may call."""
+    """The origins that may call the API."""
 
     def __init__(self, origins: Sequence[str] = ()) -> None:
-        """Allow these, as `https://host` each; `*` is any, none turns it off."""
+        """Allow these, as `https://host` each; `*` is any; an empty list turns CORS off."""
         self._origins = frozenset(origins)
 
     def headers(self, request_headers: CIMultiDictProxy[str]) -> Mapping[str, str]:
-        """Return what an answer says to a browser; nothing to others."""
+        """Return the headers of an answer to a browser; none for other clients."""
         if not self._origins:
             return _NONE
         origin = request_headers.get(hdrs.ORIGIN)
@@ -42,7 +42,7 @@ class Cors:
         }
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """Return the answer to a browser that asks whether a page may call; None: it does not."""
+        """Return the answer to a browser's preflight; None: the page may not call."""
         if request.method != hdrs.METH_OPTIONS or not self._origins:
             return None
         if hdrs.ACCESS_CONTROL_REQUEST_METHOD not in request.headers:

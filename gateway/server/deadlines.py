@@ -10,11 +10,11 @@ _BATCH = 64  # that are told in one go: about a millisecond of work
 
 
 class Deadlines(Generic[_Waiting]):
-    """Tells of everything that has waited for so long.
+    """Deadlines of equal length for any number of keys.
 
-    All have the same time, so that the oldest is always the first: a dict in the order of insertion
-    is the whole queue, and begin and end cost a dict operation each. A timer of its own takes each
-    of them 700 bytes and three times as long.
+    The oldest is always the first: a dict in the order of insertion is the whole queue, and begin
+    and end cost a dict operation each. A timer for each key would take 700 bytes and three times as
+    long.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class Deadlines(Generic[_Waiting]):
         loop: asyncio.AbstractEventLoop,
         expire: Callable[[_Waiting], None],
     ) -> None:
-        """Prepare; the timer runs while something waits, `expire` is told what has done so."""
+        """Prepare; the timer runs while a key waits, `expire` is called with each expired one."""
         self._timeout_s = timeout_s
         self._loop = loop
         self._expire = expire
@@ -34,14 +34,14 @@ class Deadlines(Generic[_Waiting]):
         return len(self._due_s)
 
     def begin(self, waiting: _Waiting) -> None:
-        """It waits from now on, if it did not already."""
+        """Start the deadline of a key, unless it runs."""
         if waiting not in self._due_s:
             due_s = self._due_s[waiting] = self._loop.time() + self._timeout_s
             if self._timer is None:
                 self._timer = self._loop.call_at(due_s, self._look)
 
     def end(self, waiting: _Waiting) -> None:
-        """It waits no longer."""
+        """Stop the deadline of a key."""
         self._due_s.pop(waiting, None)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: one JSON body for all, the status, the headers. Pure."""
+"""Errors in OpenAI's form: one JSON body for all, with status and headers. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class BringsHeaders(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Sent with the answer."""
+        """Headers of the answer."""
         ...
 
 
@@ -27,11 +27,11 @@ class AnsweredError(PlatformError):
     """A failure with headers of its own.
 
     Attributes:
-        headers: Sent with the answer.
+        headers: Headers of the answer.
     """
 
     def __init__(self, error: PlatformError, headers: Mapping[str, str]) -> None:
-        """Say what `error` says."""
+        """Copy code and message of `error`."""
         super().__init__(
             error.code, error.message, retry_after_s=error.retry_after_s, param=error.param
         )
@@ -39,10 +39,10 @@ class AnsweredError(PlatformError):
 
 
 class HttpError(BadRequestError):
-    """The request is no HTTP that this server takes; HTTP has a status of its own for it.
+    """The request is not the HTTP that this server accepts; the status is one of HTTP's own.
 
     Attributes:
-        ends_connection: Nothing that follows on the connection could be trusted.
+        ends_connection: Whether no further bytes of the connection can be trusted.
     """
 
     ends_connection = True
@@ -71,9 +71,9 @@ def body_of(error: PlatformError) -> bytes:
 
 
 def headers_of(error: PlatformError) -> dict[str, str]:
-    """Return the headers that go with an error, those that it brings itself (`headers`) included.
+    """Return the headers of an error, its own (`headers`) included.
 
-    429 and 503 always say when to come back.
+    429 and 503 always carry Retry-After.
     """
     headers: dict[str, str] = {}
     if error.status in (429, 503):

@@ -1,7 +1,7 @@
 """Several workers' metrics as one page: each sample gets the label `worker`. Pure.
 
-Not a sum: counters of a worker that was replaced would make the sum fall, and gauges have no one
-right sum. Readers add up, as over replicas.
+Not a sum: counters of a replaced worker would make the sum fall, and gauges have no one right sum.
+Queries add up, as over replicas.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""The names of one request: ours, the caller's, and those of W3C Trace Context (level 1)."""
+"""The ids of one request: the gateway's, the caller's, and W3C Trace Context's (level 1)."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ _LOTS = 1 << 32
 
 
 def _random_uids() -> Iterator[str]:
-    """Yield 32 random hex digits each; asking the system for each by itself would cost 10 us."""
+    """Yield 32 random hex digits each; a system call for each of them would cost 10 us."""
     while True:
         digits = os.urandom(16 * _UIDS_AT_ONCE).hex()
         for start in range(0, len(digits), 32):
@@ -33,14 +33,14 @@ _UIDS = _random_uids()
 
 
 class CallerIdentity(NamedTuple):
-    """The names of one request.
+    """The ids of one request.
 
     Attributes:
-        uid: Ours, 32 random hex digits; other ids are made of it.
-        request_id: The caller's `x-request-id` when it is sane, else ours.
-        trace_id: 32 hex digits, the caller's or new.
+        uid: Gateway's id, 32 random hex digits; other ids are made of it.
+        request_id: Caller's `x-request-id` if it is valid, else the gateway's id.
+        trace_id: Trace id, 32 hex digits, the caller's or a new one.
         traceparent: Trace context of our own span; the caller gets it as `traceresponse`.
-        upstream: The caller's trace context; also who keeps a trace that begins here.
+        upstream: Caller's trace context; or the sampling decision for a trace that begins here.
         cross_origin: Headers of the answer for a page of another origin, and of its API.
     """
 
@@ -67,7 +67,7 @@ _IDENTITY = web.RequestKey("identity", CallerIdentity)
 
 
 def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> CallerIdentity:
-    """Return the names of a request with these headers; such a share of new traces is kept."""
+    """Return the ids of a request with these headers; such a share of new traces is sampled."""
     uid = next(_UIDS)
     given = headers.get(_REQUEST_ID_NAME)
     request_id = given if given and is_request_id(given) else f"req_{uid}"
@@ -89,7 +89,7 @@ def new_uid() -> str:
 
 
 def further_identity(first: CallerIdentity) -> CallerIdentity:
-    """Return the names of a further request that belongs to one, in the same trace below it."""
+    """Return the ids of a further request on behalf of one, below it in the same trace."""
     uid = next(_UIDS)
     upstream = Upstream(
         first.trace_id, first.uid[16:], first.upstream.is_sampled, first.upstream.state
@@ -99,7 +99,7 @@ def further_identity(first: CallerIdentity) -> CallerIdentity:
 
 
 def set_identity(request: web.Request, trace_share: float, cors: Cors) -> CallerIdentity:
-    """Name a request; such a share of traces that begin here is kept."""
+    """Set the ids of a request; such a share of traces that begin here is sampled."""
     identity = new_identity(request.headers, trace_share)
     if cross_origin := cors.headers(request.headers):
         identity = identity._replace(cross_origin=cross_origin)
@@ -108,7 +108,7 @@ def set_identity(request: web.Request, trace_share: float, cors: Cors) -> Caller
 
 
 def identity_of_part(request: web.Request, number: int) -> CallerIdentity:
-    """Return the names of one request of several that came as one: it has a uid of its own."""
+    """Return the ids of one of several requests that came as one: it has a uid of its own."""
     whole, uid = identity_of(request), next(_UIDS)
     ours = tracecontext.traceparent(whole.trace_id, uid[16:], sampled=whole.upstream.is_sampled)
     request_id = f"{whole.request_id}-{number}"
@@ -116,17 +116,17 @@ def identity_of_part(request: web.Request, number: int) -> CallerIdentity:
 
 
 def tell_request_id_as(request: web.Request, name: str) -> None:
-    """Let the answer also say the request's id in a header of this name."""
+    """Repeat the request's id in a header of this name."""
     identity = request[_IDENTITY]
     headers = {**identity.cross_origin, name: identity.request_id}
     request[_IDENTITY] = identity._replace(cross_origin=headers)
 
 
 def give_identity(request: web.Request, identity: CallerIdentity) -> None:
-    """Name a request that no client has sent."""
+    """Set the ids of a request that no client has sent."""
     request[_IDENTITY] = identity
 
 
 def identity_of(request: web.Request) -> CallerIdentity:
-    """Return the names that the server has given to a request."""
+    """Return the ids that the server has set for a request."""
     return request[_IDENTITY]

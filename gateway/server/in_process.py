@@ -1,7 +1,7 @@
-"""A request of ours to this worker: the same handlers answer it, and no socket lies between.
+"""A request of this worker to itself: the same handlers answer it, without a socket.
 
-Work that a client asked for, and does not wait for, runs as such a request. It speaks HTTP/1.0, so
-that its body comes as it is, without the frames of chunks.
+Background work for clients runs as such a request. It speaks HTTP/1.0, so that its body comes as it
+is, without the frames of chunks.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _HEAD_END = b"\r\n\r\n"
 
 
 class BodySink(asyncio.WriteTransport):
-    """Takes the body of a response; its head is left out."""
+    """Takes the body of a response, without its head."""
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
         """Prepare; `take` gets the body as it is written, and never blocks."""
@@ -29,7 +29,7 @@ class BodySink(asyncio.WriteTransport):
         self._is_closed = self._is_behind_head = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what would leave by a socket."""
+        """Take bytes in place of a socket."""
         body = bytes(data)
         if not self._is_behind_head:
             self._is_behind_head = True
@@ -38,11 +38,11 @@ class BodySink(asyncio.WriteTransport):
             self._take(body)
 
     def get_write_buffer_size(self) -> int:
-        """Return 0: nothing waits here."""
+        """Return 0: no bytes wait here."""
         return 0
 
     def is_closing(self) -> bool:
-        """Return whether nothing is taken any more."""
+        """Return whether writes are ignored from now on."""
         return self._is_closed
 
     def abort(self) -> None:
@@ -51,7 +51,7 @@ class BodySink(asyncio.WriteTransport):
 
 
 class _SinkWriter:
-    """Stands where aiohttp writes a response."""
+    """Replaces aiohttp's writer of a response."""
 
     output_size = buffer_size = 0
     length: int | None = None
@@ -81,7 +81,7 @@ class _SinkWriter:
 
 
 class _InProcess:
-    """Connection of a request that comes from the worker itself."""
+    """The connection of a request that comes from the worker itself."""
 
     ssl_context = peername = sockname = None
     access_log = None
@@ -93,7 +93,7 @@ class _InProcess:
         self.body_budget = BodyBudget(0)
 
     def resume_reading(self, *, resume_parser: bool = True) -> None:
-        """All is there already."""
+        """Do nothing: the body is complete already."""
 
 
 def in_process_request(
@@ -108,10 +108,10 @@ def in_process_request(
 
     Args:
         path: Path of the endpoint.
-        body: JSON.
+        body: JSON body.
         sink: Takes the body of a streamed response.
-        identity: The names that the request goes by.
-        said_bytes: How long the body is, where it was read already; None: as it is.
+        identity: Ids of the request.
+        said_bytes: Declared bytes of a body that was read already; None: its actual length.
     """
     loop = asyncio.get_running_loop()
     connection: Any = _InProcess(sink)

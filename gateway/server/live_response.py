@@ -1,7 +1,7 @@
-"""A response that is written as it comes: its head leaves together with the first of its body.
+"""A streamed response: its head leaves together with the first bytes of its body.
 
-Not aiohttp's way of writing one: a multi-dict of headers and two coroutines per write are a tenth
-of what a short answer costs, and the chunks in the middle of a stream are framed elsewhere anyway.
+aiohttp's own writer costs a tenth of a short answer: a multi-dict of headers, and two coroutines
+per write. The chunks in the middle of a stream are framed elsewhere anyway.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class LiveResponse(web.StreamResponse):
-    """Status 200 and a body of unknown length; HTTP/1.0 has no chunks, it ends the connection.
+    """Status 200 and a body of unknown length; under HTTP/1.0 the body ends with the connection.
 
     Attributes:
         is_chunked: Whether the body goes out in the chunks of HTTP/1.1.
@@ -38,7 +38,7 @@ class LiveResponse(web.StreamResponse):
 
     @property
     def prepared(self) -> bool:
-        """Whether the head is out."""
+        """Whether the head was sent."""
         return self._has_begun
 
     @property
@@ -47,17 +47,17 @@ class LiveResponse(web.StreamResponse):
         return self.is_chunked and self._request.keep_alive
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Nothing is left to do: for aiohttp, which asks all responses."""
+        """Do nothing: aiohttp calls this for all responses."""
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing is left to do: for aiohttp, which asks all responses."""
+        """Do nothing: aiohttp calls this for all responses."""
 
     def begin(self, first: bytes) -> asyncio.WriteTransport:
-        """Send the head, and what there is of the body; return where the rest may be written.
+        """Send the head, and the first bytes; return the transport for the rest.
 
         Raises:
             ConnectionResetError: The client has gone.
-            ValueError: A header holds what no header may.
+            ValueError: A header holds an invalid character.
         """
         head = _head(self._fields, is_chunked=self.is_chunked, keep_alive=self.keep_alive)
         transport = self._transport()
@@ -71,7 +71,7 @@ class LiveResponse(web.StreamResponse):
     async def end(self, last: bytes) -> None:
         """Send the rest; a client that does not read it is cut.
 
-        ConnectionResetError: it has gone.
+        ConnectionResetError: the client has gone.
         """
         end = b"0\r\n\r\n" if self.is_chunked else b""
         self._transport().write(self._framed(last) + end)

@@ -1,4 +1,4 @@
-"""Tells when the event loop is late, and what held it up."""
+"""Measures delays of the event loop, and logs the code that causes them."""
 
 import asyncio
 import sys
@@ -33,12 +33,12 @@ class LoopLag:
     Attributes:
         lag_s: Seconds of lag at the last measurement.
         interval_s: Seconds until the next measurement.
-        is_lagging: Whether there is more work than the loop keeps up with. A plain attribute: the
-            hot path reads it.
+        is_lagging: Whether the loop has more work than it can do. A plain attribute: the hot path
+            reads it.
     """
 
     def __init__(self, observe: Callable[[float], None]) -> None:
-        """Prepare; `observe` is told every measurement, in seconds."""
+        """Prepare; `observe` is called with every measurement, in seconds."""
         self.lag_s = 0.0
         self.is_lagging = False
         self._late_in_a_row = 0
@@ -69,7 +69,7 @@ class LoopLag:
             ended.set()
 
     def note(self, lag_s: float, busy_share: float) -> None:
-        """Take one measurement: how late the timer was, and how much the loop's thread ran."""
+        """Take one measurement: the timer's delay, and the processor time of the loop's thread."""
         is_late = lag_s > LAGGING_S and busy_share >= BUSY_SHARE
         self._late_in_a_row = self._late_in_a_row + 1 if is_late else 0
         self.is_lagging = self._late_in_a_row >= LATE_IN_A_ROW
@@ -79,7 +79,7 @@ class LoopLag:
         self._observe(lag_s)
 
     def _watch(self, loop_thread: int, ended: threading.Event) -> None:
-        """Run in a thread of its own: say once per blockage what the loop's thread does."""
+        """Run in a thread of its own: log the stack of the loop's thread once per blockage."""
         told_of_s = 0.0
         while not ended.wait(_WATCH_S):
             ticked_at_s = self._ticked_at_s
@@ -93,7 +93,7 @@ class LoopLag:
 def _stack(thread: int) -> list[str]:
     """Return a thread's innermost calls, the outer first: places only, no values.
 
-    No frame is kept: whatever request it belongs to would stay as long.
+    No frame is kept: it would keep a request's data alive.
     """
     frame = sys._current_frames().get(thread)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
     places = traceback.extract_stack(frame)[-_FRAMES_MAX:] if frame is not None else []

@@ -1,6 +1,6 @@
-"""The answer to bytes that are no HTTP. Pure.
+"""The answer to bytes that are no valid HTTP. Pure.
 
-The texts are our own: the parser's texts quote the bytes, which may hold a key.
+The texts are the gateway's own: the parser's texts quote the bytes, which may hold a key.
 """
 
 from aiohttp import http_exceptions as raw
@@ -34,7 +34,7 @@ _ANSWERS: tuple[tuple[type[Exception], str, int, str], ...] = (
 
 
 def malformed(error: BaseException) -> HttpError:
-    """Return what to answer to what the parser raised."""
+    """Return the answer to an error of the parser."""
     if isinstance(error, raw.LineTooLong) and LINE_BYTES_MAX in error.args:
         return HttpError(414, f"The request line is longer than {LINE_BYTES_MAX} bytes.")
     given = str(getattr(error, "message", ""))

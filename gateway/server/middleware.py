@@ -23,22 +23,22 @@ _UNKNOWN = GatewayRoute("other", is_open_when_full=False)
 
 
 def note_outcome(request: web.Request, outcome: str) -> None:
-    """Say how a request ended, for log and metrics; by default its HTTP status says it."""
+    """Set the outcome of a request for log and metrics; the default is its HTTP status."""
     request[_OUTCOME] = outcome
 
 
 def outcome_of(request: web.Request, status: int) -> str:
-    """Return how a request ended, with a status."""
+    """Return the outcome of a request, with its status."""
     return request.get(_OUTCOME) or ("ok" if status < 400 else "error")
 
 
 def give_principal(request: web.Request, principal: Principal) -> None:
-    """Say whose a request is that no client has sent."""
+    """Set the caller of a request that no client has sent."""
     request[_PRINCIPAL] = principal
 
 
 def authenticate(directory: Directory, request: web.Request) -> Principal:
-    """Return the caller; PlatformError 401 without a good key, 503 while no key is known at all."""
+    """Return the caller; PlatformError 401 without a good key, 503 before any snapshot."""
     if (ours := request.get(_PRINCIPAL)) is not None:
         return ours
     scheme, _, secret = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
@@ -85,8 +85,8 @@ class Envelope:
 
         Args:
             routes: Handlers by path and method.
-            counts: Counts and logs what was answered.
-            trace_share: Share of the traces beginning here that are kept.
+            counts: Counts and logs ended requests.
+            trace_share: Share of the traces beginning here that are sampled.
             cors: Origins whose pages may call; None: none.
         """
         self._routes = routes
@@ -120,7 +120,7 @@ class Envelope:
         return response
 
     def note_malformed(self, error: PlatformError, request_id: str) -> None:
-        """Count and log an answer to what was no request."""
+        """Count and log the answer to a malformed request."""
         self._counts.note("malformed", error.status, error.code, request_id, time.monotonic())
 
     def _route(self, request: web.Request) -> GatewayRoute:
@@ -134,7 +134,7 @@ class Envelope:
     def _refusal(
         self, request: web.Request, error: Exception, form: ErrorForm
     ) -> web.StreamResponse:
-        """Return the answer to a failure; ConnectionError when none can be given any more."""
+        """Return the answer to a failure; ConnectionError when none can be sent any more."""
         if isinstance(error, ConnectionError):
             raise error
         if isinstance(error, PlatformError):

@@ -79,7 +79,7 @@ async def all_metrics(workers: GatewayWorkers) -> bytes:
 
 
 class WorkersCollector(Collector):
-    """Metrics that the parent of the workers tells of them."""
+    """Metrics of the workers' parent about them."""
 
     def __init__(
         self, live: Callable[[], Sequence[GatewayWorker]], ends: Mapping[str, int]

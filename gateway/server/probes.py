@@ -1,4 +1,4 @@
-"""Endpoints for operators: whether the gateway lives, whether it serves, and its metrics."""
+"""Endpoints for operators: liveness, readiness, and metrics."""
 
 from collections.abc import Awaitable, Callable
 from functools import cache
@@ -41,7 +41,7 @@ class Probes:
         return web.Response(body=body, status=503, content_type=_JSON, headers={"Retry-After": "1"})
 
     async def version(self, _: web.Request) -> web.Response:
-        """GET /version, as vLLM has it."""
+        """GET /version, in vLLM's form."""
         return _json({"version": _version()})
 
     async def metrics(self, _: web.Request) -> web.Response:

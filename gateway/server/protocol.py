@@ -1,8 +1,8 @@
-"""HTTP/1.1 as the gateway serves it: aiohttp's protocol with bounds on who may wait for how long.
+"""HTTP/1.1 as the gateway serves it: aiohttp's protocol with bounds on connections and waits.
 
 The names with an underscore are aiohttp's: it has no other hook for a parser's errors, for the
-state of a connection or for what a connection keeps of a request. Tests fail when they change:
-`tests/integration/gateway/test_hostile.py`, `tests/unit/gateway/test_protocol.py`.
+state of a connection or for the parts of a request that a connection keeps. Tests fail when they
+change: `tests/integration/gateway/test_hostile.py`, `tests/unit/gateway/test_protocol.py`.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class ServerLimits:
 
 
 class HttpServer(web.Server):
-    """Makes a protocol for each connection, and knows them all."""
+    """Makes a protocol for each connection, and keeps track of all."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class HttpServer(web.Server):
 
     @property
     def open_connections(self) -> int:
-        """How many there are."""
+        """Number of open connections."""
         return len(self._connections)
 
     @property
@@ -129,7 +129,7 @@ class HttpServer(web.Server):
 
     @property
     def surplus(self) -> int:
-        """By how many connections the bound is exceeded."""
+        """Number of connections above the bound."""
         return len(self._connections) - self._limits.connections_max
 
     def make_request(
@@ -140,7 +140,7 @@ class HttpServer(web.Server):
         writer: AbstractStreamWriter,
         task: "asyncio.Task[None]",
     ) -> HttpRequest:
-        """Return the request that a message makes."""
+        """Return the request of a message."""
         if self.is_draining:  # each answer tells its client to go elsewhere for the next one
             message = message._replace(should_close=True)
         is_unknown_version = message.version not in _VERSIONS
@@ -155,7 +155,7 @@ class HttpServer(web.Server):
 
 
 class HttpProtocol(RequestHandler):
-    """One connection."""
+    """A connection."""
 
     __slots__ = (
         *("_answering", "_head_bytes", "_rest", "_server", "_stalled", "is_surplus"),
@@ -179,7 +179,7 @@ class HttpProtocol(RequestHandler):
         self._messages = []  # pyright: ignore[reportAttributeAccessIssue] - a list does the same
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a connection, or turn it away when there are far too many."""
+        """Take a connection, or refuse it when there are far too many."""
         super().connection_made(transport)
         surplus = self._server.surplus
         if surplus <= 0:
@@ -191,18 +191,18 @@ class HttpProtocol(RequestHandler):
             self._end_with(too_many_connections())
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection."""
+        """Drop the connection."""
         self._server.heads.end(self)
         self._server.idle.end(self)
         self._stop_watching_reader()
         super().connection_lost(exc)
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Read on if that was paused. Bodies that are read whole ask for it in any case.
+        """Resume reading if it was paused. Bodies that are read whole call this in any case.
 
-        aiohttp would parse nothing, and ask the transport, twice for every request: 5 us each. The
-        parser may hold a part of an open body though nothing is paused: it stops after a body of
-        very many chunks, and goes on when the next one is read.
+        aiohttp would call parser and transport for nothing, twice for every request: 5 us each. The
+        parser may hold a part of an open body though reading is not paused: it stops after a body
+        of very many chunks, and goes on when the next one is read.
         """
         if self._reading_paused or (resume_parser and self._has_open_body):
             super().resume_reading(resume_parser)
@@ -240,7 +240,7 @@ class HttpProtocol(RequestHandler):
             self._watch_reader()
 
     def data_received(self, data: bytes) -> None:
-        """Parse; a head that has begun has a deadline, and a broken body ends its request."""
+        """Parse bytes; a head that has begun has a deadline, and a broken body ends its request."""
         if self._close or self._force_close:
             return
         if self.note_upgraded is not None:
@@ -264,7 +264,7 @@ class HttpProtocol(RequestHandler):
 
     @property
     def _is_between(self) -> bool:
-        """Whether all that was asked is here with its body: what comes next is a head."""
+        """Whether all requests so far are complete, so that the next bytes begin a head."""
         if self._messages:
             return self._messages[-1][1].is_eof()
         if self._answering is not None:
@@ -291,9 +291,9 @@ class HttpProtocol(RequestHandler):
             self._rest = _rest_of(self._messages[-1][0], data) if new_messages == 1 else _UNKNOWN
 
     def drop_parser(self) -> None:
-        """Let go of the parser if nothing waits in it; the next request makes another, in 1 us.
+        """Drop the parser if it holds no bytes; the next request makes another one in 1 us.
 
-        It keeps the last message's fields: with them it takes 2.5 kB of every open stream.
+        The parser keeps the last message's fields, which would cost each open stream 2.5 kB.
         """
         if not self._rest and not self._messages:
             self._parser = None
@@ -318,7 +318,7 @@ class HttpProtocol(RequestHandler):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being answered, or waits for that."""
+        """Whether a request is being answered, or waits for its turn."""
         return self._request_in_progress or bool(self._messages)
 
     def head_timed_out(self) -> None:
@@ -343,8 +343,8 @@ class HttpProtocol(RequestHandler):
     async def start(self) -> None:
         """Answer one request after the other; aiohttp runs this as the connection's task.
 
-        Its own gives every request a task besides, and holds its head and its body until the
-        answer has ended.
+        aiohttp's own method gives every request a further task, and holds its head and its body
+        until the answer has ended.
         """
         try:
             while not self._force_close:
@@ -385,7 +385,7 @@ class HttpProtocol(RequestHandler):
             self._waiter = None
 
     def _next_request(self) -> tuple[HttpRequest, _AnyHandler]:
-        """Take the next message; what is no request is answered by what says so."""
+        """Take the next message; a malformed request becomes one that reports the error."""
         self._server.idle.end(self)
         message, payload = self._messages[0]
         del self._messages[0]
@@ -412,7 +412,7 @@ class HttpProtocol(RequestHandler):
         return True
 
     async def _drop_rest(self, body: StreamReader) -> None:
-        """Read what the client still sends, or it would not read the answer; not for ever."""
+        """Read the rest of the request for a bounded time: many clients read no answer before."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
                 while not body.is_eof():
@@ -421,9 +421,10 @@ class HttpProtocol(RequestHandler):
             self.close()
 
     def _note_parser_error(self) -> None:
-        """Tell the request whose body is being read, rather than answer as if there was another.
+        """Report the error to the request whose body is being read.
 
-        aiohttp queues the error behind that request, which would wait for the rest of its body.
+        aiohttp would queue the error behind that request, which would wait for the rest of its
+        body.
         """
         open_bodies = [payload for _, payload in self._messages if not payload.is_eof()]
         if self._request_in_progress and (current := self._current_request) is not None:
@@ -450,7 +451,7 @@ class HttpProtocol(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002 - aiohttp's signature
     ) -> web.StreamResponse:
-        """Return the answer to what was no request, or to a handler that has failed."""
+        """Return the answer to a malformed request, or to the failure of a handler."""
         if request.writer.output_size > 0 or isinstance(exc, ConnectionError):
             raise ConnectionError("the response has begun, or nobody is there to read it")
         if isinstance(exc, HttpProcessingError):
@@ -471,15 +472,15 @@ class HttpProtocol(RequestHandler):
         return response
 
     def log_exception(self, *args: object, **kw: object) -> None:
-        """Say what a connection ended of, without what was sent over it."""
+        """Log the error that ended a connection, without the bytes sent over it."""
         about, error = str(args[0]) if args else "", type(kw.get("exc_info")).__name__
         log.warning("connection_failed", about=about, error=error)
 
 
 def _rest_of(message: object, data: bytes) -> int:
-    """Return how much is still to come of the one message that begins in `data`.
+    """Return how many bytes are still to come of the one message that begins in `data`.
 
-    Where that is not plain, it is said to be less than it is, or not known: both keep the parser.
+    Where that is uncertain, return less, or None: both keep the parser.
     """
     if not isinstance(message, RawRequestMessage) or message.chunked or message.upgrade:
         return _UNKNOWN
@@ -490,6 +491,6 @@ def _rest_of(message: object, data: bytes) -> int:
 
 
 def too_many_connections() -> PlatformError:
-    """Return the answer of a worker whose connections are all taken."""
+    """Return the answer of a worker that has reached its bound of connections."""
     text = "The server has too many open connections; try again shortly."
     return RejectedError(ErrorCode.OVERLOADED, text, retry_after_s=1.0)

@@ -16,8 +16,8 @@ class RelayedResponse:
     """The response of one client.
 
     Attributes:
-        headers: That the first writer had; empty until then.
-        response: What the handler returns; None: nothing has been written.
+        headers: Headers of the first writer; empty before it.
+        response: Response that the handler returns; None: no byte has been written.
     """
 
     def __init__(
@@ -26,8 +26,8 @@ class RelayedResponse:
         """Prepare; without `is_stream` bodies are dropped.
 
         Args:
-            request: Of the client.
-            headers: Of the response, if no request writes any.
+            request: Request of the client.
+            headers: Headers of the response, if no request writes any.
             is_stream: Whether bodies are written, and not dropped.
         """
         self._request, self._is_stream, self._default = request, is_stream, headers
@@ -40,7 +40,7 @@ class RelayedResponse:
         return RelayedSink(self)
 
     def begin(self, head: bytes, body: bytes) -> None:
-        """A request begins to write; the head of the first one is the client's.
+        """Begin a writing request; the head of the first one becomes the client's.
 
         ConnectionResetError: the client has gone.
         """
@@ -62,7 +62,7 @@ class RelayedResponse:
         transport.write(b"%x\r\n%b\r\n" % (len(body), body) if response.is_chunked else body)
 
     def tell(self, body: bytes) -> None:
-        """Write a piece between two requests; of a client that has gone nothing is said here."""
+        """Write a piece between two requests; a client that has gone is not reported here."""
         if body and not self.is_closing():
             with suppress(RuntimeError):
                 self.write(body)
@@ -81,7 +81,7 @@ class RelayedResponse:
         return transport is None or transport.is_closing()
 
     def buffered_bytes(self) -> int:
-        """Return how far the client is behind."""
+        """Return the bytes that the client has not read."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def cut(self) -> None:
@@ -91,7 +91,7 @@ class RelayedResponse:
 
 
 class RelayedSink(asyncio.WriteTransport):
-    """Where one request writes its response; it speaks HTTP/1.0, so there are no frames."""
+    """The transport of one writing request; it speaks HTTP/1.0, so there are no frames."""
 
     def __init__(self, relayed: RelayedResponse) -> None:
         """Write into a client's response."""
@@ -99,7 +99,7 @@ class RelayedSink(asyncio.WriteTransport):
         self._relayed, self._has_begun = relayed, False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what would leave by a socket."""
+        """Take bytes in place of a socket."""
         if self._has_begun:
             if data:
                 self._relayed.write(bytes(data))
@@ -109,7 +109,7 @@ class RelayedSink(asyncio.WriteTransport):
         self._relayed.begin(head, body)
 
     def get_write_buffer_size(self) -> int:
-        """Return how far the client is behind."""
+        """Return the bytes that the client has not read."""
         return self._relayed.buffered_bytes()
 
     def is_closing(self) -> bool:

@@ -1,4 +1,4 @@
-"""A request that does not outlive its use: an answer may take an hour, and needs nothing of it."""
+"""A request whose memory is freed early: an answer may take an hour, and needs little of it."""
 
 from typing import Protocol, cast
 
@@ -15,18 +15,18 @@ _FORGOTTEN: dict[bool, RawRequestMessage] = {
 
 
 class _DropsParser(Protocol):
-    """The connection of a request, as far as the request uses it."""
+    """The part of a connection that a request uses."""
 
     def drop_parser(self) -> None: ...
 
 
 class HttpRequest(web.Request):
-    """One request; the names with an underscore are aiohttp's, see `protocol`."""
+    """A request; the names with an underscore are aiohttp's, see `protocol`."""
 
     def forget(self) -> None:
-        """Let go of headers and body, which were read; what was noted in it stays.
+        """Drop headers and body, which were read; notes on the request stay.
 
-        Together with what the body is read from they take 2 kB, of the smallest request.
+        Together with the reader of the body they take 2 kB, even of the smallest request.
         """
         self._message = _FORGOTTEN[self._message.should_close]
         self._headers = self._message.headers
@@ -37,9 +37,9 @@ class HttpRequest(web.Request):
             cast("_DropsParser", self._protocol).drop_parser()
 
     def end(self) -> None:
-        """Let go of the connection's task, which has answered.
+        """Drop the connection's task, which has answered.
 
-        One that a hang-up has cancelled keeps its frames, this request and so itself: all of the
-        answer would stay until the collector comes.
+        After a hang-up the cancelled task keeps its frames, this request and so itself: the whole
+        answer would stay in memory until the garbage collector runs.
         """
         self._task = None  # pyright: ignore[reportAttributeAccessIssue] - aiohttp does the same

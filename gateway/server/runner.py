@@ -1,4 +1,4 @@
-"""The one place that makes an HTTP server: production, the operations address and tests use it."""
+"""The only maker of HTTP servers: production, the operations address and tests use it."""
 
 import asyncio
 import socket
@@ -36,11 +36,11 @@ class HttpRunner:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether it listens."""
+        """Whether the server listens."""
         return self._listener is not None
 
     async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Accept connections on a bound socket, which is ours from now on."""
+        """Accept connections on a bound socket, which the server owns from now on."""
         await self._runner.setup()
         self._listener = await asyncio.get_running_loop().create_server(
             self.server,
@@ -52,24 +52,24 @@ class HttpRunner:
         )
 
     def say_goodbye(self) -> None:
-        """Let each answer from now on end its connection."""
+        """Let each answer from now on close its connection."""
         self.server.is_draining = True
 
     def stop_accepting(self) -> None:
-        """Accept no more; what waits in the socket's queue is for whoever else holds the socket."""
+        """Accept no more; connections in the socket's queue are for its other holders."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
 
     async def wait_goodbyes(self, timeout_s: float) -> None:
-        """Wait until all connections have ended, or time is up."""
+        """Wait until all connections have ended, or the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.server.open_connections:  # noqa: ASYNC110 - aiohttp tells no event
                     await asyncio.sleep(_IDLE_POLL_S)
 
     async def wait_idle(self, timeout_s: float) -> None:
-        """Wait until no request is being answered, or time is up."""
+        """Wait until no request is being answered, or the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.server.has_requests:  # noqa: ASYNC110 - aiohttp tells no event
@@ -87,12 +87,12 @@ def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.soc
     """Return a socket that is bound to an address, for `HttpRunner.start`.
 
     Args:
-        host: Address or name; the first address of a name is taken.
-        port: 0 is any.
+        host: Address or name; of a name the first address is taken.
+        port: Port; 0 is any.
         is_shared: Whether further sockets will be bound to the same address.
 
     Raises:
-        OSError: The address is taken, or not ours.
+        OSError: The address is taken, or not this machine's.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

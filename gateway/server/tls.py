@@ -1,4 +1,4 @@
-"""TLS certificates, and newer ones without a restart."""
+"""TLS certificates, replaced without a restart."""
 
 import ssl
 from pathlib import Path
@@ -16,7 +16,7 @@ class TlsFiles:
     Attributes:
         context: Context of servers; new connections get the newest certificate, open ones keep
             theirs.
-        is_stale: Newer files are there and could not be used.
+        is_stale: Whether newer files exist that could not be used.
         expires_unix_s: Unix seconds of the end of the certificate in use; 0 while clients refuse
             it.
     """
@@ -57,7 +57,7 @@ class TlsFiles:
             log.info("certificate_loaded", file=str(self._files[0]))
 
     def left_s(self, now_unix_s: float) -> float:
-        """Return how long clients go on taking the certificate that is used."""
+        """Return the seconds until clients refuse the certificate in use."""
         return max(0.0, self.expires_unix_s - now_unix_s)
 
     def _versions(self) -> list[tuple[int, int, int]]:

@@ -1,4 +1,4 @@
-"""The text for a URL that no route answers: the URL, and the one that was probably meant. Pure."""
+"""The error for a URL that no route answers, with the URL that was probably meant. Pure."""
 
 import re
 from collections.abc import Collection
@@ -27,8 +27,8 @@ def unknown_url(path: str, known: Collection[str]) -> str:
     """Return the message for a path.
 
     Args:
-        path: As the client sent it, decoded.
-        known: All paths that are answered; those that end in `/*` are prefixes.
+        path: Path from the client, decoded.
+        known: All known paths; a path that ends in `/*` is a prefix.
     """
     shown = path if len(path) <= _SHOWN_MAX else f"{path[:_SHOWN_MAX]}..."
     text = f"Unknown request URL: {shown}."

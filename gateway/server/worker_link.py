@@ -1,8 +1,8 @@
 """The messages between a worker process and its parent, over a socket pair: JSON lines.
 
-The worker says twice a second that its event loop runs, whether it is ready and whether it stops,
-and sends its metrics when asked. The parent asks for metrics, and tells a worker that has been
-replaced to retire. When one end is gone, the other reads the end of the stream.
+The worker reports twice a second that its event loop runs, whether it is ready and whether it
+stops, and sends its metrics when asked. The parent asks for metrics, and tells a replaced worker to
+retire. When one end is gone, the other reads the end of the stream.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ class WorkerEnd:
     """The worker's end.
 
     Attributes:
-        is_retired: The parent has put another worker in our place.
+        is_retired: Whether the parent has put another worker in this one's place.
     """
 
     def __init__(self, sock: socket.socket, stop: asyncio.Event) -> None:
-        """Prepare; `stop` is set when the parent says so or is gone."""
+        """Prepare; `stop` is set when the parent asks for it or is gone."""
         self._sock = sock
         self._stop = stop
         self._read_metrics: Callable[[], bytes] = bytes
@@ -39,7 +39,7 @@ class WorkerEnd:
     def serve(
         self, *, read_metrics: Callable[[], bytes], not_ready_because: Callable[[], str]
     ) -> None:
-        """Tell from now on that connections are accepted."""
+        """Report from now on that connections are accepted."""
         self._read_metrics = read_metrics
         self._not_ready_because = not_ready_because
 
@@ -82,9 +82,9 @@ class ParentEnd:
     """The parent's end.
 
     Attributes:
-        is_serving: The worker accepts connections, and has not been told to stop.
-        is_stopping: It has been told to stop, whether it ever accepted any or not.
-        not_ready_because: Empty: it can serve requests.
+        is_serving: Whether the worker accepts connections, and has not been told to stop.
+        is_stopping: Whether the worker has been told to stop, in whatever state it was.
+        not_ready_because: Reason why the worker cannot serve; empty: it can.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,7 +100,7 @@ class ParentEnd:
         return cls(*await asyncio.open_connection(sock=sock, limit=_LINE_BYTES_MAX))
 
     async def next_word(self) -> bool:
-        """Take the worker's next line; False when it is gone, or makes no sense any more."""
+        """Take the worker's next line; False when it is gone, or its line is invalid."""
         try:
             line = await self._reader.readline()
             if not line:
@@ -130,11 +130,11 @@ class ParentEnd:
         return b""
 
     def retire(self) -> None:
-        """Tell the worker to accept nothing new, to finish what runs, and to end."""
+        """Tell the worker to accept no more, to finish its requests, and to end."""
         self._writer.write(_RETIRE)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the socket."""
         self._writer.close()
         for answer in self._asked:
             answer.cancel()

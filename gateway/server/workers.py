@@ -1,4 +1,4 @@
-"""The parent of several workers: keeps one in each slot, and replaces them without losing anything.
+"""The parent of several workers: keeps one in each slot, and replaces them without a lost request.
 
 Each slot has a listening socket that belongs to the parent; SO_REUSEPORT spreads connections over
 the slots. A worker inherits the socket of its slot. When it ends, connections that wait in the
@@ -32,13 +32,14 @@ _STOP_MARGIN_S = 10.0
 
 
 class GatewayWorker:
-    """One worker process, from its start to its end.
+    """A worker process, from its start to its end.
 
     Attributes:
-        name: Its `instance_id`.
-        ready: Set when it accepts connections and can serve, or never will: it stops, or has ended.
-        link: Link to it; None before it has started.
-        ended_because: Empty while it lives: `ended` by itself, `frozen`, or `retired`.
+        name: Worker's `instance_id`.
+        ready: Set when the worker can serve, or never will: it stops, or has ended.
+        link: Link to the worker; None before the start.
+        ended_because: Reason of the end: `ended` by itself, `frozen`, or `retired`; empty while it
+            lives.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class GatewayWorker:
         Args:
             spec: Passes the second socket of `link`.
             link: A pair of sockets.
-            note_left: Told when it stops, with each of its words from then on, and when it has
+            note_left: Called when the worker stops, for each of its later messages, and when it has
                 ended.
         """
         self.name = spec.name
@@ -67,18 +68,18 @@ class GatewayWorker:
 
     @property
     def not_ready_because(self) -> str:
-        """Empty: it can serve requests."""
+        """Reason why the worker cannot serve; empty: it can."""
         if self.ended_because or self.link is None or not self.link.is_serving:
             return f"worker {self.name} is starting"
         return self.link.not_ready_because
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it has been told to stop: it will soon accept nothing, ready or not."""
+        """Whether the worker has been told to stop, and will accept no more."""
         return self.link is not None and self.link.is_stopping
 
     async def run(self, freeze_s: float) -> None:
-        """Run the process; one that says nothing for `freeze_s` is killed."""
+        """Run the process; one that is silent for `freeze_s` is killed."""
         ours, theirs = self._sockets
         try:
             child = self._child = await ChildProcess.start(self._spec)
@@ -131,7 +132,7 @@ class GatewayWorker:
         return "retired" if self.is_retired else "ended"
 
     def retire(self) -> None:
-        """Let it finish what runs."""
+        """Let the worker finish its requests and end."""
         self.is_retired = True
         if self.link is not None:
             self.link.retire()
@@ -143,10 +144,10 @@ class GatewayWorker:
 
 
 async def _next_word(link: ParentEnd, patience_s: float) -> bool:
-    """Take a worker's next word, as the link does; TimeoutError when there is none for so long.
+    """Take a worker's next message, as the link does; TimeoutError after a silence.
 
-    Counted in looks, not by the clock: when we ourselves stood still, suspended or starved, its
-    words wait to be read, or it stood still with us.
+    The silence is counted in looks, not by the clock. When this process itself stood still,
+    suspended or starved, the worker's messages wait to be read, or the worker stood still as well.
     """
     for _ in range(math.ceil(patience_s / _LOOK_S)):
         with suppress(TimeoutError):
@@ -156,7 +157,7 @@ async def _next_word(link: ParentEnd, patience_s: float) -> bool:
 
 
 class Slot:
-    """One worker at a time, apart from those that finish."""
+    """The place of one worker, besides retired ones that finish."""
 
     def __init__(
         self,
@@ -200,7 +201,7 @@ class Slot:
             self._empty.set()
 
     async def replace(self) -> bool:
-        """Start another worker, and retire the present one when that is ready; tell whether it is.
+        """Start another worker, and retire the present one when it is ready; return whether it is.
 
         The new one accepts connections as soon as it can serve them; until then the old one does.
         """
@@ -236,7 +237,7 @@ class Slot:
         stop_s = settings.unready_s + settings.idle_grace_s + drain_s + settings.flush_s
 
         async def ready() -> None:
-            """The link tells."""
+            """Set by the link."""
 
         spec = ProcessSpec(
             name=name,
@@ -253,7 +254,7 @@ class Slot:
 
 
 class GatewayWorkers:
-    """All slots. Use `running_workers` to get one."""
+    """The slots of all workers. Use `running_workers` to get one."""
 
     def __init__(
         self, settings: GatewaySettings, sockets: list[socket.socket], tasks: asyncio.TaskGroup
@@ -271,7 +272,7 @@ class GatewayWorkers:
 
     @property
     def live(self) -> list[GatewayWorker]:
-        """Every worker that runs, those that finish included."""
+        """All running workers, retired ones that finish included."""
         return list(self._running.values())
 
     def not_ready_because(self) -> str:
@@ -300,7 +301,7 @@ class GatewayWorkers:
         log.info("rolling_restart_ended")
 
     async def stop(self) -> None:
-        """Let all workers drain and end; they are heard until then."""
+        """Let all workers drain and end; their messages are read until then."""
         self.is_stopping = True
         for keeper in self._keepers:
             keeper.cancel()

@@ -39,7 +39,7 @@ class ChoiceText:
 
     @property
     def calls(self) -> list[dict[str, object]]:
-        """The tool calls, as OpenAI writes them."""
+        """The tool calls, in OpenAI's form."""
         return [
             {
                 "id": call.call_id,
@@ -50,7 +50,7 @@ class ChoiceText:
         ]
 
     def add(self, delta: AnswerDelta, logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """Take what comes next."""
+        """Add the next delta."""
         if delta.content:
             self._content.append(delta.content)
         if delta.reasoning:

@@ -1,7 +1,7 @@
 """Token ids to text, piece by piece: the pieces of a stream add up to the decode of the whole.
 
-Pure. Never gives out half a character: bytes that may still become one are held back. The common
-case, a token that is whole characters by itself, never gets here: streams look it up in
+Pure. Never outputs half a character: bytes that may still become one are held back. The common
+case, a token that is whole characters by itself, does not use this class: streams look it up in
 `TokenTable.fragments`, which holds its text already escaped for JSON.
 """
 
@@ -31,23 +31,23 @@ class TextStream(Protocol):
         ...
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Take the next tokens; return the text that is complete by them, perhaps none."""
+        """Take the next tokens; return the text that they complete, perhaps none."""
         ...
 
     def flush(self) -> str:
-        """Return what was held back; broken characters become U+FFFD. Ends the stream."""
+        """Return the text that was held back; broken characters become U+FFFD. Ends the stream."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """The meaning of one tokenizer's ids.
+    """The texts of one tokenizer's ids.
 
     Attributes:
         fragments: Text of each token, by id, escaped for a JSON string, when it is whole characters
             by itself; empty for tokens that are not shown; None when only a `TextStream` can tell.
         pieces: Bytes of each token, by id, for byte-level tokenizers; else None.
-        tokenizer: Used when `pieces` is None.
+        tokenizer: Tokenizer, used when `pieces` is None.
         hidden: Ids that are not shown: special tokens and end-of-sequence ids.
     """
 
@@ -61,9 +61,9 @@ class TokenTable:
     )
 
     def bytes_of(self, token: int, *, is_first: bool = False) -> bytes:
-        """Return what a token stands for in a text; the name of one that is never shown.
+        """Return the bytes of a token in a text; the name of a hidden one.
 
-        `is_first`: nothing is shown before it, where many decoders leave a space out.
+        `is_first`: the token begins the text, where many decoders leave a space out.
         """
         if self.pieces is not None and token not in self.hidden:
             return self.pieces[token]
@@ -117,10 +117,9 @@ def token_table(
     """Build the table of a tokenizer; takes some 100 ms for a large one.
 
     Args:
-        tokenizer: Its decoder decides which kind of stream is used.
+        tokenizer: Tokenizer, whose decoder decides which kind of stream is used.
         end_ids: End-of-sequence ids, hidden besides the special tokens.
-        ids_min: The table has at least this many entries: models may have more ids than
-            their tokenizer has tokens.
+        ids_min: Least number of entries: models may have more ids than their tokenizer has tokens.
     """
     special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     hidden = frozenset(special | set(end_ids))
@@ -147,7 +146,8 @@ def _fragment(piece: bytes) -> bytes | None:
 def _byte_of_character() -> dict[str, int]:
     """Return the alphabet of byte-level tokenizers: a printable character for each byte.
 
-    Source: bytes_to_unicode in the GPT-2 code; bytes that are not printable follow from 256 on.
+    Source: bytes_to_unicode in the GPT-2 code; bytes that are not printable map to characters from
+    256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -159,7 +159,7 @@ _BYTES = _byte_of_character()
 
 
 def _piece(token: str | None) -> bytes:
-    """Return a token's bytes as the ByteLevel decoder does: its text as it is, when not mapped."""
+    """Return a token's bytes as the ByteLevel decoder does; unmapped characters stay."""
     if token is None:
         return b""
     try:
@@ -195,11 +195,11 @@ class _ByteStream:
 
 
 class _DiffStream:
-    """Any other decoder: the text that new tokens add to the decode of the ones before.
+    """Any other decoder: the text that new tokens add to the decode of the previous ones.
 
-    A decoder may treat a token by its neighbours (leading space, joined bytes), so that the tokens
-    given out last are decoded again in front of the new ones. Known limit: a decoder that rewrites
-    a whole run of byte tokens when a later one is invalid cannot take back what was sent.
+    A decoder may treat a token by its neighbours (leading space, joined bytes), so the latest
+    tokens are decoded again in front of the new ones. Known limit: a decoder that rewrites a whole
+    run of byte tokens when a later one is invalid cannot take back text that was sent.
     """
 
     __slots__ = ("_hidden", "_holds", "_ids", "_read", "_tokenizer")
@@ -238,9 +238,9 @@ class _DiffStream:
         return text
 
     def _before_begun(self, text: str) -> tuple[str, int]:
-        """Return what stands before a character that has begun, and how many tokens that takes.
+        """Return the text before an unfinished character, and the number of its tokens.
 
-        All of `text` when it was held long enough; nothing when it is to be held.
+        All of `text` when it was held long enough; empty when it is to be held.
         """
         count = len(self._ids)
         for end in range(count - 1, max(self._read, count - 1 - _BEGUN_TOKENS_MAX), -1):

@@ -1,4 +1,4 @@
-"""Log probabilities of an answer's tokens: kept until the text they belong to is shown. Pure."""
+"""Log probabilities of an answer's tokens: kept until their text is shown. Pure."""
 
 from codecs import getincrementaldecoder
 from collections import deque
@@ -14,13 +14,13 @@ LOGPROB_MIN = -9999.0
 
 
 class TokenLogprob(NamedTuple):
-    """One token of an answer.
+    """A token of an answer.
 
     Attributes:
-        token: Its id.
+        token: Id of the token.
         logprob: Natural logarithm of its probability under the model's own distribution.
         top: The most probable tokens at its place, best first, as (id, logprob).
-        is_first: The text begins with it.
+        is_first: Whether the token begins the text.
     """
 
     token: int
@@ -36,10 +36,10 @@ class _Held:
 
 
 class LogprobLine:
-    """Gives out each token's entry with the text that the token brought.
+    """Releases each token's entry together with the token's text.
 
     A token whose text is held back (half a character, the beginning of a stop string) waits with
-    it, and one whose text is never shown is never told.
+    it. A token whose text is never shown is dropped.
     """
 
     __slots__ = ("_has_begun", "_held", "_hidden", "_known", "_length")
@@ -53,15 +53,15 @@ class LogprobLine:
         self._length = 0  # characters that all tokens so far have brought
 
     def learn(self, logprob: float, top: Sequence[tuple[int, float]]) -> None:
-        """Take what belongs to the next token that comes without any; see `TokenLogprob`."""
+        """Take entries that belong to the next token and came without it; see `TokenLogprob`."""
         self._known.append((logprob, top))
 
     def unlearn(self) -> None:
-        """Forget what belongs to tokens that do not come any more."""
+        """Drop entries of tokens that will not come."""
         self._known.clear()
 
     def entries(self, tokens: Sequence[int]) -> list[TokenLogprob]:
-        """Return the entries of the next tokens, as far as they are known."""
+        """Return the entries of the next tokens, as far as they have come."""
         known = self._known[: len(tokens)]
         del self._known[: len(tokens)]
         return [TokenLogprob(token, *it) for token, it in zip(tokens, known, strict=False)]
@@ -83,7 +83,7 @@ class LogprobLine:
         return found
 
     def rest(self) -> list[TokenLogprob]:
-        """Return everything that is held: the text has ended, and all of it was shown."""
+        """Return all held entries: the text has ended, and all of it was shown."""
         found = [held.entry for held in self._held]
         self._held.clear()
         return found
@@ -99,8 +99,8 @@ class PromptLogprobLine:
     """The log probabilities of a prompt's tokens, as far as they have come.
 
     Attributes:
-        entries: Entries in the prompt's order; nothing stands before the first, so its own is not a
-            number.
+        entries: Entries in the prompt's order; the first token has no predecessor, so its own is
+            NaN.
     """
 
     __slots__ = ("_prompt", "entries")
@@ -112,7 +112,7 @@ class PromptLogprobLine:
 
     @property
     def is_whole(self) -> bool:
-        """Every token of the prompt has its entry."""
+        """Whether every token of the prompt has its entry."""
         return len(self.entries) == len(self._prompt)
 
     def learn(
@@ -122,9 +122,9 @@ class PromptLogprobLine:
         counts: Sequence[int],
         top: Sequence[tuple[int, float]],
     ) -> None:
-        """Take those of the places from `first` on; parts that are told again change nothing.
+        """Take the entries of the places from `first` on; repeated ones change nothing.
 
-        Each place has so many alternatives in `top` as `counts` says.
+        `counts` is the number of alternatives in `top` for each place.
         """
         start = 0
         for place, (logprob, count) in enumerate(zip(logprobs, counts, strict=True), first):
@@ -162,7 +162,8 @@ class TextOffsets:
     def add(self, data: bytes) -> int:
         """Take the bytes of the next token; return how many characters stand before them.
 
-        A token begins within the character that it goes on with, and behind one that it breaks off.
+        A token that continues a character begins within it; a token that breaks one off begins
+        behind it.
         """
         begun = self._decoder.decode(data[:1])
         is_open = bool(self._decoder.getstate()[0])
@@ -177,13 +178,13 @@ def completion_logprobs(
 ) -> dict[str, object]:
     """Return `logprobs` of a text completion's choice.
 
-    `top_logprobs` has the token that came even where others were more probable. Where nothing
-    stands before a token, its log probability is not a number, and null in both columns.
+    `top_logprobs` includes the token itself even where others were more probable. The log
+    probability of a first token is NaN, and null in both columns.
 
     Args:
         table: Tokens of the base.
         entries: Log probabilities in the order of the text.
-        offsets: Offsets of the text so far; counts on.
+        offsets: Offsets of the text so far; updated.
     """
     data = [table.bytes_of(entry.token, is_first=entry.is_first) for entry in entries]
     shown = [
@@ -208,7 +209,7 @@ def completion_logprobs(
 
 
 def _name(data: bytes) -> str:
-    """Return what stands for a token: its text, or OpenAI's form of bytes that are none."""
+    """Return the name of a token: its text, or OpenAI's form of incomplete bytes."""
     try:
         return data.decode()
     except UnicodeDecodeError:

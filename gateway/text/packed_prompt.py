@@ -1,4 +1,4 @@
-"""A long prompt as it goes over the wire, packed in the thread that has tokenized it."""
+"""A long prompt in wire form, packed in the thread that has tokenized it."""
 
 from collections.abc import Sequence
 
@@ -10,18 +10,18 @@ PACKED_AT_ONCE = 4096  # 0.2 ms
 class PackedPrompt:
     """A serialized `Submit` that has only the ids, to be merged into whole ones.
 
-    To give a message 69,000 ids takes the loop 3 ms, to merge them 0.6. It is as long as the ids,
-    and answers may be long: so it goes when all of them have begun. Later submissions take the slow
-    way.
+    Putting 69,000 ids into a message takes the loop 3 ms, merging them 0.6 ms. The packed form is
+    as long as the ids, so it is dropped once all answers have begun. Later submissions put the ids
+    in one by one.
 
     Attributes:
-        data: The serialized ids; empty: they have gone.
+        data: Serialized ids; empty once dropped.
     """
 
     __slots__ = ("_waiting", "data")
 
     def __init__(self, data: bytes) -> None:
-        """Keep what `packed_ids` has made, of all ids."""
+        """Keep the result of `packed_ids` for all ids."""
         self.data = data
         self._waiting = 0
 
@@ -37,9 +37,9 @@ class PackedPrompt:
 
 
 def packed_ids(ids: Sequence[int]) -> bytes:
-    """Return ids as `Submit` has them. Parts of a packed field add up.
+    """Return ids in the form of `Submit`: parts of a packed field can be concatenated.
 
-    Between two parts others get the interpreter.
+    Other threads get the interpreter between two parts.
     """
     parts = range(0, len(ids), PACKED_AT_ONCE)
     return b"".join(

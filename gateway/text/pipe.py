@@ -1,4 +1,4 @@
-"""From tokens to what the client sees, for answers that need more than a table: pure.
+"""From tokens to visible text, for answers that need more than a table lookup: pure.
 
 Tokens -> characters -> tool calls and reasoning taken out -> stop strings.
 """
@@ -15,8 +15,8 @@ class TextPipe:
 
     Attributes:
         table: Table of the tokens.
-        characters: Characters that the tokens have brought so far.
-        shown: Characters of content given out so far.
+        characters: Number of characters of the tokens so far.
+        shown: Number of characters of content released so far.
         reasoning_tokens: Tokens before the end of the reasoning, its marks included.
     """
 
@@ -37,7 +37,7 @@ class TextPipe:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nothing may follow: a stop string was completed, or all that was allowed came."""
+        """Whether no text may follow: a stop string or the one allowed call is complete."""
         if self._matcher is not None and self._matcher.is_matched:
             return True
         return self._parser is not None and self._parser.is_complete
@@ -49,19 +49,19 @@ class TextPipe:
 
     @property
     def may_stop(self) -> bool:
-        """Whether it may come to `is_stopped`, and somebody has to look after each token."""
+        """Whether the pipe may stop, so that each token has to be checked."""
         return self._matcher is not None or self._parser is not None
 
     @property
     def is_transparent(self) -> bool:
-        """Whether the next token may bypass this pipe: nothing is held or looked for."""
+        """Whether the next token may bypass this pipe: no text is held back or searched."""
         if self._matcher is not None or self._stream.is_pending:
             return False
         return self._parser is None or self._parser.is_plain
 
     @property
     def is_parsed(self) -> bool:
-        """Whether there may be more than content: calls or reasoning."""
+        """Whether the answer may hold more than content: calls or reasoning."""
         return self._parser is not None
 
     @property
@@ -70,7 +70,7 @@ class TextPipe:
         return self._parser is not None and self._parser.has_calls
 
     def push(self, tokens: Sequence[int]) -> AnswerDelta:
-        """Take the next tokens; return what they add to the answer."""
+        """Take the next tokens; return their part of the answer."""
         parser = self._parser
         if parser is None:
             return self._pushed(self._stream.push(tokens))
@@ -88,7 +88,7 @@ class TextPipe:
         return delta
 
     def flush(self) -> AnswerDelta:
-        """The answer has ended: return the rest of it, nothing after a stop string."""
+        """End the answer: return the rest of it, nothing after a stop string."""
         delta, matcher, parser = NOTHING, self._matcher, self._parser
         if not self.is_stopped:
             delta = self._pushed(self._stream.flush())

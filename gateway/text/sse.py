@@ -1,7 +1,7 @@
-"""Bytes of a streamed completion: everything that is the same for all chunks is built once.
+"""Bytes of a streamed completion; the part that all chunks share is built once.
 
-Pure. A stream of 100 tokens has 100 chunks that differ only in the text, so that a chunk is two
-constant pieces around an escaped fragment.
+Pure. A stream of 100 tokens has 100 chunks that differ only in the text, so a chunk is two constant
+pieces around an escaped fragment.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class StreamHead:
             created_unix_s: Time of the request's arrival.
             fingerprint: Fingerprint of the system that made the answer; empty: not told.
             service_tier: Service tier; sent when the caller asked for one.
-            with_usage: Every chunk but the last says `"usage":null`, as OpenAI's do.
+            with_usage: Whether every chunk but the last has `"usage":null`, as OpenAI's do.
         """
         extra = "" if not fingerprint else f'"system_fingerprint":"{fingerprint}",'
         extra += "" if not service_tier else f'"service_tier":"{service_tier}",'
@@ -64,11 +64,11 @@ class StreamHead:
         self.usage = _NO_USAGE if with_usage else b""
 
     def usage_chunk(self, usage: dict[str, object]) -> bytes:
-        """Return the last chunk, with what was used and no choice."""
+        """Return the last chunk, with the usage and no choice."""
         return self.opening + b'"choices":[],"usage":%b}\n\n' % orjson.dumps(usage)
 
     def prompt_chunk(self, found: list[dict[str, object]]) -> bytes:
-        """Return the first chunk, with what filters have found in prompts and no choice."""
+        """Return the first chunk, with the filters' findings in prompts and no choice."""
         results = orjson.dumps(found)
         return self.opening + b'%b"choices":[],"prompt_filter_results":%b}\n\n' % (
             self.usage,
@@ -77,7 +77,7 @@ class StreamHead:
 
 
 def annotated(chunk: bytes, found: dict[str, object] | None) -> bytes:
-    """Return the last chunk of a choice, with what filters have found, where it has an end."""
+    """Return the last chunk of a choice, with the filters' findings, where it has an end."""
     if found is None or not chunk.endswith(_CHOICE_END):
         return chunk
     return b'%b,"content_filter_results":%b%b' % (
@@ -101,20 +101,20 @@ class ChunkWriter(Protocol):
         ...
 
     def first(self) -> bytes:
-        """Return what precedes all text; perhaps nothing."""
+        """Return the chunks before all text; perhaps none."""
         ...
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None) -> bytes:
-        """Return a chunk with whatever the delta holds."""
+        """Return a chunk of a delta."""
         ...
 
     def finish(self, reason: str) -> bytes:
-        """Return the chunk that says why the answer ended."""
+        """Return the chunk with the finish reason."""
         ...
 
 
 class CountedChunks:
-    """Chunks of one choice that each tell the usage until then, as vLLM's do."""
+    """Chunks of one choice that each report the usage so far, as vLLM's do."""
 
     __slots__ = ("_chunks", "_opening", "_output_tokens", "_prompt_tokens")
 
@@ -129,7 +129,7 @@ class CountedChunks:
 
         Args:
             chunks: Writer of the choice's chunks, with `head`.
-            head: Head made with its usage, which is replaced.
+            head: Head made with a usage, which is replaced.
             prompt_tokens: Tokens of the choice's prompt.
             output_tokens: Returns the number of the choice's tokens so far.
         """
@@ -149,15 +149,15 @@ class CountedChunks:
         return self._chunks.tail
 
     def first(self) -> bytes:
-        """Return what precedes all text."""
+        """Return the chunks before all text."""
         return self._counted(self._chunks.first())
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None) -> bytes:
-        """Return a chunk with whatever the delta holds."""
+        """Return a chunk of a delta."""
         return self._counted(self._chunks.delta(delta, logprobs))
 
     def finish(self, reason: str) -> bytes:
-        """Return the chunk that says why the answer ended."""
+        """Return the chunk with the finish reason."""
         return self._counted(self._chunks.finish(reason))
 
     def _counted(self, chunk: bytes) -> bytes:
@@ -205,7 +205,7 @@ class ChatChunks:
         return self._chunk(orjson.dumps(fields), extra)
 
     def finish(self, reason: str) -> bytes:
-        """Return the chunk that says why the answer ended."""
+        """Return the chunk with the finish reason."""
         return self._chunk(b"{}", b"", b'"%b"' % reason.encode())
 
     def _chunk(self, delta: bytes, extra: bytes = b"", reason: bytes = b"null") -> bytes:
@@ -234,7 +234,7 @@ class TextChunks:
         return self._chunk(delta.content, logprobs)
 
     def finish(self, reason: str) -> bytes:
-        """Return the chunk that says why the answer ended."""
+        """Return the chunk with the finish reason."""
         return self._chunk("", None, b'"%b"' % reason.encode())
 
     def _chunk(

@@ -25,7 +25,7 @@ class StopMatcher:
         self.matched_stop = ""
 
     def push(self, text: str) -> str:
-        """Return what may be shown of the text so far; nothing may follow once `is_matched`.
+        """Return the part of the text so far that may be shown; none follows once `is_matched`.
 
         The match that is completed first counts, of two completed at once the longer, so that the
         result does not depend on how the text was cut.
@@ -46,7 +46,7 @@ class StopMatcher:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """Return what was held back: the text ended without a stop string."""
+        """Return the text that was held back: it ended without a stop string."""
         held, self._held = self._held, ""
         for follower in self._followers:
             follower.matched = 0
@@ -54,11 +54,11 @@ class StopMatcher:
 
 
 class _Follower:
-    """Follows one stop string through a text, in time that its length and the text's add up to.
+    """Follows one stop string through a text, in time linear in both lengths.
 
     Attributes:
         stop: The stop string.
-        matched: How many characters of it the text ends with.
+        matched: Number of its characters that the text ends with.
     """
 
     __slots__ = ("_borders", "matched", "stop")
@@ -69,7 +69,7 @@ class _Follower:
         self._borders: list[int] = []  # empty until the first mismatch: most texts have none
 
     def push(self, text: str) -> int:
-        """Take the next piece; return where in it the match ends, 0: nowhere."""
+        """Take the next piece; return the index where the match ends, 0: there is none."""
         if not self.matched and self.stop[0] not in text:
             return 0  # as with most pieces
         if len(text) < len(self.stop):
@@ -93,7 +93,7 @@ class _Follower:
         return at if matched == len(stop) else 0
 
     def _shorter(self, matched: int, character: str) -> int:
-        """Return how much of what has matched goes on with `character`; 0: perhaps nothing."""
+        """Return the length of a shorter match that `character` continues; perhaps 0."""
         self._borders = self._borders or _borders(self.stop)
         while matched and self.stop[matched] != character:
             matched = self._borders[matched - 1]
@@ -101,7 +101,7 @@ class _Follower:
 
 
 def _borders(stop: str) -> list[int]:
-    """Return for each beginning of a text how much of its own end it begins with, at most."""
+    """Return for each prefix of a text the length of its longest border (Knuth-Morris-Pratt)."""
     borders, matched = [0], 0
     for character in stop[1:]:
         while matched and stop[matched] != character:

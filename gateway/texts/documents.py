@@ -1,7 +1,7 @@
 """A kept request and its answer, as redacted JSON of a bounded size. Pure.
 
-Everything is made in small steps, so that the caller can let others run in between. Text that does
-not fit is cut where it is: the JSON stays valid.
+The work is done in small steps, so that the caller can let other tasks run in between. Text that
+does not fit is cut within its string: the JSON stays valid.
 """
 
 import json
@@ -59,8 +59,8 @@ class Document:
 
     Attributes:
         json: JSON with keys in order.
-        redactions: How often something of a class was taken out.
-        is_cut: There was more than fits.
+        redactions: Number of redactions by class.
+        is_cut: Whether the text was longer.
     """
 
     json: str
@@ -76,7 +76,7 @@ def document(
     Args:
         parts: Names, each with its values; strings, numbers, lists, objects, or `TextTokens`.
         rules: Rules of the redaction.
-        most: Bound of the characters, about.
+        most: Approximate bound of the characters.
     """
     writer = _Writer(rules, most)
     found: dict[str, object] = {}
@@ -95,7 +95,7 @@ def document(
 
 @dataclass(frozen=True, slots=True)
 class TextTokens:
-    """Text as token ids; with `is_answer`, what a client sees of an answer."""
+    """Text as token ids; with `is_answer`, only its visible part."""
 
     pipe: TextPipe
     ids: Sequence[int]
@@ -113,7 +113,7 @@ class _Writer:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more fits; then something is missing."""
+        """Whether no more text fits; then the document is incomplete."""
         if self._left <= 0:
             self.is_cut = True
         return self._left <= 0
@@ -143,7 +143,7 @@ class _Writer:
         return (yield from self._list(value, depth))
 
     def _list(self, values: list[object], depth: int) -> Generator[None, None, list[object]]:
-        """Redact values; neighbouring pieces of text become one, as a model reads them."""
+        """Redact values; adjacent pieces of text are joined, as a model reads them."""
         found: list[object] = []
         pieces, characters = list[str](), 0
         for value in chain(values, (_END,)):
@@ -185,7 +185,7 @@ class _Writer:
         return found
 
     def _hidden(self, value: object) -> object:
-        """Take out all that a field holds whose name says that it is a secret."""
+        """Redact the whole value of a field whose name marks it as a secret."""
         if value is None or isinstance(value, bool) or value == "":
             return value
         self._left -= _NODE_CHARACTERS
@@ -193,7 +193,7 @@ class _Writer:
         return f"[{Class.SECRET}]"
 
     def _arguments(self, text: str, depth: int) -> Steps:
-        """Redact the JSON text of a call: what is escaped in it must not be overlooked."""
+        """Redact the JSON text of a call, with its escapes decoded."""
         try:
             inner = orjson.loads(text) if len(text) <= self._left else None
         except orjson.JSONDecodeError:
@@ -219,7 +219,7 @@ class _Writer:
         return found.text + CUT
 
     def _number(self, number: float) -> Generator[None, None, object]:
-        """A number may be that of a card, or of a telephone, or a tenant's word."""
+        """Redact a number: it may be that of a card or a telephone, or a word of the tenant's."""
         is_large = isinstance(number, float) and _LARGE_FLOAT <= abs(number) < _HUGE_FLOAT
         text = f"{number:.1f}" if is_large else str(number)
         if len(text) < _NUMBER_CHARACTERS and not self._rules.words:
@@ -232,7 +232,7 @@ _END = object()
 
 
 def _piece(value: object) -> str | None:
-    """Return the text of a part of a message that is nothing but text."""
+    """Return the text of a message part that is only text."""
     if not isinstance(value, dict):
         return None
     part = cast("dict[str, object]", value)
@@ -242,7 +242,7 @@ def _piece(value: object) -> str | None:
 
 
 def _is_schema(value: object) -> bool:
-    """Return whether a value describes a field, and holds none."""
+    """Return whether a value describes a field, rather than holding one."""
     if not isinstance(value, dict) or len(cast("dict[str, object]", value)) > len(_SCHEMA_KEYS):
         return False
     schema = cast("dict[str, object]", value)
@@ -251,7 +251,7 @@ def _is_schema(value: object) -> bool:
 
 
 def _unescaped(text: str, enough: int) -> Steps:
-    """Return what JSON text means that is not whole: all, or so many characters and some more."""
+    """Return the decoded form of incomplete JSON text: at least so many characters of it."""
     whole, parts, at, characters = list[str](), list[str](), 0, 0
     for number, match in enumerate(_ESCAPE.finditer(text)):
         code, short = match.groups()
@@ -271,7 +271,7 @@ def _unescaped(text: str, enough: int) -> Steps:
 
 
 def _decoded(tokens: TextTokens, most: int) -> Generator[None, None, object]:
-    """Return what the tokens say, as far as there is room for it."""
+    """Return the text of tokens, as far as it fits."""
     answer, pipe, characters = ChoiceText(), tokens.pipe, 0
     for start in range(0, len(tokens.ids), _TOKENS_AT_ONCE):
         if pipe.is_stopped or characters > 2 * most:  # what is to be cut is seen as well

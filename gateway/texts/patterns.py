@@ -1,11 +1,11 @@
-"""The forms that are looked for in texts, and the checks of what has such a form. Pure.
+"""The patterns of sensitive text, and checks of their matches. Pure.
 
-Each pattern is bounded, or begins at one place of a run only and never gives back what it took. One
-of numbers takes nothing (`(?P<it>...)` in a look ahead): each beginning is looked at, so that what
-only looks like a beginning hides no real one.
+Each pattern is bounded, or begins at one place of a run only and never backtracks. Patterns of
+numbers consume nothing (`(?P<it>...)` in a lookahead): each possible beginning is checked, so that
+a false match cannot hide a true one.
 
 Groups are not possessive (`(?:...)*+`; `x*+` is fine): Python before 3.11.5, which Debian 12 and
-Ubuntu 22.04 have, goes wrong in those. Here nothing that may fail follows such a group.
+Ubuntu 22.04 have, has a bug there. Here nothing that may fail follows such a group.
 """
 
 import re
@@ -23,7 +23,7 @@ _NAME_CHARACTERS = 256  # of the name of a field that are looked at
 
 
 class Class(StrEnum):
-    """A class of personal or secret text; also the replacement of a find, in brackets."""
+    """A class of personal or secret text; its name in brackets replaces a match."""
 
     EMAIL = "email"
     PHONE = "phone"
@@ -38,7 +38,7 @@ Span = tuple[int, int]
 
 
 class Look(NamedTuple):
-    """One form: where it may stand, and which parts of what is found there are of the class."""
+    """A pattern: the places where it may stand, and the sensitive parts of its matches."""
 
     kind: Class
     pattern: re.Pattern[str]

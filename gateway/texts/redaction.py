@@ -1,8 +1,8 @@
 """Removes secrets and personal data from texts before they leave the gateway. Pure.
 
-No text takes more than linear time: see `patterns`, whose finds are then checked (Luhn, modulo 97,
-ranges). A text is looked at in slices with some overlap, and few finds at a time, so that the
-caller can let others run in between; slices change nothing of the finds.
+Every text takes at most linear time: see `patterns`, whose matches are then checked (Luhn, modulo
+97, ranges). A text is searched in overlapping slices, with few matches at a time, so that the
+caller can let other tasks run in between. Slices do not change the matches.
 """
 
 import re
@@ -29,8 +29,8 @@ class RedactionRules:
     """The redaction rules of one tenant.
 
     Attributes:
-        classes: Classes to remove besides `ALWAYS`, which is removed anyway.
-        words: Words to remove, in lower case, as `lowered` makes it.
+        classes: Classes to remove besides `ALWAYS`.
+        words: Words to remove, in lower case, in the form of `lowered`.
     """
 
     classes: frozenset[Class]
@@ -38,14 +38,14 @@ class RedactionRules:
 
 
 def rules_of(names: Iterable[str], words: Sequence[str]) -> RedactionRules:
-    """Return the rules of a policy; classes that a newer control plane knows are left out."""
+    """Return the rules of a policy; classes that only a newer control plane knows are left out."""
     known = {it.value: it for it in Class}
     classes = frozenset(known[name] for name in names if name in known)
     return RedactionRules(classes, tuple(lowered(word) for word in words if word))
 
 
 def lowered(text: str) -> str:
-    """Return a text in lower case, each character in its place, whatever stands beside it."""
+    """Return a text in lower case, with each character in its place."""
     # The only one whose small form is two characters; and the one whose form goes by its place.
     return text.replace("\u0130", "i").lower().replace("\u03c2", "\u03c3")
 
@@ -55,8 +55,8 @@ class Redacted:
     """A text after redaction.
 
     Attributes:
-        text: The text with the class in brackets in each place.
-        found: Classes of the removed finds, in order.
+        text: Text with the class in brackets in each place.
+        found: Classes of the removed matches, in order.
         is_cut: Whether the text was longer, and ends where it was cut.
     """
 
@@ -66,7 +66,7 @@ class Redacted:
 
 
 def redacted(text: str, rules: RedactionRules, most: int) -> Generator[None, None, Redacted]:
-    """Take out what the rules say, a small step at a time; what is behind `most` characters is cut.
+    """Apply the rules, one small step at a time; text behind `most` characters is cut.
 
     A number that lies across the cut is taken out, too.
     """
@@ -92,7 +92,7 @@ def redacted(text: str, rules: RedactionRules, most: int) -> Generator[None, Non
 def _some_at_once(
     places: Iterable["_Found | None"], found: list["_Found"]
 ) -> Generator[None, None, None]:
-    """Add what is found; None: something was looked at, and is nothing."""
+    """Add matches; None: a candidate was checked, and is no match."""
     for number, place in enumerate(places):
         if place is not None:
             found.append(place)
@@ -107,7 +107,7 @@ class _Found(NamedTuple):
 
 
 class _Written:
-    """A text that is written without what was found, in order."""
+    """A text that is written without its matches, in order."""
 
     def __init__(self, text: str, most: int) -> None:
         self._text = text
@@ -118,7 +118,7 @@ class _Written:
         self._open: _Found | None = None
 
     def add(self, places: Iterable[_Found]) -> None:
-        """Take places that begin behind those before; what overlaps is one, of the first class."""
+        """Take places behind earlier ones; overlapping ones are joined, in the first class."""
         for it in places:
             if self._open is not None and it.start < self._open.end:
                 self._open = self._open._replace(end=max(self._open.end, it.end))
@@ -127,7 +127,7 @@ class _Written:
                 self._open = it
 
     def ended(self, *, is_cut: bool) -> Redacted:
-        """Return all of it."""
+        """Return the whole text."""
         self._close()
         self._parts.append(self._text[self._at : self._most])
         return Redacted("".join(self._parts), tuple(self._kinds), is_cut)
@@ -140,7 +140,7 @@ class _Written:
 
 
 class Scan:
-    """Looks for one form in a text, slice by slice."""
+    """Searches a text for one pattern, slice by slice."""
 
     def __init__(self, text: str, look: Look) -> None:
         self._text = text
@@ -149,7 +149,7 @@ class Scan:
         self._at = 0  # what lies before was looked at, or taken
 
     def slice(self, start: int, end: int) -> Iterator[_Found | None]:
-        """Yield what begins in a slice, and None for what turned out to be nothing."""
+        """Yield matches that begin in a slice, and None for candidates that are none."""
         text, pattern, group = self._text, self._look.pattern, self._group
         until = min(len(text), end + OVERLAP)
         for match in pattern.finditer(text, max(start, self._at), until):
@@ -166,7 +166,7 @@ class Scan:
 
 
 def _keys(text: str) -> Generator[None, None, list[Span]]:
-    """Return private keys as they stand in files; one without an end goes to the end."""
+    """Return private keys in PEM form; one without an end goes to the end of the text."""
     at, found = 0, list[Span]()
     for start in range(0, len(text), SLICE_CHARACTERS):
         end = start + SLICE_CHARACTERS
@@ -191,7 +191,7 @@ def _end_of_key(text: str, at: int) -> Generator[None, None, int]:
 def _words(
     text: str, start: int, words: Sequence[str], found: list[_Found]
 ) -> Generator[None, None, None]:
-    """Add where words begin in a slice."""
+    """Add the places where words begin in a slice."""
     longest = max(map(len, words), default=0)
     small = lowered(text[start : start + SLICE_CHARACTERS + longest])
     for number, word in enumerate(words):
@@ -201,7 +201,7 @@ def _words(
 
 
 def _places(small: str, word: str, start: int) -> Iterator[_Found | None]:
-    """Yield where a word begins in a slice; places that overlap are one."""
+    """Yield the places where words begin in a slice; overlapping ones are joined."""
     until = SLICE_CHARACTERS + len(word) - 1
     at = small.find(word, 0, until)
     first = last = at

@@ -1,6 +1,6 @@
-"""Brings texts to the broker, by a producer of their own that is made when there is a first one.
+"""Sends kept texts to the broker, by a producer of their own that is made for the first text.
 
-Most workers never have one: they spend no thread and no connection on it.
+Most workers never have a text, and spend no thread and no connection on it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _RETRY_S = 5.0
 
 
 def is_over(payload: bytes) -> bool:
-    """Return whether the time for which a text may be kept is over."""
+    """Return whether the retention of a text has ended."""
     try:
         return TextEvent.FromString(payload).expires_at_unix_ms <= time.time() * 1000
     except DecodeError:
@@ -30,10 +30,10 @@ def is_over(payload: bytes) -> bool:
 
 
 class TextShipping:
-    """The producer of one worker; `run` belongs into a TaskGroup, `close` ends it."""
+    """The producer of one worker's texts; `run` belongs into a TaskGroup, `close` ends it."""
 
     def __init__(self, make: Callable[[], EventProducer], spool_directory: Path) -> None:
-        """Prepare; what lies in the spool from before is reason enough to call `make`."""
+        """Prepare; texts in the spool from an earlier run are reason enough to call `make`."""
         self._make = make
         self._spool_directory = spool_directory
         self._producer: EventProducer | None = None
@@ -43,16 +43,16 @@ class TextShipping:
 
     @property
     def dropped(self) -> int:
-        """How many were lost: no room on disk or in memory, or usage needed it."""
+        """Number of lost texts: no room on disk or in memory, or usage needed it."""
         return self._early_drops + (self._producer.stats.dropped if self._producer else 0)
 
     @property
     def spool_bytes(self) -> int:
-        """How much waits on disk."""
+        """Number of bytes on disk."""
         return self._producer.stats.spool_bytes if self._producer else 0
 
     def ship(self, event: TextEvent) -> None:
-        """Take a text; never blocks."""
+        """Queue a text; never blocks."""
         payload = event.SerializeToString()
         if self._producer is not None:
             self._producer.emit(payload)
@@ -76,7 +76,7 @@ class TextShipping:
             self._producer.emit(self._early.popleft())
 
     async def close(self, timeout_s: float) -> None:
-        """Flush, put what is left into the spool."""
+        """Flush, and put the remaining texts into the spool."""
         if self._producer is not None:
             await asyncio.to_thread(self._producer.close, timeout_s)
 

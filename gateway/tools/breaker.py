@@ -1,4 +1,4 @@
-"""A breaker for each tool: one that fails again and again is left alone for a while. Pure."""
+"""A circuit breaker for each tool: one that fails repeatedly is not called for a while. Pure."""
 
 from collections.abc import Hashable
 
@@ -18,15 +18,19 @@ class ToolBreakers:
     """The breakers of one worker.
 
     Five failures in a row open a breaker for 15 s. Then one call tries; its success closes it.
-    Neither a tool's own error nor a call that ran out of the loop's budget is a failure.
+    Neither an error that the tool reports nor a call that ran out of the loop's budget counts as a
+    failure.
     """
 
     def __init__(self) -> None:
-        """Begin: all are closed."""
+        """Begin with all breakers closed."""
         self._records: dict[Hashable, _Record] = {}
 
     def refused_for_s(self, tool: Hashable, now_s: float) -> float:
-        """Return how long no call of a tool is made; 0: this one is, and its end is to be told."""
+        """Return for how many seconds calls are refused; 0: this call may run.
+
+        `note` must follow a call that runs.
+        """
         record = self._records.get(tool)
         if record is None or record.failures < _FAILURES_MAX:
             return 0.0
@@ -36,7 +40,7 @@ class ToolBreakers:
         return 0.0
 
     def note(self, tool: Hashable, now_s: float, *, has_failed: bool) -> None:
-        """A call has ended."""
+        """Note the end of a call."""
         if not has_failed:
             self._records.pop(tool, None)
             return

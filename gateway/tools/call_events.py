@@ -11,15 +11,15 @@ _U32_MAX = 0xFFFFFFFF
 
 
 class CallFacts(NamedTuple):
-    """One call that has ended, or was not run.
+    """A call that has ended, or was not run.
 
     Attributes:
-        uid: Unique among all calls.
-        began_at_unix_ms: When its first attempt began.
-        duration_s: Of all its attempts.
-        attempts: Number of them; 0: it was not run.
-        output_bytes: Of the output that the model is shown.
-        outcome: answered, failed, refused or cut.
+        uid: Id, unique among all calls.
+        began_at_unix_ms: Unix milliseconds of the first attempt's begin.
+        duration_s: Seconds of all attempts together.
+        attempts: Number of attempts; 0: the call was not run.
+        output_bytes: Bytes of the output that the model gets.
+        outcome: Outcome: answered, failed, refused or cut.
     """
 
     uid: str

@@ -1,4 +1,4 @@
-"""Finds the tools that run here for a request: of the registry, and of servers that it names."""
+"""Finds the server tools of a request: registered ones, and those of MCP servers that it names."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,11 +32,11 @@ _LIST_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WantedTools:
-    """The tools of a request that run here.
+    """The server tools that a request names.
 
     Attributes:
         functions: Names of registered HTTP tools, by the fields that name them.
-        servers: Servers of MCP, by their fields.
+        servers: MCP servers, by the fields that name them.
         others: Names of functions that the client runs.
     """
 
@@ -46,7 +46,7 @@ class WantedTools:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is asked for."""
+        """Whether the request names no server tools."""
         return not (self.functions or self.servers)
 
 
@@ -54,13 +54,13 @@ class ToolCatalog:
     """Plans tools, for one worker."""
 
     def __init__(self, mcp: McpClient, sealer: Sealer) -> None:
-        """Compose; `sealer` opens headers of the registry."""
+        """Compose; `sealer` decrypts registered headers."""
         self._mcp, self._sealer = mcp, sealer
 
     async def plan(
         self, principal: Principal, models: Iterable[str], wanted: WantedTools
     ) -> ToolPlan:
-        """Return the tools that run here.
+        """Return the server tools of a request.
 
         Args:
             principal: The caller.
@@ -68,7 +68,7 @@ class ToolCatalog:
             wanted: The tools that the request names.
 
         Raises:
-            BadRequestError: It names one that this key may not use with this model.
+            BadRequestError: The request names a tool that this key may not use with this model.
         """
         names = frozenset(models)
         tools = {
@@ -90,7 +90,7 @@ class ToolCatalog:
         return ToolPlan(tools, listed)
 
     def secrets(self, target: CallTarget) -> Mapping[str, str]:
-        """Return the headers of a call; ToolCallError: they cannot be opened here."""
+        """Return the headers of a call; ToolCallError: they cannot be decrypted here."""
         opened = dict(target.headers)
         for name, sealed in target.sealed.items():
             try:
@@ -102,7 +102,7 @@ class ToolCatalog:
         return opened
 
     def address(self, target: CallTarget) -> McpAddress:
-        """Return the address of a server; ToolCallError: its secrets cannot be opened here."""
+        """Return the address of a server; ToolCallError: its secrets cannot be decrypted here."""
         return McpAddress(target.key, target.url, self.secrets(target))
 
     async def _listed(
@@ -121,7 +121,7 @@ class ToolCatalog:
 
 
 class _AskedServer:
-    """A server of MCP that a request names."""
+    """An MCP server that a request names."""
 
     def __init__(self, wanted: McpServerTool, registered: wire.ServerTool | None) -> None:
         self._wanted, self._registered = wanted, registered
@@ -178,7 +178,7 @@ def _registered(
 def _registered_server(
     principal: Principal, models: frozenset[str], param: str, wanted: McpServerTool
 ) -> wire.ServerTool | None:
-    """Return the registered server; None: the request names an address, and may do so."""
+    """Return the registered server; None: the request names an address of its own, and may."""
     if wanted.server_url is None:
         if wanted.headers or wanted.authorization:
             text = "a registered server has its own headers: leave them out"

@@ -10,7 +10,7 @@ _AGAIN = frozenset({408, 425, 429})  # and all of 500 and above
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRequest:
-    """A request to a tool; secret headers are never shown in a `repr`."""
+    """A request to a tool; its `repr` leaves out secret headers."""
 
     method: str
     url: str
@@ -29,7 +29,7 @@ class OutgoingReply:
 
 
 def require_ok(reply: OutgoingReply, said: str = "") -> None:
-    """Raise ToolCallError unless a status says that all is well; `said` is what the tool said."""
+    """Raise ToolCallError unless a status is a success; `said` is the tool's text."""
     if reply.status < 300:
         return
     may_repeat = reply.status in _AGAIN or reply.status >= 500

@@ -17,7 +17,7 @@ _JSON = "application/json"
 def request_of(
     method: str, url: str, arguments: Mapping[str, Any], secrets: Mapping[str, str]
 ) -> OutgoingRequest:
-    """Return the request of a call; `arguments` go into the query, or are the body."""
+    """Return the request of a call; `arguments` go into the query or the body."""
     headers = {"Accept": _JSON, **secrets}
     if method not in _IN_QUERY:
         headers["Content-Type"] = _JSON
@@ -29,10 +29,10 @@ def request_of(
 
 
 def result_of(reply: OutgoingReply) -> str:
-    """Return what a tool answered, as JSON text.
+    """Return a tool's result, as JSON text.
 
     Raises:
-        ToolCallError: It says that it failed, or answers no JSON.
+        ToolCallError: The tool reports a failure, or does not answer with JSON.
     """
     is_json = reply.kind == _JSON or reply.kind.endswith("+json")
     said = reply.body[: 4 * _SAID_CHARACTERS_MAX].decode(errors="replace") if is_json else ""

@@ -1,10 +1,10 @@
-"""The loop of a model and the tools that run here: a state machine of events, actions and time.
+"""The loop of a model and its server tools: a state machine of events, actions and time.
 
-A round is one answer of the model. The calls in it that are ours run at once; when all have been
-answered, the model is asked again. The loop ends when the model calls nothing more, when a call
+A round is one answer of the model. Its calls of server tools run at once; when all have been
+answered, the model is asked again. The loop ends when the model makes no more calls, when a call
 waits for the client, or when a budget is used up. Each call is answered exactly once: by the tool,
-or by the reason why it was not run. Pure: a shell does what the actions say, and tells what
-comes of it.
+or by the reason why it was not run. Pure: a shell carries out the actions, and reports their
+results.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _SKIPPED = "The tool was not run: "
 
 
 class LoopEnd(StrEnum):
-    """Why a loop ended before the model was done; the words of `incomplete_details.reason`."""
+    """The reason of an early end, as `incomplete_details.reason` names it."""
 
     CALLS = "max_tool_calls"
     TOKENS = "max_tool_tokens"
@@ -31,11 +31,10 @@ class LoopBudget:
     """The bounds of one loop.
 
     Attributes:
-        calls: Calls of tools; attempts of one call count once. No loop has more rounds than that,
-            and one more.
-        tokens: Of all rounds, prompts and answers; it is looked at between rounds.
-        seconds: Since the loop began.
-        micros: What calls cost, in millionths.
+        calls: Number of calls; attempts of one call count once. A loop has at most one round more.
+        tokens: Tokens of all rounds, prompts and answers; checked between rounds.
+        seconds: Seconds since the loop began.
+        micros: Price of the calls, in millionths of the ledger's currency.
     """
 
     calls: int
@@ -45,7 +44,7 @@ class LoopBudget:
 
 
 class CallMode(StrEnum):
-    """The way of a call."""
+    """The executor of a call: this worker, the client, or none."""
 
     RUN = "run"
     APPROVE = "approve"  # a person has to agree first
@@ -55,15 +54,15 @@ class CallMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoopCall:
-    """A call that the model made, or that a person has agreed to.
+    """A call that the model made, or that a person has approved.
 
     Attributes:
-        call_id: Unique in the loop.
-        mode: Who runs it.
-        refusal: Why nobody does, for the model (`REFUSE`).
-        timeout_s: Of one attempt.
-        is_idempotent: Whether it may be tried again.
-        price_micros: What it costs, once.
+        call_id: Id, unique in the loop.
+        mode: Executor of the call.
+        refusal: Reason why the call is not run, for the model (`REFUSE`).
+        timeout_s: Seconds for one attempt.
+        is_idempotent: Whether another attempt may be made.
+        price_micros: Price of the call, however many attempts it takes.
     """
 
     call_id: str
@@ -76,7 +75,7 @@ class LoopCall:
 
 @dataclass(frozen=True, slots=True)
 class CallFailure:
-    """The failure of an attempt: in words for the model, and whether another one may help."""
+    """The failure of an attempt: its text for the model, and whether another attempt may help."""
 
     message: str
     may_repeat: bool = False
@@ -92,7 +91,7 @@ class AskModel:
 
 @dataclass(frozen=True, slots=True)
 class StartCall:
-    """Begin an attempt of a call, `after_s` from now; its end is to be told."""
+    """Begin an attempt of a call, `after_s` from now; report its end."""
 
     call_id: str
     attempt: int
@@ -102,21 +101,21 @@ class StartCall:
 
 @dataclass(frozen=True, slots=True)
 class StopCall:
-    """End the attempt of a call that runs; nothing more is to be told of it."""
+    """Cancel a running attempt of a call; report nothing more of it."""
 
     call_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCall:
-    """The call is over.
+    """A call has ended.
 
     Attributes:
-        call_id: Names it.
-        failure: In words for the model; None: the tool answered.
+        call_id: Id of the call.
+        failure: Text for the model; None: the tool answered.
         was_run: Whether an attempt was begun.
-        attempts: Number of them.
-        duration_s: From its first attempt on.
+        attempts: Number of attempts.
+        duration_s: Seconds since the first attempt.
     """
 
     call_id: str
@@ -128,7 +127,7 @@ class AnswerCall:
 
 @dataclass(frozen=True, slots=True)
 class EndLoop:
-    """Nothing more happens; None: the model, or the client, decides what comes next."""
+    """The loop has ended; None: the model has finished, or the client has to act."""
 
     reason: LoopEnd | None
 
@@ -145,14 +144,14 @@ class _Running:
 
 @dataclass(slots=True)
 class ToolLoop:
-    """One loop; every method returns the actions to take, in order.
+    """The loop of one response; every method returns the actions to take, in order.
 
     Attributes:
-        budget: What it may use.
-        calls: Calls that were begun.
-        tokens: Tokens of all rounds that have ended.
-        micros: What the begun calls cost.
-        rounds: Answers of the model.
+        budget: Bounds of the loop.
+        calls: Number of begun calls.
+        tokens: Tokens of all ended rounds.
+        micros: Price of the begun calls.
+        rounds: Number of the model's answers.
     """
 
     budget: LoopBudget
@@ -167,23 +166,23 @@ class ToolLoop:
 
     @property
     def ends_at_s(self) -> float:
-        """When the time of the loop is over; `on_time` is to be called then."""
+        """Time of the loop's deadline; `on_time` is to be called then."""
         return self.began_at_s + self.budget.seconds
 
     def begin(self, approved: Sequence[LoopCall], now_s: float) -> list[LoopAction]:
-        """Begin: with calls that a person has agreed to, or refused to; else ask the model."""
+        """Begin with calls that a person has approved or refused; without any, ask the model."""
         return self._take(approved, now_s) + self._go_on(now_s)
 
     def on_round(
         self, calls: Sequence[LoopCall], tokens: int, now_s: float, *, is_cut: bool = False
     ) -> list[LoopAction]:
-        """The model has answered.
+        """Take an answer of the model.
 
         Args:
-            calls: Its calls, in order.
-            tokens: Of its prompt and answer.
+            calls: Calls of the answer, in order.
+            tokens: Tokens of its prompt and answer.
             now_s: The time.
-            is_cut: It ran out of tokens, or was stopped: its last call may not be whole.
+            is_cut: Whether the answer was cut by a bound, so that its last call may be incomplete.
         """
         assert not self._running, "a round begins when all calls are answered"
         self.tokens += tokens
@@ -196,14 +195,14 @@ class ToolLoop:
         return self._take(calls, now_s) + self._go_on(now_s)
 
     def on_result(self, call_id: str, now_s: float) -> list[LoopAction]:
-        """A tool has answered."""
+        """Take the result of a tool."""
         running = self._running.pop(call_id, None)
         if running is None:
             return []
         return [_answer(running, None, now_s), *self._go_on(now_s)]
 
     def on_failure(self, call_id: str, failure: CallFailure, now_s: float) -> list[LoopAction]:
-        """An attempt has failed: it is made again, or the model is told."""
+        """Take the failure of an attempt: try again, or report the failure to the model."""
         running = self._running.get(call_id)
         if running is None:
             return []
@@ -219,7 +218,7 @@ class ToolLoop:
         return [_answer(running, failure.message, now_s), *self._go_on(now_s)]
 
     def on_time(self, now_s: float) -> list[LoopAction]:
-        """Time has passed; the calls that run are ended once the loop's time is over."""
+        """Take the time; running calls are cancelled after the loop's deadline."""
         if now_s < self.ends_at_s or not self._running:
             return []
         actions: list[LoopAction] = []
@@ -231,7 +230,7 @@ class ToolLoop:
         return [*actions, *self._go_on(now_s)]
 
     def _take(self, calls: Sequence[LoopCall], now_s: float) -> list[LoopAction]:
-        """Begin the calls that the budget has room for, and answer those that nobody runs."""
+        """Begin the calls that fit into the budget, and answer those that are not run."""
         actions: list[LoopAction] = []
         for call in calls:
             if call.mode is CallMode.REFUSE:
@@ -249,7 +248,7 @@ class ToolLoop:
         return actions
 
     def _used_up(self, call: LoopCall, now_s: float) -> LoopEnd | None:
-        """Return which budget has no room for one more call."""
+        """Return the budget that has no room for one more call."""
         if self.calls >= self.budget.calls:
             return LoopEnd.CALLS
         if self.micros + call.price_micros > self.budget.micros:

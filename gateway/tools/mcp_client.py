@@ -1,4 +1,4 @@
-"""Servers of the Model Context Protocol, as this worker knows them: version, session, tools."""
+"""A client of MCP servers (Model Context Protocol), with the known version, session and tools."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ _PAGES_MAX = 16
 
 @dataclass(slots=True)
 class _Server:
-    """Facts of one server, as one caller knows it."""
+    """The known facts of one server, for one caller."""
 
     session: McpSession = field(default_factory=McpSession)
     is_known: bool = False
@@ -41,12 +41,12 @@ class _Server:
 
 @dataclass(frozen=True, slots=True)
 class McpAddress:
-    """A server, as one tenant calls it.
+    """An MCP server as one tenant calls it.
 
     Attributes:
-        key: Names it; two with different secrets have different ones.
-        url: Where it is called.
-        secrets: Headers of each request.
+        key: Key of the server; different secrets give different keys.
+        url: URL of the server.
+        secrets: Secret headers of each request.
     """
 
     key: tuple[str, ...]
@@ -55,7 +55,7 @@ class McpAddress:
 
 
 class McpClient:
-    """Calls servers of MCP."""
+    """Calls MCP servers."""
 
     def __init__(self, outgoing: Outgoing) -> None:
         """Prepare."""
@@ -64,10 +64,10 @@ class McpClient:
         self._numbers = count(1)
 
     async def tools(self, address: McpAddress, timeout_s: float) -> Sequence[McpTool]:
-        """Return the tools of a server, as it listed them not longer ago than it allows.
+        """Return the tools of a server, from its last list while that is valid.
 
         Raises:
-            ToolCallError: It could not be asked.
+            ToolCallError: The server could not be asked.
         """
         server = self._server(address)
         async with server.lock:
@@ -89,7 +89,7 @@ class McpClient:
     async def call(
         self, address: McpAddress, name: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> str:
-        """Call a tool; return its output. ToolCallError: it failed."""
+        """Call a tool; return its output. ToolCallError: the call failed."""
         server = self._server(address)
         params = {"name": name, "arguments": arguments}
         return output_of(await self._request(server, address, "tools/call", params, timeout_s))

@@ -1,7 +1,7 @@
-"""Messages of the Model Context Protocol, as a client of its streamable HTTP needs them. Pure.
+"""Messages of the Model Context Protocol, for a client of its streamable HTTP. Pure.
 
-Since 2026-07-28 each request says all that a server needs. Earlier versions begin with a handshake,
-and a server may name a session.
+Since 2026-07-28 each request is complete by itself. Earlier versions begin with a handshake, and a
+server may name a session.
 """
 
 import base64
@@ -40,12 +40,12 @@ class McpRefusalError(ToolCallError):
     """A server answered with an error of JSON-RPC.
 
     Attributes:
-        code: Of the error.
-        supported: Versions that it knows, if that is the error.
+        code: Code of the error.
+        supported: Versions that the server supports, if that is the error.
     """
 
     def __init__(self, code: int, message: str, supported: Sequence[str]) -> None:
-        """Take what the server said."""
+        """Take the server's error."""
         super().__init__(f"the server says: {message[:_SAID_MAX]} ({code})", is_fault=False)
         self.code, self.supported = code, supported
 
@@ -61,11 +61,11 @@ class McpTool:
 
 @dataclass(frozen=True, slots=True)
 class McpSession:
-    """The way in which a server is spoken to.
+    """The version and session in use with a server.
 
     Attributes:
         version: Version of the protocol.
-        session_id: Of versions with a handshake; empty: the server named none.
+        session_id: Id of the session, in versions with a handshake; empty: none.
     """
 
     version: str = STATELESS
@@ -73,7 +73,7 @@ class McpSession:
 
     @property
     def is_stateless(self) -> bool:
-        """Whether each request says all that is needed."""
+        """Whether each request is complete by itself."""
         return self.version == STATELESS
 
 
@@ -113,14 +113,14 @@ def handshake(url: str, secrets: Mapping[str, str], version: str) -> OutgoingReq
 
 
 def initialized(url: str, secrets: Mapping[str, str], session: McpSession) -> OutgoingRequest:
-    """Return what ends a handshake."""
+    """Return the notification that ends a handshake."""
     headers = {"Content-Type": _JSON, "Accept": f"{_JSON}, {_EVENTS}", **secrets}
     body = {"jsonrpc": "2.0", "method": "notifications/initialized"}
     return OutgoingRequest("POST", url, orjson.dumps(body), headers | _session_headers(session))
 
 
 def session_of(reply: OutgoingReply) -> McpSession:
-    """Return what a server agreed to; ToolCallError: a version that is not known here."""
+    """Return the session that a server agreed to; ToolCallError: its version is not supported."""
     version = result_of(reply, 0).get("protocolVersion")
     if version not in WITH_HANDSHAKE:
         raise ToolCallError("the server speaks no version of MCP that is known here")
@@ -130,16 +130,16 @@ def session_of(reply: OutgoingReply) -> McpSession:
 def version_instead(
     reply: OutgoingReply, session: McpSession, number: int, *, is_known: bool
 ) -> str:
-    """Return the version that a handshake should begin with; empty: the reply stands.
+    """Return the version for a new handshake; empty: the reply stands.
 
     Args:
-        reply: The server's, to a request of `session`.
-        session: The way in which it was asked.
-        number: Of the request.
-        is_known: Whether the server has answered in this way before.
+        reply: Server's reply to a request of `session`.
+        session: Version and session of the request.
+        number: Number of the request.
+        is_known: Whether the server has answered in this version before.
 
     Raises:
-        ToolCallError: The server knows no version that is known here.
+        ToolCallError: The server supports no version that this client supports.
     """
     if not session.is_stateless:
         return session.version if session.session_id and reply.status == _LOST else ""
@@ -158,7 +158,7 @@ def version_instead(
 
 
 def header_text(text: str) -> str:
-    """Return a text as it stands in a header: as it is, or in base64 with a mark."""
+    """Return a text in the form of a header: as it is, or in base64 with a mark."""
     if _PLAIN.fullmatch(text) and not (text.startswith("=?base64?") and text.endswith("?=")):
         return text
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
@@ -169,7 +169,7 @@ def result_of(reply: OutgoingReply, number: int) -> Mapping[str, Any]:
 
     Raises:
         McpRefusalError: The server answers with an error.
-        ToolCallError: It answers with something else.
+        ToolCallError: The server's reply is no answer to the request.
     """
     message = _message(reply, number)
     if message is None:
@@ -187,7 +187,7 @@ def result_of(reply: OutgoingReply, number: int) -> Mapping[str, Any]:
 
 
 def tools_of(result: Mapping[str, Any]) -> tuple[list[McpTool], str, int]:
-    """Return the tools of one page of a list, the cursor of the next one, and for how many ms."""
+    """Return the tools of one page, the cursor of the next, and their validity in ms."""
     listed = result.get("tools")
     if not isinstance(listed, list):
         raise ToolCallError("it lists no tools")
@@ -202,7 +202,7 @@ def tools_of(result: Mapping[str, Any]) -> tuple[list[McpTool], str, int]:
 
 
 def output_of(result: Mapping[str, Any]) -> str:
-    """Return what a call brought, as text; ToolCallError: the tool says that it failed."""
+    """Return the output of a call, as text; ToolCallError: the tool reports a failure."""
     content = result.get("content")
     blocks = cast("list[Any]", content) if isinstance(content, list) else []
     text = "\n".join([_block_text(it) for it in blocks])
@@ -265,7 +265,7 @@ def _refusal(error: Mapping[str, Any]) -> McpRefusalError:
 
 
 def _tool(value: object) -> McpTool | None:
-    """Return a listed tool; None: it is none that can be called."""
+    """Return a listed tool; None: it cannot be called."""
     if not isinstance(value, dict):
         return None
     listed = cast("dict[str, Any]", value)

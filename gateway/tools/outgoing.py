@@ -1,8 +1,8 @@
-"""HTTP to tools: to addresses that were checked, bounded in time and size, never redirected.
+"""HTTP to tools: to checked addresses, bounded in time and size, without redirects.
 
-What a name resolves to is up to others. The addresses of a name are looked at when a connection is
-made, and the connection goes to an address that was looked at: a name cannot have another address
-when it is used. Addresses that are not the internet's are refused, unless an operator has allowed
+A name may resolve to any address, even one inside the platform. So the addresses of a name are
+checked when a connection is made, and the connection goes to a checked address: a second look-up
+cannot change it. Addresses outside the public internet are refused, unless an operator has allowed
 the host with its port.
 """
 
@@ -62,7 +62,7 @@ class ToolResolver(AbstractResolver):
         return is_public(address) or f"{host.rstrip('.').lower()}:{port}" in self._internal
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the resolver holds no resources."""
 
 
 class Outgoing:
@@ -77,7 +77,8 @@ class Outgoing:
         """Send a request; return the whole reply, of any status below 300.
 
         Raises:
-            ToolCallError: It was not answered in time, not well, or not from where it may be.
+            ToolCallError: The tool did not answer in time, answered with an error, or its address
+                is not allowed.
         """
         self._check(request.url)
         try:
@@ -105,7 +106,7 @@ class Outgoing:
             await self._session.close()
 
     def _check(self, url: str) -> None:
-        """Check an address that stands in a URL itself: aiohttp resolves names alone."""
+        """Check an address that stands in a URL itself: aiohttp resolves only names."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]

@@ -1,4 +1,4 @@
-"""The tools that run here for one request, as models know them and as they are called. Pure."""
+"""The server tools of one request: their form for models, and the targets of calls. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,16 +15,16 @@ HTTP_LABEL = "http"  # of tools that are HTTP addresses, in items that tell of c
 
 @dataclass(frozen=True, slots=True)
 class CallTarget:
-    """The place of a tool.
+    """The address of a tool.
 
     Attributes:
-        key: Names it, for its breaker and for what is remembered of it.
-        is_mcp: Whether it belongs to a server of MCP.
-        url: Where it is called.
-        method: Of an HTTP address.
-        tool_id: Of the registry; empty: the request named the address.
-        sealed: Headers of the registry.
-        headers: Headers of the request.
+        key: Key of the tool, for its breaker and for caches.
+        is_mcp: Whether the tool belongs to an MCP server.
+        url: URL of the call.
+        method: HTTP method; unused for MCP.
+        tool_id: Id in the registry; empty: the request named the address.
+        sealed: Encrypted headers from the registry.
+        headers: Headers from the request.
     """
 
     key: tuple[str, ...]
@@ -38,20 +38,20 @@ class CallTarget:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTool:
-    """A tool that the model may call, and that runs here.
+    """A server tool that the model may call.
 
     Attributes:
-        shown_name: Name of the function, as the model knows it.
-        label: Of its server, in items.
-        name: Its own name.
-        description: For the model.
+        shown_name: Name of the function for the model.
+        label: Label of the tool's server, in items.
+        name: Name of the tool at its server.
+        description: Description for the model.
         parameters: JSON schema of the arguments.
-        target: Where it is called.
-        timeout_s: Of one attempt.
-        result_bytes_max: That the model is shown.
+        target: Address of the tool.
+        timeout_s: Seconds for one attempt.
+        result_bytes_max: Most bytes of output for the model.
         is_idempotent: Whether a failed call may be tried again.
-        needs_approval: Whether a person has to agree to each call.
-        price_micros: Of one call.
+        needs_approval: Whether a person has to approve each call.
+        price_micros: Price of one call, in millionths of the ledger's currency.
     """
 
     shown_name: str
@@ -67,7 +67,7 @@ class PlannedTool:
     price_micros: int = 0
 
     def shown(self) -> Tool:
-        """Return the function that the model is told of."""
+        """Return the function in the form for the model."""
         function = FunctionTool.model_construct(
             name=self.shown_name,
             description=self.description or None,
@@ -76,7 +76,7 @@ class PlannedTool:
         return Tool.model_construct(type="function", function=function)
 
     def call(self, call_id: str, arguments: str, *, is_approved: bool = False) -> LoopCall:
-        """Return a call of it."""
+        """Return a call of the tool."""
         mode, refusal = CallMode.RUN, ""
         if self.needs_approval and not is_approved:
             mode = CallMode.APPROVE
@@ -94,14 +94,14 @@ class PlannedTool:
 
 @dataclass(frozen=True, slots=True)
 class ListedServer:
-    """A server whose tools were listed; `error` says why they could not be."""
+    """A server whose tools were listed; `error` is the reason of a failure."""
 
     label: str
     tools: Sequence[PlannedTool] = ()
     error: str = ""
 
     def told(self) -> list[dict[str, Any]]:
-        """Return the tools, as items tell of them."""
+        """Return the tools in the form of items."""
         return [
             {"name": it.name, "description": it.description, "input_schema": it.parameters}
             | {"annotations": None}
@@ -111,10 +111,10 @@ class ListedServer:
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """The tools of one request that run here.
+    """The server tools of one request.
 
     Attributes:
-        tools: By the name that the model knows.
+        tools: Tools by their names for the model.
         servers: Servers that were asked for their tools.
     """
 
@@ -122,7 +122,7 @@ class ToolPlan:
     servers: Sequence[ListedServer] = ()
 
     def named(self, label: str, name: str) -> PlannedTool | None:
-        """Return a tool by its own name and its server; None: it may not be called."""
+        """Return a tool by its server's label and its name; None: it may not be called."""
         for it in self.tools.values():
             if it.label == label and it.name == name:
                 return it
@@ -141,7 +141,7 @@ def arguments_of(text: str) -> dict[str, Any] | None:
 def shown_names(
     tools: Iterable[tuple[str, McpTool]], taken: Iterable[str]
 ) -> dict[tuple[str, str], str]:
-    """Return names for models by label and name: unique, and of letters that functions may have."""
+    """Return names for models by label and name: unique, and of allowed characters."""
     names = set(taken)
     shown: dict[tuple[str, str], str] = {}
     for label, tool in tools:

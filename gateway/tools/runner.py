@@ -24,7 +24,7 @@ class ToolRunner:
         """Make one attempt of a call; return the tool's output, bounded.
 
         Raises:
-            ToolCallError: It failed.
+            ToolCallError: The attempt failed.
         """
         key = tool.target.key
         if wait_s := self._breakers.refused_for_s(key, time.monotonic()):

@@ -27,9 +27,9 @@ class ResponseSockets:
         """Compose.
 
         Args:
-            directory: Knows callers.
+            directory: Keys and tenants.
             responses: Answers requests.
-            counts: Counts what was answered.
+            counts: Counts answered requests.
         """
         self._directory, self._responses, self._counts = directory, responses, counts
         self._turns_budget = BodyBudget(WORKER_BYTES_MAX)
@@ -38,7 +38,7 @@ class ResponseSockets:
 
     @property
     def open(self) -> int:
-        """How many there are."""
+        """Number of open sockets."""
         return len(self._open)
 
     def drain(self) -> None:

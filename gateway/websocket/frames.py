@@ -1,7 +1,7 @@
-"""From the events of a response's stream to the frames of a WebSocket. Pure.
+"""Turns the events of a response's stream into frames of a WebSocket. Pure.
 
-An event is two lines and an empty one: its name, and JSON that says the name again. A frame has the
-JSON alone. Comments and the end mark of such a stream have no frame.
+An event is two lines and an empty one: its name, and JSON that repeats the name. A frame has the
+JSON alone. Comments and the end mark of the stream have no frame.
 """
 
 from struct import Struct
@@ -36,8 +36,8 @@ def frames_of(events: bytes, opening: bytes) -> bytes:
     """Return whole events as frames.
 
     Args:
-        events: As server-sent events.
-        opening: What stands at the beginning of each frame's JSON: `{`, and fields that all have.
+        events: Bytes of server-sent events.
+        opening: Beginning of each frame's JSON: `{`, and the fields that all frames share.
     """
     if events.find(_EVENT_END) == len(events) - 2:  # one, as nearly always
         return _frame(events[:-2], opening)
@@ -57,7 +57,7 @@ def payload_opening(head: bytes, opening: bytes) -> bytes:
 
 
 def opening_of(stream_id: str | None) -> bytes:
-    """Return the beginning of all JSON that is told of one stream; None: it has no name."""
+    """Return the beginning that all JSON of one stream shares; None: the stream has no name."""
     if stream_id is None:
         return b"{"
     return b'{"stream_id":%b,' % orjson.dumps(stream_id)
@@ -66,13 +66,13 @@ def opening_of(stream_id: str | None) -> bytes:
 def error_frame(
     error: PlatformError, opening: bytes, *, code: str = "", request_id: str = ""
 ) -> bytes:
-    """Return what tells of a request that was refused, as OpenAI's SDKs read it.
+    """Return the frame of a refused request, in the form of OpenAI's SDKs.
 
     Args:
-        error: Why.
-        opening: As of `frames_of`.
-        code: Stands for the error's own code.
-        request_id: Of the request; empty: it was none.
+        error: Reason of the refusal.
+        opening: Beginning of the JSON, see `frames_of`.
+        code: Replaces the error's own code.
+        request_id: Id of the request; empty: there was none.
     """
     headers = {"x-request-id": request_id} if request_id else {}
     if error.retry_after_s is not None:

@@ -27,7 +27,7 @@ class Lanes(Generic[_Wanted]):
 
     @property
     def open(self) -> int:
-        """How many streams have requests."""
+        """Number of streams with requests."""
         return len(self._lanes)
 
     def add(self, stream_id: str | None, wanted: _Wanted, size: int) -> bool:
@@ -62,7 +62,7 @@ class Lanes(Generic[_Wanted]):
         return wanted
 
     def close(self) -> None:
-        """Let go of all."""
+        """Drop all requests."""
         self._budget.release(self._bytes)
         self._lanes.clear()
         self._waiting = self._bytes = 0

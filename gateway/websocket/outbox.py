@@ -1,7 +1,7 @@
-"""The way out of one socket: all that comes in one turn of the event loop is one write.
+"""The output of one socket: all frames of one turn of the event loop are one write.
 
-A router's message has the tokens of an engine step for all answers of this worker, and is handed
-out in one turn. So a socket with fifty streams pays one write for a step, not fifty.
+A router's message has the tokens of an engine step for all answers of this worker, and is
+distributed in one turn. So a socket with fifty streams pays one write for a step, not fifty.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ _DELTA_END = b'"}'
 
 
 class SocketOutbox:
-    """Of one socket; frames are whole."""
+    """The output of one socket; takes whole frames."""
 
     __slots__ = ("_call_soon", "_frames", "_is_due", "_transport")
 
     def __init__(self, transport: asyncio.WriteTransport) -> None:
-        """Prepare; nothing else writes text to the transport."""
+        """Prepare; no other writer may send text over the transport."""
         self._transport = transport
         self._call_soon = asyncio.get_running_loop().call_soon
         self._frames: list[bytes] = []
@@ -38,7 +38,7 @@ class SocketOutbox:
             self._call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send what there is."""
+        """Send the collected frames."""
         self._is_due = False
         frames, self._frames = self._frames, []
         if frames and not self._transport.is_closing():
@@ -55,21 +55,21 @@ class SocketSink(asyncio.WriteTransport):
     """Takes the events of one response, and sends them as frames."""
 
     def __init__(self, outbox: SocketOutbox, opening: bytes) -> None:
-        """Prepare; `opening` as of `frames_of`."""
+        """Prepare; for `opening` see `frames_of`."""
         super().__init__()
         self._outbox, self._opening = outbox, opening
         self._is_closed = self._is_behind_head = False
         self._delta_head = self._delta_opening = b""
 
     def take_delta(self, head: bytes, rest: bytes) -> None:
-        """See `DeltaSink`: all but the number and the text of a delta is made once."""
+        """See `DeltaSink`; all but a delta's number and text is made once."""
         if head is not self._delta_head:
             self._delta_head = head
             self._delta_opening = payload_opening(head, self._opening)
         self._outbox.add(text_frame(b"".join((self._delta_opening, rest, _DELTA_END))))
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what would leave by a socket of its own."""
+        """Take bytes in place of a socket."""
         events = bytes(data)
         if not self._is_behind_head:
             self._is_behind_head = True
@@ -78,11 +78,11 @@ class SocketSink(asyncio.WriteTransport):
             self._outbox.add(frames_of(events, self._opening))
 
     def get_write_buffer_size(self) -> int:
-        """Return what the client has not read, of all streams together."""
+        """Return the unread bytes of all streams together."""
         return self._outbox.waiting_bytes
 
     def is_closing(self) -> bool:
-        """Return whether nothing is taken any more."""
+        """Return whether writes are ignored from now on."""
         return self._is_closed
 
     def abort(self) -> None:

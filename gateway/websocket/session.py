@@ -1,7 +1,7 @@
-"""One WebSocket: its requests, each answered as if it had come by itself.
+"""One WebSocket: its requests, each answered like a request over HTTP.
 
-A request of it is a request of this worker to itself, by the caller who has opened the socket. So
-key, limits, guards, usage and traces are those of HTTP.
+A request of the socket is a request of this worker to itself, on behalf of the caller who has
+opened the socket. So key, limits, guards, usage and traces are those of HTTP.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ Answer = Callable[
 
 
 class SocketSession:
-    """A socket that is open."""
+    """An open socket."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class SocketSession:
             socket: The socket.
             request: Request that has opened it.
             answer: Answers one of its requests.
-            caller: Returns who asks, by the key of the request, as it is now.
-            counts: Counts what was answered.
+            caller: Returns the caller by the request's key, as it is now.
+            counts: Counts answered requests.
             turns: Responses that are not stored.
-            budget: Of unfinished bodies of the worker.
+            budget: Budget of the worker for unfinished bodies.
         """
         transport = request.transport
         assert transport is not None
@@ -86,7 +86,7 @@ class SocketSession:
         self._timer = asyncio.get_running_loop().call_later(SOCKET_S, self._expire)
 
     async def run(self) -> None:
-        """Answer until the client closes the socket, or it is to end."""
+        """Answer requests until the client closes the socket, or it is to end."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -104,10 +104,10 @@ class SocketSession:
             self._unread = 0
 
     def note_bytes(self, size: int) -> bool:
-        """Note that so much has come of a message; return whether it is wanted.
+        """Note received bytes of a message; return whether the message is still wanted.
 
-        A message has bounds of size and time, as a body has. What comes behind one that is too
-        large is dropped, or its client would not read why.
+        A message has bounds of size and time, as a body has. Bytes behind a message that is too
+        large are dropped unread: closing at once would keep its client from reading the reason.
         """
         now_s = time.monotonic()
         if self._is_deaf:
@@ -131,7 +131,7 @@ class SocketSession:
         return True
 
     def drain(self) -> None:
-        """End the socket when what runs has ended; its client is to connect anew."""
+        """End the socket after its running responses; the client is to connect anew."""
         text = "The server is stopping; connect again, and another one answers."
         error = RejectedError(ErrorCode.DRAINING, text, retry_after_s=1.0)
         self._refuse_all(_SocketEnd(WSCloseCode.SERVICE_RESTART, error))
@@ -159,7 +159,7 @@ class SocketSession:
             self._close(self._end.close_code)
 
     def _close(self, code: int) -> None:
-        """Tell the end; the client answers with its own, and has a while for that."""
+        """Send the close frame; the client has a while to answer with its own."""
         if not self._is_closed:
             self._is_closed = True
             self._outbox.add(close_frame(code))
@@ -210,7 +210,7 @@ class SocketSession:
     def _refuse(
         self, error: PlatformError, stream_id: str | None, code: str = "", number: int = 0
     ) -> None:
-        """Tell of a message that is not answered at all; of the latest one, where none is named."""
+        """Report a message that is not answered at all; without a named stream, the latest one."""
         request_id = f"{identity_of(self._request).request_id}-{number or self._number}"
         self._counts.note(ENDPOINT, error.status, error.code, request_id, time.monotonic())
         self._outbox.add(
@@ -238,7 +238,7 @@ class SocketSession:
         self._close_if_idle()
 
     async def _answer(self, work: "_Work", stream_id: str | None) -> None:
-        """Answer one request; no failure of it is one of the socket."""
+        """Answer one request; its failure does not end the socket."""
         opening, started_at_s = opening_of(stream_id), time.monotonic()
         identity = identity_of_part(self._request, work.number)
         sink = SocketSink(self._outbox, opening)
@@ -278,10 +278,10 @@ class SocketSession:
 
 
 class _SocketEnd(NamedTuple):
-    """Why a socket takes no more requests: what it closes with, and what they are told.
+    """The reason why a socket takes no more requests: its close code, and its error.
 
     Attributes:
-        code: Stands for the error's own code; empty: nothing does.
+        code: Replaces the error's own code; empty: keep it.
     """
 
     close_code: int
@@ -290,7 +290,7 @@ class _SocketEnd(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A request: its body, of so many bytes, and its place among the socket's requests."""
+    """A request: its body, the body's bytes, and its place among the socket's requests."""
 
     wanted: CreateMessage
     size: int

@@ -1,4 +1,4 @@
-"""Which model answers a turn: the least expected cost of the turn, on this fleet, now. Pure.
+"""The choice of the model for a turn, by the least expected cost on the present fleet. Pure.
 
     cost = price of the tokens
          + price of a second * (wait for the first step + prefill of what is not cached + decode)
@@ -29,7 +29,7 @@ _MILLION = 1e6
 
 
 class AutoReason(StrEnum):
-    """Why a model answers."""
+    """The reason of a choice."""
 
     CHEAPEST = "cheapest"  # of the least expected cost
     KEPT = "kept"  # the conversation stays: to compute its prefix anew would cost more
@@ -48,11 +48,11 @@ class AutoCandidate:
 
     Attributes:
         name: Public name.
-        release: The release that it stands for.
+        release: Release that the name points at.
         prompt_price: Price of prompt tokens.
-        cached_price: Price of prompt tokens that its cache has.
+        cached_price: Price of cached prompt tokens.
         output_price: Price of output tokens.
-        context_tokens_max: Prompt and output together; 0: not known.
+        context_tokens_max: Most tokens of prompt and output together; 0: not known.
     """
 
     name: str
@@ -65,15 +65,15 @@ class AutoCandidate:
 
 @dataclass(frozen=True, slots=True)
 class PoolOutlook:
-    """The state of a model's pool, as the gateway hears of it.
+    """The state of a model's pool, as the gateway knows it.
 
     Attributes:
         is_served: Whether a replica takes requests.
-        replicas: Replicas that do.
-        queued: Requests that wait.
-        wait_s: Predicted until a new request is begun with.
-        prompt_token_s: Prefill time of a token that is not cached.
-        output_token_s: Decode time of a token.
+        replicas: Number of replicas that take requests.
+        queued: Number of waiting requests.
+        wait_s: Predicted seconds until a new request begins.
+        prompt_token_s: Seconds of prefill per token that is not cached.
+        output_token_s: Seconds of decode per token.
     """
 
     is_served: bool = False
@@ -85,7 +85,7 @@ class PoolOutlook:
 
     @property
     def is_saturated(self) -> bool:
-        """Whether its queue is too long for those who can be answered otherwise."""
+        """Whether the queue is too long for tiers that another model could serve."""
         return self.queued > SATURATED_QUEUE * max(1, self.replicas)
 
 
@@ -94,13 +94,14 @@ class AutoRules:
     """The wishes of a tenant, in the currency of its prices.
 
     Attributes:
-        price_max: The most that a turn may be expected to cost in tokens; 0: no ceiling.
+        price_max: Most that a turn's tokens may be expected to cost; 0: no ceiling.
         quality_min: The least quality that is expected of an answer, 0 to 1; 0: no floor.
-        second_price: What a second of waiting is worth.
-        miss_price: What a bad answer costs.
-        explored_share: Share of new conversations that draw lots, 0 to 1.
-        queue_priority_min: Tiers from this priority on wait for a saturated pool; others do not.
-        pin: The model that answers all; empty: none.
+        second_price: Price of a second of waiting.
+        miss_price: Price of a bad answer.
+        explored_share: Share of new conversations with a random choice, 0 to 1.
+        queue_priority_min: Least priority of tiers that wait for a saturated pool; lower tiers do
+            not.
+        pin: Model that answers all requests; empty: none.
     """
 
     price_max: float = 0.0
@@ -117,11 +118,11 @@ class AutoTurn:
     """A turn of a conversation.
 
     Attributes:
-        features: Traits of all of the conversation.
-        output_tokens: Tokens that such answers have; 0: not known.
-        current: The model that answered last; empty: none, or too long ago for its cache.
-        cached: Prompt tokens that a model's cache has, by model.
-        draw: A number of its own, 0 to below 1, that decides by lot.
+        features: Traits of the whole conversation.
+        output_tokens: Usual tokens of such answers; 0: not known.
+        current: Model that answered last; empty: none, or too long ago for its cache.
+        cached: Cached prompt tokens, by model.
+        draw: Random number of the turn, 0 to below 1.
     """
 
     features: PromptFeatures
@@ -139,16 +140,16 @@ class AutoTurn:
 
 @dataclass(frozen=True, slots=True)
 class AutoOption:
-    """A model that could answer a turn, and what that would cost.
+    """A model that could answer a turn, with the expected cost.
 
     Attributes:
         price: Price of the tokens.
         seconds: Time until the last token.
-        running: Price and time together: all of the cost but that of a miss.
+        running: Price and time together: the cost without that of a miss.
         quality: Chance that the answer is good.
-        cost: All of it.
-        propensity: Chance with which it was chosen.
-        is_eligible: Whether it could be chosen; the others are below the floor or saturated.
+        cost: Whole expected cost.
+        propensity: Chance of the choice.
+        is_eligible: Whether the model could be chosen: neither below the floor nor saturated.
     """
 
     name: str
@@ -167,10 +168,10 @@ class AutoChoice:
     """The model that answers a turn.
 
     Attributes:
-        reason: Why it does.
+        reason: Reason of the choice.
         cluster: Cluster of the conversation.
-        chosen: Its own option.
-        alternatives: The other models that could answer, cheapest first.
+        chosen: Option of the chosen model.
+        alternatives: Options of the other models, cheapest first.
     """
 
     reason: AutoReason
@@ -196,12 +197,12 @@ def choose(
     Args:
         candidates: Models that the caller may use.
         turn: The turn.
-        table: Qualities.
+        table: Qualities of the models.
         pools: Pools by model; one that is missing is not served.
-        rules: The tenant's.
+        rules: Rules of the tenant.
 
     Raises:
-        PlatformError: No model is left: 400 if the request is why, 503 if the fleet is.
+        PlatformError: No model is left: 400 because of the request, 503 because of the fleet.
     """
     fitting = _fitting(candidates, turn)
     options = [_option(it, turn, table, pools, rules) for it in fitting]
@@ -300,7 +301,7 @@ def _eligible(
     pools: Mapping[str, PoolOutlook],
     rules: AutoRules,
 ) -> tuple[Sequence[AutoOption], AutoReason]:
-    """Return what may be chosen, cheapest first, and why the first of them would be."""
+    """Return the eligible options, cheapest first, and the reason for choosing the first."""
     best = max(it.quality for it in served)
     good = [it for it in served if it.quality >= rules.quality_min]
     why = AutoReason.CHEAPEST
@@ -343,7 +344,7 @@ def _decide(
 
 
 def propensities(costs: Sequence[float], explored_share: float) -> list[float]:
-    """Return the chance of each model: lots among all, and the first cheapest otherwise."""
+    """Return the chance of each model: uniform for explored turns, the first one otherwise."""
     each = explored_share / len(costs)
     best = min(range(len(costs)), key=lambda index: costs[index])
     return [each + (1.0 - explored_share) * (index == best) for index in range(len(costs))]

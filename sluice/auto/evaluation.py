@@ -1,9 +1,9 @@
 """An estimate of a new table of qualities from logged choices and judgements. Pure.
 
-Each logged turn has the models that could be chosen, what each would have cost, and the chance with
-which each was. A judged answer tells of one model alone, so judgements are weighted by how much
-more often the new table would choose that model (inverse propensity), or correct a model of the
-reward by them (doubly robust). See docs/auto.md.
+Each logged turn has the models that could be chosen, their expected costs, and the chance of each.
+A judged answer is evidence for one model alone. So judgements are weighted by how much more often
+the new table would choose that model (inverse propensity), or correct a model of the reward by them
+(doubly robust). See docs/auto.md.
 """
 
 import math
@@ -37,7 +37,7 @@ class LoggedTurn:
         cluster: Cluster of the conversation.
         model: The model that answered.
         options: The models that could be chosen, each with a chance above 0.
-        good: Judgement, 0 to 1; None: nobody judged the answer.
+        good: Judgement, 0 to 1; None: the answer was not judged.
     """
 
     cluster: int
@@ -47,12 +47,12 @@ class LoggedTurn:
 
     @property
     def chance(self) -> float:
-        """The chance with which the model that answered was chosen; 0: it was not to choose."""
+        """The chance with which the answering model was chosen; 0: it was no option."""
         return sum(it.propensity for it in self.options if it.name == self.model)
 
     @property
     def is_open(self) -> bool:
-        """Whether there was a choice: a conversation that stays, or a pin, is none."""
+        """Whether there was a choice: a conversation that stays, or a pin, leaves none."""
         return len(self.options) > 1 and self.chance > 0
 
 
@@ -62,7 +62,7 @@ class PolicyEstimate:
 
     Attributes:
         mean: Share of good answers.
-        error: Standard error; infinity where nothing can be said.
+        error: Standard error; infinite without enough data.
     """
 
     mean: float
@@ -81,17 +81,19 @@ class PolicyEstimate:
 
 @dataclass(frozen=True, slots=True)
 class PolicyEvaluation:
-    """A new table beside what was logged.
+    """A new table compared with the log.
 
     Attributes:
         turns: Logged turns with a choice.
-        judged: Those of them with a judgement.
-        effective: Judgements that the weighted ones are worth; few of them say little.
+        judged: Number of these turns with a judgement.
+        effective: Effective sample size of the weighted judgements; a low one means little
+            evidence.
         logged_good: Share of good answers as logged.
         ips: Share under the new table, by inverse propensity, weights normalised.
-        doubly_robust: The same, correcting a model of the reward.
+        doubly_robust: Share under the new table, by inverse propensity on the errors of a reward
+            model.
         logged_cost: Mean cost of a turn as logged, without misses.
-        new_cost: The same under the new table, exact given the log.
+        new_cost: Mean cost of a turn under the new table, exact given the log.
         moved: Share of turns that the new table sends to another model.
     """
 
@@ -114,7 +116,7 @@ def evaluate(
     miss_price: float,
     explored_share: float,
 ) -> PolicyEvaluation:
-    """Return what a table would have done with logged turns.
+    """Return the estimate of a table's results on logged turns.
 
     Args:
         logged: The turns.
@@ -156,8 +158,8 @@ def learned(logged: Iterable[LoggedTurn], releases: Mapping[str, str]) -> list[Q
     """Return the judged answers as the cells of a table, in order.
 
     Args:
-        logged: The turns; those without a choice teach as well.
-        releases: The release of a model whose own option says none.
+        logged: Logged turns; turns without a choice count as well.
+        releases: Releases by model, for options that name none.
     """
     sums: dict[tuple[int, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for turn in logged:
@@ -171,7 +173,7 @@ def learned(logged: Iterable[LoggedTurn], releases: Mapping[str, str]) -> list[Q
 
 
 class _RewardModel:
-    """Mean judgement by cluster and model, drawn towards the model's and the overall mean."""
+    """Mean judgement by cluster and model, shrunk towards the model's and the overall mean."""
 
     def __init__(self, judged: Sequence[LoggedTurn]) -> None:
         self._sums: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])

@@ -1,7 +1,7 @@
 """The traits of a conversation that decide which model answers it. Pure.
 
-All of the conversation counts, not its last line: "commit it" behind an hour of code is code. Of
-long conversations a bounded sample is looked at, spread over all messages.
+The whole conversation counts, not its last line: "commit it" after an hour of code is code. Long
+conversations are sampled, spread over all messages.
 """
 
 from collections.abc import Sequence
@@ -75,10 +75,10 @@ class PromptFeatures:
     """The traits of a whole conversation.
 
     Attributes:
-        tokens: Estimate of its prompt.
+        tokens: Estimated tokens of the prompt.
         code: Matches of code per thousand characters of the sample; 0: too few to count.
-        maths: The same of mathematics.
-        is_foreign: Whether it is not English.
+        maths: Matches of mathematics per thousand characters of the sample; 0: too few to count.
+        is_foreign: Whether the text is not English.
         tools: Number of tools that may be called.
         output_tokens_max: Bound of the answer; 0: none was given.
         tier_priority: Priority of the caller's tier.
@@ -94,7 +94,7 @@ class PromptFeatures:
 
     @property
     def kind(self) -> PromptKind:
-        """The first that fits: who offers tools needs a model that calls them, whatever is said."""
+        """The first kind that fits; tools come first: they need a model that calls them."""
         if self.tools:
             return PromptKind.TOOLS
         if max(self.code, self.maths) >= _PER_THOUSAND:
@@ -131,7 +131,7 @@ def features_of(
         tools: Number of tools that may be called.
         output_tokens_max: Bound of the answer; 0: none.
         tier_priority: Priority of the caller's tier.
-        prompt_tokens: Tokens that come as ids, besides the texts.
+        prompt_tokens: Tokens that come as ids, in addition to the texts.
     """
     characters = sum(map(len, texts))
     sample = _sample(texts).lower()

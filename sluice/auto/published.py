@@ -1,4 +1,4 @@
-"""Published results of models, by kind of work: where `auto` begins before it has judgements. Data.
+"""Published results of models, by kind of work: the prior of `auto` before judgements. Data.
 
 Shares of right answers. Each kind stands for one public benchmark; all of a row are of one source,
 the instruction-tuned model. A benchmark is no tenant's traffic: `quality.PUBLISHED_WEIGHT` says how
@@ -21,7 +21,7 @@ class PublishedRow(NamedTuple):
 
     Attributes:
         source: Document with the figures.
-        scores: By kind, lower case; 0 to 1.
+        scores: Scores by kind, in lower case; 0 to 1.
     """
 
     source: str

@@ -1,7 +1,8 @@
-"""How good a model's answers are in a cluster, as Beta posteriors. Pure.
+"""The quality of a model's answers in a cluster, as Beta posteriors. Pure.
 
-A cell begins with what is published of the model, or with an operator's own estimate, as so many
-judgements. Judged answers of the platform itself (thumbs, golden prompts, a judge) are added.
+A cell begins with the published results of the model, or with an operator's own estimate, counted
+as so many judgements. Judged answers of the platform itself (thumbs, golden prompts, a judge) are
+added.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,9 +24,9 @@ class QualityCell(NamedTuple):
     """Judged answers of one model in one cluster.
 
     Attributes:
-        cluster: Cluster, as `PromptFeatures.cluster`.
+        cluster: Cluster, see `PromptFeatures.cluster`.
         model: Name of the model.
-        release: The release that answered.
+        release: Release that answered.
         good: Answers that were judged good.
         bad: Answers that were judged bad.
     """
@@ -39,11 +40,11 @@ class QualityCell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QualityPrior:
-    """The quality of a model before any answer of it is judged here.
+    """The prior quality of a model, before its answers are judged here.
 
     Attributes:
-        published: Name of its row among the published results; empty: none.
-        quality: Own estimate for all prompts, 0 to 1, where nothing is published; 0: none.
+        published: Name of the model's row in the published results; empty: none.
+        quality: Operator's estimate for all prompts, 0 to 1, where nothing is published; 0: none.
     """
 
     published: str = ""
@@ -59,12 +60,12 @@ class QualityPrior:
 
 @dataclass(frozen=True, slots=True)
 class QualityTable:
-    """Judged answers, and what is known without them.
+    """Judged answers and priors.
 
     Attributes:
         scheme: `features.SCHEME` under which the cells were made.
-        cells: By cluster and model; each release's own.
-        priors: By model.
+        cells: Cells by cluster and model, apart for each release.
+        priors: Priors by model.
     """
 
     scheme: int = SCHEME
@@ -75,7 +76,7 @@ class QualityTable:
 
     @property
     def is_of_this_scheme(self) -> bool:
-        """Whether its cells mean anything here; if not, only priors count."""
+        """Whether the cells were made under this scheme; if not, only priors count."""
         return self.scheme == SCHEME
 
     def quality(self, cluster: int, model: str, release: str) -> float:

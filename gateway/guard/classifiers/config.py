@@ -17,20 +17,20 @@ SHIPPED = "shipped"
 
 
 class ClassifierEntry(BaseModel):
-    """One classifier.
+    """A classifier in the operator's file.
 
     Attributes:
-        name: For rules and for `model` of `/v1/moderations`.
-        kind: How it is asked.
-        url: Of HTTP: address of OpenAI's moderation form.
-        key_file: Of HTTP: file with the bearer token.
-        model: Of HTTP: told in each question. Of Triton: the model's name.
-        address: Of Triton: `host:port` of gRPC.
-        categories: Of Triton: names of the columns of `scores`.
-        timeout_ms: Longest wait for a score, in the queue and on the way.
-        batch_texts: Texts of one question at most.
-        in_flight: Questions at once at most, of one worker.
-        queue_texts: Texts that wait at most; further ones are not judged.
+        name: Name, for rules and for `model` of `/v1/moderations`.
+        kind: Protocol of the classifier.
+        url: Address of OpenAI's moderation form, for HTTP.
+        key_file: File with the bearer token, for HTTP.
+        model: Name of the model; sent in each question for HTTP.
+        address: `host:port` of gRPC, for Triton.
+        categories: Names of the columns of `scores`, for Triton.
+        timeout_ms: Longest wait in milliseconds for a score, in the queue and on the wire.
+        batch_texts: Most texts in one question.
+        in_flight: Most concurrent questions of one worker.
+        queue_texts: Most waiting texts; further ones are not judged.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,7 +56,7 @@ class ClassifierEntry(BaseModel):
         return self
 
     def make(self) -> Classifier:
-        """Return the classifier. ClassifiersError: its key cannot be read."""
+        """Return the classifier; ClassifiersError: its key cannot be read."""
         if self.kind == "http":
             return HttpClassifier(self.url, model=self.model, key=_key(self.key_file))
         if self.kind == "triton":
@@ -65,14 +65,14 @@ class ClassifierEntry(BaseModel):
 
 
 class ClassifiersError(ValueError):
-    """The file cannot be used; the message names the place, and never a key."""
+    """The file is invalid; the message names the place, and never a key."""
 
 
 def read_classifiers(file: Path | None) -> tuple[ClassifierEntry, ...]:
-    """Return the classifiers of a JSON file, and the one that ships if it names none of that name.
+    """Return the classifiers of a JSON file, and the shipped one unless the file has its name.
 
     Raises:
-        ClassifiersError: It cannot be read, or is no list of classifiers with names of their own.
+        ClassifiersError: The file cannot be read, or is no list of classifiers with unique names.
     """
     entries = [] if file is None else _entries(file)
     found = [_entry(entry, f"{file}: {number}") for number, entry in enumerate(entries)]

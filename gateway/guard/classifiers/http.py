@@ -19,7 +19,7 @@ class HttpClassifier:
 
         Args:
             url: Address that texts are posted to.
-            model: Told in each question; empty: none is.
+            model: Model named in each question; empty: none.
             key: Bearer token; empty: none is sent.
         """
         self._url = url

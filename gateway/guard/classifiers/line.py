@@ -1,4 +1,4 @@
-"""The line before one classifier: texts in batches, each answered within its time or not at all."""
+"""The queue of one classifier: texts in batches, each answered before its deadline or never."""
 
 import asyncio
 from collections import deque
@@ -29,8 +29,8 @@ class _Question(NamedTuple):
 class ClassifierLine:
     """The questions of one worker to one classifier; `run` belongs into a TaskGroup.
 
-    A text waits no longer than `timeout_ms`, in the line and on the way together. One that finds
-    the line full, or a classifier that has just failed several times, is answered with no scores.
+    A text waits no longer than `timeout_ms`, in the queue and on the wire together. A text that
+    finds the queue full, or a classifier that has just failed several times, gets no scores.
     """
 
     def __init__(self, entry: ClassifierEntry, classifier: Classifier, texts: Counter) -> None:
@@ -46,7 +46,7 @@ class ClassifierLine:
         )
 
     def ask(self, text: str, answer: OnScores) -> None:
-        """Have a text judged; `answer` is called once, from the event loop and never at once."""
+        """Queue a text; `answer` is called once, from the event loop and never at once."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         is_full = len(self._waiting) >= self.entry.queue_texts
@@ -60,7 +60,7 @@ class ClassifierLine:
         self._has_some.set()
 
     async def run(self) -> None:
-        """Ask, until cancelled; then close."""
+        """Send questions until cancelled; then close."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(self.entry.in_flight):
@@ -107,7 +107,7 @@ class ClassifierLine:
         self._pause.note(_now_s(), has_failed=True)
 
     def _tell(self, question: _Question, scores: Scores | None) -> None:
-        """Answer; a question whose time is over has been answered."""
+        """Answer a question, unless its deadline has passed."""
         if question.timer.cancelled() or question.give_up_at_s <= _now_s():
             return
         question.timer.cancel()

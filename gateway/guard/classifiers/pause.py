@@ -1,4 +1,4 @@
-"""When a classifier that fails is asked again: after a pause that doubles. Pure."""
+"""The pause before a failing classifier is asked again, which doubles. Pure."""
 
 _FAILURES_MAX = 3  # in a row
 _FIRST_S, _LONGEST_S = 0.5, 30.0
@@ -6,19 +6,19 @@ _DOUBLINGS_MAX = 10
 
 
 class FailurePause:
-    """How the last questions went."""
+    """The outcomes of the last questions."""
 
     def __init__(self) -> None:
-        """Begin with trust."""
+        """Begin without failures."""
         self._failures = 0
         self._until_s = 0.0
 
     def is_asked(self, now_s: float) -> bool:
-        """Return whether it may be asked now."""
+        """Return whether the classifier may be asked now."""
         return now_s >= self._until_s
 
     def note(self, now_s: float, *, has_failed: bool) -> None:
-        """Note how a question went; behind a pause, one failure begins the next."""
+        """Note the outcome of a question; after a pause, one failure begins the next pause."""
         if not has_failed:
             self._failures, self._until_s = 0, 0.0
             return

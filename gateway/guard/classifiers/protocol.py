@@ -1,4 +1,4 @@
-"""The protocol of classifiers: texts in, scores out; and the checks of what they answer. Pure."""
+"""The protocol of classifiers: texts in, scores out; and checks of their answers. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,11 +9,11 @@ NAME_CHARACTERS_MAX = 100
 
 
 class ClassifierError(Exception):
-    """A classifier has given no answer that can be used; the text says why, and quotes no text."""
+    """A classifier gave no usable answer; the message gives the reason, and quotes no text."""
 
 
 class Classifier(Protocol):
-    """Something that judges texts."""
+    """A judge of texts."""
 
     async def scores(
         self, texts: Sequence[str], *, timeout_s: float
@@ -26,12 +26,12 @@ class Classifier(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close what is open."""
+        """Close the connection."""
         ...
 
 
 def checked_scores(pairs: Iterable[tuple[object, object]]) -> dict[str, float]:
-    """Return the scores of one text; ClassifierError: one of them is none."""
+    """Return the scores of one text; ClassifierError: a value is no score."""
     found = dict[str, float]()
     for name, value in pairs:
         if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX:
@@ -50,7 +50,7 @@ def moderation_scores(document: object, count: int) -> list[dict[str, float]]:
     """Return the scores in an answer of OpenAI's moderation form.
 
     Raises:
-        ClassifierError: It is none, or not for so many texts.
+        ClassifierError: The answer has another form, or is for another number of texts.
     """
     results = _field(document, "results")
     if not isinstance(results, list):

@@ -1,7 +1,7 @@
-"""The classifier that ships: a sparse logistic regression over words and pieces of words.
+"""The shipped classifier: a sparse logistic regression over words and pieces of words.
 
-`training/moderation.py` makes it; `shipped.json` holds its weights, and the page on guarding says
-how good it is. A sentence takes some 0.1 ms here, in the gateway's own process.
+`training/moderation.py` makes it; `shipped.json` holds its weights, and the page on guarding
+reports its accuracy. A sentence takes some 0.1 ms in the gateway's own process.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class ShippedWeights:
     """
 
     def __init__(self, content: bytes) -> None:
-        """Read what training has written."""
+        """Read the file that training has written."""
         document = orjson.loads(content)
         self.categories: tuple[str, ...] = tuple(document["categories"])
         self._bias: list[float] = document["bias"]
@@ -36,7 +36,7 @@ class ShippedWeights:
         }
 
     def scores(self, text: str) -> dict[str, float]:
-        """Return the score of each category; of the first 8,000 characters."""
+        """Return the score of each category for the first 8,000 characters."""
         weights, sums, known = self._weights, [0.0] * len(self.categories), 0
         for it in features(text):
             row = weights.get(it)
@@ -59,12 +59,12 @@ def shipped_weights() -> ShippedWeights:
 
 
 class ShippedClassifier:
-    """Judges in this process, with pauses for others."""
+    """Judges in this process, with pauses for other requests."""
 
     async def scores(
         self, texts: Sequence[str], *, timeout_s: float
     ) -> Sequence[Mapping[str, float]]:
-        """See `Classifier`; it does not wait for anything."""
+        """See `Classifier`; makes no request."""
         del timeout_s
         weights, found, characters = shipped_weights(), list[Mapping[str, float]](), 0
         for text in texts:

@@ -21,7 +21,8 @@ class TritonClassifier:
 
         Args:
             address: `host:port` of gRPC.
-            model: Its input `text` has shape [n, 1], its output `scores` [n, categories].
+            model: Name of the model; input `text` has shape [n, 1], output `scores` [n,
+                categories].
             categories: Names of the columns of `scores`.
         """
         self._model = model
@@ -55,7 +56,7 @@ def question(model: str, texts: Sequence[str]) -> Any:
 
 
 def read_scores(message: Any, count: int, categories: Sequence[str]) -> list[dict[str, float]]:
-    """Return the scores in a `ModelInferResponse`; ClassifierError: they are none."""
+    """Return the scores in a `ModelInferResponse`; ClassifierError: it holds none."""
     if message is None or len(message.outputs) != len(message.raw_output_contents):
         raise ClassifierError("the answer is no message of Triton's")
     for output, content in zip(message.outputs, message.raw_output_contents, strict=True):
