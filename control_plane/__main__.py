@@ -17,7 +17,7 @@ _GC_THRESHOLDS = (10_000, 20, 100)
 
 
 def main() -> None:
-    """Serve until stopped; status 1 and one line when an address cannot be had."""
+    """Serve until stopped; status 1 and one line when an address is taken."""
     configure_logs("control-plane")
     settings = Settings.from_environment()
     called = {"CONTROL_PLANE__TELEMETRY_URL": settings.telemetry_url}

@@ -1,4 +1,4 @@
-"""Composition root: builds everything, serves until told to stop."""
+"""Composition root: builds all parts, serves until told to stop."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -119,7 +119,7 @@ async def run(settings: Settings) -> None:
 
 @asynccontextmanager
 async def serve(settings: Settings) -> AsyncGenerator[None]:
-    """Run everything while the context is open."""
+    """Run all parts while the context is open."""
     async with AsyncExitStack() as stack:
         database = Database(settings.database_url.get_secret_value())
         stack.push_async_callback(database.close)
@@ -212,7 +212,7 @@ def admin_routes(
     scaling_interval_s: float = SCALING_INTERVAL_S,
     texts: TextStore = NO_TEXTS,
 ) -> list[AdminRoute]:
-    """Return the routes of the admin REST, of all domains that need the database alone."""
+    """Return the routes of the admin REST, of all domains that need only the database."""
     return [
         *RolloutRoutes(database, wake_rollouts, unread_rollouts).routes(),
         *PlanRoutes(database).routes(),
@@ -329,7 +329,7 @@ def _operations(
         return web.json_response({"status": "ok"})
 
     async def readyz(_: web.Request) -> web.Response:
-        """Ready once there is a state to serve; that lasts while PostgreSQL is away."""
+        """Report ready once there is a state to serve, even while PostgreSQL is away."""
         body = {
             "status": "ok" if feed.is_loaded else "starting",
             "database": "up" if feed.is_database_up else "down",

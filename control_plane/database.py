@@ -1,8 +1,8 @@
 """Transactions on PostgreSQL that survive its restarts.
 
-A piece of work runs in one transaction. When the server goes away or a lock is lost to somebody
-else, the work runs again from its beginning until a deadline; so work must have no effect outside
-its transaction, and be harmless when it was committed but the answer got lost.
+A piece of work runs in one transaction. When the server goes away or a lock is lost, the work runs
+again from its beginning until a deadline. So it must have no effect outside its transaction, and be
+harmless to repeat when the answer to its commit was lost.
 """
 
 import asyncio
@@ -76,20 +76,20 @@ def is_transient(error: BaseException) -> bool:
 
 
 async def end_frozen(connection: AsyncConnection) -> None:
-    """End the transactions of control planes that stand still, with all the locks they hold.
+    """End the transactions of frozen control planes, with all their locks.
 
-    PostgreSQL itself does so only between statements: while it waits for the next message of one,
-    none of its timeouts runs. It happens at once, whatever becomes of this transaction; so it comes
-    first in a step that may have to wait for such locks.
+    PostgreSQL's own timeouts run only between statements, not while it waits for the next message
+    of one. The effect is immediate, whatever becomes of this transaction; so call this first in a
+    step that may wait for such locks.
     """
     await connection.execute(_END_FROZEN)
 
 
 class Database:
-    """A bounded pool of connections and the one way to use them."""
+    """A bounded pool of connections; all access goes through `run`."""
 
     def __init__(self, url: str) -> None:
-        """Prepare; nothing is connected yet."""
+        """Prepare; no connection is opened yet."""
         self.url: URL = make_url(url)
         self._engine = create_async_engine(
             self.url,
@@ -112,8 +112,8 @@ class Database:
         """Run `work` in a transaction and commit it.
 
         Raises:
-            DatabaseDownError: It did not succeed within the deadline.
-            IntegrityError: And other errors that trying again does not help.
+            DatabaseDownError: The work did not succeed within the deadline.
+            IntegrityError: Another error that a retry does not help.
         """
         attempt = 0
         reason = ""
@@ -141,7 +141,7 @@ class Database:
                 return await work(connection)
 
     def dedicated(self) -> AsyncConnection:
-        """Return a connection to be opened with `async with` and kept, for LISTEN."""
+        """Return a connection to open with `async with` and hold, for LISTEN."""
         return self._engine.connect()
 
     async def close(self) -> None:

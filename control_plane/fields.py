@@ -29,7 +29,7 @@ def is_digest(value: str) -> bool:
 
 
 def checked_id(value: str) -> str:
-    """Return an id that is one; ValueError says what is allowed."""
+    """Return a valid id; ValueError names the allowed form."""
     if not is_id(value):
         raise ValueError(
             "1 to 128 of A-Z a-z 0-9 . _ : / @ + - are allowed, beginning with a letter or digit"
@@ -38,7 +38,7 @@ def checked_id(value: str) -> str:
 
 
 def checked_digest(value: str) -> str:
-    """Return a SHA-256 in hex that is one; ValueError says what is expected."""
+    """Return a valid SHA-256 in hex; ValueError names the expected form."""
     if not is_digest(value):
         raise ValueError("64 hexadecimal digits (a SHA-256, lower case) are expected")
     return value

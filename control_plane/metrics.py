@@ -19,7 +19,7 @@ _STATE_PREFIX = "REPLICA_STATE_"
 
 
 class ControlPlaneMetrics:
-    """Counts what happens, and looks at the feed when it is asked."""
+    """Counts events, and reads the feed at each scrape."""
 
     content_type = "text/plain; version=0.0.4"
 
@@ -173,7 +173,7 @@ class ControlPlaneMetrics:
         )
 
     def show_scaling(self, pools: Mapping[str, Shown]) -> None:
-        """Set what scaling wants of each pool; none while another control plane leads."""
+        """Set the wanted replicas of each pool; none while another control plane leads."""
         for gauge in (self._wanted, self._demand, self._late_s):
             gauge.clear()
         for pool_id, shown in pools.items():
@@ -182,7 +182,7 @@ class ControlPlaneMetrics:
             self._late_s.labels(pool_id).set(shown.late_s)
 
     def show_budgets(self, summary: Summary) -> None:
-        """Set what is known of all budgets."""
+        """Set the figures of all budgets."""
         for state in (*State, UNKNOWN):
             self._budgets.labels(str(state)).set(summary.states.get(state, 0))
         for state in State:
@@ -190,17 +190,17 @@ class ControlPlaneMetrics:
         self._budgets_age_s.set(summary.age_s)
 
     def show_rollouts(self, phases: Mapping[str, int], evidence_age_s: float) -> None:
-        """Set how many live rollouts are in which phase, and how old the oldest evidence is."""
+        """Set the numbers of live rollouts by phase, and the age of the oldest evidence."""
         for phase in (*Phase, UNREADABLE):
             self._rollouts.labels(str(phase)).set(phases.get(phase, 0))
         self._evidence_age_s.set(evidence_age_s)
 
     def count_notification(self, receiver: str, result: str) -> None:
-        """Count a try to tell a receiver of alerts."""
+        """Count an attempt to send a notice to a receiver of alerts."""
         self._notifications.labels(receiver, result).inc()
 
     def count_rollback(self, cause: str) -> None:
-        """Count a rollout that was sent back."""
+        """Count a rollout that was rolled back."""
         self._rollbacks.labels(cause).inc()
 
     def count_round(self, took_s: float) -> None:
@@ -208,16 +208,16 @@ class ControlPlaneMetrics:
         self._rounds.observe(took_s)
 
     def count_orders(self, of_peers: int, of_store: int) -> None:
-        """Count orders that are new."""
+        """Count new orders."""
         self._orders.labels("peer").inc(of_peers)
         self._orders.labels("store").inc(of_store)
 
     def count_chunk_failure(self, source: str, trouble: str) -> None:
-        """Count a chunk that a node asked a peer or the store for in vain."""
+        """Count a chunk that a peer or the store did not deliver."""
         self._chunk_failures.labels(source, trouble).inc()
 
     def set_distribution_nodes(self, count: int) -> None:
-        """Set how many agents are told what to fetch."""
+        """Set the number of agents that get orders."""
         self._distribution_nodes.set(count)
 
     def count_watcher(self, role: str, change: int) -> None:
@@ -229,15 +229,15 @@ class ControlPlaneMetrics:
         self._requests.labels(route, str(status)).inc()
 
     def show_unplaced(self, count: int) -> None:
-        """Show how many replicas find no place; 0 from those that do not lead."""
+        """Set the number of replicas without a place; 0 from control planes that do not lead."""
         self._unplaced.set(count)
 
     def count_replica_seconds(self, pool_id: str, state: str, seconds: float) -> None:
-        """Count how long replicas of a pool were `running` or `reserved`."""
+        """Count seconds of a pool's replicas that were `running` or `reserved`."""
         self._replica_s.labels(pool_id, state).inc(seconds)
 
     def render(self, feed: Feed) -> bytes:
-        """Return everything in Prometheus' text format; the gauges say what the feed holds now."""
+        """Return all metrics in Prometheus' text format; gauges show the feed's present state."""
         state = feed.state
         for kind in KINDS:
             self._objects.labels(kind).set(len(state.of_kind(kind)))

@@ -1,7 +1,8 @@
-"""Bring the database to the newest schema: `python -m control_plane.migrate`.
+"""Migrates the database to the newest schema: `python -m control_plane.migrate`.
 
-Any number of these may run at once: an advisory lock lets one work, the others then find nothing to
-do. A migration that cannot get its table locks in 4 s gives up instead of stopping the service.
+Any number of these may run at once: an advisory lock lets one work, and the others then find
+nothing to do. A migration that cannot get its table locks in 4 s gives up instead of blocking the
+service.
 """
 
 import asyncio
@@ -73,7 +74,7 @@ def _upgrade(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Migrate the database that the environment names; status 1 and one line when it fails."""
+    """Migrate the database of the settings; status 1 and one line when it fails."""
     configure_logs("migrate", level="WARNING")
     settings = MigrateSettings.from_environment()
     try:

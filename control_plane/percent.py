@@ -1,4 +1,4 @@
-"""Shares as people and programs read and write them: in percent, whatever is stored; pure."""
+"""Shares in percent for people and programs, whatever the stored unit; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ class ShareField:
 
     Attributes:
         name: Name of the share, without a unit.
-        of_percent: How much of the stored unit is one percent: 100 basis points, 10 permille.
+        of_percent: Stored units in one percent: 100 basis points, 10 permille.
         is_whole: Whether the stored unit is an integer.
-        unit: End of the stored name.
-        least: Percent.
-        most: Percent.
+        unit: Suffix of the stored name.
+        least: Least value in percent.
+        most: Largest value in percent.
     """
 
     name: str
@@ -69,10 +69,10 @@ class ShareField:
         return round(value / self.of_percent, 2)
 
     def parsed(self, data: object, info: ValidationInfo) -> object:
-        """Return what a model reads: JSON of clients has the percent, ours the stored field.
+        """Return the fields of a model: clients send the percent, the platform the stored field.
 
         Raises:
-            ValueError: A client gave the stored field, or no number.
+            ValueError: A client sent the stored field, or no number.
         """
         if info.context != OF_CLIENT or not isinstance(data, dict):
             return data
@@ -94,7 +94,7 @@ class ShareField:
         return found | {self.stored: self.read(percent)}
 
     def describe(self, schema: Json) -> None:
-        """Let a JSON schema have the percent in place of the stored field."""
+        """Replace the stored field by the percent in a JSON schema."""
         properties = schema["properties"]
         was = properties.pop(self.stored)
         properties[self.shown] = {
@@ -109,7 +109,7 @@ class ShareField:
 
 
 def shown(document: Mapping[str, Any], *fields: ShareField) -> Json:
-    """Return a stored document with its shares in percent; fields stay in their order."""
+    """Return a stored document with its shares in percent; the order of fields stays."""
     of = {field.stored: field for field in fields}
     return {
         of[name].shown if name in of else name: of[name].show(value) if name in of else value

@@ -1,6 +1,6 @@
-"""The whole schema of PostgreSQL, for migrations and for the test that compares it with them.
+"""The whole schema of PostgreSQL, for migrations and for the test that compares the two.
 
-Every domain with tables of its own is imported here; nothing else imports this module.
+Every domain with tables of its own is imported here; no other module imports this one.
 """
 
 from control_plane.access import tables as access

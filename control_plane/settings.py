@@ -19,44 +19,46 @@ class Settings(ServiceSettings):
         admin_key_sha256: SHA-256 of the bootstrap admin key, in hex.
         telemetry_url: http(s)://host:port of a telemetry service, the source of evidence for
             rollouts and of usage for budgets; empty: there is no evidence, and no budget is ever
-            used up.
-        telemetry_key: The admin key that it takes.
-        gateway_url: http(s)://host:port of a gateway, for the console's playground; empty: there is
-            none.
-        rollout_window_s: Length of the windows in which both releases of a rollout are compared.
+            exhausted.
+        telemetry_key: Admin key for the telemetry service.
+        gateway_url: http(s)://host:port of a gateway, for the console's playground; empty: no
+            playground.
+        rollout_window_s: Seconds of a window in which the two releases of a rollout are compared.
         artifact_store_url: URL of the artifact store: file:///directory or s3://bucket/prefix (with
             AWS_* of the environment); empty: uploads are refused.
         artifact_rank_max: Largest rank of adapters for bases that no pool with adapters serves;
             else the pools decide, by their engine option adapter_rank.
-        artifact_adapter_bytes_max: Largest size of one adapter's files together.
-        artifact_tenant_bytes_max: Largest size of all artifacts and uploads of a tenant; 0: any.
+        artifact_adapter_bytes_max: Largest size of one adapter's files together, in bytes.
+        artifact_tenant_bytes_max: Largest size of all artifacts and uploads of a tenant, in bytes;
+            0: no limit.
         artifact_signatures_required: Whether an artifact needs a signature of a registered key.
-        artifact_import_roots: Directories that may be imported from, with commas between.
-        artifact_import_hosts: Web servers, with commas between: `host` if its addresses are public,
-            `host:port` whatever they are.
-        artifact_import_buckets: S3 buckets that may be imported from, with commas between.
-        artifact_grace_s: Seconds for which unneeded artifacts and chunks are kept; longer than any
-            import takes.
-        distribution_node_bytes_per_second: Bytes per second that a node can send to others, and
-            receive.
+        artifact_import_roots: Directories that may be imported from, separated by commas.
+        artifact_import_hosts: Web servers, separated by commas: `host` for public addresses,
+            `host:port` for any address.
+        artifact_import_buckets: S3 buckets that may be imported from, separated by commas.
+        artifact_grace_s: Seconds for which unreferenced artifacts and chunks are kept; longer than
+            any import takes.
+        distribution_node_bytes_per_second: Bytes per second that a node can send to other nodes,
+            and receive.
         distribution_store_bytes_per_second: Bytes per second that the nodes of one region may read
             from the store.
         audit_days: Days for which rows of the audit log are kept.
         response_days: Days for which responses are kept that clients may continue.
         replica_hours_days: Days for which intervals of replicas are kept.
-        budget_interval_s: How often each budget of a tenant is compared with the ledger.
-        scaling_interval_s: How often scaling looks at the pools that have bounds, and decides; it
-            counts demand in buckets of this length.
-        console_session_s: Seconds for which a session of the console lasts; then its holder signs
-            in anew.
-        openid: JSON file of the provider that signs people in to the console, read at the start;
-            without one, admin keys alone do.
+        budget_interval_s: Seconds between two comparisons of a budget with the ledger.
+        scaling_interval_s: Seconds between two decisions of scaling; also the length of a bucket of
+            demand.
+        console_session_s: Seconds after which a session of the console ends and its user has to
+            sign in again.
+        openid: JSON file of the provider for sign-in to the console, read at the start; without
+            one, only admin keys can sign in.
         quality_pool_hour_max: Largest number of a pool's quarantined replicas that are replaced
             within an hour.
         alert_receivers: JSON file with the receivers of alerts, read at the start; without one,
-            alerts are sent to none.
+            alerts have no receivers.
         alert_days: Days for which ended alerts, and closed incidents, are kept.
-        quality_node_day_max: A node with more quarantined replicas within a day gets no others.
+        quality_node_day_max: Most quarantined replicas of a node within a day; beyond, the node
+            gets no new replicas.
     """
 
     model_config = SettingsConfigDict(env_prefix="CONTROL_PLANE__")

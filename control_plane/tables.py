@@ -1,6 +1,6 @@
-"""The tables of tenants, models and fleet, and what the other domains make theirs with.
+"""The tables of tenants, models and fleet, and helpers for the tables of other domains.
 
-migrations/postgres makes them; `schema` has all tables.
+migrations/postgres creates them; `schema` has all tables.
 
 Tables whose rows readers of `Watch` receive have the column names of control.proto. Triggers (in
 the migration) write every change of a watched column into `changes`, in the order of commits.

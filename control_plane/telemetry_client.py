@@ -6,15 +6,15 @@ _ANSWER_BYTES_MAX = 16 << 20
 
 
 class FeedDownError(RuntimeError):
-    """Telemetry has no answer to be had now; the message says why. Asking again may help."""
+    """Telemetry gives no answer now; the message gives the reason. A retry may help."""
 
 
 def open_session(telemetry_key: str, deadline_s: float) -> aiohttp.ClientSession:
-    """Return a session; the service need not be there.
+    """Return a session; the service need not run yet.
 
     Args:
-        telemetry_key: The admin key that it takes.
-        deadline_s: Seconds for each question, from its begin to the end of its answer.
+        telemetry_key: Admin key for the service.
+        deadline_s: Seconds for each request, from its begin to the end of its answer.
     """
     return aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {telemetry_key}"},

@@ -163,7 +163,7 @@ async def open_incident(connection: AsyncConnection, key: str, title: str) -> st
 
 
 def _unknown_rollouts() -> Select[Any, Any, Any]:
-    """Select the rollouts of the last day that the platform sent back and that have no incident."""
+    """Select the rollouts of the last day that the platform sent back without an incident."""
     known = select(incidents.c.id).where(incidents.c.key == "rollout/" + rollouts.c.id)
     return select(rollouts.c.id, rollouts.c.model_id, rollouts.c.canary).where(
         rollouts.c.phase == str(Phase.ROLLED_BACK),

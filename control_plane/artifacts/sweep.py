@@ -94,7 +94,7 @@ class Sweeper:
         self._graces = graces
 
     async def sweep(self) -> Swept:
-        """Remove unneeded artifacts and chunks; PlatformError when database or store are away."""
+        """Remove unreferenced artifacts and chunks; PlatformError without database or store."""
         decision = await self._database.run(self._artifacts, deadline_s=_SWEEP_DEADLINE_S)
         if decision is not None and (decision.retired or decision.removed):
             log.info("artifacts_swept", retired=decision.retired, removed=decision.removed)

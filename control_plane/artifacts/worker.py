@@ -207,7 +207,7 @@ class InspectionWorker:
         return await inspect_apart(job, limit_s)
 
     async def _renew(self, upload: dict[str, Any]) -> None:
-        """Keep a claim, and return when it is lost: to another worker, or the upload has ended."""
+        """Renew a claim; return when it is lost to another worker, or the upload has ended."""
         while True:
             await asyncio.sleep(_RENEW_S)
             try:

@@ -49,7 +49,7 @@ _HAS_STATE = budgets.c.id == budget_states.c.budget_id
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A budget whose usage is to be read; what was asked for has to hold when it is written."""
+    """A budget whose usage is due to be read; a reading is discarded if the budget has changed."""
 
     id: str
     tenant_id: str
@@ -220,7 +220,7 @@ async def write_readings(
 
 
 def _fits(row: Values, reading: Reading) -> bool:
-    """Return whether a reading is of what the budget counts now, and news of it."""
+    """Return whether a reading is of the budget's present settings, and newer than before."""
     asked = (reading.due.model_id, str(reading.due.period))
     if asked != (row["model_id"], row["period"]):
         return False

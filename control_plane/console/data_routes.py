@@ -51,7 +51,7 @@ class ConsoleData:
         return found
 
     async def overview(self, _: web.Request) -> web.Response:
-        """Return how everything is; without telemetry `slo` is null, and `missing` says why."""
+        """Return the state of all; without telemetry `slo` is null, with a reason in `missing`."""
         found: dict[str, Any] = await self._database.run(overview)
         try:
             answer = await self._telemetry.ask("/v1/slo", {})

@@ -103,7 +103,7 @@ class SessionRoutes:
         return answer
 
     async def show(self, request: web.Request) -> web.Response:
-        """Return one's session; without one an actor of null, which is no failure of a page."""
+        """Return the caller's session; without one an actor of null, which is no error."""
         refuse_unknown_query(request, ())
         found = await self._identities.session(request)
         nobody: dict[str, Any] = {"actor": None}
@@ -139,9 +139,9 @@ class SessionRoutes:
         return answer
 
     def _give(self, request: web.Request, answer: web.Response, secret: str) -> None:
-        """Set the cookie: for no script, no other site, TLS alone where there is, and /console.
+        """Set the cookie: hidden from scripts and other sites, by TLS only, for /console.
 
-        Without a path, browsers take the folder of the request, as they see it through proxies.
+        Without a path, browsers take the directory of the request, as they see it through proxies.
         """
         answer.set_cookie(
             COOKIE,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 
 def members(mask: int) -> Iterator[int]:
-    """Return the numbers of the bits that are set, rising."""
+    """Return the numbers of the set bits, ascending."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -12,7 +12,7 @@ def members(mask: int) -> Iterator[int]:
 
 
 def first_from(mask: int, offset: int) -> int:
-    """Return the lowest bit that is set at `offset` or above, or else the lowest of all.
+    """Return the lowest set bit at `offset` or above, or else the lowest of all.
 
     `mask` must not be 0.
     """
@@ -33,7 +33,7 @@ def every(step: int, count: int) -> int:
 
 
 def starts_of_runs(mask: int, length: int) -> int:
-    """Return the bits from which on `length` bits are set."""
+    """Return the bits at which a run of `length` set bits begins."""
     have = 1
     while have < length:
         step = min(have, length - have)

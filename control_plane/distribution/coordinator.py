@@ -1,4 +1,4 @@
-"""One round of planning: reports and wants of nodes go in, each node's orders come out.
+"""One round of planning: from reports and wants of nodes to orders for each node.
 
 No clock and no I/O; the service calls it in a thread, one round at a time.
 """
@@ -23,11 +23,11 @@ _SIFTED_MAX = 1024  # groups of nodes that share what they should have
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A node that is planned for in a round.
+    """The input of one node to a round.
 
     Attributes:
         report: The node's report since the last round; an empty one if it sent none.
-        wants: All artifacts that it should have; unknown ones are not planned.
+        wants: All artifacts that the node should have; unknown ones are not planned.
     """
 
     report: NodeReport
@@ -54,7 +54,7 @@ class _Between:
 
 
 class Coordinator:
-    """Keeps a planner true to artifacts that become known, wants that change, nodes that leave."""
+    """Updates a planner with newly known artifacts, changed wants, and departed nodes."""
 
     def __init__(self, limits: PlannerLimits, seed: int = 0) -> None:
         self._planner = Planner(limits, seed)
@@ -68,7 +68,7 @@ class Coordinator:
         self._reports: dict[str, NodeReport] = {}
 
     def know(self, artifacts: Iterable[Artifact]) -> None:
-        """Take artifacts that can be fetched; those that are known change nothing."""
+        """Add artifacts that can be fetched; known ones stay unchanged."""
         for artifact in artifacts:
             if artifact.digest not in self._known:
                 self._planner.add(artifact)
@@ -76,7 +76,7 @@ class Coordinator:
                 self._fresh.append(artifact.digest)
 
     def unknown(self, wants: Iterable[Wants]) -> set[str]:
-        """Return what is not known of that which some nodes should have."""
+        """Return the unknown artifacts among those that some nodes should have."""
         found = set[str]()
         looked = set[int]()
         for each in wants:
@@ -93,7 +93,7 @@ class Coordinator:
 
         Args:
             turns: Turns, at most one for each node.
-            left: Nodes that are connected no longer; nothing is wanted for them.
+            left: Nodes that have disconnected; their wants are dropped.
             now_s: Monotonic seconds.
 
         Returns:
@@ -129,7 +129,7 @@ class Coordinator:
                 self._planner.want(node_id, digest, priority)
 
     def _sift(self, shared: Mapping[str, Priority]) -> _Sifted:
-        """Return what is known of that which nodes share; the same while it stays the same."""
+        """Return the known part of a shared mapping; the same object while it is unchanged."""
         sifted = self._sifted.get(id(shared))
         if sifted is not None and sifted.known_count == len(self._known):
             return sifted
@@ -156,7 +156,7 @@ class Coordinator:
         return self._between[key].differing
 
     def _recall(self) -> dict[str, NodeReport]:
-        """Return what nodes said of artifacts that are known since."""
+        """Replay reports about artifacts that have become known since."""
         fresh, self._fresh = self._fresh, []
         recalled: dict[str, NodeReport] = {}
         for node_id, report in self._reports.items() if fresh else ():

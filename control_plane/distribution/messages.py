@@ -1,7 +1,7 @@
-"""Reports of agents, checked, and answers to them; pure.
+"""Checks of agents' reports, and answers to them; pure.
 
-An agent is not trusted further than its own node: what it says is bounded here, and whoever lies
-about chunks is found out by those who fetch them.
+An agent is trusted for its own node only: its reports are bounded here, and false reports on chunks
+are detected by the nodes that fetch them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,20 +43,20 @@ _PRIORITIES = {
 
 
 class BadReportError(ValueError):
-    """A report that no agent of ours sends; the message says what is wrong with it."""
+    """A report that no correct agent sends; the message names the mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A report that was checked.
+    """A checked report.
 
     Attributes:
         report: Report for the planner.
         peer_address: Address at which the node serves chunks, host:port; empty: none.
-        complete: Whether all of an artifact lies on the node, by digest of those in the report.
+        complete: Whether the node has all of an artifact, by digest of those in the report.
         needed: Digests that requests wait for.
         declined: Digests for which the node has no room.
-        knows_unchanged: It can be told that what it should have is the same as before.
+        knows_unchanged: Whether the agent understands an answer that leaves out an unchanged list.
     """
 
     report: NodeReport
@@ -68,7 +68,7 @@ class Said:
 
 
 def read_report(message: wire.DistributionReport) -> Said:
-    """Return what a report says; BadReportError when it says what cannot be."""
+    """Return the checked report; BadReportError when it is not valid."""
     _check(is_id(message.node_id) and message.node_id != STORE, "node_id")
     _check(is_id(message.boot_id), "boot_id")
     _check(0 < len(message.region) <= _PLACE_CHARACTERS_MAX, "region")
@@ -108,14 +108,15 @@ def write_answer(
     tickets: Tickets,
     now_unix_s: float,
 ) -> wire.DistributionAnswer:
-    """Return an answer as a message, without what is wanted.
+    """Return an answer as a message, without the wanted artifacts.
 
     Args:
-        answer: The planner's. Orders whose source has no address are left out: it is gone.
-        node_id: The node that is answered.
+        answer: Answer of the planner. Orders whose source has no address are left out: the source
+            is gone.
+        node_id: Node that gets the answer.
         addresses: Addresses at which nodes serve chunks, by node id.
-        tickets: Writes what a source wants to see.
-        now_unix_s: The moment.
+        tickets: Writes the tickets that sources ask for.
+        now_unix_s: Unix time in seconds.
     """
     keys = tickets.keys(node_id, now_unix_s)
     message = wire.DistributionAnswer(
@@ -132,7 +133,7 @@ def write_answer(
 
 
 class WantedWriter:
-    """Adds what nodes should have to their answers; what many share is written once."""
+    """Adds wanted artifacts to nodes' answers; a list that many nodes share is encoded once."""
 
     def __init__(self) -> None:
         self._written: dict[int, tuple[Mapping[str, Priority], bytes]] = {}
@@ -148,7 +149,7 @@ class WantedWriter:
         """Complete an answer.
 
         Args:
-            answer: Changed in place.
+            answer: Answer, changed in place.
             wants: Artifacts that the node should have.
             told: Shared mapping of the last answer on this stream; None: no answer yet.
             knows_unchanged: Whether the agent understands an answer that leaves out an unchanged
@@ -180,7 +181,7 @@ def _write_wanted(wanted: Mapping[str, Priority]) -> list[wire.Wanted]:
 
 
 def merge(earlier: NodeReport, later: NodeReport) -> NodeReport:
-    """Return one report that says what two of the same node say, one after the other."""
+    """Return one report equal to two consecutive ones of the same node."""
     if earlier.boot_id != later.boot_id or later.is_full:
         return later
     return NodeReport(
@@ -195,7 +196,7 @@ def merge(earlier: NodeReport, later: NodeReport) -> NodeReport:
 
 
 def new_orders(before: Sequence[Order], after: Sequence[Order]) -> tuple[int, int]:
-    """Return how many orders are new: of peers, of the store."""
+    """Return the numbers of new orders: from peers, from the store."""
     fresh = set(after) - set(before)
     of_store = sum(order.source == STORE for order in fresh)
     return len(fresh) - of_store, of_store

@@ -1,4 +1,4 @@
-"""Input and output of the planner of distribution. Chunks are counted from 0."""
+"""Input and output of the distribution planner. Chunks are counted from 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Priority(IntEnum):
 
 
 class Trouble(StrEnum):
-    """Why a chunk did not arrive."""
+    """The reason why a chunk did not arrive."""
 
     CORRUPT = "corrupt"  # it came, and its SHA-256 is another one
     TIMEOUT = "timeout"
@@ -25,7 +25,7 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """Where a node stands; a rack's name is unique within its region."""
+    """The place of a node; a rack's name is unique within its region."""
 
     region: str
     rack: str
@@ -36,7 +36,7 @@ class Artifact:
     """An artifact, as the planner distributes it in chunks.
 
     Attributes:
-        digest: Its name.
+        digest: Digest, which names the artifact.
         chunk_count: Number of chunks; at least 1.
         chunk_bytes: Size of every chunk in bytes; a smaller last chunk is planned at this size.
     """
@@ -48,7 +48,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A chunk that a node asked for in vain, and of whom."""
+    """A chunk that a node did not get, with its source."""
 
     digest: str
     chunk: int
@@ -61,14 +61,14 @@ class NodeReport:
     """A node's report, sent at most a few times a second.
 
     Attributes:
-        node_id: Its name.
+        node_id: Id of the node.
         place: Region and rack of the node.
-        boot_id: Another one after every start of the agent.
+        boot_id: Id of the agent's run, new after every start.
         held: Verified chunks on its disk, by digest: bit i is chunk i. All artifacts in the first
             report of a boot and when the last answer asked for all, later only changed ones.
         failures: Failed fetches since the last report.
-        is_full: `held` names all that the node has.
-        serves: Others can get chunks of it.
+        is_full: Whether `held` names all chunks on the node.
+        serves: Whether other nodes can get chunks from it.
     """
 
     node_id: str
@@ -82,7 +82,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Fetch the chunks from `start` to before `stop` that are not there yet."""
+    """An order to fetch the missing ones of the chunks from `start` to before `stop`."""
 
     digest: str
     start: int
@@ -93,10 +93,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """The whole list of a node's orders, the most urgent first.
+    """The complete list of a node's orders, the most urgent first.
 
-    A node gives up orders that are not on it any more: the next answer repairs a lost one.
-    `wants_full` asks for a report of all that the node holds.
+    A node drops orders that are missing from the latest list, so a lost answer is repaired by the
+    next one. `wants_full` asks for a report of all chunks on the node.
     """
 
     orders: tuple[Order, ...] = ()
@@ -108,7 +108,7 @@ class PlannerLimits:
     """Bounds of the planner.
 
     Attributes:
-        groups_max: An artifact is planned in at most so many groups of neighbouring chunks.
+        groups_max: Most groups of neighbouring chunks that an artifact is planned in.
         horizon_s: Seconds that a node's orders to fetch, and to serve, last at full speed.
             More than a report's interval, or links stand still between two reports.
         up_bytes_s: Bytes per second that a node may send to others.
@@ -117,20 +117,20 @@ class PlannerLimits:
         downloads_max: Orders of one node.
         store_readers_max: Nodes of one region that read from the store at once.
         store_bytes_s: Bytes per second that one region reads from the store.
-        seeds: A power of two. With so many copies of a group in the region, there or on the way,
-            nobody asks the store or another region for it.
-        across_max: Orders of one region that are served by other regions.
-        prefetch_ratio: Prefetch fills at most this part of what may be planned for a link.
-        tries_max: Looks for a source in one round, in vain or not.
+        seeds: Number of copies of a group in a region, there or on the way, from which on no node
+            asks the store or another region for it; a power of two.
+        across_max: Most orders of one region that other regions serve.
+        prefetch_ratio: Largest part of a link's planned work that prefetch may use.
+        tries_max: Most searches for a source in one round, successful or not.
         order_timeout_s: Seconds after which an order is taken back; nodes report a faulty source
             sooner.
-        lost_after_s: Without a report for so long, a node counts as gone.
-        shun_s: Seconds of shunning after the first failure; doubled by each of the following.
-        shun_max_s: Longest.
+        lost_after_s: Seconds without a report after which a node counts as gone.
+        shun_s: Seconds of shunning after the first failure; doubled by each further one.
+        shun_max_s: Longest time of shunning in seconds.
         corrupt_shun_s: Seconds of shunning after a corrupt chunk.
-        accused_max: A node that blames so many different sources is itself at fault: it is not
-            believed for
-            a while and reads from the store; if it was for corrupt chunks, it serves nobody either.
+        accused_max: Number of different sources that a node may blame; beyond, the node itself is
+            at fault: its reports are ignored for a while, it reads from the store, and after
+            corrupt chunks it serves no other node.
     """
 
     groups_max: int = 1024

@@ -1,8 +1,8 @@
 """Decides which node fetches which chunks from which source: `Planner.plan(reports, now)`.
 
 A pure state machine: no clock, no randomness but a hash, nothing to store. After a restart the
-nodes' full reports bring back all that it knows. Work follows what changed: a report costs the
-groups that became whole and the orders that are new, never nodes times chunks.
+nodes' full reports restore its whole state. Its work is proportional to changes: a report costs its
+newly complete groups and its new orders, never nodes times chunks.
 """
 
 from collections import OrderedDict, deque
@@ -32,7 +32,7 @@ _Key = tuple[str, int]  # digest, group
 
 @dataclass(slots=True)
 class _Task:
-    """An order that is not done, with what was counted for it."""
+    """An open order, with the counts that it is part of."""
 
     order: Order
     node: "_Node"
@@ -90,19 +90,19 @@ class Planner:
         self._dry: dict[tuple[str, int, bool], int] = {}
 
     def add(self, artifact: Artifact) -> None:
-        """Know an artifact; needed before anybody wants or reports it."""
+        """Add an artifact, before any node wants or reports it."""
         if artifact.digest not in self._swarms:
             self._swarms[artifact.digest] = Swarm(artifact, self._limits.groups_max)
 
     def want(self, node_id: str, digest: str, priority: Priority) -> None:
-        """Have the node get the artifact, from the next answer to its report on."""
+        """Plan an artifact for a node, from the answer to its next report on."""
         assert digest in self._swarms, digest
         self._wants.setdefault(node_id, {})[digest] = priority
         if not self.is_complete(node_id, digest):
             self._todo.setdefault(node_id, {})[digest] = priority
 
     def unwant(self, node_id: str, digest: str) -> None:
-        """Let the node go without; what it has it goes on serving."""
+        """Stop planning an artifact for a node; the node continues to serve its chunks."""
         self._wants.get(node_id, {}).pop(digest, None)
         self._todo.get(node_id, {}).pop(digest, None)
         node = self._nodes.get(node_id)
@@ -111,12 +111,12 @@ class Planner:
                 self._close(node.tasks[key])
 
     def is_complete(self, node_id: str, digest: str) -> bool:
-        """Return whether the node has said that it has all of the artifact."""
+        """Return whether the node has reported all of the artifact."""
         node = self._nodes.get(node_id)
         return node is not None and self._swarms[digest].is_complete(node.number)
 
     def plan(self, reports: Sequence[NodeReport], now_s: float) -> dict[str, FetchPlan]:
-        """Take in the reports of a round and return what each of their senders shall fetch.
+        """Take the reports of a round, and return the orders of each sender.
 
         Args:
             reports: Reports, at most one per node, in any order.
@@ -147,7 +147,7 @@ class Planner:
     # --- what the nodes say
 
     def _take(self, report: NodeReport, now_s: float) -> bool:
-        """Take over a report; False if it says only what changed, and since when is not known."""
+        """Take a report; False if it holds only changes to an unknown state."""
         node = self._nodes.get(report.node_id)
         is_known = node is not None and node.is_here
         if not is_known or node is None or node.boot_id != report.boot_id:
@@ -223,7 +223,7 @@ class Planner:
         return node
 
     def _lose(self, node: _Node) -> None:
-        """Forget what a node has and does; nobody is to blame."""
+        """Drop the state of a node; no source is blamed."""
         for task in [*node.tasks.values(), *node.serving.values()]:
             self._close(task)
         if not self._trust.is_shunned(node.number):
@@ -272,7 +272,7 @@ class Planner:
     # --- what they shall do
 
     def _fill(self, node: _Node, priority: Priority, now_s: float) -> None:
-        """Give a node new orders of one priority, group by group in turn over its artifacts."""
+        """Give a node new orders of one priority, in turn over its artifacts."""
         digests = [d for d, p in self._todo.get(node.node_id, {}).items() if p is priority]
         if not digests or not self._has_room(node, priority):
             return
@@ -346,7 +346,7 @@ class Planner:
         return _STORE if self._gates[node.region].admits(node.number, now_s) else None
 
     def _lighter(self, node: _Node, holders: int) -> int:
-        """Return the less asked one of two holders, drawn by hash."""
+        """Return the less loaded of two holders, drawn by hash."""
         width = len(self._by_number)
         draw = self._hash(node.node_id, self._tries)
         one = first_from(holders, draw % width)
@@ -378,7 +378,7 @@ class Planner:
         self._note_room(peer)
 
     def _close(self, task: _Task) -> None:
-        """Take an order off the books, however it went."""
+        """Remove an order, however it ended."""
         node, key = task.node, self._key(task)
         if node.tasks.pop(key, None) is None:
             return  # its requester and its source are one loss

@@ -1,4 +1,4 @@
-"""Writes down which artifacts lie complete on which node: `node_artifacts`."""
+"""Records which nodes have which complete artifacts: `node_artifacts`."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ class HoldingsBatch:
 
 
 class HoldingsLedger:
-    """The complete artifacts of nodes, and the rows that differ from them; pure."""
+    """The complete artifacts of nodes, and their differences from the rows; pure."""
 
     def __init__(self) -> None:
         self._complete: dict[str, set[str]] = {}
@@ -40,7 +40,7 @@ class HoldingsLedger:
         self._changed: dict[str, None] = {}  # nodes, the one that waits longest first
 
     def note(self, node_id: str, complete: Mapping[str, bool], *, is_full: bool) -> None:
-        """Take what a node says of some artifacts, or of all that it has."""
+        """Take a node's report on some artifacts, or on all."""
         whole = {digest for digest, is_whole in complete.items() if is_whole}
         had = self._complete.get(node_id)
         if had is None or is_full:
@@ -55,12 +55,12 @@ class HoldingsLedger:
             self._changed[node_id] = None
 
     def forget(self, node_id: str) -> None:
-        """Write nothing more of a node that left; its rows stay until the node is lost."""
+        """Write no more rows of a node that left; its rows stay until the node is lost."""
         for known in (self._complete, self._rows, self._changed):
             known.pop(node_id, None)
 
     def unread(self) -> str | None:
-        """Return a node that waits, and whose rows are to be read first."""
+        """Return a node with pending changes whose rows have to be read first."""
         return next((node_id for node_id in self._changed if node_id not in self._rows), None)
 
     def read(self, node_id: str, rows: Iterable[str]) -> None:
@@ -69,7 +69,7 @@ class HoldingsLedger:
             self._rows[node_id] = set(rows)
 
     def batch(self, pairs_max: int) -> HoldingsBatch:
-        """Return what is to be written next, at most so many pairs of node and digest."""
+        """Return the next changes to write, at most so many pairs of node and digest."""
         batch, left = HoldingsBatch(), pairs_max
         for node_id in list(self._changed):
             rows = self._rows.get(node_id)
@@ -87,7 +87,7 @@ class HoldingsLedger:
         return batch
 
     def written(self, batch: HoldingsBatch) -> None:
-        """Take over that a batch is in the rows."""
+        """Note that a batch was written."""
         for node_id in {**batch.added, **batch.removed}:
             rows = self._rows.get(node_id)
             if rows is not None:
@@ -99,7 +99,7 @@ class HoldingsLedger:
         return list(self._rows)
 
     def compare(self, counts: Mapping[str, int]) -> None:
-        """Take how many rows nodes have; of one with another number they are read again."""
+        """Take the numbers of rows by node; rows of a node with another number are read again."""
         for node_id, count in counts.items():
             rows = self._rows.get(node_id)
             if rows is not None and len(rows) != count and node_id not in self._changed:
@@ -108,12 +108,12 @@ class HoldingsLedger:
 
     @property
     def is_due(self) -> bool:
-        """Whether there may be something to write."""
+        """Whether there may be changes to write."""
         return bool(self._changed)
 
 
 class Recorder:
-    """Holds what connected nodes have, and writes what changed, a batch at a time."""
+    """Tracks the complete artifacts of connected nodes, and writes changes in batches."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -122,11 +122,11 @@ class Recorder:
         self._cleanings = 0
 
     def note(self, node_id: str, complete: Mapping[str, bool], *, is_full: bool) -> None:
-        """Take what a node says of some artifacts, or of all that it has."""
+        """Take a node's report on some artifacts, or on all."""
         self._ledger.note(node_id, complete, is_full=is_full)
 
     def forget(self, node_id: str) -> None:
-        """Write nothing more of a node that left; its rows stay until the node is lost."""
+        """Write no more rows of a node that left; its rows stay until the node is lost."""
         self._ledger.forget(node_id)
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Queries of distribution, in the transactions they are given."""
+"""Queries of distribution, in the caller's transactions."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -31,7 +31,7 @@ _REMOVE_GONE = text(
 
 
 async def known(connection: AsyncConnection, digests: Collection[str]) -> list[Artifact]:
-    """Return those of some artifacts that the store has."""
+    """Return the artifacts among these that the store has."""
     t, chunks = artifacts.c, artifact_chunks.c
     query = (
         select(t.digest, func.count(chunks.sha256))
@@ -53,7 +53,7 @@ async def manifest(connection: AsyncConnection, digest: str) -> dict[str, Any] |
 
 
 async def secret(connection: AsyncConnection, name: str, if_none: bytes) -> bytes:
-    """Return a secret of the fleet; where there is none yet, `if_none` becomes it."""
+    """Return the fleet's secret; without one, `if_none` becomes the secret."""
     t = fleet_secrets.c
     values = {"name": name, "secret": if_none}
     await connection.execute(insert(fleet_secrets).values(values).on_conflict_do_nothing())
@@ -62,13 +62,13 @@ async def secret(connection: AsyncConnection, name: str, if_none: bytes) -> byte
 
 
 async def complete_on(connection: AsyncConnection, node_id: str) -> set[str]:
-    """Return what is noted to lie complete on a node."""
+    """Return the recorded complete artifacts of a node."""
     held = node_artifacts.c
     return set(await connection.scalars(select(held.digest).where(held.node_id == node_id)))
 
 
 async def counts(connection: AsyncConnection, node_ids: Collection[str]) -> dict[str, int]:
-    """Return of how many artifacts it is noted that they lie complete, by node."""
+    """Return the number of recorded complete artifacts by node."""
     held = node_artifacts.c
     query = select(held.node_id, func.count()).where(held.node_id.in_(node_ids))
     found = (await connection.execute(query.group_by(held.node_id))).tuples()
@@ -80,7 +80,7 @@ async def write_complete(
     added: Mapping[str, Collection[str]],
     removed: Mapping[str, Collection[str]],
 ) -> None:
-    """Note what lies complete on nodes since, and what no more: digests by node."""
+    """Record complete artifacts of nodes, and those that are complete no more, by node."""
     for statement, by_node in ((_ADD, added), (_REMOVE, removed)):
         pairs = [(node_id, digest) for node_id, digests in by_node.items() for digest in digests]
         if pairs:
@@ -89,5 +89,5 @@ async def write_complete(
 
 
 async def remove_gone(connection: AsyncConnection) -> None:
-    """Forget what lies on nodes that are lost, or that nobody knows any more."""
+    """Delete the records of lost or unknown nodes."""
     await connection.execute(_REMOVE_GONE)

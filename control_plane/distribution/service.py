@@ -1,7 +1,7 @@
-"""Distribution over gRPC: agents report their chunks, and learn the sources of the rest.
+"""Distribution over gRPC: agents report their chunks, and get sources for the missing ones.
 
-Each control plane plans for the agents that are connected to it. With several, each does so for its
-own: nothing is wrong then, but nodes of different ones do not ask one another.
+Each control plane plans for the agents that are connected to it. Nodes that are connected to
+different ones get no chunks from one another, but all get their artifacts.
 """
 
 import asyncio
@@ -71,13 +71,12 @@ class _Session:
     """A connected agent.
 
     Attributes:
-        said: Its last report.
-        pending: Its report since the last round; None: there was none.
+        said: Last report of the agent.
+        pending: Report since the last round; None: there was none.
         wants: Artifacts that the node should have: by the state, and by the agent's own needs.
-        told: The state's part that this stream was told last; None: nothing yet.
-        answer: Answer to be sent, with the wanted artifacts of that moment; a newer one takes its
-            place.
-        is_due: It gets an answer though it said nothing.
+        told: Shared mapping that this stream was sent last; None: none yet.
+        answer: Answer to send, with the wanted artifacts of that moment; a newer one replaces it.
+        is_due: Whether the agent gets an answer without a new report.
     """
 
     said: Said
@@ -94,16 +93,16 @@ class _Session:
         return self.said.report.node_id
 
     def take(self, said: Said) -> None:
-        """Add a report to what has not been planned yet."""
+        """Add a report to the input of the next round."""
         self.said = said
         self.pending = said.report if self.pending is None else merge(self.pending, said.report)
 
     def want(self, shared: Mapping[str, Priority]) -> None:
-        """Note what the node should have."""
+        """Set the artifacts that the node should have."""
         self.wants = wants_of(shared, self.said.needed, self.said.declined)
 
     def turn(self) -> Turn:
-        """Return what the next round needs."""
+        """Return the input of the next round."""
         report, self.pending, self.is_due = self.pending, None, False
         if report is None:
             report = replace(self.said.report, held={}, failures=(), is_full=False)
@@ -121,11 +120,11 @@ class DistributionService(DistributionServiceServicer):
         limits: PlannerLimits,
         read_chunk: ReadChunk,
     ) -> None:
-        """Take the parts; `run` it.
+        """Compose; call `run` in a task.
 
         Args:
-            database: Knows the artifacts, and is told what lies where.
-            feed: Has the state from which follows what nodes should have.
+            database: Database of artifacts, and of the records of nodes.
+            feed: State that decides which artifacts nodes should have.
             metrics: Metrics of the service.
             limits: Limits of the planner.
             read_chunk: Reads a chunk of the store, verified.
@@ -221,7 +220,7 @@ class DistributionService(DistributionServiceServicer):
                 await asyncio.sleep(max(_ROUND_S, took_s))  # at most half of the time is planned
 
     async def _open_tickets(self) -> Tickets:
-        """Return what writes tickets; nobody is answered before PostgreSQL has told the secret."""
+        """Return the writer of tickets, once PostgreSQL has delivered the fleet's secret."""
         proposed = secrets.token_bytes(SECRET_BYTES)
         while True:
             try:
@@ -237,7 +236,10 @@ class DistributionService(DistributionServiceServicer):
     # --- agents
 
     async def _listen(self, session: _Session, context: Context) -> str:
-        """Take reports until the agent leaves or another stream is its own; return a complaint."""
+        """Take reports until the agent leaves or another stream replaces this one.
+
+        Returns an error for the agent, if there is one.
+        """
         while self._sessions.get(session.node_id) is session:
             said = await self._read(context)
             if not isinstance(said, Said):
@@ -249,7 +251,7 @@ class DistributionService(DistributionServiceServicer):
         return ""
 
     async def _read(self, context: Context) -> Said | str:
-        """Return a report, or why there is none; nothing at the end of the stream."""
+        """Return a report, or the reason why it is not valid; nothing at the end of the stream."""
         async with asyncio.timeout(_SILENCE_S):
             message = await context.read()
         if not isinstance(message, wire.DistributionReport):  # pyright: ignore[reportUnnecessaryIsInstance] - it may be EOF
@@ -298,7 +300,7 @@ class DistributionService(DistributionServiceServicer):
     # --- rounds
 
     async def _follow(self) -> None:
-        """Give a turn to nodes that should have something else since the state changed."""
+        """Give a turn to nodes whose wanted artifacts have changed with the state."""
         looks = 0
         while True:
             changed = self._feed.changed()
@@ -341,7 +343,7 @@ class DistributionService(DistributionServiceServicer):
                 await asyncio.sleep(0)  # a long one is written before the next is begun
 
     async def _learn(self, sessions: list[_Session]) -> None:
-        """Find out about artifacts that somebody should have, and that are not known yet."""
+        """Look up wanted artifacts that are not known yet."""
         unknown = self._coordinator.unknown(session.wants for session in sessions)
         now_s = time.monotonic()
         self._asked = {d: at for d, at in self._asked.items() if now_s - at < _ASK_AGAIN_S}

@@ -12,7 +12,7 @@ LEVELS = 16  # powers of two of the number of copies: 32,768 and more are alike
 
 
 class Rarity:
-    """How many copies of each group a region has, held or on the way."""
+    """The number of copies of each group in a region, held or on the way."""
 
     __slots__ = ("_copies", "_held", "held", "levels")
 
@@ -35,7 +35,7 @@ class Rarity:
             self.levels[new] ^= 1 << group
 
     def hold(self, group: int, change: int) -> None:
-        """Count a source that has the group, or has it no longer."""
+        """Count a source that gains or loses the group."""
         self.count(group, change)
         self._held[group] += change
         if self._held[group] == 0:
@@ -52,7 +52,7 @@ class Rarity:
 
 
 class Swarm:
-    """One artifact: the groups that each node has and is fetching, and who serves each group."""
+    """An artifact: the groups that each node has or is fetching, and the servers of each group."""
 
     def __init__(self, artifact: Artifact, groups_max: int) -> None:
         self.artifact = artifact
@@ -84,7 +84,7 @@ class Swarm:
         return self.have.get(node, 0) == self.all
 
     def observe(self, node: int, region: int, held: int, *, serves: bool) -> list[int]:
-        """Take over the chunks that a node has; return the groups that became whole."""
+        """Take the chunks that a node has; return the groups that became complete."""
         starts = starts_of_runs((held & self._chunks) | self._beyond, self.group_chunks)
         starts &= self._first_chunks
         before = self._starts.get(node, 0)
@@ -103,7 +103,7 @@ class Swarm:
         return gained
 
     def serve(self, node: int, region: int, *, serves: bool) -> None:
-        """Let a node begin to serve all that it has, or end."""
+        """Let a node begin or stop to serve all of its groups."""
         self._serve(node, region, list(members(self.have.get(node, 0))), 1 if serves else -1)
 
     def ask(self, node: int, region: int, group: int) -> None:
@@ -118,7 +118,7 @@ class Swarm:
         self.regions[region].count(group, -1)
 
     def forget(self, node: int) -> None:
-        """Drop what is known of a node that neither serves nor fetches."""
+        """Drop the state of a node that neither serves nor fetches."""
         assert not self.asked.pop(node, 0), node
         self.have.pop(node, None)
         self._starts.pop(node, None)

@@ -1,4 +1,4 @@
-"""The small files of bases for gateways, which have no way into the store; a few at a time."""
+"""The small files of bases for gateways, which cannot reach the store; a few reads at a time."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -21,10 +21,10 @@ ReadChunk = Callable[[str], Awaitable[bytes]]
 
 
 class TextFiles:
-    """Reads them; chunks come verified from the store."""
+    """Reads the files from verified chunks of the store."""
 
     def __init__(self, database: Database, read_chunk: ReadChunk) -> None:
-        """Take what has the manifests, and what has the chunks."""
+        """Take the sources of manifests and of chunks."""
         self._database = database
         self._read_chunk = read_chunk
         self._reads = asyncio.Semaphore(_READS_MAX)
@@ -34,8 +34,8 @@ class TextFiles:
         """Yield a file in pieces of at most 1 MiB.
 
         Raises:
-            PlatformError: INVALID_REQUEST if it is none of these files, NOT_FOUND if there is none,
-                OVERLOADED if too many are read, UNAVAILABLE if nobody can say.
+            PlatformError: INVALID_REQUEST for another kind of file, NOT_FOUND for a missing one,
+                OVERLOADED for too many reads, UNAVAILABLE without store or database.
         """
         if not is_digest(digest) or name not in TEXT_FILES:
             message = f"digest is no SHA-256 in hex, or name none of {', '.join(TEXT_FILES)}"

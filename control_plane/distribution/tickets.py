@@ -1,8 +1,8 @@
-"""Keys of nodes and tickets for what they serve, from one secret of the fleet; pure.
+"""Keys of nodes and tickets for their chunks, from one secret of the fleet; pure.
 
-The secret never leaves the control plane. A node's key of an hour follows from the secret, the hour
-and the node's id: control planes that share a database agree without talking, keys change without
-being written anywhere, and who takes a node's keys can open that node alone.
+The secret never leaves the control plane. A node's key of an hour is derived from the secret, the
+hour and the node's id. So control planes that share a database agree without communication, keys
+change without being stored, and a stolen key opens only its own node.
 """
 
 import hmac
@@ -18,9 +18,9 @@ _KEPT_MAX = 200_000
 class Tickets:
     """Writes tickets.
 
-    A node knows two keys: of this hour and of the next one. The next one is used from half past
-    on, when all connected nodes have long had it; what the last one was used for has expired when
-    it goes.
+    A node has two keys: of this hour and of the next one. The next one is used from half past on,
+    when all connected nodes have long received it; tickets of the previous one have expired when it
+    is dropped.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -32,7 +32,7 @@ class Tickets:
         self._step = -1
 
     def keys(self, node_id: str, now_unix_s: float) -> dict[int, bytes]:
-        """Return the keys that a node shall know, by id."""
+        """Return the keys for a node, by id."""
         self._tidy(now_unix_s)
         hour = int(now_unix_s // _HOUR_S)
         return {number: self._key(number, node_id) for number in (hour, hour + 1)}
@@ -49,7 +49,7 @@ class Tickets:
         return self._written[names]
 
     def _tidy(self, now_unix_s: float) -> None:
-        """Forget what was written in another minute, and keys of past hours."""
+        """Drop tickets of earlier minutes, and keys of past hours."""
         step, hour = int(now_unix_s // _STEP_S), int(now_unix_s // _HOUR_S)
         if step != self._step or len(self._written) > _KEPT_MAX:
             self._step, self._written = step, {}

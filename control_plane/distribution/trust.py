@@ -19,7 +19,7 @@ class _Record:
 class Trust:
     """Nodes that are shunned as sources, by number, and nodes whose accusations count.
 
-    A corrupt chunk is its source's fault, unless its accuser accuses all sources: then the
+    A corrupt chunk is its source's fault, unless its accuser accuses many sources: then the
     accuser's memory or link is broken.
     """
 
@@ -31,12 +31,12 @@ class Trust:
         self._suspects: dict[int, float] = {}  # until when
 
     def is_shunned(self, node: int) -> bool:
-        """Return whether nobody is sent to the node, as of the last `returned`."""
+        """Return whether the node is excluded as a source, as of the last `returned`."""
         record = self._records.get(node)
         return record is not None and record.until_s > 0.0
 
     def is_suspect(self, accuser: int, now_s: float) -> bool:
-        """Return whether the node has blamed so many that it is not believed, nor sent to peers."""
+        """Return whether the node's accusations are ignored, since it has blamed so many."""
         return self._suspects.get(accuser, 0.0) > now_s
 
     def accuse(self, accuser: int, source: int, trouble: Trouble, now_s: float) -> list[int]:
@@ -65,7 +65,7 @@ class Trust:
         return self._shun(source, shun_s, now_s)
 
     def returned(self, now_s: float) -> list[int]:
-        """Return who was shunned and is asked again."""
+        """Return the nodes whose shunning has ended."""
         back: list[int] = []
         while self._returns and self._returns[0][0] <= now_s:
             until_s, node = heappop(self._returns)
@@ -88,7 +88,7 @@ class Trust:
 
 
 class StoreGate:
-    """How much one region may read from the store at once; less while the store fails."""
+    """The number of concurrent readers of the store in a region; falls while the store fails."""
 
     def __init__(self, limits: PlannerLimits) -> None:
         self._readers_max = limits.store_readers_max
@@ -111,14 +111,14 @@ class StoreGate:
         self._bytes += size
 
     def end(self, node: int, size: int) -> None:
-        """Count an order that is over, however it went."""
+        """Count the end of an order, however it ended."""
         self._orders[node] -= 1
         if not self._orders[node]:
             del self._orders[node]
         self._bytes -= size
 
     def succeeded(self) -> None:
-        """Let one more reader in, up to the limit."""
+        """Allow one more reader, up to the limit."""
         self._allowed = min(self._allowed + 1.0, float(self._readers_max))
         self._pause_s = _STORE_PAUSE_S
 

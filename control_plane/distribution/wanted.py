@@ -14,10 +14,10 @@ _KINDS = ("replicas", "pools", "models", "splits", "releases")
 
 
 class WantedIndex:
-    """The artifacts that every node should have, made anew when the state they follow from changes.
+    """The artifacts that every node should have, recomputed when the state changes.
 
-    Nodes that serve the same pools share one mapping, so that a thousand nodes with ten thousand
-    adapters cost one look at the state, and not ten million entries.
+    Nodes that serve the same pools share one mapping. So a thousand nodes with ten thousand
+    adapters cost one pass over the state, and not ten million entries.
     """
 
     def __init__(self, state: ControlState) -> None:
@@ -31,7 +31,7 @@ class WantedIndex:
         self._before: dict[frozenset[str], Mapping[str, Priority]] = {}
 
     def refresh(self) -> None:
-        """Look at the state if any of it matters here and has changed."""
+        """Recompute if a relevant part of the state has changed."""
         revisions = tuple(self._state.revisions[kind] for kind in _KINDS)
         if revisions == self._revisions:
             return
@@ -40,11 +40,11 @@ class WantedIndex:
         self.looks += 1
 
     def of(self, node_id: str) -> Mapping[str, Priority]:
-        """Return artifact digest -> priority; the same object until something of it changes.
+        """Return artifact digest -> priority; the same object until it changes.
 
         The bases of the node's replicas and the adapters of a rollout are WARMING, the adapters of
-        all other models that it serves PREFETCH. An adapter of a release that is neither is fetched
-        when a request asks for it.
+        all other models that it serves PREFETCH. An adapter of another release is fetched when a
+        request asks for it.
         """
         self.refresh()
         pools = self._pools_of.get(node_id)

@@ -22,11 +22,11 @@ class Wants:
     own: Mapping[str, Priority | None] = field(default_factory=dict[str, Priority | None])
 
     def of(self, digest: str) -> Priority | None:
-        """Return how urgent an artifact is; None: the node should not have it."""
+        """Return the priority of an artifact; None: the node should not have it."""
         return self.own[digest] if digest in self.own else self.shared.get(digest)
 
     def flat(self) -> dict[str, Priority]:
-        """Return all of it as one new mapping."""
+        """Return all artifacts as one new mapping."""
         kept = {digest: p for digest, p in self.shared.items() if digest not in self.own}
         return kept | {digest: p for digest, p in self.own.items() if p is not None}
 
@@ -34,12 +34,12 @@ class Wants:
 def wants_of(
     shared: Mapping[str, Priority], needed: Iterable[str], declined: Iterable[str]
 ) -> Wants:
-    """Return what a node should have.
+    """Return the artifacts that a node should have.
 
     Args:
-        shared: Priorities by the state.
-        needed: Artifacts that requests wait for there.
-        declined: Artifacts without room there; the node gets only the needed ones of them.
+        shared: Priorities from the state.
+        needed: Artifacts that requests on the node wait for.
+        declined: Artifacts for which the node has no room; the node gets only needed ones of them.
     """
     own: dict[str, Priority | None] = {d: None for d in declined if d in shared}
     own |= dict.fromkeys(needed, Priority.NEEDED)

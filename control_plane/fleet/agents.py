@@ -1,4 +1,4 @@
-"""Sync over gRPC: agents report the replicas of their nodes and learn the desired ones.
+"""Sync over gRPC: agents report the replicas of their nodes and get the desired ones.
 
 The desired replicas come from the copy in memory, so that agents get answers while PostgreSQL is
 away; their reports then wait for the next heartbeat, which repeats everything.
@@ -41,15 +41,15 @@ class Golden(Protocol):
     """The source of golden prompts for replicas, and the receiver of their answers."""
 
     def prompts_for(self, bases: Iterable[str]) -> Sequence[wire.GoldenPrompt]:
-        """Return what replicas of these bases are to be asked; nobody changes it any more."""
+        """Return the prompts for replicas of these bases; the result is never changed."""
         ...
 
     def accused_at_unix_ms(self, replica_id: str) -> int:
-        """Return when a router ejected a replica for its answers; 0: nothing speaks against it."""
+        """Return when a router ejected a replica for its answers; 0: it did not."""
         ...
 
     def take(self, message: wire.SyncRequest) -> None:
-        """Take the answers that an agent reports; nothing waits."""
+        """Queue the answers that an agent reports, without waiting."""
         ...
 
 
@@ -57,13 +57,13 @@ class Trials(Protocol):
     """Attempts to load a canary's adapter on nodes, before its first request."""
 
     def trials_of(self, state: ControlState, pool_ids: Collection[str]) -> list[wire.Trial]:
-        """Return the trials that a node with replicas of these pools is to make."""
+        """Return the trials for a node with replicas of these pools."""
         ...
 
     def write_trials(
         self, connection: AsyncConnection, message: wire.SyncRequest
     ) -> Awaitable[None]:
-        """Keep an agent's results."""
+        """Store an agent's results."""
         ...
 
 
@@ -72,10 +72,11 @@ class _Stream:
     """A connected agent.
 
     Attributes:
-        lifted: Cordons that operators have lifted and it still reports.
-        changed: Set when it may have to be told something else.
-        keeps_golden: It keeps its golden prompts when it is told that they have not changed.
-        golden: Golden prompts that it was told last; None: none yet.
+        lifted: Cordons that operators have lifted and the agent still reports.
+        changed: Set when the agent's desired state may have changed.
+        keeps_golden: Whether the agent keeps its golden prompts when an answer marks them as
+            unchanged.
+        golden: Golden prompts that the agent got last; None: none yet.
     """
 
     node_id: str
@@ -86,7 +87,7 @@ class _Stream:
 
 
 class AgentService(AgentServiceServicer):
-    """Serves `AgentService`; one stream per node."""
+    """Serves `AgentService`; each node has one stream."""
 
     def __init__(
         self, database: Database, feed: Feed, fleet: FleetLoop, golden: Golden, trials: Trials
@@ -160,9 +161,9 @@ class AgentService(AgentServiceServicer):
                 stream.changed.set()
 
     async def _tell(self, stream: _Stream, context: Context) -> None:
-        """Say what is desired when it changes, and every few seconds, however much else changes.
+        """Send the desired state when it changes, and every few seconds in any case.
 
-        Other golden prompts wake nobody: they change for all nodes at once, and may be large.
+        New golden prompts trigger no message: they change for all nodes at once, and may be large.
         """
         clock = asyncio.get_running_loop().time
         last, repeat_at = wire.SyncResponse(), clock()
@@ -184,7 +185,7 @@ class AgentService(AgentServiceServicer):
                     await asyncio.sleep(_SETTLE_S)
 
     def _desired(self, stream: _Stream) -> tuple[wire.SyncResponse, Sequence[wire.GoldenPrompt]]:
-        """Return what an agent is told but for its golden prompts, and these."""
+        """Return the message for an agent without golden prompts, and these."""
         response = self._index.of(stream.node_id, self._feed.state.version)
         response.lifted_cordons.extend(stream.lifted)
         bases = {replica.base_digest for replica in response.replicas}
@@ -229,13 +230,13 @@ class AgentService(AgentServiceServicer):
 
 
 def repeat_at_s(node_id: str, now_s: float) -> float:
-    """Return when a node is told everything again: nodes take turns within every few seconds."""
+    """Return when a node gets everything again: nodes take turns within every few seconds."""
     phase_s = crc32(node_id.encode()) / 2**32 * _REFRESH_S
     return now_s + _REFRESH_S - (now_s - phase_s) % _REFRESH_S
 
 
 def _told(response: wire.SyncResponse) -> tuple[object, ...]:
-    """Return what an agent must hear of at once when it changes, but for golden prompts."""
+    """Return the fields whose changes an agent has to get at once, without golden prompts."""
     parts = response.replicas, response.lifted_cordons, response.trials
     return tuple(list(part) for part in parts)
 
@@ -248,7 +249,7 @@ def _observed(report: Mapping[str, wire.ObservedReplica]) -> dict[str, model.Obs
 
 
 def _state(number: int) -> model.ReplicaState:
-    """Return the state of a number; one that only a newer agent knows is not ready yet."""
+    """Return the state of a number; one that only a newer agent knows counts as not ready."""
     try:
         return model.ReplicaState(number)
     except ValueError:

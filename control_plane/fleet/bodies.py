@@ -23,7 +23,7 @@ def _no_roles() -> dict[Role, Share]:
 class NeedsBody(AdminBody):
     """The resources that one replica needs of its node; 0: none, or any.
 
-    A dedicated replica shares its accelerators with nobody; the others share their memory.
+    A dedicated replica shares its accelerators with no other; the others share their memory.
     """
 
     memory_bytes: Annotated[int, Field(ge=0, le=2**53)] = 0
@@ -39,7 +39,7 @@ class NeedsBody(AdminBody):
 
     @model_serializer
     def _set_ones(self) -> dict[str, int]:
-        """Return what is needed."""
+        """Return the needs that are set."""
         return {name: value for name, value in self if value}
 
 
@@ -47,9 +47,9 @@ class PoolBody(AdminBody):
     """Replicas with one base, hardware and configuration.
 
     The pool is split into cells of at most `cell_replicas_max` replicas, each with a router of its
-    own; 0 is one cell for all. `roles` says how many replicas only prefill and how many only
-    decode; the others do both. `needs` are those of one replica: it goes where there is room for
-    them, and keeps what it was given; without them, to the least loaded node.
+    own; 0 is one cell for all. `roles` gives the numbers of replicas that only prefill and that
+    only decode; the others do both. `needs` are those of one replica: it is placed where they fit,
+    and keeps its accelerators; without needs it goes to the least loaded node.
     """
 
     base_digest: Digest
@@ -73,8 +73,8 @@ class PoolBody(AdminBody):
 class NodeOrders(AdminBody):
     """Operators' orders for a node: no new replicas, or drain.
 
-    Nothing new goes to one that is unschedulable; one that is draining is emptied as well, and is
-    unschedulable whatever is said.
+    An unschedulable node gets no new replicas; a draining one is emptied as well, and is always
+    unschedulable.
     """
 
     is_unschedulable: bool = False

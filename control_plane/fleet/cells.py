@@ -1,7 +1,7 @@
-"""How pools are split into cells, and which router owns a cell; pure decisions over records.
+"""Splits pools into cells, and assigns cells to routers; pure decisions over records.
 
-A cell is what one router knows all about. Replicas move between cells only when they must: what
-runs in the old cell goes on there, but what waits for the old cell has fewer replicas to wait for.
+A cell is the scope of one router's exact knowledge. Replicas move between cells only when they
+must: running requests stay with the old cell's router, but its queue is left with fewer replicas.
 """
 
 from collections import Counter, defaultdict
@@ -31,10 +31,10 @@ class Spread:
 
     Attributes:
         create: New cells.
-        drain: Cells that are to be removed, and get nothing new from now on.
-        revive: Draining cells that are wanted after all.
+        drain: Cells that are to be removed, and get no new requests from now on.
+        revive: Draining cells that are needed again.
         move: Replicas that change their cell: replica id -> cell id.
-        remove: Cells that have drained and hold nothing.
+        remove: Cells that have drained and are empty.
         open: Cells that new replicas may go to, by pool, in their order.
     """
 
@@ -47,12 +47,12 @@ class Spread:
 
     @property
     def is_change(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether there are any changes."""
         return any((self.create, self.drain, self.revive, self.move, self.remove))
 
 
 def sizes(replicas: Iterable[Replica]) -> Counter[str]:
-    """Return how many replicas each cell has, without those that are leaving or lost."""
+    """Return the number of replicas in each cell, without leaving or lost ones."""
     return Counter(replica.cell_id for replica in replicas if _counts(replica))
 
 
@@ -61,7 +61,7 @@ def _counts(replica: Replica) -> bool:
 
 
 def cells_wanted(pool: Pool, existing: int) -> int:
-    """Return how many cells a pool should have that has so many."""
+    """Return the number of cells for a pool with so many replicas."""
     limit = pool.cell_replicas_max
     if not limit:
         return 1
@@ -73,10 +73,11 @@ def cells_wanted(pool: Pool, existing: int) -> int:
 def spread_pools(
     pools: Iterable[Pool], cells: Iterable[Cell], replicas: Iterable[Replica]
 ) -> Spread:
-    """Return the changes that give every pool its cells and no cell more than it may hold.
+    """Return the changes that give every pool its cells and no cell too many replicas.
 
-    The cells of pool `p` are `p-0`, `p-1` and so on; the last ones go first. Running replicas stay
-    where they are unless their cell has drained or holds too many; new ones go to the smallest.
+    The cells of pool `p` are `p-0`, `p-1` and so on; the last ones are removed first. Running
+    replicas stay where they are unless their cell has drained or holds too many; new ones go to the
+    smallest.
     """
     cells_of: defaultdict[str, list[Cell]] = defaultdict(list)
     for cell in sorted(cells, key=lambda cell: cell.id):
@@ -111,7 +112,7 @@ def _moves(
     members: Mapping[str, Sequence[Replica]],
     homeless: Sequence[Replica],
 ) -> dict[str, str]:
-    """Return where the homeless go, and what a cell with too many gives up: replica -> cell."""
+    """Return the moves of replicas without a cell or from overfull cells: replica -> cell."""
     size = {cell_id: sum(map(_counts, members.get(cell_id, ()))) for cell_id in wanted}
     moved: dict[str, str] = {}
 
@@ -144,17 +145,17 @@ def assign_cells(
 ) -> list[Cell]:
     """Return the cells that get another owner, or the same one at another address.
 
-    A cell stays with its owner while that lives, and until it is known to be gone or was absent
-    for `ROUTER_GRACE_S`. Then it goes to the live router with the fewest replicas. When no router
-    lives it stays where it is: gateways see for themselves whether a router answers, and our own
-    view may be what is wrong.
+    A cell stays with its owner while that lives, and until it is known to be gone or was absent for
+    `ROUTER_GRACE_S`. Then it goes to the live router with the fewest replicas. When no router lives
+    it stays where it is: gateways see for themselves whether a router answers, and this process may
+    be the one that is cut off.
 
     Args:
         cells: All cells.
-        routers: Routers by id; those that were never seen, or long ago, may be missing.
-        replicas_of: How many replicas a cell has; none where it says nothing.
-        may_take: False while we cannot know who lives, e.g. shortly after our own start: owners
-            then keep their cells, however absent.
+        routers: Routers by id; routers never seen, or long absent, may be missing.
+        replicas_of: Replicas by cell; a missing cell has none.
+        may_take: False while it is unknown which routers live, e.g. shortly after this process
+            started: owners then keep their cells, however absent.
     """
     largest_first = sorted(cells, key=lambda cell: (-replicas_of.get(cell.id, 0), cell.id))
     live = sorted(router.id for router in routers.values() if router.absent_s <= 0)
@@ -187,17 +188,17 @@ def even_out(
     *,
     quiet_s: float,
 ) -> Cell | None:
-    """Return the one cell that should move so that routers own more even shares; None mostly.
+    """Return the one cell to move so that routers own more even shares; mostly None.
 
-    A new router is given nothing at first: whoever has just come may go again, and each move makes
-    what waits there wait anew. After a quiet minute it gets one cell, and so on each minute while
-    that makes two shares more even. So a restart of all routers one by one, or one that crashes at
-    night, heals by itself; one that crashes again and again is left alone and hinders nobody.
+    A new router gets no cell at first: it may soon leave again, and each move makes the cell's
+    queue wait anew. After a quiet minute it gets one cell, and so on each minute while that makes
+    two shares more even. So a rolling restart, or a crash at night, heals by itself; a router that
+    crashes repeatedly gets no cells.
 
     Args:
         cells: All cells.
         routers: Routers by id.
-        replicas_of: How many replicas a cell has.
+        replicas_of: Replicas by cell.
         quiet_s: Seconds since a cell last changed its owner.
     """
     live = {router.id: router for router in routers.values() if router.absent_s <= 0}
@@ -230,7 +231,7 @@ def _loads(cells: Iterable[Cell], replicas_of: Mapping[str, int]) -> Counter[str
 
 
 def _weight(cell: Cell, replicas_of: Mapping[str, int]) -> int:
-    """Return what a cell costs its router: its replicas, at least one, which may be to come."""
+    """Return a cell's weight for its router: its replicas, at least one, which may be to come."""
     return max(1, replicas_of.get(cell.id, 0))
 
 

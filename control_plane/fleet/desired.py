@@ -1,7 +1,7 @@
 """The replicas that should run on each node, updated change by change; pure.
 
-A change costs what it touches, whatever else there is: a look at all replicas for every node would
-be ten million at each change of a large fleet.
+The cost is proportional to a change: a pass over all replicas for every node would be ten million
+steps at each change of a large fleet.
 """
 
 from collections.abc import Collection
@@ -12,24 +12,24 @@ from sluice.wire.control.v1 import control_pb2 as control
 
 
 class DesiredIndex:
-    """Replicas by node, and what their pools say of them."""
+    """Replicas by node, with the settings of their pools."""
 
     def __init__(self, state: ControlState) -> None:
-        """Start from a state; from then on it is told of every change."""
+        """Start from a state; `apply` must get every later change."""
         self._pools: dict[str, control.Pool] = {}
         self._replicas: dict[str, control.Replica] = {}
         self._of_node: dict[str, dict[str, control.Replica]] = {}
         self.restart(state)
 
     def restart(self, state: ControlState) -> None:
-        """Begin anew with a state of which it is not known how it came to be."""
+        """Start anew from a state that is not connected to the last one by known changes."""
         self._pools = dict(state.pools)
         self._replicas, self._of_node = {}, {}
         for replica in state.replicas.values():
             self._put(replica)
 
     def apply(self, delta: control.WatchResponse) -> set[str]:
-        """Take what changed; return the nodes that may have to be told something else."""
+        """Take changes; return the nodes whose desired state may have changed."""
         nodes = {self._drop(replica_id) for replica_id in delta.removals.replicas}
         for replica in delta.upserts.replicas:
             nodes.add(self._drop(replica.id))
@@ -38,7 +38,7 @@ class DesiredIndex:
         return nodes - {""}
 
     def of(self, node_id: str, version: int) -> wire.SyncResponse:
-        """Return everything that should run on a node, by id of replica."""
+        """Return all replicas that should run on a node, by id."""
         response = wire.SyncResponse(version=version)
         mine = self._of_node.get(node_id, {})
         for _, replica in sorted(mine.items()):
@@ -64,7 +64,7 @@ class DesiredIndex:
         return {r.node_id for r in self._replicas.values() if r.pool_id in pool_ids} - {""}
 
     def _take_pools(self, delta: control.WatchResponse) -> set[str]:
-        """Return the pools of which agents are told something else now."""
+        """Return the pools whose settings for agents have changed."""
         changed: set[str] = set()
         for pool_id in delta.removals.pools:
             if self._pools.pop(pool_id, None) is not None:
@@ -83,7 +83,7 @@ class DesiredIndex:
         return replica.node_id
 
     def _drop(self, replica_id: str) -> str:
-        """Forget a replica; return its node, empty if there was none."""
+        """Remove a replica; return its node, empty if there was none."""
         before = self._replicas.pop(replica_id, None)
         if before is None or not before.node_id:
             return ""
@@ -95,5 +95,5 @@ class DesiredIndex:
 
 
 def _said(pool: control.Pool) -> tuple[object, ...]:
-    """Return what agents are told of a pool."""
+    """Return the settings of a pool for agents."""
     return pool.base_digest, pool.engine, dict(pool.engine_options)

@@ -1,7 +1,7 @@
-"""Replica-hours out of when replicas came and went; pure.
+"""Replica-hours from the intervals in which replicas existed; pure.
 
-PostgreSQL sums up the begins and ends of intervals by hour; here they become hours. So it takes as
-long as there are intervals, however many hours each of them lasts.
+PostgreSQL sums up begins and ends of intervals by hour; this module integrates them. So the cost
+depends on the number of intervals, not on their lengths.
 """
 
 from collections import Counter, defaultdict
@@ -19,13 +19,13 @@ HOUR_US = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCounts:
-    """Numbers of replicas and accelerators, or the microseconds for which they were there.
+    """Numbers of replicas and accelerators, or their time in microseconds.
 
     Attributes:
         running: Replicas that serve, or finish their requests.
         reserved: Replicas that are starting or have failed: they keep their places.
-        accelerators: Accelerators that were given to them.
-        unassigned: Replicas that were given no accelerators, so may use all of a node.
+        accelerators: Accelerators that are assigned to them.
+        unassigned: Replicas without assigned accelerators, which may use all of a node.
     """
 
     running: int = 0
@@ -34,7 +34,7 @@ class ReplicaCounts:
     unassigned: int = 0
 
     def plus(self, other: "ReplicaCounts", times: int = 1) -> "ReplicaCounts":
-        """Return the sum with so many times the other one."""
+        """Return the sum with a multiple of another one."""
         return ReplicaCounts(
             self.running + other.running * times,
             self.reserved + other.reserved * times,
@@ -51,7 +51,7 @@ class Edges:
         name: Name of the group: a pool or a node.
         bucket_us: Unix time of the bucket's begin.
         change: Difference of the number of replicas between its begin and its end.
-        inside: Time for which the changed replicas were there, until the bucket's end.
+        inside: Time from each change to the bucket's end, in sum.
     """
 
     name: str
@@ -70,11 +70,11 @@ class HoursRow:
 
     @property
     def id(self) -> str:
-        """Sorts as rows do, within one answer."""
+        """Id of the row, which sorts as rows do, within one answer."""
         return f"{self.bucket_us:020d}/{self.name}"
 
     def as_json(self, start: str) -> dict[str, Any]:
-        """Return what is shown of it, in hours."""
+        """Return the row as JSON, in hours."""
         held = self.held
         return {
             "id": self.id,
@@ -102,7 +102,7 @@ def buckets(span_us: tuple[int, int], *, are_hours: bool) -> list[tuple[int, int
 
 
 def rows(edges: Iterable[Edges], parts: Iterable[tuple[int, int]]) -> list[HoursRow]:
-    """Return what each group held in each bucket in which it held something, in order of time.
+    """Return the time of each group in each bucket with any, in order of time.
 
     Args:
         edges: Edges, at most one of a group and bucket, each named by the begin of the bucket's
@@ -127,15 +127,15 @@ def rows(edges: Iterable[Edges], parts: Iterable[tuple[int, int]]) -> list[Hours
 
 
 class Clock:
-    """Adds up replica-seconds while this control plane leads; the metric, not the record."""
+    """Adds up replica-seconds while this control plane leads; for the metric, not the record."""
 
     def __init__(self, count: Callable[[str, str, float], None]) -> None:
-        """Prepare; `count` is told pool, `running` or `reserved`, and seconds of replicas."""
+        """Prepare; `count` gets pool, `running` or `reserved`, and seconds of replicas."""
         self._count = count
         self._last_s: float | None = None
 
     def tick(self, now_s: float, replicas: Iterable[Replica]) -> None:
-        """Count the time since the last tick for what is there now."""
+        """Count the time since the last tick for the present replicas."""
         since_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
         there = Counter(
@@ -147,5 +147,5 @@ class Clock:
             self._count(pool_id, state, replicas_count * since_s)
 
     def stop(self) -> None:
-        """Count nothing until the next tick: somebody else leads, or nobody."""
+        """Count nothing until the next tick: this control plane does not lead."""
         self._last_s = None

@@ -1,4 +1,4 @@
-"""Reads and prunes the times of replicas; triggers write them."""
+"""Reads and prunes the intervals of replicas, which triggers write."""
 
 from datetime import timedelta
 
@@ -68,7 +68,7 @@ async def edges(
 
 
 async def prune_intervals(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Delete some of those that ended so long ago."""
+    """Delete some of the intervals that ended so long ago."""
     t = replica_intervals.c
     old = select(t.id).where(t.ended_at < func.now() - timedelta(days=kept_days))
     await connection.execute(delete(replica_intervals).where(t.id.in_(old.limit(_PRUNED_MAX))))

@@ -1,4 +1,4 @@
-"""REST of replica-hours: what was there, by pool, node or hour; read only."""
+"""REST of replica-hours by pool, node or hour; read only."""
 
 import re
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class HoursRoutes:
         return [AdminRoute("GET", path, self.list, action, "replica-hours", told)]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page; `?after=` the last id of a page continues it, with the same `from`."""
+        """Return a page; `?after=` with a page's last id continues it, with the same `from`."""
         asked = _asked(request, datetime.now(UTC))
         are_hours = asked.by == "hour"
         width_us = hours.HOUR_US if are_hours else _ONE_BUCKET_US

@@ -1,7 +1,7 @@
-"""When replicas held their places on nodes; triggers on `replicas` write it (migration 0013).
+"""The intervals in which replicas held places on nodes, written by triggers on `replicas` (0013).
 
-So it is in the transaction of every change, whoever makes it, and a replica that goes with its pool
-is not forgotten. It refers to nothing: what was paid stays when pools and nodes are gone.
+So an interval is in the transaction of every change, and the replicas of a deleted pool are counted
+as well. It has no foreign keys: paid time stays when pools and nodes are gone.
 """
 
 from sqlalchemy import (

@@ -1,7 +1,7 @@
-"""Whether routers with an open watch answer: a frozen one keeps its connections, refuses none.
+"""Checks whether routers with an open watch answer: a frozen one keeps its connections open.
 
-Each is pinged at the address that gateways dial. Silence is counted in naps of our own, so that a
-pause of this process is not taken for one of all routers.
+Each is pinged at the address that gateways dial. Silence is counted in rounds of this process, so
+that its own pause is not taken for one of all routers.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # the class takes no arguments at run time
 
 
 class Liveness:
-    """Tells a `Presence` which of its routers are silent; `run` belongs into a TaskGroup."""
+    """Reports silent routers to a `Presence`; `run` belongs into a TaskGroup."""
 
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
@@ -60,7 +60,7 @@ class Liveness:
                 await asyncio.sleep(NAP_S)
 
     async def _follow(self) -> None:
-        """Ping those that hold a watch now, at the addresses they have now."""
+        """Ping the routers that hold a watch now, at their present addresses."""
         wanted = set(self._presence.watched().items())
         for key in wanted - self._watched.keys():
             self._watched[key] = _Pinged(key[1])
@@ -77,11 +77,11 @@ class Liveness:
 
 
 class _Pinged:
-    """One router's connection, and how long it has been silent.
+    """A router's connection, with the length of its silence.
 
     Attributes:
-        is_silent: It has answered before, and does not any more. One that never did may be out of
-            our reach, and still serve.
+        is_silent: Whether it has answered before, and does not any more. A router that never
+            answered may be out of reach for this process only, and still serve.
     """
 
     def __init__(self, address: str) -> None:
@@ -95,7 +95,7 @@ class _Pinged:
         return self._has_ever_answered and self._naps >= SILENT_NAPS_MAX
 
     async def has_answered(self) -> bool:
-        """Look after each nap whether the ping under way was answered; send the next one."""
+        """Check once per round whether the ping under way was answered; send the next one."""
         self._naps += 1
         call = self._call
         if call is None:
@@ -113,7 +113,7 @@ class _Pinged:
         return True
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Close the connection."""
         if self._call is not None:
             self._call.cancel()
         await self._link.aclose()

@@ -29,12 +29,12 @@ class ReplicaState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router that is or was there.
+    """A router that is or was connected.
 
     Attributes:
-        absent_s: 0 while its watch is open.
-        is_gone: It said goodbye, or nobody listens at its address any more.
-        here_s: Seconds since it came.
+        absent_s: Seconds since its watch ended; 0 while it is open.
+        is_gone: Whether it said goodbye, or its address refuses connections.
+        here_s: Seconds since it connected.
     """
 
     id: str
@@ -48,7 +48,7 @@ class Router:
 class Cell:
     """A cell and its owner; `router_id` is empty before the first one.
 
-    A cell that is draining is to be removed; `draining_s` says since when.
+    A draining cell is to be removed; `draining_s` is the time since that began.
     """
 
     id: str
@@ -66,9 +66,9 @@ class Needs:
 
     Attributes:
         memory_bytes: Memory of the machine, in bytes.
-        accelerators: How many.
+        accelerators: Number of accelerators.
         accelerator_memory_bytes: Bytes of memory on each accelerator; 0: any.
-        is_dedicated: Whether no other replica may use them.
+        is_dedicated: Whether no other replica may use its accelerators.
     """
 
     memory_bytes: int = 0
@@ -85,9 +85,9 @@ class Pool:
         replicas_wanted: Replicas that operators or the scaling loop want, or a rollout if that is
             more; with those that shall sleep.
         cell_replicas_max: Most replicas of each of its cells; 0 is one cell for all.
-        prefill: How many replicas only prefill.
-        decode: How many only decode; the others do both.
-        sleepers: How many shall sleep, of those that are wanted.
+        prefill: Number of replicas that only prefill.
+        decode: Number of replicas that only decode; the others do both.
+        sleepers: Number of wanted replicas that shall sleep.
     """
 
     id: str
@@ -102,7 +102,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One of a node's accelerators; a cordoned one is given to nobody."""
+    """An accelerator of a node; a cordoned one is assigned to no replica."""
 
     index: int
     memory_bytes: int
@@ -114,12 +114,12 @@ class Node:
     """A machine with an agent.
 
     Attributes:
-        is_cordoned: Its agent found an accelerator broken.
-        is_unschedulable: Operators want nothing new there.
-        is_draining: They want it empty.
+        is_cordoned: Whether its agent found an accelerator broken.
+        is_unschedulable: Whether operators want no new replicas on it.
+        is_draining: Whether operators want it empty.
         is_distrusted: Whether so many of its replicas answered wrongly that it gets no others.
         memory_bytes: Memory of the machine, in bytes; None: not known.
-        accelerators: All of them; None: not known.
+        accelerators: All accelerators; None: not known.
         rack: Rack of the node; empty: not known.
     """
 
@@ -136,17 +136,17 @@ class Node:
 
     @property
     def is_schedulable(self) -> bool:
-        """Whether new replicas may go there."""
+        """Whether new replicas may be placed on it."""
         is_left = self.is_lost or self.is_draining
         return not (is_left or self.is_cordoned or self.is_unschedulable or self.is_distrusted)
 
 
 @dataclass(frozen=True, slots=True)
 class Holdback:
-    """Replacements that are held back for a while after replicas answered wrongly.
+    """Replicas that are not replaced for a while, because some answered wrongly.
 
     Attributes:
-        pools: Number of wanted replicas that a pool does not get, by pool.
+        pools: Number of wanted replicas that are not created, by pool.
         nodes: Nodes that get no new replica.
     """
 
@@ -159,7 +159,7 @@ class Replica:
     """A replica: its desired state, and its agent's last report.
 
     Attributes:
-        accelerators: Accelerators that its node gave to it, by index; none: it may use all.
+        accelerators: Indices of its accelerators on the node; none: it may use all.
         reserved: Resources that its pool needed when it was made.
         sleeps: Whether it shall sleep.
     """
@@ -188,10 +188,10 @@ class Observed:
 def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str, str]:
     """Return the replicas whose role changes, with the new one; empty is both.
 
-    In a pool that has all its replicas the first `prefill` ones by id prefill, the next `decode`
-    ones decode, evenly over its cells. A replica keeps its role for as long as the pool has it: who
-    comes later fills what is vacant. While replicas are missing both roles get fewer, and always
-    somebody is left for the other half of the work.
+    In a complete pool the first `prefill` replicas by id prefill, the next `decode` ones decode,
+    evenly over its cells. A replica keeps its role for as long as the pool has it: later replicas
+    fill vacant roles. While replicas are missing both roles get fewer, and at least one replica is
+    left for the other half of the work.
     """
     counted: dict[str, list[Replica]] = {}
     for replica in sorted(replicas, key=lambda replica: replica.id):
@@ -226,7 +226,7 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
 
 
 def _role_targets(pool: Pool, there: int) -> tuple[int, int]:
-    """Return how many of the replicas that are there should only prefill, and only decode."""
+    """Return how many of the present replicas should only prefill, and only decode."""
     both = pool.prefill + pool.decode
     if both <= there and max(pool.prefill, pool.decode) < there:
         return pool.prefill, pool.decode
@@ -237,10 +237,10 @@ def _role_targets(pool: Pool, there: int) -> tuple[int, int]:
 
 
 def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str, bool]:
-    """Return the replicas that shall sleep now and did not, or the other way round.
+    """Return the replicas that shall change between sleep and service.
 
-    Sleepers sleep on, and the longest sleepers wake first. A serving replica falls asleep only when
-    enough others are ready; a starting one may be meant to sleep from the beginning.
+    Sleepers stay asleep, and the longest sleepers wake first. A serving replica falls asleep only
+    when enough others are ready; a starting one may be meant to sleep from the beginning.
     """
     counted: dict[str, list[Replica]] = {}
     for replica in sorted(replicas, key=lambda replica: replica.id):
@@ -269,7 +269,7 @@ def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
 
 
 def worth(replica: Replica) -> int:
-    """Grade by which replicas are kept: ready ones, then those that may become so."""
+    """Grade replicas for keeping: ready ones first, then those that may become ready."""
     grades = {
         ReplicaState.READY: 4,
         ReplicaState.SLEEPING: 3,
@@ -280,16 +280,16 @@ def worth(replica: Replica) -> int:
 
 
 def has_ended(replica: Replica) -> bool:
-    """Return whether nothing of a replica runs."""
+    """Return whether no process of a replica runs."""
     return replica.state in {ReplicaState.STOPPED, ReplicaState.FAILED, ReplicaState.LOST}
 
 
 def observe(replicas: Iterable[Replica], report: Mapping[str, Observed]) -> list[Replica]:
     """Return the node's replicas that its agent's report changes.
 
-    The report is complete: what it leaves out does not run there. That is the end of a draining
-    replica; another one is about to be started (again). Reports about replicas that nobody wants
-    any more change nothing: the agent is told to stop them.
+    The report is complete: a replica that it leaves out does not run there. A draining replica has
+    then ended; another one is about to be started (again). Reports on unwanted replicas change
+    nothing: the agent is told to stop them.
     """
     changed: list[Replica] = []
     for known in replicas:

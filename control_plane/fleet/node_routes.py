@@ -1,7 +1,7 @@
-"""REST of nodes: what their agents say, what operators want of them, and which cordons are lifted.
+"""REST of nodes: agents' reports, operators' orders, and lifted cordons.
 
-The desired state is a resource of its own, `/v1/nodes/{id}/desired`, so that its tag does not
-change with every heartbeat.
+The orders are a resource of their own, `/v1/nodes/{id}/desired`, so that its tag does not change
+with every heartbeat.
 """
 
 from typing import Any
@@ -79,11 +79,11 @@ class NodeRoutes:
         return shown(request, shown_times(await self._row(path_id(request))))
 
     async def get_orders(self, request: web.Request) -> web.Response:
-        """Return what is wanted of one."""
+        """Return the orders for one."""
         return shown(request, _orders(await self._row(path_id(request))))
 
     async def put_orders(self, request: web.Request) -> web.Response:
-        """Say what is wanted; the fleet's leader does it."""
+        """Replace the orders; the fleet's leader carries them out."""
         key = path_id(request)
         body = await read_body(request, NodeOrders)
         values = {
@@ -123,7 +123,7 @@ class NodeRoutes:
         return await self._writes.run(request, work)
 
     async def forget(self, request: web.Request) -> web.Response:
-        """Forget a node that is gone for good (204); 409 while it lives or has replicas."""
+        """Delete a node that is gone for good (204); 409 while it lives or has replicas."""
         key = path_id(request)
 
         async def work(write: Write) -> WriteReply:

@@ -1,10 +1,11 @@
 """Chooses the node and the accelerators of a new replica; pure.
 
-Pools say what a replica needs, nodes what they have. A pool's replicas are spread first, over racks
-and then over nodes, so that one failure takes few of them; among equals the fullest node that has
-room is taken (best fit), so that large ones find whole accelerators elsewhere. A replica keeps its
-accelerators: none is ever given twice, and no replica moves while it lives. A replica of a pool
-without needs goes to the least loaded node. Sizes that a node does not report are not checked.
+Pools declare a replica's needs, nodes their resources. A pool's replicas are spread first, over
+racks and then over nodes, so that one failure takes few of them. Among equal nodes the fullest one
+with room is taken (best fit), so that large replicas find whole accelerators elsewhere. A replica
+keeps its accelerators: none is ever assigned twice, and no replica moves while it lives. A replica
+of a pool without needs goes to the least loaded node. Sizes that a node does not report are not
+checked.
 """
 
 from collections import Counter
@@ -19,7 +20,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
-    """Where a replica goes; no accelerators: it may use all of the node's."""
+    """The place of a replica; no accelerators: it may use all of the node's."""
 
     node_id: str
     accelerators: tuple[int, ...] = ()
@@ -29,7 +30,7 @@ class NodeRoom:
     """The free room of a node.
 
     Attributes:
-        load: How many replicas it has that are not draining.
+        load: Number of its replicas that are not draining.
     """
 
     def __init__(self, node: Node) -> None:
@@ -44,7 +45,7 @@ class NodeRoom:
         self._taken: set[int] = set()  # by one alone
 
     def take(self, needs: Needs, accelerators: Sequence[int]) -> None:
-        """Give away what a replica needs."""
+        """Assign the resources that a replica needs."""
         if self._memory_bytes is not None:
             self._memory_bytes -= needs.memory_bytes
         # One that was made before its node told what it has may use all.
@@ -57,11 +58,11 @@ class NodeRoom:
                 self._free[index] -= needs.accelerator_memory_bytes
 
     def has_memory(self, needs: Needs) -> bool:
-        """Return whether there is so much memory; true where it is not known."""
+        """Return whether so much memory is free; true where it is not known."""
         return self._memory_bytes is None or needs.memory_bytes <= self._memory_bytes
 
     def accelerators_for(self, needs: Needs) -> tuple[int, ...] | None:
-        """Return the accelerators that a replica gets, the fullest that do; None: there are none.
+        """Return the fullest accelerators with room for a replica; None: there are none.
 
         Where they are not known, the replica may use all.
         """
@@ -78,7 +79,7 @@ class NodeRoom:
         return tuple(sorted(index for _, index in fitting[: needs.accelerators]))
 
     def left_after(self, needs: Needs, accelerators: Sequence[int]) -> tuple[int, int]:
-        """Return what is left: bytes on these accelerators, and of memory; 0 if not known."""
+        """Return the rest: bytes on these accelerators, and of memory; 0 if not known."""
         free = self._free or {}
         on_them = sum(free.get(index, 0) - needs.accelerator_memory_bytes for index in accelerators)
         memory_bytes = self._memory_bytes
@@ -86,10 +87,10 @@ class NodeRoom:
 
 
 class Placement:
-    """Finds places, one after the other; each takes its part of the room that is left."""
+    """Finds places one after the other; each place reduces the free room."""
 
     def __init__(self, nodes: Iterable[Node], replicas: Iterable[Replica]) -> None:
-        """Take what is there; replicas that are draining hold their place until they are gone."""
+        """Take the present state; draining replicas hold their place until they are gone."""
         self._rooms = {node.id: NodeRoom(node) for node in nodes}
         self._open: dict[str, list[NodeRoom]] = {}  # by engine
         self._by_load: dict[str, list[tuple[int, str]]] = {}  # by engine; loads may be outdated
@@ -100,7 +101,7 @@ class Placement:
                 self._add(replica)
 
     def place(self, pool: Pool) -> ReplicaPlace | str:
-        """Return where the pool's next replica goes, or why it cannot go anywhere."""
+        """Return the place of the pool's next replica, or the reason why there is none."""
         open_ = self._open_to(pool.engine)
         if not open_:
             if not any(pool.engine in room.node.engines for room in self._rooms.values()):
@@ -120,7 +121,7 @@ class Placement:
         return self._given(pool, chosen, accelerators)
 
     def _open_to(self, engine: str) -> list[NodeRoom]:
-        """Return the nodes that run an engine and may get more."""
+        """Return the nodes that run an engine and may get more replicas."""
         if engine not in self._open:
             self._open[engine] = [
                 room
@@ -181,7 +182,7 @@ def in_order(pools: Iterable[Pool]) -> list[Pool]:
 
 
 def _why_nowhere(needs: Needs, rooms: Sequence[NodeRoom]) -> str:
-    """Return in words what no node has."""
+    """Return in words the resource that no node has."""
     memory = f"{_size(needs.memory_bytes)} of memory free"
     count = needs.accelerators
     each = f" of {_size(needs.accelerator_memory_bytes)}" if needs.accelerator_memory_bytes else ""

@@ -1,6 +1,6 @@
-"""Plans which replicas to create, drain and forget, and says where there is no place; pure.
+"""Plans which replicas to create, drain and delete, and reports missing places; pure.
 
-Applied to its own result a plan changes nothing more, unless it was bounded: then it goes on.
+Applied to its own result a plan changes nothing more, unless it was bounded: then it continues.
 """
 
 from collections import Counter, defaultdict
@@ -27,11 +27,11 @@ NO_HOLDBACK = Holdback({}, frozenset())
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Why a pool has not what it wants.
+    """The reason why a pool has fewer replicas than wanted.
 
     Attributes:
-        text: Text for people.
-        unplaced: How many replicas there is no place for.
+        text: Text for operators.
+        unplaced: Number of replicas without a place.
     """
 
     text: str
@@ -48,11 +48,11 @@ def _no_notes() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class FleetChanges:
-    """Changes that bring the replicas to what is wanted.
+    """Changes that bring the replicas to the desired state.
 
     Attributes:
-        conditions: Reason why there is no place for replicas, by pool. Said, not done: two plans
-            that do the same are equal.
+        conditions: Reason for missing places, by pool. Reports only: plans with the same actions
+            are equal.
         notes: Progress of each draining node, in words.
     """
 
@@ -77,7 +77,7 @@ class _Members:
     """A pool's replicas.
 
     Attributes:
-        going: Replicas that are draining on draining nodes.
+        going: Draining replicas on draining nodes.
         stranded: Replicas that can never serve where they are.
         staying: Other replicas that count, on nodes that stay.
         leaving: Replicas that count, on draining nodes.
@@ -97,19 +97,18 @@ def plan_replicas(
     new_id: Callable[[], str],
     holdback: Holdback = NO_HOLDBACK,
 ) -> FleetChanges:
-    """Return what to create, drain and forget so that every pool has the replicas it wants.
+    """Return the replicas to create, drain and delete so that every pool has its wanted number.
 
-    A replica counts while it is neither draining, nor lost with its node, nor ended on a node that
-    is cordoned. A replica that does not count is forgotten once enough others are ready, so that a
-    node that returns
-    soon finds its work still wanted. A node that is cordoned, unschedulable or draining gets
-    nothing new. Replicas of a draining node are made elsewhere first, and drain as far as the new
-    ones are
-    ready; where there is no room for it, one replica less than wanted is put up with.
+    A replica counts while it is neither draining, nor lost with its node, nor ended on a cordoned
+    node. A replica that does not count is deleted once enough others are ready, so that a node that
+    returns soon finds its replicas still wanted. A node that is cordoned, unschedulable or draining
+    gets no new ones. Replicas of a draining node are replaced elsewhere first, and drain as far as
+    the new ones are ready; where there is no room for it, the pool runs with one replica less than
+    wanted.
 
     Args:
         pools: All pools.
-        cells: Cells for new replicas, by pool, if it has any; the smallest gets the next.
+        cells: Cells for new replicas, by pool; the smallest gets the next.
         nodes: All nodes.
         replicas: All replicas.
         new_id: Source of ids; sorted by time.
@@ -160,7 +159,7 @@ def _members(
 
 
 def _is_stranded(replica: Replica, cordoned: AbstractSet[str]) -> bool:
-    """Whether nothing will come of a replica where it is."""
+    """Whether a replica can never become ready where it is."""
     is_lost = replica.state is ReplicaState.LOST
     return is_lost or (replica.node_id in cordoned and has_ended(replica))
 
@@ -177,7 +176,7 @@ def _made(
     new_id: Callable[[], str],
     held: int,
 ) -> tuple[list[Replica], Condition | None]:
-    """Return the pool's new replicas, and why there are no more if more are wanted."""
+    """Return the pool's new replicas, and the reason if there are fewer than wanted."""
     wanted = pool.replicas_wanted - len(staying) if homes else 0
     held = max(0, min(held, wanted))
     missing = wanted - held
@@ -206,8 +205,8 @@ def _made(
 def _may_leave(pool: Pool, members: _Members, *, has_room: bool) -> list[Replica]:
     """Return the replicas that may leave draining nodes now.
 
-    Serving replicas leave when enough others are ready; while there is no room for others, so many
-    that one is missing, but never the last one. Replicas that do not serve yet begin elsewhere.
+    Serving replicas leave when enough others are ready. Without room for others, all but the last
+    one may leave, one at a time. Replicas that do not serve yet start elsewhere at once.
     """
     wanted = pool.replicas_wanted
     floor = wanted if has_room else max(1, wanted - 1)
@@ -230,7 +229,7 @@ def _notes(
     replicas: Iterable[Replica],
     conditions: Mapping[str, Condition],
 ) -> dict[str, str]:
-    """Return of each draining node how far it is, and what it waits for."""
+    """Return the progress of each draining node, and the reason of its wait."""
     on_node: dict[str, list[Replica]] = {node_id: [] for node_id in draining}
     for replica in replicas:
         if replica.node_id in on_node:
@@ -251,7 +250,7 @@ def _notes(
 
 
 def _most_useful_first(replicas: Iterable[Replica], homes: Sequence[str]) -> list[Replica]:
-    """Order a pool's replicas by which are kept: those that serve, in cells that stay, oldest.
+    """Order a pool's replicas for keeping: serving ones, in cells that stay, oldest.
 
     Cells take turns, so that they shrink evenly.
     """

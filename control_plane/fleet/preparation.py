@@ -1,13 +1,13 @@
 """Prepares pools for rollouts; all runs in the caller's transaction, and may run again.
 
-An adapter is served by the replicas that are there: it has to lie on their nodes. Another base has
-a pool of its own: while it is rolled out, that pool has as many replicas as its share of the
-traffic needs and one more, beside the old pool, which keeps all of its own until the end. Each
-rollout has a demand of its own in the pool (`pool_demands`), so neither another rollout nor what
-operators want is overwritten; together with what serves there besides they are the pool's
-`rollout_replicas`, and the larger of that and `replicas_wanted` counts. The pool of the release
-that nobody gets any more is given up by the fleet's leader: a little later, and not before nothing
-stands for it (`retire_pools`); the demand goes in any case.
+The present replicas serve a new adapter, once it lies on their nodes. Another base has a pool of
+its own. While it is rolled out, that pool has the replicas for its share of the traffic and one
+more, and the old pool keeps all of its own until the end. Each rollout has a demand of its own in
+the pool (`pool_demands`), so that it overwrites neither another rollout's demand nor the operators'
+number. All demands and the replicas for other models are the pool's `rollout_replicas`, and the
+larger of that and `replicas_wanted` counts. The fleet's leader gives up the pool of the replaced
+release: a little later, and not before its last user is gone (`retire_pools`); the demand ends in
+any case.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -69,10 +69,10 @@ _artifacts = table("node_artifacts", column("node_id"), column("digest"))
 
 @dataclass(frozen=True, slots=True)
 class PreparedRelease:
-    """A model's release, present or next; digests in hex; no adapter: the base alone.
+    """A model's present or next release; digests in hex; no adapter: the base alone.
 
     Attributes:
-        pool_id: The pool that serves it; empty: none.
+        pool_id: Pool that serves it; empty: none.
     """
 
     model_id: str
@@ -87,8 +87,8 @@ class PoolDemand:
     """Replicas that a pool needs.
 
     Attributes:
-        wanted: Replicas that operators want, or the scaling loop.
-        rollout: Replicas that the rollout in question wants; None: none.
+        wanted: Replicas that operators or the scaling loop want.
+        rollout: Replicas that this rollout wants; None: none.
         is_ending: Whether the rollout's demand is to go.
     """
 
@@ -98,15 +98,15 @@ class PoolDemand:
 
 
 def serving(wanted: int, share: int) -> int:
-    """Return how many replicas serve a share (basis points) of what `wanted` ones serve."""
+    """Return the replicas for a share (basis points) of the work of `wanted` ones."""
     return max(1, -(-wanted * share // SHARE_MAX))
 
 
 def together(steady: int, demands: Iterable[int]) -> int | None:
-    """Return how many replicas a pool needs because of rollouts; None: there are none.
+    """Return the replicas that a pool needs because of rollouts; None: there are none.
 
     Args:
-        steady: Replicas for models that no rollout brings to this pool; 0: there are none.
+        steady: Replicas for models without a rollout to this pool; 0: there are none.
         demands: Demands of the rollouts.
     """
     found = list(demands)
@@ -114,23 +114,23 @@ def together(steady: int, demands: Iterable[int]) -> int | None:
 
 
 def kept_after(kept: PoolDemand, dropped: PoolDemand) -> int:
-    """Return how many replicas the pool wants that takes over from another one.
+    """Return the number of wanted replicas of the pool that replaces another one.
 
-    It is what the rollout's last stage needed, if that is more than operators want: never the sum,
-    with which a model that goes back and forth would let both pools grow for ever.
+    It is the demand of the rollout's last stage, or the operators' number if that is larger. The
+    sum would let both pools grow for ever under a model that goes back and forth.
     """
     return min(REPLICAS_MAX, max(kept.wanted, serving(dropped.wanted, SHARE_MAX)))
 
 
 def is_settled(kept: PoolDemand, dropped: PoolDemand) -> bool:
-    """Return whether a rollout that ended asks for nothing more; true if it never did."""
+    """Return whether an ended rollout has no demand left; true if it never had one."""
     return kept.rollout is None and (dropped.rollout is None or dropped.is_ending)
 
 
 async def prepare(
     connection: AsyncConnection, control: PreparedRelease, canary: PreparedRelease, share: int
 ) -> None:
-    """Ask the fleet to get ready to serve a share (basis points) of a model by canary."""
+    """Request that the fleet can serve a share (basis points) of a model by canary."""
     if not _has_own_pool(control, canary):
         return
     known = await _locked(connection, canary.model_id, control.pool_id, canary.pool_id)
@@ -147,7 +147,7 @@ async def prepare(
 async def is_ready(
     connection: AsyncConnection, control: PreparedRelease, canary: PreparedRelease, share: int
 ) -> bool:
-    """Return whether replicas are ready that can serve the share by canary, with its adapter."""
+    """Return whether ready replicas can serve the share by canary, with its adapter."""
     needed = 1
     if _has_own_pool(control, canary):
         known = await _locked(connection, canary.model_id, control.pool_id, canary.pool_id)
@@ -164,7 +164,7 @@ async def is_ready(
 async def settle(
     connection: AsyncConnection, kept: PreparedRelease, dropped: PreparedRelease
 ) -> None:
-    """End what `prepare` asked for: `kept` serves alone, the pool of `dropped` is given up."""
+    """End the request of `prepare`: `kept` serves alone, the pool of `dropped` is given up."""
     if not _has_own_pool(kept, dropped):
         return
     known = await _locked(connection, kept.model_id, kept.pool_id, dropped.pool_id)
@@ -245,7 +245,7 @@ async def retire_pools(connection: AsyncConnection) -> list[str]:
 
 
 async def pin(connection: AsyncConnection, pool_id: str, replicas: int) -> None:
-    """Let a number of operators stand in a pool that is scaled, until it is lifted."""
+    """Fix the operators' number in a scaled pool, until it is released."""
     t = _scalings.c
     pinned = update(_scalings).where(t.pool_id == pool_id, t.is_on)
     values = {"pin": replicas, "pin_until": None, "pinned_by": "replicas_wanted"}
@@ -253,7 +253,7 @@ async def pin(connection: AsyncConnection, pool_id: str, replicas: int) -> None:
 
 
 async def end_demands(connection: AsyncConnection, pool_id: str) -> None:
-    """Forget what rollouts that ended had asked for in a pool, which the caller holds."""
+    """Delete the demands of ended rollouts in a pool, which the caller has locked."""
     t = pool_demands.c
     ended = delete(pool_demands).where(t.pool_id == pool_id, t.ends_at.is_not(None))
     await connection.execute(ended)
@@ -263,7 +263,7 @@ async def end_demands(connection: AsyncConnection, pool_id: str) -> None:
 async def users(
     connection: AsyncConnection, pool_id: str, besides: Collection[str] = ()
 ) -> list[str]:
-    """Return what stands for a pool, in words, the first few.
+    """Return the first users of a pool, in words.
 
     Args:
         connection: Connection to read with.
@@ -309,7 +309,7 @@ def _own(release: PreparedRelease) -> ColumnElement[bool]:
 async def _locked(
     connection: AsyncConnection, model_id: str, *ids: str
 ) -> Mapping[str, PoolDemand]:
-    """Return what is wanted of the pools, and of them by a model, held until the end."""
+    """Return the demands on the pools, and those of a model, locked until the end."""
     t, d = pools.c, pool_demands.c
     held = select(t.id, _WANTED).where(t.id.in_(sorted(ids))).order_by(t.id)
     rows = await connection.execute(held.with_for_update(key_share=True))
@@ -322,7 +322,7 @@ async def _locked(
 
 
 async def _demand(connection: AsyncConnection, canary: PreparedRelease, demand: int) -> None:
-    """Write down how many replicas a rollout needs; who asks for more, asks anew."""
+    """Store the replicas that a rollout needs; a larger demand gets a new time."""
     key = {"pool_id": canary.pool_id, "model_id": canary.model_id}
     made = insert(pool_demands).values(**key, replicas=demand, asked_at=func.clock_timestamp())
     t, coming = pool_demands.c, made.excluded
@@ -338,7 +338,7 @@ async def _forget(connection: AsyncConnection, release: PreparedRelease) -> None
 
 
 async def _renew(connection: AsyncConnection, pool_id: str) -> int | None:
-    """Write down, and return, what rollouts need of a pool that is held."""
+    """Store, and return, the demands of rollouts in a locked pool."""
     t = pool_demands.c
     query = select(t.model_id, t.replicas).where(t.pool_id == pool_id)
     demands = dict((await connection.execute(query)).all())
@@ -349,7 +349,7 @@ async def _renew(connection: AsyncConnection, pool_id: str) -> int | None:
 
 
 async def _steady(connection: AsyncConnection, pool_id: str, besides: Collection[str]) -> int:
-    """Return how many replicas serve what is in no rollout to the pool; 0: nothing is."""
+    """Return the replicas for models without a rollout to the pool; 0: there are none."""
     if not await users(connection, pool_id, besides):
         return 0
     query = select(_WANTED).where(pools.c.id == pool_id)
@@ -357,10 +357,10 @@ async def _steady(connection: AsyncConnection, pool_id: str, besides: Collection
 
 
 async def _needed_besides(connection: AsyncConnection, canary: PreparedRelease, wanted: int) -> int:
-    """Return how many replicas the pool of a canary needs for all others.
+    """Return the replicas of a canary's pool that all others need.
 
-    Of the other rollouts those count that asked before: who comes later waits, and holds up nobody.
-    The surplus ones are not waited for.
+    Of other rollouts, only earlier demands count: a later one waits, and delays no other. Surplus
+    replicas are not waited for.
     """
     t = pool_demands.c
     query = select(t.model_id, t.replicas, t.asked_at).where(t.pool_id == canary.pool_id)
@@ -376,9 +376,9 @@ async def _needed_besides(connection: AsyncConnection, canary: PreparedRelease, 
 async def _follow(
     connection: AsyncConnection, kept: PreparedRelease, dropped: PreparedRelease
 ) -> None:
-    """Let the releases that the dropped pool served be served by the other one, of one base.
+    """Move the releases of the dropped pool to the other one of the same base.
 
-    While the rollout went on, each was served where it was (`control_plane.models.routes`).
+    During the rollout, each was served in its own pool (`control_plane.models.routes`).
     """
     t = releases.c
     query = update(releases).where(
@@ -402,7 +402,7 @@ async def _serving_nodes(connection: AsyncConnection, pool_id: str) -> list[str]
 
 
 async def _hold(connection: AsyncConnection, nodes: set[str], digest: str) -> bool:
-    """Return whether all nodes hold an artifact; also true where none says what it holds."""
+    """Return whether all nodes have an artifact; also true where no node reports its artifacts."""
     t = _artifacts.c
     query = select(t.node_id, func.bool_or(t.digest == digest)).where(t.node_id.in_(sorted(nodes)))
     held = dict((await connection.execute(query.group_by(t.node_id))).all())
@@ -410,7 +410,7 @@ async def _hold(connection: AsyncConnection, nodes: set[str], digest: str) -> bo
 
 
 def _soon(moment: ColumnElement[datetime | None]) -> ColumnElement[object]:
-    """Return when something is given up; the moment stands once it is set."""
+    """Return when a pool is given up; an earlier set time stays."""
     later = func.now() + timedelta(seconds=RETIRE_AFTER_S)
     return case((moment > func.now(), moment), else_=later)
 
@@ -422,7 +422,7 @@ async def _write(connection: AsyncConnection, pool_id: str, **values: object) ->
 async def _record(
     connection: AsyncConnection, pool_id: str, before: int, after: int, why: str
 ) -> None:
-    """Leave an audit row: operators see what became of their number."""
+    """Write an audit row, so that operators see the change of their number."""
     row = AuditRow(
         id=new_id("audit"),
         actor_id="fleet",

@@ -11,11 +11,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Presence:
-    """Open watches by router; the newest one says the address.
+    """Open watches by router; the newest one has the address.
 
     Attributes:
         on_change: Called when a router comes, moves or leaves.
-        departed: Routers that left and were not written down yet: id -> last address.
+        departed: Routers that left and are not stored yet: id -> last address.
         gone: Departed routers that said goodbye, are known to have ended, or fell silent.
     """
 
@@ -28,7 +28,7 @@ class Presence:
     _silent: set[str] = field(default_factory=set[str])
 
     def here(self) -> dict[str, str]:
-        """Return the addresses of the routers that are here, by id."""
+        """Return the addresses of the present routers, by id."""
         return {
             router_id: addresses[-1]
             for router_id, addresses in self._watches.items()
@@ -36,11 +36,11 @@ class Presence:
         }
 
     def watched(self) -> dict[str, str]:
-        """Return the addresses of all that hold a watch, by id."""
+        """Return the addresses of all routers with a watch, by id."""
         return {router_id: addresses[-1] for router_id, addresses in self._watches.items()}
 
     def silent(self, router_id: str) -> None:
-        """Note that a router does not answer though its watch is open: nobody waits for it."""
+        """Note that a router does not answer though its watch is open: it counts as gone."""
         if router_id in self.here():
             log.warning("router_silent", router=router_id)
             self._silent.add(router_id)
@@ -67,16 +67,16 @@ class Presence:
         self.on_change()
 
     def written(self, departed: Iterable[str], gone: Iterable[str]) -> None:
-        """Forget about departures that were written down, unless they are over."""
+        """Drop stored departures, unless they are over."""
         for router_id in departed:
             self.departed.pop(router_id, None)
         self.gone.difference_update(gone)
 
     @contextmanager
     def present(self, router_id: str, address: str) -> Generator[None]:
-        """Take the router for alive while the context is open.
+        """Count the router as alive while the context is open.
 
-        A router that lost its connection may be back before its old watch is seen to have ended.
+        A router that lost its connection may be back before the end of its old watch is noticed.
         """
         self._watches.setdefault(router_id, []).append(address)
         self._leaving.discard(router_id)

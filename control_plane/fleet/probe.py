@@ -1,4 +1,4 @@
-"""Looks whether a process that we lost sight of has ended."""
+"""Checks whether a process that has disconnected has ended."""
 
 import asyncio
 
@@ -8,10 +8,10 @@ _TIMEOUT_S = 0.3
 
 
 async def refuses(address: str) -> bool:
-    """Return whether the machine at `host:port` answers that nobody listens there.
+    """Return whether the machine at `host:port` refuses the connection: no process listens.
 
-    That is what a process leaves behind that was killed. Anything else (an answer, none at all, no
-    way there) says nothing: a frozen process is answered for, and the network may be at fault.
+    That is the sign of a killed process. Any other result (an answer, silence, no route) proves
+    nothing: the kernel accepts connections of a frozen process, and the network may be at fault.
     """
     try:
         async with asyncio.timeout(_TIMEOUT_S):

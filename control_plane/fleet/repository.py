@@ -1,4 +1,4 @@
-"""Rows of the fleet: read as records, written as the changes that were decided."""
+"""Rows of the fleet: read as records, written as decided changes."""
 
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ _WANTED = func.greatest(
 
 
 async def try_lead(connection: AsyncConnection) -> bool:
-    """Return whether this transaction may decide about the fleet."""
+    """Return whether this transaction holds the right to decide about the fleet."""
     return bool(await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))))
 
 
@@ -48,7 +48,7 @@ async def write_routers(
     departed: Iterable[str],
     gone: Iterable[str],
 ) -> None:
-    """Write down which routers are with this control plane, which left it, and which ended."""
+    """Store which routers are connected to this control plane, which left it, and which ended."""
     table = tables.routers
     for ids, values in (
         (sorted(departed), {"left_at": func.now()}),
@@ -110,7 +110,7 @@ async def cells(connection: AsyncConnection) -> list[Cell]:
 
 
 async def owners_unchanged_s(connection: AsyncConnection) -> float:
-    """Return how long no cell has changed its owner; infinite without cells."""
+    """Return the seconds since a cell last changed its owner; infinite without cells."""
     newest = func.max(tables.cells.c.assigned_at)
     unchanged_s = await connection.scalar(select(_seconds_since(newest)))
     return float("inf") if unchanged_s is None else unchanged_s
@@ -176,7 +176,7 @@ async def nodes(connection: AsyncConnection) -> list[Node]:
 
 
 def _node(row: Mapping[str, Any]) -> Node:
-    """Return a node; one that does not tell what it has may have anything."""
+    """Return a node; one without reported resources counts as unlimited."""
     facts, has_some = row["accelerator_facts"], bool(row["accelerators"])
     memory_bytes = row["memory_bytes"] or None
     accelerators = [
@@ -223,7 +223,7 @@ async def replicas(connection: AsyncConnection, node_id: str | None = None) -> l
 
 
 async def lose_nodes(connection: AsyncConnection, silence_s: float) -> list[str]:
-    """Mark the nodes that were silent for too long, and their replicas; return the nodes."""
+    """Mark nodes that were silent for too long, and their replicas; return the nodes."""
     table = tables.nodes
     silent_since = func.now() - timedelta(seconds=silence_s)
     rows = await connection.execute(
@@ -270,14 +270,14 @@ async def create_replicas(
 
 
 async def drain_replicas(connection: AsyncConnection, ids: Sequence[str]) -> None:
-    """Mark replicas to be ended once their work is done."""
+    """Mark replicas to be ended once their requests are done."""
     if ids:
         table = tables.replicas
         await connection.execute(update(table).where(table.c.id.in_(ids)).values(is_draining=True))
 
 
 async def forget_replicas(connection: AsyncConnection, ids: Sequence[str]) -> None:
-    """Delete replicas; their agents stop what still runs of them."""
+    """Delete replicas; their agents stop them."""
     if ids:
         await connection.execute(delete(tables.replicas).where(tables.replicas.c.id.in_(ids)))
 
@@ -285,7 +285,7 @@ async def forget_replicas(connection: AsyncConnection, ids: Sequence[str]) -> No
 async def write_conditions(
     connection: AsyncConnection, conditions: Mapping[str, Condition]
 ) -> None:
-    """Keep why pools have not what they want; what is said already is not written again."""
+    """Store the reasons for missing replicas; unchanged ones are not written again."""
     table = tables.pool_conditions
     rows = await connection.execute(select(table.c.pool_id, table.c.text, table.c.unplaced))
     known = {key: Condition(said, unplaced) for key, said, unplaced in rows.tuples()}
@@ -300,7 +300,7 @@ async def write_conditions(
 
 
 async def write_notes(connection: AsyncConnection, notes: Mapping[str, str]) -> None:
-    """Keep how far draining nodes are; those that are not say nothing."""
+    """Store the progress of draining nodes; clear it for all others."""
     t = tables.nodes.c
     over = update(tables.nodes).where(t.drain_note != "", t.id.not_in(sorted(notes)))
     await connection.execute(over.values(drain_note=""))
@@ -310,7 +310,7 @@ async def write_notes(connection: AsyncConnection, notes: Mapping[str, str]) -> 
 
 
 async def write_roles(connection: AsyncConnection, roles: Mapping[str, str]) -> None:
-    """Set what replicas are for."""
+    """Set the roles of replicas."""
     await _set_replicas(connection, "role", roles)
 
 
@@ -333,7 +333,7 @@ async def _set_replicas(
 
 
 async def write_node(connection: AsyncConnection, message: wire.SyncRequest) -> list[str]:
-    """Write down a node's sign of life, its facts and whether it is cordoned.
+    """Store a node's heartbeat, its facts and whether it is cordoned.
 
     Returns the ids of the cordons that operators have lifted and the agent has not, yet.
     """
@@ -370,7 +370,7 @@ async def write_node(connection: AsyncConnection, message: wire.SyncRequest) -> 
 
 
 def _accelerator(fact: wire.Accelerator) -> dict[str, Any]:
-    """Return what is kept of an accelerator: what seldom changes."""
+    """Return the stored fields of an accelerator, which seldom change."""
     kept: dict[str, Any] = {
         "index": fact.index,
         "uuid": _storable(fact.uuid),
@@ -396,7 +396,7 @@ async def write_observed(
     changed: Iterable[Replica],
     report: Mapping[str, wire.ObservedReplica],
 ) -> None:
-    """Write what an agent reported: states that changed, and the facts beside them."""
+    """Store an agent's report: changed states, and the facts beside them."""
     table = tables.replicas
     for replica in changed:
         await connection.execute(
@@ -416,7 +416,7 @@ async def write_observed(
 
 
 async def prune_changes(connection: AsyncConnection) -> None:
-    """Delete old changes; the newest one stays, it says which version the database is at."""
+    """Delete old changes; the newest one stays as the version of the database."""
     t = tables.changes
     newest = select(func.max(t.c.version)).scalar_subquery()
     await connection.execute(

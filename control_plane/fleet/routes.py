@@ -1,4 +1,4 @@
-"""REST of pools, and the view of cells, replicas and routers; nodes are `node_routes`."""
+"""REST of pools, and views of cells, replicas and routers; for nodes see `node_routes`."""
 
 from aiohttp import web
 from sqlalchemy import func, select
@@ -21,7 +21,7 @@ from sluice.errors import ErrorCode, PlatformError
 
 
 async def _check_running(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse to put another base or engine under replicas that run, and under models."""
+    """Refuse another base or engine while replicas run or models use the pool."""
     pools, replicas, models = tables.pools, tables.replicas, tables.models
     query = select(pools).where(pools.c.id == key).with_for_update()
     row = (await connection.execute(query)).first()
@@ -121,7 +121,7 @@ class FleetRoutes:
         return await page(self._database, select(t), t.c.id, request, shown_times)
 
     async def replicas(self, request: web.Request) -> web.Response:
-        """Return replicas, with what their agents last said."""
+        """Return replicas, with their agents' last reports."""
         t = tables.replicas
         query = select(t)
         for name in _REPLICA_FILTERS:
@@ -130,7 +130,7 @@ class FleetRoutes:
         return await page(self._database, query, t.c.id, request, _replica)
 
     async def pool_status(self, request: web.Request) -> web.Response:
-        """Return how many replicas a pool has, and why not more."""
+        """Return the number of a pool's replicas, and the reason for missing ones."""
         key = path_id(request)
 
         async def work(connection: AsyncConnection) -> Values | None:
@@ -142,7 +142,7 @@ class FleetRoutes:
         return shown(request, found)
 
     async def routers(self, request: web.Request) -> web.Response:
-        """Return routers and when they were last here."""
+        """Return routers and when they were last connected."""
         t = tables.routers
         return await page(self._database, select(t), t.c.id, request, shown_times)
 

@@ -1,8 +1,8 @@
-"""The fleet's loop: writes down who lives, then makes the world follow the pure decisions.
+"""The fleet's loop: stores which routers and nodes live, then applies the pure decisions.
 
-Every control plane runs it; an advisory lock lets one decide at a time. It wakes up at once when a
-router comes or goes or the state changes, and every second without that. While a router is missing
-it looks more often: its cells wait.
+Every control plane runs it; an advisory lock lets one decide at a time. It runs at once when a
+router comes or goes or the state changes, and every second otherwise. While a router is missing it
+runs more often: the router's cells wait.
 """
 
 import asyncio
@@ -56,11 +56,11 @@ class FleetLoop:
 
         Args:
             database: Database of the fleet.
-            feed: Says that something has changed.
-            prune: Deletes old rows of other domains, now and then, in the leader's step.
+            feed: Signals changes of the state.
+            prune: Deletes old rows of other domains, from time to time, in the leader's step.
             show: Called with the number of replicas without a place; 0 while another control plane
                 leads.
-            clock: Counts replica-seconds while this one does.
+            clock: Counts replica-seconds while this control plane leads.
             holdback: Returns the replicas that are not replaced at present.
         """
         self._database = database
@@ -79,7 +79,7 @@ class FleetLoop:
         self._missing: dict[str, tuple[str, float]] = {}
 
     def wake(self) -> None:
-        """Decide again now."""
+        """Decide again at once."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -106,7 +106,7 @@ class FleetLoop:
             self._quiet_steps = self._quiet_steps + 1 if is_quiet else 0
 
     async def _look_for_missing(self) -> None:
-        """Find out which of the routers that are missing have ended."""
+        """Find out which of the missing routers have ended."""
         now = time.monotonic()
         until = now + cell_model.ROUTER_GRACE_S + _TICK_S
         here = self.presence.here()
@@ -125,7 +125,7 @@ class FleetLoop:
                 del self._missing[router_id]
 
     async def _is_quiet(self, changed: asyncio.Event) -> bool:
-        """Wait for the tick, or until there is something new; return whether there is nothing."""
+        """Wait for the tick, or for a change; return whether there was no change."""
         await asyncio.sleep(0.02)  # changes that come together are decided together
         waits = (self._wake.wait(), changed.wait())
         async with asyncio.TaskGroup() as tasks:
@@ -137,7 +137,7 @@ class FleetLoop:
         return not (self._wake.is_set() or changed.is_set())
 
     async def _step(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
-        """Decide once; return the departures that were written down."""
+        """Decide once; return the stored departures."""
         await end_frozen(connection)  # a leader that is one holds rows of routers, too
         departed, gone = set(self.presence.departed), set(self.presence.gone)
         await repository.write_routers(connection, self.presence.here(), departed, gone)
@@ -217,7 +217,7 @@ class FleetLoop:
         homes: Mapping[str, Sequence[str]],
         replicas: Sequence[model.Replica],
     ) -> int:
-        """Give the pools their replicas, and these their roles; return how many find no place."""
+        """Give the pools their replicas, and these their roles; return how many have no place."""
         nodes = await repository.nodes(connection)
         holdback = await self._holdback(connection)
         plan = plan_replicas(pools, homes, nodes, replicas, lambda: new_id("replica"), holdback)

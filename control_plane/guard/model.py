@@ -1,4 +1,4 @@
-"""Rules on texts as a tenant's admin writes them, and when they begin to act; pure."""
+"""Rules on texts in the form for a tenant's admins, and the change from shadow to action; pure."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -25,10 +25,10 @@ _NAMES_MAX = 100
 
 
 class GuardRuleBody(AdminBody):
-    """One rule; one of `words`, `expression`, `named` and `classifier` says what it finds.
+    """A rule; exactly one of `words`, `expression`, `named` and `classifier` defines its matches.
 
-    `classifier` is a name of the gateways' own; a text matches if its score of `category` (empty:
-    of any) is `threshold` or more.
+    `classifier` is a name in the gateways' configuration; a text matches if its score of `category`
+    (empty: of any) is `threshold` or more.
     """
 
     id: Id
@@ -50,19 +50,19 @@ class GuardRuleBody(AdminBody):
 
 
 def _checked(rules: list[GuardRuleBody]) -> list[GuardRuleBody]:
-    """Return rules that can be used; GuardRuleError (a ValueError) says how to mend them."""
+    """Return valid rules; GuardRuleError (a ValueError) names the fix."""
     check(rules_from([it.model_dump() for it in rules]))
     return rules
 
 
 class GuardSetBody(AdminBody):
-    """Rules on what a tenant's requests say and are answered.
+    """Rules on the texts of a tenant's requests and answers.
 
-    New `rules` are counted and do nothing (shadow), under the next `version`. They act once
-    `active_version` is set to that version; those that act meanwhile go on. 0: none act.
-    `models` and `keys` narrow the set; empty: all of the tenant's. `is_withheld_free`: tokens that
-    its blocks keep from the client are not billed. `fence`: how long answers wait for classifiers
-    that block. `is_closed_on_failure`: what a classifier could not judge is blocked by its rules.
+    New `rules` only count (shadow), under the next `version`. They act once `active_version` is set
+    to that version; until then the earlier ones act. 0: none act. `models` and `keys` narrow the
+    set; empty: all of the tenant's. `is_withheld_free`: tokens that its blocks keep from the client
+    are not billed. `fence`: how long answers wait for classifiers that block.
+    `is_closed_on_failure`: texts that a classifier could not judge are blocked by its rules.
     """
 
     owner_tenant_id: Id
@@ -81,14 +81,14 @@ class GuardSetBody(AdminBody):
 
 
 def staged(known: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a write completes: the version of the rules, and the rules that act.
+    """Return the values that complete a write: the version of the rules, and the acting rules.
 
     Args:
         known: The row; None: there is none yet.
         wanted: Values of the body: `rules` and `active_version`.
 
     Raises:
-        PlatformError: Rules shall act that were not in shadow before.
+        PlatformError: Rules that were not in shadow before shall act.
     """
     version, acting = (known["version"], known["active_version"]) if known else (0, 0)
     is_new = known is None or known["rules"] != wanted["rules"]

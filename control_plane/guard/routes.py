@@ -1,4 +1,4 @@
-"""REST of rules on texts; what they say is for those alone who may change them."""
+"""REST of rules on texts; only roles that may change rules may read them."""
 
 from typing import Any
 

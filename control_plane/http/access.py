@@ -33,15 +33,15 @@ BOOTSTRAP = Actor("bootstrap", Role.ADMIN)
 
 
 class Identities:
-    """Tells who asks, by the key or the session of a request."""
+    """Identifies callers, by the key or the session of a request."""
 
     def __init__(self, database: Database, bootstrap_sha256: str) -> None:
-        """Prepare; `bootstrap_sha256` is that of a key (hex) that is always an admin's."""
+        """Prepare; `bootstrap_sha256` is the hash (hex) of a key that is always an admin's."""
         self._database = database
         self._bootstrap_sha256 = bootstrap_sha256
 
     async def of(self, request: web.Request) -> Actor:
-        """Return who asks; a key goes before a session.
+        """Return the caller; a key takes precedence over a session.
 
         Raises:
             PlatformError: 401; or 403, a write of a session without its header.
@@ -54,7 +54,7 @@ class Identities:
         return found.actor
 
     async def of_key(self, request: web.Request) -> tuple[Actor, bytes]:
-        """Return whose key a request has, and the key's hash; hashes are compared in constant time.
+        """Return the actor of a request's key, and the key's hash; compared in constant time.
 
         Raises:
             PlatformError: 401.
@@ -76,7 +76,7 @@ class Identities:
         """Return the session of a request's cookie; None: there is none, or it has ended.
 
         Raises:
-            PlatformError: 403, it writes and lacks the header that only our page knows.
+            PlatformError: 403, a write lacks the header that only the console's page can send.
         """
         secret = request.cookies.get(COOKIE, "")
         if not is_secret(secret):
@@ -100,7 +100,7 @@ class Identities:
 def guard(
     database: Database, identities: Identities, routes: dict[web.AbstractRoute, AdminRoute]
 ) -> Middleware:
-    """Return a middleware that lets in callers whose key allows the action of the route.
+    """Return a middleware that admits callers whose key allows the action of the route.
 
     A path without a declared route does not exist for any caller. Refused writes are recorded.
 
@@ -156,7 +156,7 @@ def _stranger() -> PlatformError:
 async def _record(
     writes: Writes, request: web.Request, error: PlatformError | web.HTTPException
 ) -> None:
-    """Record a refusal; the caller hears of the refusal, whatever becomes of its record."""
+    """Record a refusal; the caller gets the refusal even if recording fails."""
     if isinstance(error, web.HTTPException):
         code = ErrorCode.REQUEST_TOO_LARGE if error.status == 413 else ErrorCode.INVALID_REQUEST
         error = PlatformError(code, error.reason)

@@ -1,4 +1,4 @@
-"""Reading requests: bodies of JSON and queries, with the first mistake named; ids and moments."""
+"""Reading of requests: bodies of JSON, queries, ids and times; errors name the first mistake."""
 
 import asyncio
 import json
@@ -27,8 +27,8 @@ Parsed = TypeVar("Parsed", bound=AdminBody)
 async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:
     """Return the validated body; an empty one is an empty object.
 
-    Fields that the route's answer shows and its body cannot set are kept as `REPEATED`: the write
-    checks that they are what they were.
+    Read-only fields of the answer that the body repeats are kept as `REPEATED`: the write checks
+    that they are unchanged.
 
     Raises:
         BadRequestError: With the first mistake, and the field that has it.
@@ -56,11 +56,11 @@ def check_repeated(request: web.Request, shown: Mapping[str, Any] | None) -> Non
 
     Args:
         request: The request whose body was read.
-        shown: The object as a GET shows it; None when there is none: then only what the path says
+        shown: Object as a GET shows it; None when it does not exist: then only values of the path
             may be repeated.
 
     Raises:
-        BadRequestError: One of them is another one than now.
+        BadRequestError: A field differs from its present value.
     """
     known = request.match_info if shown is None else shown
     for name, value in request.get(REPEATED, {}).items():
@@ -70,7 +70,7 @@ def check_repeated(request: web.Request, shown: Mapping[str, Any] | None) -> Non
 
 
 def _without(payload: bytes, names: Collection[str]) -> tuple[bytes, dict[str, Any]]:
-    """Return a body without some fields, and these."""
+    """Return a body without some fields, and these fields."""
     try:
         found = json.loads(payload) if names else None
     except ValueError:
@@ -83,9 +83,9 @@ def _without(payload: bytes, names: Collection[str]) -> tuple[bytes, dict[str, A
 
 
 def refuse_unknown_query(request: web.Request, known: Collection[str]) -> None:
-    """Raise BadRequestError if there are query parameters that nobody would read.
+    """Raise BadRequestError for unknown query parameters.
 
-    A misspelt filter would otherwise answer with everything.
+    A misspelt filter would otherwise return everything.
     """
     unknown = min(request.query.keys() - set(known), default=None)
     if unknown is not None:
@@ -97,7 +97,7 @@ def refuse_unknown_query(request: web.Request, known: Collection[str]) -> None:
 def path_id(
     request: web.Request, name: str = "id", check: Callable[[str], str] = checked_id
 ) -> str:
-    """Return an id from the path; BadRequestError when it cannot be one."""
+    """Return an id from the path; BadRequestError when it is invalid."""
     value = request.match_info[name]
     try:
         return check(value)
@@ -106,7 +106,7 @@ def path_id(
 
 
 def moment(text: str, name: str) -> datetime:
-    """Return the moment of a text in ISO 8601 with a time zone; BadRequestError if it is none."""
+    """Return the time in a text, ISO 8601 with a time zone; BadRequestError if it is none."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

@@ -10,7 +10,7 @@ from control_plane.http.describe import BOOLEAN, INTEGER, NUMBER, OBJECT, TEXT, 
 
 
 def columns(table: Table, *, is_null_shown: bool = True) -> dict[str, Json]:
-    """Return the schemas of a table's columns by name; moments are shown as text.
+    """Return the schemas of a table's columns by name; times are shown as text.
 
     Args:
         table: The table whose rows are shown.

@@ -1,4 +1,4 @@
-"""Parts of the OpenAPI document that handlers describe themselves with; pure."""
+"""Parts of the OpenAPI document for the description of routes; pure."""
 
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
@@ -38,9 +38,9 @@ def operation(
 
     Args:
         summary: The operation's effect, in one line.
-        answer: Schema of its answer; None: no body (204).
+        answer: Schema of the answer; None: no body (204).
         status: HTTP status of success, when there is a body.
-        body: The body that it takes.
+        body: Body of the request.
         query: Names of query parameters.
         also: Other statuses of success, with the same answer.
     """
@@ -81,9 +81,9 @@ def shown(
 
     Args:
         fields: Names of the fields.
-        body: The body that wrote it: fields of the same names have the same types.
-        types: Schemas of others, e.g. `INTEGER`, or what `control_plane.http.columns` returns; what
-            is in neither is a text.
+        body: Body of the write: fields of the same names have the same types.
+        types: Schemas of further fields, e.g. `INTEGER`, or from `control_plane.http.columns`; all
+            others are texts.
     """
     found: Json = dict(types)
     found |= {} if body is None else _schema(body).get("properties", {})
@@ -93,12 +93,12 @@ def shown(
 
 
 def _schema(body: type[AdminBody]) -> Json:
-    """Return the schema of a body; what it refers to is under `$defs`, which `document` moves."""
+    """Return the schema of a body; its definitions are under `$defs`, which `document` moves."""
     return body.model_json_schema(ref_template=SCHEMAS + "{model}")
 
 
 def nullable(schema: Json) -> Json:
-    """Return the schema of what may be null."""
+    """Return a schema that also allows null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 

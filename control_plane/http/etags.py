@@ -13,7 +13,7 @@ _TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]*"')
 
 
 def etag(shown: Mapping[str, Any]) -> str:
-    """Return the tag of what is shown of an object: the same for the same JSON, in any order."""
+    """Return the tag of an object's JSON: independent of the order of its fields."""
     text = json.dumps(shown, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
 
@@ -26,7 +26,7 @@ def check(headers: Mapping[str, str], shown: Mapping[str, Any] | None) -> None:
         shown: The object as a GET would show it; None when there is none.
 
     Raises:
-        PlatformError: 412, it is not what the caller takes it for.
+        PlatformError: 412, the object differs from the caller's copy.
         BadRequestError: A header holds no tags.
     """
     wanted, unwanted = headers.get("If-Match"), headers.get("If-None-Match")
@@ -39,13 +39,13 @@ def check(headers: Mapping[str, str], shown: Mapping[str, Any] | None) -> None:
 
 
 def is_known(headers: Mapping[str, str], tag: str) -> bool:
-    """Return whether a reader says that it has this already (`If-None-Match`); never an error."""
+    """Return whether a reader has this version already (`If-None-Match`); never an error."""
     given = headers.get("If-None-Match", "")
     return tag in {found.removeprefix("W/") for found in _TAG.findall(given)}
 
 
 def _names(header: str, name: str, shown: Mapping[str, Any] | None) -> bool:
-    """Return whether the header names what is shown; `*` is anything that is there."""
+    """Return whether the header names this version; `*` matches any existing object."""
     if header.strip() == "*":
         return shown is not None
     if not _TAGS.fullmatch(header):

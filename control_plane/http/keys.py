@@ -1,6 +1,6 @@
 """Keys as REST resources: made, changed, rotated, revoked. The text of a key leaves only once.
 
-The keys of a tenant and those of admins are handled alike; a `KeyKind` says what differs.
+Tenants' keys and admins' keys are handled alike; a `KeyKind` holds the differences.
 """
 
 import time
@@ -30,17 +30,17 @@ Conditions = list[ColumnElement[bool]]
 
 @dataclass(frozen=True, slots=True)
 class KeyKind:
-    """One kind of key.
+    """A kind of key.
 
     Attributes:
         name: Name of the kind, as in the path.
-        table: Its rows; `id`, `secret_sha256`, `expires_at_unix_ms`, `is_disabled`, `created_at`.
-        fields: Columns that are shown between the id and the time of making.
-        body: The body that makes one.
-        change: Fields that may change later, a part of the body.
-        new_key: Returns a fresh one.
-        read: The permission to read.
-        write: The permission to write.
+        table: Table with `id`, `secret_sha256`, `expires_at_unix_ms`, `is_disabled`, `created_at`.
+        fields: Columns that are shown between the id and the creation time.
+        body: Body that creates a key.
+        change: Changeable fields, a part of the body.
+        new_key: Returns a new key.
+        read: Permission to read.
+        write: Permission to write.
         tenants: The table of the keys' owners, which stands in the path; None: no owner.
     """
 
@@ -62,7 +62,7 @@ class KeyKind:
         return f"/v1/tenants/{{tenant_id:[^/]+}}/{self.name}"
 
     def show(self, row: Values) -> Values:
-        """Return the JSON of a row, without what is secret."""
+        """Return the JSON of a row, without secrets."""
         visible = {name: "" if row[name] is None else row[name] for name in self.fields}
         return {"id": row["id"]} | visible | {"created_at": row["created_at"].isoformat()}
 
@@ -103,7 +103,7 @@ class KeyRoutes:
         ]
 
     async def create(self, request: web.Request) -> web.Response:
-        """Make a key; its text is in this answer and nowhere else."""
+        """Create a key; its text is in this answer and nowhere else."""
         scope = self._scope(request)
         values = (await read_body(request, self._kind.body)).model_dump() | scope
         key = self._kind.new_key()
@@ -118,7 +118,7 @@ class KeyRoutes:
             raise (_no_tenant(scope) if scope else missing_reference(error)) from None
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return the keys, without what is secret."""
+        """Return the keys, without secrets."""
         scope, kind = self._scope(request), self._kind
         if kind.tenants is not None:
             query = select(kind.tenants.c.id).where(kind.tenants.c.id == scope["tenant_id"])
@@ -128,14 +128,14 @@ class KeyRoutes:
         return await page(self._database, query, kind.table.c.id, request, kind.show)
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return one key, without what is secret."""
+        """Return one key, without secrets."""
         rows = await fetch(self._database, select(self._kind.table).where(*self._is_it(request)))
         if not rows:
             raise _no_key(request)
         return shown(request, self._kind.show(rows[0]))
 
     async def change(self, request: web.Request) -> web.Response:
-        """Change what the body names, and leave the rest."""
+        """Change the fields in the body only."""
         is_it = self._is_it(request)
         changes = (await read_body(request, self._kind.change)).model_dump(exclude_unset=True)
 
@@ -184,7 +184,7 @@ class KeyRoutes:
         return await self._writes.run(request, work)
 
     async def _insert(self, write: Write, key: NewKey, values: Values) -> Values:
-        """Store a key; return how it is shown."""
+        """Store a key; return its JSON."""
         row = values | {"id": key.id, "secret_sha256": key.sha256}
         query = insert(self._kind.table).values(row).returning(self._kind.table)
         made = (await write.connection.execute(query)).mappings().one()
@@ -202,7 +202,7 @@ class KeyRoutes:
         return row
 
     async def _update(self, write: Write, row: Values, changes: Values) -> Values:
-        """Change a row; return how it is shown now."""
+        """Change a row; return its JSON."""
         if changes:
             table = self._kind.table
             query = update(table).where(table.c.id == row["id"]).values(changes)
@@ -210,7 +210,7 @@ class KeyRoutes:
         return self._kind.show(row | changes)
 
     def _scope(self, request: web.Request) -> Values:
-        """Return whose keys are asked for; 403 when the caller has no business with them."""
+        """Return the owner of the requested keys; 403 when the caller may not access them."""
         if self._kind.tenants is None:
             return {}
         tenant_id = path_id(request, "tenant_id")

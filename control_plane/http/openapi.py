@@ -81,7 +81,7 @@ def document(routes: Iterable[AdminRoute], version: str) -> Json:
 
 
 def operation_id(route: AdminRoute) -> str:
-    """Return what programs call a route: its verb, and its path without version and parameters."""
+    """Return a route's name for programs: its verb, and its path without version and parameters."""
     words = [part for part in route.public_path.split("/")[2:] if not part.startswith("{")]
     verb = route.method.lower()
     if any(parameter["name"] == "limit" for parameter in route.operation.get("parameters", ())):
@@ -90,9 +90,9 @@ def operation_id(route: AdminRoute) -> str:
 
 
 def _moved(node: Any, schemas: Json) -> Any:
-    """Return a part of the document without the definitions that came with bodies.
+    """Return a part of the document without the definitions of its bodies.
 
-    They go into `schemas`, where they are referred to.
+    They go into `schemas`, and references follow them.
     """
     if isinstance(node, list):
         return [_moved(part, schemas) for part in cast("list[Any]", node)]
@@ -104,7 +104,7 @@ def _moved(node: Any, schemas: Json) -> Any:
 
 
 def _operation(route: AdminRoute) -> Json:
-    """Return what a route says of itself, and what is the same for all."""
+    """Return a route's own description, completed with the common parts."""
     assert route.action is not None, "what is open to all is not described"
     assert "summary" in route.operation, f"{route.method} {route.path} is not described"
     roles = ", ".join(roles_for(route.action))

@@ -40,7 +40,7 @@ def problem(error: PlatformError, request_id: str) -> web.Response:
 
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn errors into problem details; what nobody expected is logged and hidden."""
+    """Turn errors into problem details; unexpected ones are logged and hidden."""
     request_id = request[REQUEST_ID]
     try:
         return await handler(request)

@@ -1,8 +1,8 @@
 """Rows as REST resources: create-or-replace, read, list and delete, the same for every kind.
 
-A `Resource` says what differs: the table, the body, which columns are shown, whose a row is and
-what else a write has to do. PUT is idempotent; writing what is there already changes nothing and
-tells no watcher.
+A `Resource` holds the differences: the table, the body, the shown columns, the owner of a row and
+further steps of a write. PUT is idempotent; writing the present values again changes nothing and
+sends no delta.
 """
 
 import re
@@ -46,7 +46,7 @@ async def _no_check(connection: AsyncConnection, key: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One kind of resource.
+    """A kind of resource.
 
     Attributes:
         path: Path below /v1/.
@@ -56,19 +56,19 @@ class Resource:
         write: Action of a writer.
         owner: Tenant of a row, in SQL (NULL: no tenant's); None: no row has an owner.
         body: Body of a PUT; None: only the platform writes.
-        on_create: Values of a new row that the body does not hold and a replacement keeps.
-        before_write: Checks in the same transaction; raises the caller's error. It may complete the
-            values.
+        on_create: Values of a new row that are not in the body and that a replacement keeps.
+        before_write: Checks in the same transaction; raises the caller's error, and may complete
+            the values.
         after_write: Further changes in the transaction of a write.
-        is_removable: Whether there is a DELETE; there is with every body.
+        is_removable: Whether there is a DELETE; always so with a body.
         before_delete: Checks in the same transaction.
-        filters: Columns that a list may be narrowed by, as `?column=value`.
+        filters: Columns that filter a list, as `?column=value`.
         id_pattern: Pattern of the id in the path; only public model names may hold slashes.
-        id_check: Returns a possible id; ValueError says what is expected.
-        shares: Columns that bodies and answers have in percent.
-        hidden: Columns with lists, of which the audit log has the lengths only: it is open to
-            roles that may not read these.
-        body_bytes_max: Bytes of a PUT; 0: as many as any other route takes.
+        id_check: Returns a valid id; ValueError names the expected form.
+        shares: Columns that are percentages in bodies and answers.
+        hidden: Columns with lists of which the audit log shows only the lengths: roles may read it
+            that may not read these.
+        body_bytes_max: Most bytes of a PUT; 0: the usual bound.
     """
 
     path: str
@@ -96,7 +96,7 @@ class Resource:
         return next(iter(self.table.primary_key.columns))
 
     def stored(self, values: Values) -> Values:
-        """Return what a row holds of a body: NULL for the empty string where it stands for that."""
+        """Return a body's values in stored form: NULL for an empty string where columns say so."""
         columns = self.table.columns
         for share in self.shares:
             values = {**values, share.stored: share.read(values[share.shown])}
@@ -107,12 +107,12 @@ class Resource:
         }
 
     def show(self, row: Mapping[str, Any]) -> Values:
-        """Return the JSON of a row; NULL is shown as the empty string that stands for it."""
+        """Return the JSON of a row; NULL is shown as the empty string where a column says so."""
         row = {**row, **{share.shown: share.show(row[share.stored]) for share in self.shares}}
         return {name: "" if row[name] is None else row[name] for name in self.shown}
 
     def noted(self, shown: Values) -> Values:
-        """Return what the audit log has of the JSON of a row."""
+        """Return the JSON of a row for the audit log."""
         return {name: len(it) if name in self.hidden else it for name, it in shown.items()}
 
     def select(self) -> Select[Any]:
@@ -248,10 +248,10 @@ class ResourceRoutes:
         return await first(write.connection, locked)
 
     def _owners(self, write: Write, key: str, before: Values | None, values: Values) -> Owners:
-        """Return whose it is, before and after.
+        """Return the owner before and after.
 
-        New names of publishers are below their tenant's; what is another's is refused as what is
-        not there.
+        New names of publishers are below their tenant's; an object of another tenant is refused as
+        if it did not exist.
         """
         tenant_id = write.actor.tenant_id
         is_its_own = before is not None and before.get("owner") == tenant_id
@@ -269,7 +269,7 @@ class ResourceRoutes:
 
 
 def shown(request: web.Request, body: Values) -> web.Response:
-    """Return the answer of a GET, with its tag; 304 to who has it already."""
+    """Return the answer of a GET, with its tag; 304 to a reader with the same version."""
     headers = {"ETag": etag(body)}
     if is_known(request.headers, headers["ETag"]):
         return web.Response(status=304, headers=headers)
@@ -296,7 +296,7 @@ def visible(request: web.Request, query: Select[Any], owner: ColumnElement[Any])
 
 
 def lock_id(kind: str, key: str) -> Select[Any]:
-    """Return the query that holds an id until the transaction ends, whether it is there or not."""
+    """Return the query that locks an id until the transaction ends, even without a row."""
     return select(func.pg_advisory_xact_lock(_LOCKS, func.hashtext(f"{kind}/{key}")))
 
 
@@ -317,10 +317,10 @@ async def fetch(database: Database, query: Select[Any]) -> list[Values]:
 
 
 def asked_page(request: web.Request) -> tuple[int, str]:
-    """Return how many rows a page shall have, and the last id of the one before it.
+    """Return the requested page size, and the last id of the previous page.
 
     Raises:
-        BadRequestError: No such number.
+        BadRequestError: The size is no valid number.
     """
     text = request.query.get("limit", str(describe.PAGE_MAX))
     if not (re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= describe.PAGE_MAX):
@@ -338,7 +338,7 @@ async def page(
     *,
     newest_first: bool = False,
 ) -> web.Response:
-    """Return rows in the order of ids: `?limit=` of them, `?after=` the last id of a page."""
+    """Return rows in the order of ids: `?limit=` of them, behind `?after=`."""
     limit, after = asked_page(request)
     if newest_first:
         query = (query.where(key < after) if after else query).order_by(key.desc())
@@ -350,7 +350,7 @@ async def page(
 
 
 def missing_reference(error: IntegrityError) -> PlatformError:
-    """Return what to say about a reference to something that is not there."""
+    """Return the error for a reference to an object that does not exist."""
     constraint = getattr(_cause(error), "constraint_name", None) or ""
     table = getattr(_cause(error), "table_name", None) or ""
     field = constraint.removeprefix(f"fk_{table}_")

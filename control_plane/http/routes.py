@@ -29,18 +29,18 @@ def _no_operation() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AdminRoute:
-    """One method on one path.
+    """A method on a path.
 
     Attributes:
         method: GET, or one of `WRITES`.
-        path: As aiohttp takes it, patterns included.
-        handler: Answers.
-        action: The permission that a caller needs; None: open to all.
-        kind: Kind of its objects, for the audit log.
-        operation: Its part of the OpenAPI document; made by `describe.operation`.
-        is_audited: Whether every success leaves an audit row. Only what writes nothing that can be
-            seen (a piece of an upload whose end is audited) may do without.
-        is_noted: It reads, and yet each try is audited, as it is with writes.
+        path: Path in aiohttp's form, patterns included.
+        handler: Handler of requests.
+        action: Permission that a caller needs; None: open to all.
+        kind: Kind of the objects, for the audit log.
+        operation: Part of the OpenAPI document; made by `describe.operation`.
+        is_audited: Whether every success leaves an audit row. Only writes without a visible effect
+            (a piece of an upload whose end is audited) may do without.
+        is_noted: Whether reads are audited like writes.
     """
 
     method: str
@@ -54,18 +54,18 @@ class AdminRoute:
 
     @property
     def is_write(self) -> bool:
-        """Whether it changes anything."""
+        """Whether the method writes."""
         return self.method in WRITES
 
     @property
     def query(self) -> set[str]:
-        """Names of the query parameters that it takes."""
+        """Names of the query parameters."""
         parameters: list[dict[str, Any]] = self.operation.get("parameters", [])
         return {parameter["name"] for parameter in parameters if parameter["in"] == "query"}
 
     @property
     def public_path(self) -> str:
-        """The path as OpenAPI writes it: without patterns."""
+        """The path in OpenAPI's form: without patterns."""
         return _PATTERN.sub(r"{\1}", self.path)
 
     @property

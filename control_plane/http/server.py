@@ -35,10 +35,10 @@ def make_application(
     """Return the application.
 
     Args:
-        routes: All there is.
+        routes: All routes.
         database: Database of admin keys and of the audit log.
-        bootstrap_sha256: SHA-256 (hex) of the admin key that is always there.
-        count: Is told (route pattern, status) of every answer.
+        bootstrap_sha256: SHA-256 (hex) of the bootstrap admin key.
+        count: Called with (route pattern, status) of every answer.
     """
 
     @web.middleware
@@ -86,7 +86,7 @@ def _refusal(allowed: Iterable[str]) -> Handler:
 
 
 def make_runner(application: web.Application) -> web.AppRunner:
-    """Return the one kind of runner, for production and tests."""
+    """Return the runner, the same for production and tests."""
     return web.AppRunner(
         application, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
     )

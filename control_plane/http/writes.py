@@ -67,7 +67,7 @@ class WriteReply:
         body: JSON; None: no body.
         object_id: Id of the written object.
         status: HTTP status; 204 goes without a body.
-        is_secret: The body shows a secret this one time, and is kept nowhere.
+        is_secret: Whether the body shows a secret, so that it is not stored.
     """
 
     body: Values | None
@@ -77,7 +77,7 @@ class WriteReply:
 
     @property
     def text(self) -> str:
-        """The body as it is sent."""
+        """The body as sent."""
         return "" if self.body is None else json.dumps(self.body)
 
 
@@ -90,12 +90,12 @@ class Write:
     """A write under way.
 
     Attributes:
-        connection: Its transaction.
-        request: The request that asks for it.
-        id: Id of its first audit row.
-        key: Its idempotency key; empty without.
-        rows: Its audit rows so far.
-        is_checked: The request's conditions were checked.
+        connection: Connection of the write's transaction.
+        request: Request of the write.
+        id: Id of the first audit row.
+        key: Idempotency key; empty without.
+        rows: Audit rows so far.
+        is_checked: Whether the request's conditions were checked.
     """
 
     connection: AsyncConnection
@@ -116,7 +116,7 @@ class Write:
         return self.request[ROUTE]
 
     def check(self, shown: Values | None) -> None:
-        """Check the request's conditions against the object as it is, read under a row lock.
+        """Check the request's conditions against the present object, read under a row lock.
 
         Raises:
             PlatformError: 412.
@@ -127,7 +127,7 @@ class Write:
         self.is_checked = True
 
     def require(self, *owners: str | None) -> None:
-        """Make sure that the caller may do this to objects of these tenants (None: nobody's).
+        """Check that the caller may do this to objects of these tenants (None: public).
 
         Raises:
             PlatformError: 403.
@@ -144,14 +144,15 @@ class Write:
         owners: Iterable[str | None],
         kind: str = "",
     ) -> None:
-        """Note what the write does to an object, after making sure that the caller may.
+        """Note the effect of the write on an object, after a check of the caller's rights.
 
         Args:
-            verb: create, replace, change, delete, ...
+            verb: Verb: create, replace, change, delete, ...
             object_id: Id of the object.
-            before: As a GET would have shown it, so without secrets; None when there was none.
-            after: The same, after the write.
-            owners: Tenants it belongs to, before and after; None: nobody's.
+            before: Object as a GET would have shown it, so without secrets; None when it did not
+                exist.
+            after: Object after the write; None when it is gone.
+            owners: Tenants of the object, before and after; None: public.
             kind: Kind of the object, when it is not the route's.
 
         Raises:
@@ -176,11 +177,11 @@ class Writes:
         *,
         deadline_s: float = 4.0,
     ) -> web.Response:
-        """Return the answer of some work, committed; or the one that its key has got before.
+        """Return the answer of a write, committed; or the stored answer of its key.
 
         Args:
-            request: Request that asks for it.
-            work: Runs in a transaction, and again when that got lost.
+            request: Request of the write.
+            work: Runs in a transaction, and again when that was lost.
             deadline_s: Seconds for all attempts together.
 
         Raises:
@@ -222,7 +223,7 @@ class Writes:
         return _response(answer, is_replay=is_replay)
 
     async def refused(self, request: web.Request, error: PlatformError) -> None:
-        """Record a write that was refused, in a transaction of its own: it has none any more."""
+        """Record a refused write, in a transaction of its own: the write's was rolled back."""
         # The last id in the path is the object that would have been written.
         object_id = next(reversed(request.match_info.values()), "")
         key = request.headers.get("Idempotency-Key", "")
@@ -233,7 +234,7 @@ class Writes:
 
 
 def require(request: web.Request, *owners: str | None) -> None:
-    """Make sure that the caller may do what the route does to objects of these tenants.
+    """Check that the caller may do the route's action on objects of these tenants.
 
     Raises:
         PlatformError: 403, with the role that could.
@@ -245,7 +246,7 @@ def require(request: web.Request, *owners: str | None) -> None:
 
 
 def forbidden(actor: Actor, route: AdminRoute) -> PlatformError:
-    """Return what to say to somebody who may not do something."""
+    """Return the error for a caller without the permission."""
     assert route.action is not None, "nobody is kept from what is open"
     roles = [role for role in roles_for(route.action) if role is not actor.role]
     *others, last = roles

@@ -23,7 +23,7 @@ ReleaseName = Annotated[str, AfterValidator(_checked_release)]
 
 
 class BaseBody(AdminBody):
-    """Weights that nodes hold in their artifact folders, by digest."""
+    """Weights that nodes have in their artifact folders, by digest."""
 
     name: Text = ""
     context_tokens_max: Count
@@ -32,7 +32,7 @@ class BaseBody(AdminBody):
 class ModelBody(AdminBody):
     """A public name; without `owner_tenant_id` all tenants may use it.
 
-    Its base and adapter are kept as a release, which `model@release` names for good; an empty
+    Its base and adapter are stored as a release, which `model@release` names for good; an empty
     `release` is named after the digests.
     """
 
@@ -44,7 +44,7 @@ class ModelBody(AdminBody):
 
 
 class AliasBody(AdminBody):
-    """Another public name of a model or of `model@release`; of a tenant's model, it is its too."""
+    """Another name of a model or of `model@release`; the alias has the same owner."""
 
     target: Id
     owner_tenant_id: OptionalId = ""
@@ -56,5 +56,5 @@ def release_id(model_id: str, release: str) -> str:
 
 
 def release_of_digests(base_digest: str, adapter_digest: str) -> str:
-    """Return the name of a release to which nobody has given one; migration 0004 has the same."""
+    """Return the name of a release without a given name; migration 0004 has the same rule."""
     return f"{adapter_digest[:8]}-{base_digest[:8]}" if adapter_digest else base_digest[:12]

@@ -1,4 +1,4 @@
-"""Public names, which are one space across models and aliases, and their releases.
+"""Public names: models and aliases share one namespace; releases are below models.
 
 A name that begins with a tenant's id and a slash belongs to this tenant.
 """
@@ -18,16 +18,16 @@ _LOCKS = 731052  # one for each name, held while it is taken: no constraint span
 async def take_name(
     connection: AsyncConnection, name: str, owner_tenant_id: str | None, *, others: Table
 ) -> None:
-    """Make sure that a name may be a model's or an alias's, until the transaction ends.
+    """Reserve a name for a model or an alias until the transaction ends.
 
     Args:
         connection: Connection in the transaction that writes the name.
         name: Public name.
-        owner_tenant_id: The tenant that will own it; None: every tenant may use it.
-        others: The table that must not have it.
+        owner_tenant_id: Tenant of the name; None: all tenants may use it.
+        others: Table that must not have the name.
 
     Raises:
-        PlatformError: It holds an `@`, belongs to another tenant, or `others` has it.
+        PlatformError: The name holds an `@`, belongs to another tenant, or is in `others`.
     """
     if RELEASE_MARK in name:
         message = f"id: {RELEASE_MARK} stands between a model and its release, so no name has it"
@@ -49,10 +49,10 @@ async def take_name(
 
 
 async def take_space(connection: AsyncConnection, tenant_id: str) -> None:
-    """Make sure that a new tenant's names can begin with its id, and nobody else's do.
+    """Check that a new tenant's id can be the prefix of its names, and of no other's.
 
     Raises:
-        PlatformError: The id holds a slash or an `@` (400), or somebody has such a name (409).
+        PlatformError: The id holds a slash or an `@` (400), or another owner has such a name (409).
     """
     if await connection.scalar(select(tenants.c.id).where(tenants.c.id == tenant_id)):
         return
@@ -75,7 +75,7 @@ async def take_space(connection: AsyncConnection, tenant_id: str) -> None:
 async def unknown_names(
     connection: AsyncConnection, names: Iterable[str], tenant_id: str
 ) -> list[str]:
-    """Return those names that stand for no model, release or alias that a tenant may use."""
+    """Return the names that are no model, release or alias that a tenant may use."""
     wanted = set(names)
 
     def is_visible(table: Table) -> ColumnElement[bool]:

@@ -36,9 +36,9 @@ _rollouts = table(
 
 
 async def check_model(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse a name that is taken, and a pool that serves another base; name the release.
+    """Refuse a taken name, and a pool of another base; name the release.
 
-    A missing pool is found by the database.
+    The database detects a missing pool.
     """
     await take_name(connection, key, values["owner_tenant_id"], others=aliases)
     query = select(pools.c.base_digest).where(pools.c.id == values["pool_id"]).with_for_update()
@@ -54,7 +54,7 @@ async def check_model(connection: AsyncConnection, key: str, values: Values) -> 
 
 
 async def _check_replaced_model(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse what `check_model` does, and any change while the model is in rollout."""
+    """Refuse the same as `check_model`, and any change while the model is in rollout."""
     await _check_is_steady(connection, key)
     await check_model(connection, key, values)
     query = select(models.c.release, models.c.previous_release).where(models.c.id == key)
@@ -67,7 +67,7 @@ async def _check_replaced_model(connection: AsyncConnection, key: str, values: V
 
 
 async def _check_is_steady(connection: AsyncConnection, key: str) -> None:
-    """Refuse to change a model until its rollout has settled, a little after its split has gone."""
+    """Refuse to change a model until its rollout has settled, shortly after its split has ended."""
     t = _rollouts.c
     if rollout := await connection.scalar(select(t.id).where(t.is_live, t.model_id == key)):
         message = (
@@ -78,7 +78,7 @@ async def _check_is_steady(connection: AsyncConnection, key: str) -> None:
 
 
 async def _remove_model(connection: AsyncConnection, key: str) -> None:
-    """Refuse to delete a model that is in rollout; nobody is pinned to what is deleted."""
+    """Refuse to delete a model that is in rollout; delete pins to it."""
     await _check_is_steady(connection, key)
     await _unpin(connection, key)
 
@@ -93,9 +93,9 @@ async def _unpin(connection: AsyncConnection, model_id: str, release: str = "") 
 
 
 async def _record_release(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Keep a release; once the model stands for it, those of the same base are served beside it.
+    """Store a release; once the model points at it, releases of the same base move to its pool.
 
-    While a rollout goes on each stays where it is: the fleet has to know both pools to the end.
+    During a rollout each stays in its pool: the fleet has to know both pools to the end.
     """
     name = release_id(key, values["release"])
     parts = {part: values[part] for part in ("base_digest", "adapter_digest", "pool_id")}
@@ -115,7 +115,7 @@ async def _record_release(connection: AsyncConnection, key: str, values: Values)
 async def _moved_along(
     connection: AsyncConnection, key: str, values: Values
 ) -> ColumnElement[bool]:
-    """Return which releases go to the pool of the one that was written."""
+    """Return the releases that move to the pool of the written one."""
     name = release_id(key, values["release"])
     query = select(models.c.release, models.c.pool_id).where(models.c.id == key)
     release, pool_id = (await connection.execute(query)).one()
@@ -132,7 +132,7 @@ async def _moved_along(
 
 
 async def _check_alias(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse a name that is taken and a target that is none; complete what the row refers to."""
+    """Refuse a taken name and a target that does not exist; complete the row's references."""
     await take_name(connection, key, values["owner_tenant_id"], others=models)
     target = values["target"]
     release = and_(releases.c.model_id == models.c.id, releases.c.id == target)
@@ -158,13 +158,13 @@ async def _check_alias(connection: AsyncConnection, key: str, values: Values) ->
 
 
 async def _remove_release(connection: AsyncConnection, key: str) -> None:
-    """Refuse to forget what a model stands for or a rollout needs; nobody is pinned to it."""
+    """Refuse to delete a release that the model or a rollout uses; delete pins to it."""
     await _check_release_is_past(connection, key)
     await _unpin(connection, *key.rsplit(RELEASE_MARK, 1))
 
 
 async def _check_release_is_past(connection: AsyncConnection, key: str) -> None:
-    """Refuse to forget what a model stands for now."""
+    """Refuse to delete the release that a model points at now."""
     query = (
         select(models.c.id, models.c.release)
         .join(releases, releases.c.model_id == models.c.id)

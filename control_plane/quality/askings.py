@@ -1,8 +1,8 @@
-"""Derives the golden prompts that replicas are asked from models and bases; pure.
+"""Derives the golden prompts for replicas from models and bases; pure.
 
-An asking is a prompt that is put to a base with an adapter, and the unit in which answers are
-compared. Which adapter that is follows from what the prompt's model stands for at the moment, and
-while a release is rolled out, from both releases.
+An asking is a prompt for a base with an adapter, and the unit in which answers are compared. The
+adapter is that of the release that the prompt's model points at now; during a rollout there is an
+asking for each of the two releases.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,19 +45,19 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A prompt, put to a base with an adapter.
+    """A prompt for a base with an adapter.
 
     Attributes:
         id: `prompt/base` or `prompt/base/adapter`, digests cut short.
-        prompt_id: `default` for what every base is asked.
+        prompt_id: Id of the prompt; `default` for the prompts of every base.
         model_id: Model of the prompt; empty for the default.
-        base_digest: Base of the replicas that are asked.
-        adapter_digest: Empty: the base alone.
-        token_ids: The prompt.
+        base_digest: Base of the replicas that get the prompt.
+        adapter_digest: Adapter; empty: the base alone.
+        token_ids: Token ids of the prompt.
         output_tokens_max: Most tokens of an answer.
-        every_s: Seconds between two askings of a replica.
-        expected: Tokens that an answer has to begin with; empty: any.
-        owner: The tenant whose model it is about; empty: the platform's own.
+        every_s: Seconds between two runs on a replica.
+        expected: Tokens that an answer has to begin with; empty: any answer.
+        owner: Tenant of the prompt's model; empty: the platform.
         is_rollout: Whether a rollout of the model waits for the expected answer.
     """
 
@@ -74,7 +74,7 @@ class Asking:
     is_rollout: bool = False
 
     def wire(self) -> wire.GoldenPrompt:
-        """Return it as agents are told."""
+        """Return it in the form for agents."""
         return wire.GoldenPrompt(
             id=self.id,
             base_digest=self.base_digest,
@@ -96,7 +96,7 @@ def current(
     prompts: Iterable[Prompt],
     token_ids: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({}),
 ) -> dict[str, Asking]:
-    """Return all askings by id: the defaults of bases that generate text, and the prompts'."""
+    """Return all askings by id: the defaults for bases that generate text, and the prompts'."""
     found = {one.id: one for one in defaults(state, token_ids)}
     for prompt in prompts:
         about = about_model(state, prompt.model_id)
@@ -113,10 +113,10 @@ def generating_bases(state: ControlState) -> set[str]:
 def defaults(
     state: ControlState, token_ids: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({})
 ) -> list[Asking]:
-    """Return what every base that generates text is asked.
+    """Return the default askings of all bases that generate text.
 
     Args:
-        state: Has the pools.
+        state: State with the pools.
         token_ids: Tokens of `DEFAULT_TEXTS`, by base, as far as they are known.
     """
     return [
@@ -136,7 +136,7 @@ def defaults(
 
 
 def _named(prompts: Sequence[tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return prompts with the first words of their askings."""
+    """Return prompts with the common prefixes of their askings' ids."""
     if not prompts:
         return [(DEFAULT, DEFAULT_TOKENS)]
     return [(f"{DEFAULT}-{number}", ids) for number, ids in enumerate(prompts, 1)]
@@ -144,12 +144,12 @@ def _named(prompts: Sequence[tuple[int, ...]]) -> list[tuple[str, tuple[int, ...
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The facts of a model that decide how its prompts are put.
+    """The facts of a model that decide its askings.
 
     Attributes:
-        owner: The tenant; empty: the platform.
+        owner: Tenant; empty: the platform.
         served: (base, adapter) of the model's release, and of the release rolled out beside it.
-        is_rollout: Whether a rollout shares its requests out.
+        is_rollout: Whether a rollout splits its requests.
     """
 
     owner: str
@@ -158,7 +158,7 @@ class About:
 
 
 def about_model(state: ControlState, model_id: str) -> About | None:
-    """Return how a model's prompts are put at present; None: there is no such model."""
+    """Return the facts of a model; None: there is no such model."""
     model = state.models.get(model_id)
     if model is None:
         return None
@@ -189,7 +189,7 @@ def put(prompt: Prompt, about: About) -> list[Asking]:
 
 
 def _served(state: ControlState, model: control.Model) -> list[tuple[str, str]]:
-    """Return (base, adapter) of what a model stands for, and of what is rolled out beside it."""
+    """Return (base, adapter) of a model's release, and of the one that is rolled out beside it."""
     found = [(model.base_digest, model.adapter_digest)]
     split = state.splits.get(model.id)
     for name in (split.control, split.canary) if split is not None else ():

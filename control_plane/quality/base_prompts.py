@@ -1,4 +1,4 @@
-"""The token ids of the prompts that every base is asked without set-up, by the base's tokenizer."""
+"""The token ids of the default prompts, made by each base's tokenizer."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -25,7 +25,7 @@ TokenIds = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
 class StateFeed(Protocol):
-    """Knows the fleet."""
+    """A source of the present state."""
 
     @property
     def state(self) -> ControlState:
@@ -34,10 +34,10 @@ class StateFeed(Protocol):
 
 
 class BasePrompts:
-    """Finds the ids out, once per base.
+    """Tokenizes the default prompts, once per base.
 
     Attributes:
-        token_ids: One prompt for each of `DEFAULT_TEXTS`, by the digest of the base.
+        token_ids: Ids of each of `DEFAULT_TEXTS`, by the digest of the base.
     """
 
     def __init__(self, feed: StateFeed, read_text: ReadText) -> None:
@@ -54,7 +54,7 @@ class BasePrompts:
             await asyncio.sleep(_TICK_S)
 
     async def step(self) -> None:
-        """Find out what is missing; forget bases that no pool serves any more."""
+        """Tokenize for new bases; drop bases that no pool serves any more."""
         bases = generating_bases(self._feed.state)
         self.token_ids = {base: ids for base, ids in self.token_ids.items() if base in bases}
         for base in sorted(bases - self.token_ids.keys()):

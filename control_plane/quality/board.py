@@ -1,8 +1,7 @@
-"""The golden prompts of the moment, and each node's part of them; pure, updated cheaply.
+"""The present golden prompts, and each node's part of them; pure, updated incrementally.
 
-The state changes all the time, and thousands of models may have prompts: only those whose releases
-or prompts have changed are worked out anew, and what nodes with the same bases are told once per
-round.
+The state changes all the time, and thousands of models may have prompts. So only models whose
+releases or prompts have changed are recomputed. Nodes with the same bases share one list per round.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ Prompts = tuple[Prompt, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """The askings of a model, and the prompts and facts that they rest on."""
+    """The askings of a model, and the prompts and facts that they are derived from."""
 
     about: About | None
     prompts: Prompts
@@ -29,10 +28,10 @@ class _Model:
 
 
 class Board:
-    """Owns the questions.
+    """The askings of all models.
 
     Attributes:
-        askings: All, by id.
+        askings: All askings, by id.
     """
 
     def __init__(self) -> None:
@@ -50,7 +49,7 @@ class Board:
         prompts: Prompts,
         token_ids: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({}),
     ) -> None:
-        """Find out what is asked; `token_ids` as of `askings.defaults`."""
+        """Recompute the askings; for `token_ids` see `askings.defaults`."""
         if prompts is not self._prompts:
             self._prompts, self._of_model = prompts, _by_model(prompts, self._of_model)
         models: dict[str, _Model] = {}
@@ -75,9 +74,9 @@ class Board:
             self._arrange()
 
     def told(self, bases: Iterable[str], round_: int) -> list[wire.GoldenPrompt]:
-        """Return what a node with replicas of these bases is told in a round.
+        """Return the askings of a round for a node with replicas of these bases.
 
-        It is the same list while it is the same, and not to be changed.
+        Unchanged, it is the same list; do not change it.
         """
         key = frozenset(bases)
 
@@ -97,7 +96,7 @@ class Board:
         return {owner: sorted(items, key=_name) for owner, items in found.items()}
 
     def _arrange(self) -> None:
-        """Put all questions in order."""
+        """Sort all askings by owner and prompt."""
         self._items = {}
         self.askings = {one.id: one for one in self._defaults}
         for model in self._models.values():
@@ -128,7 +127,7 @@ def _model(about: About | None, prompts: Prompts) -> _Model:
 
 
 def _by_model(prompts: Iterable[Prompt], before: dict[str, Prompts]) -> dict[str, Prompts]:
-    """Return the prompts of each model; the same tuple where they are the same."""
+    """Return the prompts of each model; the same tuple object while they are the same."""
     found: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         found.setdefault(prompt.model_id, []).append(prompt)

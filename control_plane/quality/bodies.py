@@ -31,7 +31,7 @@ _Words = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
 
 
 class GoldenPromptBody(AdminBody):
-    """A prompt whose answer is known, or shall stay what it is.
+    """A prompt with a known answer, or whose answer shall not change.
 
     `token_ids` is the whole prompt, chat template included, as `/v1/tokenize` of the gateway
     returns it. With `expected_token_ids` an answer has to begin with these. The texts are for
@@ -53,6 +53,6 @@ class GoldenPromptBody(AdminBody):
 
 
 class ReleaseBody(AdminBody):
-    """Why a quarantine is lifted."""
+    """The reason for lifting a quarantine."""
 
     reason: _Words = ""

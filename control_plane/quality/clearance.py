@@ -1,4 +1,4 @@
-"""When a replica that a router accuses has cleared itself; pure."""
+"""Decides when an accused replica has answered rightly often enough; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,14 +12,14 @@ def right_answers(
     kept: Mapping[Group, Sequence[RecordedAnswer]],
     accused: Mapping[str, Ejection],
 ) -> dict[str, list[str]]:
-    """Return which of the platform's askings accused replicas have now answered rightly.
+    """Return the platform's askings that accused replicas have now answered rightly.
 
-    Only an answer to a question that was asked after the ejection speaks for a replica, by the
-    clocks of node and router. Where these differ, clearing takes longer, or begins early.
+    Only answers to prompts after the ejection count, by the clocks of node and router. Where these
+    differ, clearing takes longer, or begins early.
 
     Args:
         cases: The judgements of a batch.
-        kept: The answers that they rest on.
+        kept: Answers that they rest on.
         accused: Replicas with an open ejection.
 
     Returns:
@@ -41,7 +41,7 @@ def right_answers(
 
 
 def are_all_right(askings: Mapping[str, Asking], right: Iterable[str]) -> bool:
-    """Return whether these are all of the platform's askings to their base; pure."""
+    """Return whether these are all of the platform's askings for their base; pure."""
     own = frozenset(right)
     bases = {askings[one].base_digest for one in own if one in askings}
     wanted = {

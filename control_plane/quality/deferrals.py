@@ -1,4 +1,4 @@
-"""Groups of answers whose judging failed, and is put off for a while; pure."""
+"""Groups of answers that could not be judged, and wait for another attempt; pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class _Deferral:
 
 
 class Deferrals:
-    """Groups that failed: tried again later and later, and in the end once an hour."""
+    """Failed groups, with growing pauses between attempts, in the end an hour."""
 
     def __init__(self) -> None:
         self._known: dict[Group, _Deferral] = {}
@@ -40,14 +40,14 @@ class Deferrals:
             self._known.pop(group, None)
 
     def waiting(self, now_s: float) -> list[Group]:
-        """Return the groups that are to be left alone now."""
+        """Return the groups that are to be skipped now."""
         return sorted(group for group, one in self._known.items() if now_s < one.until_s)
 
     def forget(self, now_s: float) -> None:
-        """Forget the groups that nobody has seen since long after they could be tried again."""
+        """Drop the groups that have not occurred since long after their next attempt was due."""
         self._known = {g: one for g, one in self._known.items() if now_s < one.until_s + PARKED_S}
 
     @property
     def parked(self) -> int:
-        """How many groups are parked."""
+        """Number of parked groups."""
         return sum(one.failures >= _FAILURES_MAX for one in self._known.values())

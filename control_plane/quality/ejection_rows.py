@@ -1,4 +1,4 @@
-"""Rows of ejections that routers have told."""
+"""Rows of ejections that routers have reported."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ _KEPT = timedelta(days=7)
 
 
 async def add(connection: AsyncConnection, found: Sequence[Ejection]) -> list[Ejection]:
-    """Keep those that the owner of the replica's cell says, once; return the new ones."""
+    """Store the ejections reported by the owner of a replica's cell, once; return the new ones."""
     r, c = tables.replicas.c, tables.cells.c
     query = (
         select(r.id, c.id, c.epoch)
@@ -63,13 +63,13 @@ async def settle(
     right: Mapping[str, Sequence[str]],
     quarantined: Iterable[str],
 ) -> list[str]:
-    """Note what was found out; return the replicas that are cleared.
+    """Store the outcomes of ejections; return the cleared replicas.
 
     Args:
         connection: Connection in the transaction that judges.
-        askings: All that are put at present.
+        askings: All present askings.
         right: Result of `right_answers`.
-        quarantined: Replicas that were taken out just now.
+        quarantined: Replicas that were quarantined just now.
     """
     await _end(connection, sorted(quarantined), CONFIRMED)
     e = ejections.c
@@ -92,5 +92,5 @@ async def _end(connection: AsyncConnection, replica_ids: Sequence[str], outcome:
 
 
 async def prune(connection: AsyncConnection) -> None:
-    """Forget what is old."""
+    """Delete old ejections."""
     await connection.execute(delete(ejections).where(ejections.c.heard_at < func.now() - _KEPT))

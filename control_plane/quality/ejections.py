@@ -1,9 +1,9 @@
-"""Ejections that routers report for wrong answers: evidence for the quality guard; pure.
+"""Ejections for wrong answers, reported by routers: evidence for the quality guard; pure.
 
-A router has acted already. The guard asks such a replica first, and needs one wrong golden answer
-instead of two: `sluice.detector.record`. An ejection ends in one of two ways: `confirmed`, the
-replica is in quarantine; `cleared`, it has answered each prompt of the platform rightly since. One
-that is not settled within `OPEN_MAX` is no evidence any more.
+The router has acted already. The guard asks such a replica first, and one wrong golden answer is
+enough instead of two: see `sluice.detector.record`. An ejection ends in one of two ways.
+`confirmed`: the replica is in quarantine. `cleared`: it has answered each prompt of the platform
+rightly since. After `OPEN_MAX` an open ejection is no evidence any more.
 """
 
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ class Ejection:
 
     @property
     def record(self) -> Record:
-        """The router's finding, for the detector."""
+        """The router's finding in the detector's form."""
         return CLEAN.found(self.evidence, self.wrong)
 
     def shown(self) -> dict[str, Any]:
-        """Return it as JSON, for the evidence of a quarantine."""
+        """Return the ejection as JSON, for the evidence of a quarantine."""
         return {
             "router": self.router_id,
             "cell": self.cell_id,
@@ -53,7 +53,7 @@ class Ejection:
 
 
 def ejections_of(request: wire.AccuseRequest) -> list[Ejection]:
-    """Return what a router says; ValueError: it makes no sense."""
+    """Return the ejections in a router's report; ValueError: it is not valid."""
     if len(request.ejections) > MESSAGE_MAX or not is_id(request.router_id):
         raise ValueError(f"want the router's id, and at most {MESSAGE_MAX} ejections")
     return [_ejection(request.router_id, one) for one in request.ejections]

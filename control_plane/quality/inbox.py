@@ -1,4 +1,4 @@
-"""Answers on their way into the database: a bounded queue, and what cannot be kept is dropped."""
+"""A bounded queue of answers for the database; answers that cannot be stored are dropped."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,28 +20,28 @@ _BUSY_SQLSTATES = ("08", "25", "40", "53", "55", "57", "58")
 
 
 class Inbox:
-    """Owns the answers that are not written down yet.
+    """The answers that are not stored yet.
 
     Attributes:
-        waiting: The oldest first.
+        waiting: Waiting answers, the oldest first.
     """
 
     def __init__(self, database: Database, dropped: Callable[[str], None]) -> None:
-        """Take where answers are kept, and who counts those that cannot be, by why."""
+        """Take the store, and the counter of dropped answers by reason."""
         self.waiting: deque[AnswerReport] = deque(maxlen=_REPORTS_MAX)
         self._database = database
         self._dropped = dropped
 
     def put(self, report: AnswerReport) -> None:
-        """Take an answer."""
+        """Queue an answer."""
         self.waiting.append(report)
 
     async def write(self) -> None:
-        """Write all answers down; those that cannot be written now stay in front of the others.
+        """Store all answers; those that cannot be stored now stay in front of the others.
 
         Raises:
             DatabaseDownError: The database did not answer in time.
-            DBAPIError: It would not take anything now.
+            DBAPIError: The database accepts no answer now.
         """
         while self.waiting:
             batch = [self.waiting.popleft() for _ in range(min(_BATCH, len(self.waiting)))]
@@ -58,7 +58,7 @@ class Inbox:
                 raise
 
     async def _write(self, part: Sequence[AnswerReport]) -> list[Sequence[AnswerReport]]:
-        """Write some down; return the halves of what cannot be kept as it is, none of a single."""
+        """Store some answers; return the halves of a batch that fails, none of a single answer."""
 
         async def work(connection: AsyncConnection) -> None:
             await repository.add_reports(connection, part)

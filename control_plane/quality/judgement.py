@@ -1,7 +1,7 @@
 """Judges the answers of a pool to one golden prompt, and decides about its replicas; pure.
 
-The vote is `sluice.detector.consensus`; a pool with fewer than three answers keeps the
-answer that was right before. `sluice.detector.record` counts the evidence against a replica.
+The vote is `sluice.detector.consensus`; a pool with fewer than three answers keeps the earlier
+right answer. `sluice.detector.record` counts the evidence against a replica.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ ASKINGS = THRESHOLDS[EvidenceKind.GOLDEN].of  # last answers of a replica, to ea
 
 
 class RightAnswerSource(StrEnum):
-    """Origins of the right answer."""
+    """The origin of the right answer."""
 
     CONSENSUS = "consensus"
     HISTORY = "history"
@@ -38,8 +38,8 @@ class Answer:
 
     Attributes:
         number: Number among all answers; later answers have greater ones.
-        text: None: it did not answer. The guard does not judge that; it counts as an asking.
-        is_new: It was not judged before.
+        text: Text of the answer; None: there was none, which is not judged, but counts as a run.
+        is_new: Whether it was not judged before.
     """
 
     number: int
@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """The right answer, and its origin."""
+    """The right answer, with its origin."""
 
     text: Text
     source: RightAnswerSource
@@ -57,13 +57,13 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A replica that is suspect.
+    """The evidence against a suspected replica.
 
     Attributes:
         replica_id: The replica.
-        difference: Difference of the newest answer that deviates.
-        deviations: How many of its last answers deviate.
-        answer: The newest of these.
+        difference: Difference of the newest deviating answer.
+        deviations: Number of its latest answers that deviate.
+        answer: Newest deviating answer.
     """
 
     replica_id: str
@@ -77,13 +77,13 @@ class Judgement:
     """The judgement of a pool's answers to one prompt.
 
     Attributes:
-        truth: The right answer; None: it is not known.
+        truth: Right answer; None: unknown.
         findings: Suspects, by id.
-        deviating: Numbers of the answers that deviate, and in what.
-        is_split: No answer has a majority.
-        is_changed: The pool agrees on something else than it did before.
+        deviating: Numbers of deviating answers, with the kind of difference.
+        is_split: Whether no answer has a majority.
+        is_changed: Whether the pool agrees on another answer than before.
         unexpected: Replicas whose newest answer does not begin with the expected tokens.
-        learned: The answer that is right from now on; None: nothing new.
+        learned: New right answer; None: unchanged.
     """
 
     truth: Truth | None
@@ -97,7 +97,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class PoolVerdict:
-    """Replicas of a pool that are taken out, and those that should be and may not."""
+    """Replicas of a pool to quarantine, and suspects that have to stay."""
 
     quarantine: tuple[str, ...]
     spared: tuple[str, ...]
@@ -110,13 +110,13 @@ def judge(
     rules: Rules = RULES,
     records: Mapping[str, Record] = MappingProxyType({}),
 ) -> Judgement:
-    """Return what the answers of a pool's replicas to one prompt come to.
+    """Return the judgement of the answers of a pool's replicas to one prompt.
 
     Args:
         answers: Answers of each serving replica, the newest first.
         known: Earlier right answers of the same base, adapter and engine.
         expected: Tokens that an answer should begin with; empty: any.
-        rules: How to compare.
+        rules: Rules of comparison.
         records: Findings of routers about replicas.
     """
     recent = {name: list(all_)[:ASKINGS] for name, all_ in sorted(answers.items())}
@@ -157,7 +157,7 @@ def _judge_few(
     rules: Rules,
     records: Mapping[str, Record],
 ) -> Judgement:
-    """Judge a pool without a consensus by its past; learn that when all answers were the same."""
+    """Judge a pool without a consensus by earlier answers; learn when all answers were equal."""
     if known is not None:
         findings, deviating = _compare(recent, known.text, rules, records)
         return Judgement(known, findings, deviating, unexpected=unexpected)
@@ -177,7 +177,7 @@ def _compare(
     rules: Rules,
     records: Mapping[str, Record],
 ) -> tuple[tuple[Finding, ...], dict[int, Difference]]:
-    """Return the suspects, and which answers deviate."""
+    """Return the suspects, and the deviating answers."""
     findings: list[Finding] = []
     deviating: dict[int, Difference] = {}
     for name, all_ in recent.items():
@@ -205,12 +205,12 @@ def _record(record: Record, all_: Sequence[Answer], deviating: Mapping[int, Diff
 
 
 def decide(suspects: Iterable[str], ready: Iterable[str], quarantined: int) -> PoolVerdict:
-    """Return which suspects of a pool are taken out now.
+    """Return the suspects of a pool to quarantine now.
 
     Args:
         suspects: The clearest cases first.
         ready: Replicas of the pool that serve, suspects among them.
-        quarantined: How many of the pool are being taken out already.
+        quarantined: Number of the pool's replicas in quarantine already.
     """
     serving = set(ready)
     left = max(0, room(len(serving) + quarantined, quarantined))  # never all that serve

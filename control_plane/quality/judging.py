@@ -1,9 +1,9 @@
-"""Judges new answers, in bounded batches, beside any number of other control planes.
+"""Judges new answers, in bounded batches, concurrently with other control planes.
 
-A batch is a transaction. It claims answers that nobody else judges, so that no two do the same work
-twice; a replica is taken out under a lock, after a second look at who serves, so that all of them
-together keep to the limits. A group (a pool and an asking) that cannot be judged is left behind:
-the others go on, and it is tried again later.
+A batch is a transaction. It claims answers, so that no two control planes judge the same ones. A
+replica is quarantined under a lock, after a second look at the serving replicas, so that all
+control planes together keep to the limits. A group (a pool and an asking) that cannot be judged is
+deferred: the others go on, and it is tried again later.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _GROUP_S = 1.0  # a group that takes longer has failed when its batch is not ove
 
 
 class TooSlowError(Exception):
-    """A group of answers took so long that its batch was not over in time."""
+    """A group of answers took so long that its batch missed its deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class JudgingOutcome:
 
     Attributes:
         ruling: Consequences of the judgements.
-        failures: Groups that could not be judged, and why.
-        judged: Groups that were.
-        is_last: Nothing else is to be judged now.
-        cleared: Replicas that a router had ejected, and that answer rightly.
+        failures: Groups that could not be judged, with the reasons.
+        judged: Judged groups.
+        is_last: Whether no other answers are to be judged now.
+        cleared: Replicas ejected by a router that have answered rightly.
     """
 
     ruling: Ruling
@@ -72,7 +72,7 @@ _NOTHING = Ruling((), (), {}, {}, {})
 
 @dataclass(slots=True)
 class Judge:
-    """Owns the memory of what could not be judged."""
+    """Judges batches, and remembers failed groups."""
 
     database: Database
     budget: ReplacementBudget
@@ -80,7 +80,7 @@ class Judge:
     deferrals: Deferrals = field(default_factory=Deferrals)
 
     async def turn(self, askings: Mapping[str, Asking]) -> list[JudgingOutcome]:
-        """Judge what is new; what is left after so many batches waits for the next turn."""
+        """Judge new answers; answers beyond a number of batches wait for the next turn."""
         found: list[JudgingOutcome] = []
         while len(found) < _BATCHES_MAX and not (found and found[-1].is_last):
             now_s = self.clock()
@@ -93,7 +93,7 @@ class Judge:
     async def _batch(
         self, askings: Mapping[str, Asking], left_alone: Sequence[Group]
     ) -> JudgingOutcome:
-        """Judge a batch; when it is not over in time because of one group, that one has failed."""
+        """Judge a batch; when one group makes it miss its deadline, that group has failed."""
         progress = Progress(time.monotonic, _EXAMINE_S)
 
         async def work(connection: AsyncConnection) -> JudgingOutcome:
@@ -129,7 +129,7 @@ async def judge_batch(
     budget: ReplacementBudget,
     progress: Progress,
 ) -> JudgingOutcome:
-    """Judge a batch of answers and write down what follows."""
+    """Judge a batch of answers and store the consequences."""
     claimed = await repository.claim(connection, left_alone, ROWS_MAX)
     pools = {one.group[0] for one in claimed}
     taken = within(claimed, await repository.sizes(connection, pools) if pools else {}, ROWS_MAX)
@@ -166,11 +166,11 @@ async def judge_batch(
 def within(
     claimed: Sequence[Claimed], sizes: Mapping[str, int], rows_max: int
 ) -> tuple[Group, ...]:
-    """Return the groups of a batch: in the order of what was claimed, one at least.
+    """Return the groups of a batch: in the order of the claimed answers, one at least.
 
     Args:
         claimed: Answers.
-        sizes: How many answers a group of each pool has at most.
+        sizes: Most answers in a group of each pool.
         rows_max: Largest number of rows in all groups together.
     """
     found: list[Group] = []
@@ -189,7 +189,7 @@ async def _rule(
     kept: Mapping[Group, Sequence[RecordedAnswer]],
     budget: ReplacementBudget,
 ) -> Ruling:
-    """Decide, and take out who is to be; alone, and knowing what others decided, if there is."""
+    """Decide, and quarantine replicas, under a lock that shows the others' decisions."""
     accused = {group[0] for group, case in cases.items() if case.accusations}
     if not accused:
         return await asyncio.to_thread(rule, cases, kept, (), {}, Spent({}, {}), budget, _new_id)
@@ -208,7 +208,7 @@ async def _rule(
 async def _learn(
     connection: AsyncConnection, learned: Mapping[Group, Truth]
 ) -> dict[Group, Exception]:
-    """Keep what is right from now on; return what could not be kept, and why."""
+    """Store new right answers; return those that could not be stored, with reasons."""
     failures: dict[Group, Exception] = {}
     for group, truth in sorted(learned.items(), key=lambda pair: pair[0]):
         try:

@@ -1,4 +1,4 @@
-"""The messages of what nodes are told, each made once however many nodes hear it; bounded."""
+"""The messages of golden prompts for nodes, each made once for any number of nodes; bounded."""
 
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -17,7 +17,7 @@ Bases = frozenset[str]
 
 @dataclass(slots=True)
 class _Shared:
-    """A message, and how many sets tell it."""
+    """A message, and the number of sets that contain it."""
 
     asking: Asking
     message: wire.GoldenPrompt
@@ -35,10 +35,10 @@ class _Set:
 
 
 class Messages:
-    """Owns what nodes are told, by the bases that they serve.
+    """The messages for nodes, by their bases.
 
     Attributes:
-        size: Bytes that are counted for all of it.
+        size: Counted bytes of all messages.
     """
 
     def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
@@ -50,14 +50,14 @@ class Messages:
     def of(
         self, bases: Bases, round_: int, choose: Callable[[], Iterable[Asking]]
     ) -> list[wire.GoldenPrompt]:
-        """Return what nodes with these bases are told in a round.
+        """Return the messages of a round for nodes with these bases.
 
-        While that is the same it is the same list, and nobody may change it.
+        Unchanged, it is the same list; do not change it.
 
         Args:
-            bases: Bases that they serve.
-            round_: Its number.
-            choose: Returns what is told; called when it is not known.
+            bases: Bases of the nodes.
+            round_: Number of the round.
+            choose: Returns the askings; called when they are not cached.
         """
         known = self._sets.pop(bases, None)
         if known is None or known.round != round_:
@@ -68,7 +68,7 @@ class Messages:
         return known.messages
 
     def forget(self, bases: AbstractSet[str]) -> None:
-        """Forget what is told to nodes with any of these bases."""
+        """Drop the messages for nodes with any of these bases."""
         for key in [key for key in self._sets if not bases.isdisjoint(key)]:
             self._release(self._sets.pop(key))
 

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class QualityMetrics:
-    """Counts what becomes of golden prompts' answers."""
+    """Counts the outcomes of golden prompts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._quarantines = Counter(
@@ -57,7 +57,7 @@ class QualityMetrics:
         self._quarantines.inc(count)
 
     def count_held(self, budget: str) -> None:
-        """Count a replica that was not quarantined because of a budget."""
+        """Count a quarantined replica that is not replaced because of a budget."""
         self._held.labels(budget).inc()
 
     def count_failure(self) -> None:
@@ -65,7 +65,7 @@ class QualityMetrics:
         self._failures.inc()
 
     def count_dropped(self, reason: str) -> None:
-        """Count an answer that cannot be kept."""
+        """Count an answer that could not be stored."""
         self._dropped.labels(reason).inc()
 
     def show_quality(self, alerts: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""How far a batch has come, and which of its groups takes too long; shared with its thread."""
+"""The progress of a batch, and its slowest group; shared with the judging thread."""
 
 from collections.abc import Callable
 
@@ -8,12 +8,12 @@ from control_plane.quality.verdicts import Group
 class Progress:
     """Watches the judging of one batch.
 
-    A thread cannot be stopped: it asks before each group whether it may go on. Groups that it does
-    not come to are for the next batch.
+    A thread cannot be stopped from outside: it asks before each group whether it may go on.
+    Remaining groups are for the next batch.
     """
 
     def __init__(self, clock: Callable[[], float], span_s: float) -> None:
-        """Take the clock (monotonic seconds), and after how long no other group is begun."""
+        """Take the clock (monotonic seconds), and the time after which no group is begun."""
         self._clock = clock
         self._span_s = span_s
         self._until_s: float | None = None
@@ -22,7 +22,7 @@ class Progress:
         self._slowest: tuple[Group | None, float] = None, 0.0
 
     def begins(self, group: Group) -> bool:
-        """Note that a group is to be judged; return whether it may be: the first one always."""
+        """Note the begin of a group; return whether it may begin: the first one always may."""
         now_s = self._clock()
         self._close(now_s)
         if self._until_s is None:
@@ -35,15 +35,15 @@ class Progress:
         return True
 
     def ended(self) -> None:
-        """Note that all groups were judged, or left."""
+        """Note that all groups were judged or skipped."""
         self._close(self._clock())
 
     def stop(self) -> None:
-        """Let no other group be begun: nobody waits for the result any more."""
+        """Let no other group begin: the result is not needed any more."""
         self._is_over = True
 
     def slowest(self, at_least_s: float) -> Group | None:
-        """Return the group that has taken the longest, None if that is not so long."""
+        """Return the slowest group; None if none took long."""
         self._close(self._clock())
         group, took_s = self._slowest
         return group if took_s >= at_least_s else None

@@ -67,10 +67,10 @@ class AnswerReport:
     Attributes:
         node_id: The node that reported it.
         replica_id: The replica that gave it.
-        asking: The question.
-        text: None: there is none.
-        error: Why.
-        asked_at_unix_ms: Unix milliseconds of the asking, by the clock of the node.
+        asking: Id of the asking.
+        text: Text of the answer; None: there is none.
+        error: Reason why there is no answer.
+        asked_at_unix_ms: Time of the prompt in Unix milliseconds, by the clock of the node.
     """
 
     node_id: str
@@ -95,7 +95,7 @@ def _of(groups: Sequence[Group]) -> Subquery:
 
 
 async def prompts_mark(connection: AsyncConnection) -> tuple[int, int]:
-    """Return what changes when a prompt is added or removed; none is ever changed."""
+    """Return a mark that changes when a prompt is added or removed; prompts never change."""
     one = golden_prompts.c.id
     query = select(func.count(), func.coalesce(func.sum(func.hashtextextended(one, 0)), 0))
     count, mark = (await connection.execute(query)).one()
@@ -103,7 +103,7 @@ async def prompts_mark(connection: AsyncConnection) -> tuple[int, int]:
 
 
 async def prompts_of_owner(connection: AsyncConnection, owner: str | None) -> int:
-    """Return how many prompts the models of an owner have, and let nobody else add one."""
+    """Return the number of prompts of an owner's models; concurrent additions wait."""
     number = func.hashtext(owner or "")
     await connection.execute(select(func.pg_advisory_xact_lock(_PROMPTS_LOCK, number)))
     query = (
@@ -130,7 +130,7 @@ async def prompts(connection: AsyncConnection) -> tuple[Prompt, ...]:
 
 
 async def add_reports(connection: AsyncConnection, reports: Sequence[AnswerReport]) -> None:
-    """Keep answers of replicas that are there, on the nodes that report them; forget older ones."""
+    """Store answers of known replicas, on the nodes that report them; delete older ones."""
     t = tables.replicas.c
     ids = sorted({report.replica_id for report in reports})
     query = select(t.id, t.node_id, t.pool_id).where(t.id.in_(ids)).order_by(t.id)
@@ -165,7 +165,7 @@ async def add_reports(connection: AsyncConnection, reports: Sequence[AnswerRepor
 async def _forget_older(
     connection: AsyncConnection, written: Sequence[tuple[str, str, str]]
 ) -> None:
-    """Keep the last answers to what was (pool, asking, replica) just answered."""
+    """Delete all but the last answers to the (pool, asking, replica) just answered."""
     a = golden_answers.c
     names = ("pool_id", "asking_id", "replica_id")
     told = select(
@@ -182,9 +182,10 @@ async def _forget_older(
 
 
 async def _count_runs(connection: AsyncConnection, reports: Iterable[AnswerReport]) -> None:
-    """Count what is expected of releases, by the second in which we heard of it.
+    """Count expected and missed answers of releases, by the second of their arrival.
 
-    By our clock: then a second that is over gets no more, and no node's clock matters.
+    The clock is the database's: then a past second gets no more answers, and no node's clock
+    matters.
     """
     counts: dict[tuple[str, str, str], list[int]] = {}
     for report in reports:
@@ -218,14 +219,14 @@ async def _count_runs(connection: AsyncConnection, reports: Iterable[AnswerRepor
 async def golden_counts(
     connection: AsyncConnection, model_id: str, releases: Sequence[str], start_ms: int, end_ms: int
 ) -> dict[str, tuple[int, int]]:
-    """Return how many answers of a model's releases missed the expectation of their prompt.
+    """Return the runs of a model's releases, and how many missed the expected answer.
 
     Args:
         connection: Within the caller's transaction.
         model_id: Public name of the model.
         releases: Names of the releases, without the model's.
-        start_ms: Unix time, counted.
-        end_ms: Unix time, not counted any more. Both are taken down to whole seconds.
+        start_ms: Unix time, inclusive.
+        end_ms: Unix time, exclusive. Both are rounded down to whole seconds.
 
     Returns:
         Name of each release that was asked -> (runs, mismatches).
@@ -249,7 +250,7 @@ async def golden_counts(
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """An answer that was not judged yet, and that no other control plane judges now."""
+    """A new answer, claimed by this control plane for judging."""
 
     id: int
     group: Group
@@ -258,9 +259,9 @@ class Claimed:
 async def claim(
     connection: AsyncConnection, left_alone: Sequence[Group], limit: int
 ) -> list[Claimed]:
-    """Return answers that are to be judged: the platform's questions first, then the oldest.
+    """Return answers to judge: those to the platform's prompts first, then the oldest.
 
-    They are this transaction's until its end; what another one has taken is passed over.
+    They stay claimed until the transaction ends; answers claimed by others are skipped.
     """
     a = golden_answers.c
     query = select(a.id, a.pool_id, a.asking_id).where(~a.is_judged)
@@ -274,7 +275,7 @@ async def claim(
 
 
 async def sizes(connection: AsyncConnection, pools: Iterable[str]) -> dict[str, int]:
-    """Return how many answers to one asking pools can have at most."""
+    """Return the largest possible number of answers to one asking, by pool."""
     t = tables.replicas.c
     query = select(t.pool_id, func.count()).group_by(t.pool_id)
     rows = await connection.execute(query.where(t.pool_id == any_(_listed(sorted(set(pools))))))
@@ -295,7 +296,7 @@ async def serving(connection: AsyncConnection, pools: Iterable[str]) -> list[Ser
 async def answers(
     connection: AsyncConnection, groups: Sequence[Group], claimed: AbstractSet[int]
 ) -> dict[Group, list[RecordedAnswer]]:
-    """Return the answers of groups, in their order, the newest first; new are those claimed."""
+    """Return the answers of groups, in order, the newest first; claimed ones are new."""
     a, of = golden_answers.c, _of(groups)
     is_of = and_(a.pool_id == of.c.pool_id, a.asking_id == of.c.asking_id)
     query = select(golden_answers).join(of, is_of).order_by(a.id.desc()).limit(ROWS_MAX)
@@ -311,7 +312,7 @@ async def answers(
 
 
 async def set_judged(connection: AsyncConnection, ids: Sequence[int]) -> None:
-    """Note that answers were judged."""
+    """Mark answers as judged."""
     judged = update(golden_answers).where(golden_answers.c.id == any_(cast(ids, ARRAY(BigInteger))))
     await connection.execute(judged.values(is_judged=True))
 
@@ -319,7 +320,7 @@ async def set_judged(connection: AsyncConnection, ids: Sequence[int]) -> None:
 async def last_answers(
     connection: AsyncConnection, pool_id: str, limit: int
 ) -> tuple[dict[Group, list[RecordedAnswer]], dict[Group, Truth], dict[int, str]]:
-    """Return the newest answers, of one pool or (empty) of all, what is right, and errors by id."""
+    """Return the newest answers of one pool or (empty) of all, right answers, and errors by id."""
     query = _answers().limit(limit)
     if pool_id:
         query = query.where(golden_answers.c.pool_id == pool_id)
@@ -345,7 +346,7 @@ def _grouped(
 
 
 async def truths(connection: AsyncConnection, groups: Sequence[Group]) -> dict[Group, Truth]:
-    """Return what is known to be right."""
+    """Return the known right answers."""
     if not groups:
         return {}
     t = golden_truths.c
@@ -360,7 +361,7 @@ async def truths(connection: AsyncConnection, groups: Sequence[Group]) -> dict[G
 
 
 async def learn(connection: AsyncConnection, group: Group, truth: Truth) -> None:
-    """Keep what is right from now on."""
+    """Store new right answers."""
     pool, asking = group
     values = {
         "token_ids": list(truth.text.token_ids),
@@ -375,12 +376,12 @@ async def learn(connection: AsyncConnection, group: Group, truth: Truth) -> None
 
 
 async def lock_decisions(connection: AsyncConnection) -> None:
-    """Wait until nobody else decides about replicas; what was decided is then seen."""
+    """Wait for the lock on decisions about replicas; earlier decisions are then visible."""
     await connection.execute(select(func.pg_advisory_xact_lock(_DECISION_LOCK)))
 
 
 async def spent(connection: AsyncConnection) -> Spent:
-    """Return how many replicas were quarantined lately."""
+    """Return the numbers of recent quarantines."""
     q = quarantines.c
     is_of_hour, is_open = q.created_at > func.now() - _POOL_SPAN, q.released_at.is_(None)
     query = select(q.pool_id, q.node_id, is_of_hour, is_open)
@@ -395,12 +396,12 @@ async def spent(connection: AsyncConnection) -> Spent:
 
 
 async def holdback(connection: AsyncConnection, budget: ReplacementBudget) -> Holdback:
-    """Return what is not replaced at present."""
+    """Return the replicas that are not replaced at present."""
     return (await spent(connection)).holdback(budget)
 
 
 async def quarantined(connection: AsyncConnection) -> dict[str, int]:
-    """Return how many replicas of each pool are in quarantine and not gone yet."""
+    """Return the number of each pool's replicas that are in quarantine and still exist."""
     q = quarantines.c
     query = (
         select(q.pool_id, func.count(q.replica_id.distinct()))
@@ -413,7 +414,7 @@ async def quarantined(connection: AsyncConnection) -> dict[str, int]:
 
 
 async def quarantine(connection: AsyncConnection, cases: Sequence[Quarantine]) -> None:
-    """Take replicas out: they drain, and the fleet replaces them."""
+    """Quarantine replicas: they drain, and the fleet replaces them."""
     if cases:
         await connection.execute(insert(quarantines).values([asdict(case) for case in cases]))
         ids = sorted(case.replica_id for case in cases)
@@ -423,7 +424,7 @@ async def quarantine(connection: AsyncConnection, cases: Sequence[Quarantine]) -
 
 
 async def take_back(connection: AsyncConnection, replica_id: str) -> bool:
-    """Let a replica serve again, if it is still there; its answers so far do not count any more."""
+    """Let a replica serve again, if it still exists; its earlier answers do not count any more."""
     t = tables.replicas
     await connection.execute(
         delete(golden_answers).where(golden_answers.c.replica_id == replica_id)
@@ -434,13 +435,13 @@ async def take_back(connection: AsyncConnection, replica_id: str) -> bool:
 
 
 async def forget_answers(connection: AsyncConnection, pool_id: str) -> None:
-    """Forget what a pool answered, and what is right there."""
+    """Delete a pool's answers, and its right answers."""
     for table in (golden_truths, golden_answers):
         await connection.execute(delete(table).where(table.c.pool_id == pool_id))
 
 
 async def prune(connection: AsyncConnection, askings: AbstractSet[str]) -> None:
-    """Forget what is old, and what belongs to askings that are no more."""
+    """Delete old rows, and rows of askings that no longer exist."""
     now_s = func.extract("epoch", func.now())
     await connection.execute(delete(golden_runs).where(golden_runs.c.second < now_s - _RUNS_KEPT_S))
     await connection.execute(

@@ -1,4 +1,4 @@
-"""The last answers of replicas beside the right answers, for people; pure."""
+"""The last answers of replicas beside the right answers, as JSON for operators; pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,12 +27,12 @@ def results(
     truths: Mapping[Group, Truth],
     errors: Mapping[int, str],
 ) -> list[dict[str, Any]]:
-    """Return one object for each asking and replica: the newest answer, and what it is worth.
+    """Return one object for each asking and replica: the newest answer, and its verdict.
 
     Args:
         kept: Answers by pool and asking, the newest first.
-        truths: Answers that are known to be right.
-        errors: Why there is no answer, by its number.
+        truths: Known right answers.
+        errors: Reasons why there is no answer, by the answer's number.
     """
     found: list[dict[str, Any]] = []
     for group, all_ in sorted(kept.items()):

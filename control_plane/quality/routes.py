@@ -1,4 +1,4 @@
-"""REST of golden prompts, of what replicas answered, and of quarantines."""
+"""REST of golden prompts, answers of replicas, and quarantines."""
 
 import asyncio
 from collections.abc import Mapping
@@ -178,7 +178,7 @@ class QualityRoutes:
         return await page(self._database, query, PROMPTS.key, request, PROMPTS.show)
 
     async def results(self, request: web.Request) -> web.Response:
-        """Return what replicas answered last, and whether that is right."""
+        """Return the last answers of replicas, with their verdicts."""
         limit, after = asked_page(request)
         pool_id = request.query.get("pool_id", "").replace("\0", "")
         rows = await self._database.run(
@@ -203,7 +203,7 @@ class QualityRoutes:
         return shown(request, _show(found[0]))
 
     async def release(self, request: web.Request) -> web.Response:
-        """Lift a quarantine; its replica serves again if it is still there."""
+        """Lift a quarantine; its replica serves again if it still exists."""
         key = path_id(request, "id")
         body = await read_body(request, ReleaseBody)
 
@@ -230,7 +230,7 @@ class QualityRoutes:
         return await self._writes.run(request, work)
 
     async def forget(self, request: web.Request) -> web.Response:
-        """Forget what a pool answered."""
+        """Delete a pool's answers."""
         key = path_id(request, "id")
 
         async def work(write: Write) -> WriteReply:

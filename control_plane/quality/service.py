@@ -1,7 +1,7 @@
 """The quality guard's loop: askings, answers, and the consequences.
 
-Every control plane runs it: each tells its agents the questions, writes down what they answered,
-and judges groups that no other judges at the moment. No request waits for any of it.
+Every control plane runs it: each sends its agents the prompts, stores their answers, and judges
+groups that no other one has claimed. No request waits for any of it.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ _ADVICE = {
 
 
 class Meter(Protocol):
-    """Takes numbers, for metrics."""
+    """Takes figures for metrics."""
 
     def count_deviations(self, difference: str, count: int) -> None:
         """Count answers that deviate."""
@@ -68,7 +68,7 @@ class Meter(Protocol):
         ...
 
     def count_dropped(self, reason: str) -> None:
-        """Count an answer that cannot be kept."""
+        """Count an answer that could not be stored."""
         ...
 
     def show_quality(self, alerts: Mapping[str, int]) -> None:
@@ -93,10 +93,10 @@ class Quality:
         Args:
             database: Database of answers.
             feed: Source of the models' releases.
-            meter: Takes numbers.
-            budget: How many quarantined replicas are replaced.
-            unix_s: The time, by which questions take turns.
-            token_ids: Returns those of the default prompts, as of `askings.defaults`.
+            meter: Takes figures.
+            budget: Largest numbers of quarantined replicas that are replaced.
+            unix_s: Returns the time, which decides the round of prompts.
+            token_ids: Returns the ids of the default prompts, see `askings.defaults`.
         """
         self._judge = Judge(database, budget)
         self._unix_s = unix_s
@@ -116,17 +116,17 @@ class Quality:
         self._accused: Mapping[str, Ejection] = {}
 
     def prompts_for(self, bases: Iterable[str]) -> list[wire.GoldenPrompt]:
-        """Return what a node is to ask its replicas of these bases, in the present round."""
+        """Return the prompts for a node with replicas of these bases, in the present round."""
         self._refresh()
         return self._board.told(bases, round_of(self._unix_s()))
 
     def accused_at_unix_ms(self, replica_id: str) -> int:
-        """Return when a router ejected a replica for its answers; 0: none did, or it is settled."""
+        """Return when a router ejected a replica for its answers; 0: never, or it is settled."""
         found = self._accused.get(replica_id)
         return 0 if found is None else found.ejected_at_unix_ms
 
     async def accuse(self, request: control.AccuseRequest) -> None:
-        """Keep what a router says; DatabaseDownError: nothing was kept; ValueError: no sense."""
+        """Store a router's report; DatabaseDownError: not stored; ValueError: not valid."""
         found = ejections_of(request)
         new = await self._database.run(
             lambda connection: ejection_rows.add(connection, found), deadline_s=_ACCUSE_S
@@ -135,7 +135,7 @@ class Quality:
             log.error("replica_accused", replica=one.replica_id, **one.shown())
 
     def take(self, message: wire.SyncRequest) -> None:
-        """Take the answers that an agent reports; nothing waits."""
+        """Queue the answers that an agent reports, without waiting."""
         is_known_node = is_id(message.node_id)
         for result in message.golden_results:
             if not (is_known_node and is_id(result.replica_id)):
@@ -204,7 +204,7 @@ class Quality:
             await self._database.run(ejection_rows.prune)
 
     async def _read(self, connection: AsyncConnection) -> None:
-        """Read what has changed: the prompts, and the replicas that routers accuse."""
+        """Read changes: of prompts, and of the replicas that routers accuse."""
         mark = await repository.prompts_mark(connection)
         if mark != self._mark:
             self._prompts = await repository.prompts(connection)
@@ -212,7 +212,7 @@ class Quality:
         self._accused = await ejection_rows.accused(connection)
 
     def _tell(self, outcome: JudgingOutcome) -> None:
-        """Log and count what was decided."""
+        """Log and count decisions."""
         ruling = outcome.ruling
         for replica_id in outcome.cleared:
             log.info("replica_cleared", replica=replica_id)
@@ -257,7 +257,7 @@ class Quality:
             )
 
     def _refresh(self) -> None:
-        """Find out what can be asked, when the state or the prompts have changed."""
+        """Recompute the askings when the state or the prompts have changed."""
         token_ids, now_s = self._token_ids(), time.monotonic()
         known = self._feed.state.version, self._prompts, token_ids
         if known != self._known and now_s >= self._refresh_at_s:

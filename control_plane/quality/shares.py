@@ -1,15 +1,14 @@
-"""Shares a node's room for golden prompts among the owners of models; pure.
+"""Divides a node's room for golden prompts among the owners of models; pure.
 
 Room is counted in units of 4 KiB, so that 64 units are both limits: 64 prompts and 256 KiB. The
-platform's own questions, one per base, have a part of it for themselves. The owners of models share
-the rest: an owner that needs less than an equal share gets all it needs, the others share the
-remainder.
+platform's own prompts, one per base, have a reserved part. The owners of models share the rest: an
+owner that needs less than an equal share gets all it needs, the others share the remainder.
 
-Questions that do not fit take turns. The owners stand in a ring, and so do the prompts of each; a
-round
-goes on where the last one ended. That needs no memory: a round is known by its number, so every
-control plane says the same, and so do all nodes with the same bases, whose answers are compared.
-Releases of a prompt are asked together: else a rollout would compare answers to different prompts.
+Prompts that do not fit take turns. The owners stand in a ring, and so do the prompts of each; a
+round continues where the last one ended. That needs no memory: it follows from the number of the
+round. So every control plane computes the same, and all nodes with the same bases get the same
+prompts, whose answers are compared. All releases of a prompt are asked in the same round: else a
+rollout would compare answers to different prompts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,7 @@ _TURNS = 4
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A prompt with all that it is put to of a base."""
+    """A prompt with all its askings for a base."""
 
     askings: tuple[Asking, ...]
     units: int
@@ -48,17 +47,17 @@ def round_of(unix_s: float) -> int:
 def chosen(
     defaults: Sequence[Asking], items: Mapping[str, Sequence[Item]], round_: int
 ) -> list[Asking]:
-    """Return what a node is told in a round: the platform's questions first, then by id.
+    """Return the prompts of a round for a node: the platform's first, then by id.
 
-    Of an owner with n prompts each is asked within n * owners / slots + 1 rounds; while some of
-    them wait on a rollout, within 8 * n * owners / slots + 2. Slots are what the owners that need
-    more than an equal share have together: with 1,000 of them 48 to 63, if no prompt is put to
+    Each of an owner's n prompts has its turn within n * owners / slots + 1 rounds; while a rollout
+    waits for some of them, within 8 * n * owners / slots + 2. Slots are the common room of the
+    owners that need more than an equal share: with 1,000 of them 48 to 63, if no prompt is for
     several releases.
 
     Args:
-        defaults: The platform's, by id, to the bases of the node.
-        items: Questions of each owner, by id, to these bases.
-        round_: Its number, from 0.
+        defaults: Platform's askings, by id, for the bases of the node.
+        items: Prompts of each owner, by id, for these bases.
+        round_: Number of the round, from 0.
     """
     wanted = sum(item.units for all_ in items.values() for item in all_)
     most = max(DEFAULTS_RESERVED, NODE_PROMPTS_MAX - wanted)
@@ -74,7 +73,7 @@ def chosen(
 
 
 def units(asking: Asking) -> int:
-    """Return how much room a question takes, at most."""
+    """Return the room that an asking takes, at most."""
     # These are made of ASCII: a byte each.
     names = len(asking.id) + len(asking.base_digest) + len(asking.adapter_digest)
     size = names + _FRAME_BYTES
@@ -82,7 +81,7 @@ def units(asking: Asking) -> int:
 
 
 def item_of(askings: Sequence[Asking]) -> Item | None:
-    """Return the askings of a prompt to one base as what is chosen; None: too long to be asked."""
+    """Return a prompt's askings for one base as an item; None: the prompt is too long."""
     size = sum(units(asking) for asking in askings)
     if size > _ITEM_UNITS_MAX:
         return None
@@ -90,7 +89,7 @@ def item_of(askings: Sequence[Asking]) -> Item | None:
 
 
 def _shared(items: Mapping[str, Sequence[Item]], room: int, round_: int) -> list[Item]:
-    """Return what fits; everybody's turns first, each with room for the longest, then more."""
+    """Return the items that fit: first all owners' turns, then more."""
     longest = max(item.units for all_ in items.values() for item in all_)
     slots = room // longest
     large = sorted((owner for owner in items if items[owner]), key=lambda one: len(items[one]))
@@ -111,21 +110,21 @@ def _shared(items: Mapping[str, Sequence[Item]], room: int, round_: int) -> list
 
 
 def _turns(slots: int, place: int, owners: int) -> int:
-    """Return how many of the first slots are those of an owner."""
+    """Return the number of an owner's turns among the first slots."""
     return (slots - place + owners - 1) // owners
 
 
 def _ordered(
     items: Sequence[Item], before: int, count: int, steady: int, round_: int
 ) -> list[Item]:
-    """Return an owner's prompts, those first whose turn it is.
+    """Return an owner's prompts, those whose turn it is first.
 
     Args:
-        items: All of the owner's.
-        before: Its turns in earlier rounds.
-        count: Its turns in this one.
-        steady: Its turns in any round, at least.
-        round_: Its number.
+        items: All of the owner's prompts.
+        before: Turns of the owner in earlier rounds.
+        count: Turns of the owner in this round.
+        steady: Least turns of the owner in any round.
+        round_: Number of the round.
     """
     rollouts = [item for item in items if item.is_rollout]
     others = [item for item in items if not item.is_rollout]
@@ -146,7 +145,7 @@ def _ordered(
 
 
 def _filled(waiting: Sequence[Sequence[Item]], room: int) -> list[Item]:
-    """Return what still fits, one of each owner in turn."""
+    """Return the items that still fit, one of each owner in turn."""
     found: list[Item] = []
     rings = [iter(all_) for all_ in waiting]
     while rings and room > 0:

@@ -1,4 +1,4 @@
-"""Rows of golden prompts, answers, what is right, ejections by routers, and quarantines."""
+"""Rows of golden prompts, answers, right answers, ejections by routers, and quarantines."""
 
 from typing import Any
 

@@ -13,7 +13,7 @@ _LIMIT_S = 60.0
 
 
 class TokenizingError(Exception):
-    """The process found no ids; the message says why."""
+    """The process returned no ids; the message gives the reason."""
 
 
 async def token_ids_apart(tokenizer: bytes, texts: Sequence[str]) -> list[tuple[int, ...]]:
@@ -24,7 +24,7 @@ async def token_ids_apart(tokenizer: bytes, texts: Sequence[str]) -> list[tuple[
         texts: Texts, at least one.
 
     Raises:
-        TokenizingError: It is no tokenizer, or takes too long.
+        TokenizingError: The content is no tokenizer, or takes too long.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "control_plane.quality.tokenizing", *texts),

@@ -1,4 +1,4 @@
-"""From answers of pools to consequences: quarantines with evidence, and alerts."""
+"""Turns answers of pools into consequences: quarantines with evidence, and alerts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ Group = tuple[str, str]  # pool, asking
 
 
 class Alert(StrEnum):
-    """The alerts that only people can settle."""
+    """The alerts that only operators can settle."""
 
     SPARED = "spared"  # a replica deviates and may not be taken out
     HELD = "held"  # it was, and is not replaced now: as many were as are replaced in this time
@@ -49,7 +49,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """An answer as it is kept."""
+    """An answer in stored form."""
 
     replica_id: str
     answer: Answer
@@ -58,7 +58,7 @@ class RecordedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """A replica that is taken out, and why."""
+    """A replica to quarantine, with the evidence."""
 
     id: str
     replica_id: str
@@ -73,7 +73,7 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class ReplacementBudget:
-    """How many quarantined replicas are replaced in a time.
+    """The largest numbers of quarantined replicas that are replaced in a time.
 
     Attributes:
         pool_hour: Replacements of a pool within an hour.
@@ -86,7 +86,7 @@ class ReplacementBudget:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """How many replicas were quarantined: of each pool in the last hour, of each node in a day.
+    """The numbers of recent quarantines: of each pool in the last hour, of each node in a day.
 
     Attributes:
         pools: Number of quarantines by pool, with those released since.
@@ -101,7 +101,7 @@ class Spent:
     open_nodes: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def holdback(self, budget: ReplacementBudget) -> Holdback:
-        """Return what is not replaced at present; an operator's release gives it back."""
+        """Return the replicas that are not replaced now; an operator's release gives them back."""
         return Holdback(
             {
                 pool_id: min(self.open_pools.get(pool_id, 0), count - budget.pool_hour)
@@ -116,7 +116,7 @@ class Spent:
 class HeldReplica:
     """A replica that is quarantined beyond the budget of its `pool` or its `node`.
 
-    The pool gets nothing in its place, or the node no other replica, until the time is over.
+    Until the time is over the pool gets no replacement, or the node no other replica.
     """
 
     replica_id: str
@@ -127,7 +127,7 @@ class HeldReplica:
 
 @dataclass(frozen=True, slots=True)
 class Accusation:
-    """A replica that is suspect, and what that rests on."""
+    """A suspected replica, with the evidence."""
 
     finding: Finding
     evidence: Mapping[str, Any]
@@ -140,7 +140,7 @@ class AskingCase:
     Attributes:
         asking: The question.
         judgement: The verdict on the answers.
-        replicas: Replicas that were asked.
+        replicas: Replicas that got the prompt.
         accusations: Suspects; none when a tenant owns the asking.
     """
 
@@ -155,11 +155,11 @@ class Ruling:
     """The consequences of a round of judging.
 
     Attributes:
-        quarantines: Replicas that are taken out now.
-        held: Quarantined replicas that are not replaced now, because too many were in this time.
+        quarantines: Replicas to quarantine now.
+        held: Quarantined replicas that are not replaced now, since the budget is used up.
         alerts: Alerts and their replicas, by judged group.
-        deviations: How many new answers deviate, by what they differ in.
-        learned: Answers that are known to be right from now on.
+        deviations: Numbers of new deviating answers, by the kind of difference.
+        learned: New right answers.
     """
 
     quarantines: tuple[Quarantine, ...]
@@ -177,16 +177,16 @@ def examine(
     begins: Callable[[Group], bool] = lambda _: True,
     accused: Mapping[str, Ejection] = MappingProxyType({}),
 ) -> tuple[dict[Group, AskingCase], dict[Group, Exception]]:
-    """Judge groups, each by itself; return also those that could not be, and why.
+    """Judge groups, each by itself; return also those that failed, with the reasons.
 
-    It may take long: not for an event loop.
+    May take long: call it outside the event loop.
 
     Args:
-        askings: All that are put at present; answers to others are ignored.
+        askings: All present askings; answers to others are ignored.
         kept: Answers by pool and asking, the newest first.
         serving: Replicas of these pools whose answers count.
-        truths: Answers that are known to be right.
-        begins: Called with each group before it is judged; False: leave it and all others.
+        truths: Known right answers.
+        begins: Called with each group before it is judged; False: skip it and all others.
         accused: Replicas that routers have ejected for their answers.
     """
     of_pool: dict[str, list[str]] = {}
@@ -241,7 +241,7 @@ def _examine(
 
 
 def _said_of(ejection: Ejection | None) -> dict[str, Any]:
-    """Return what a router said of a replica, as a part of the evidence."""
+    """Return a router's report on a replica, as a part of the evidence."""
     return {} if ejection is None else {"ejection": ejection.shown()}
 
 
@@ -254,15 +254,15 @@ def rule(
     budget: ReplacementBudget,
     new_id: Callable[[], str],
 ) -> Ruling:
-    """Decide about the pools of what was judged.
+    """Decide about the pools of judged groups.
 
     Args:
         cases: Results of `examine`.
-        kept: The answers that they rest on.
+        kept: Answers that they rest on.
         serving: Replicas of these pools that serve now.
-        quarantined: Number of replicas that are out without a replacement yet, by pool.
-        spent: How many were taken out lately.
-        budget: How many are replaced.
+        quarantined: Number of quarantined replicas without a replacement yet, by pool.
+        spent: Numbers of recent quarantines.
+        budget: Largest numbers of replaced replicas.
         new_id: Source of ids.
     """
     suspects: dict[str, dict[str, list[tuple[Accusation, AskingCase]]]] = {}
@@ -366,7 +366,7 @@ def _agreeing(newest: Iterable[Text | None], judgement: Judgement) -> int:
 def evidence(
     asking: Asking, judgement: Judgement, finding: Finding, own: Sequence[RecordedAnswer]
 ) -> dict[str, Any]:
-    """Return what a quarantine rests on, as JSON: question, right answer, answers, times."""
+    """Return the evidence of a quarantine as JSON: prompt, right answer, answers, times."""
     truth = judgement.truth
     assert truth is not None, "without a truth nobody deviates from it"
     return {
@@ -387,7 +387,7 @@ def evidence(
 
 
 def shown(text: Text | None) -> dict[str, Any]:
-    """Return an answer as JSON, which has no word for what is not a number: null."""
+    """Return an answer as JSON, with null for NaN."""
     if text is None:
         return {"token_ids": None, "logprobs": None}
     logprobs = [round(value, 4) if isfinite(value) else None for value in text.logprobs]

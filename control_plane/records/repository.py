@@ -17,17 +17,17 @@ _ITEMS_AT_ONCE = 512  # of one statement
 
 
 class NoRecordError(Exception):
-    """There is none of this tenant with the id."""
+    """The tenant has no record with the id."""
 
 
 class TooManyItemsError(Exception):
-    """A record would have more items than it may."""
+    """A record would exceed its bound of items."""
 
 
 async def create(
     connection: AsyncConnection, record: wire.Record, items: Sequence[wire.RecordItem]
 ) -> None:
-    """Write a record with its first items, unless it is there."""
+    """Store a record with its first items, unless it exists."""
     row = {
         "id": record.id,
         "tenant_id": record.tenant_id,
@@ -54,7 +54,7 @@ async def show(connection: AsyncConnection, tenant_id: str, record_id: str) -> w
 async def listed(
     connection: AsyncConnection, wanted: wire.ListRecordsRequest
 ) -> Sequence[wire.Record]:
-    """Return records of a kind, `wanted.limit` at most; NoRecordError: there is no `after`."""
+    """Return records of a kind, `wanted.limit` at most; NoRecordError: `after` does not exist."""
     t = records.c
     query = select(records).where(t.tenant_id == wanted.tenant_id, t.kind == wanted.kind)
     if wanted.model:
@@ -77,7 +77,7 @@ async def change(
     metadata: Mapping[str, str],
     content: bytes,
 ) -> wire.Record:
-    """Replace what a record says, and return it; NoRecordError."""
+    """Replace the content of a record, and return it; NoRecordError."""
     t = records.c
     values: dict[str, Any] = {"metadata": dict(metadata), "touched_at_unix_ms": _now_ms()}
     if content:
@@ -115,7 +115,7 @@ async def append(connection: AsyncConnection, wanted: wire.AppendItemsRequest) -
 async def items(
     connection: AsyncConnection, wanted: wire.ListItemsRequest, limit: int
 ) -> Sequence[wire.RecordItem]:
-    """Return items of a record, `limit` at most; NoRecordError: it or `after` is not there."""
+    """Return at most `limit` items of a record; NoRecordError: it or `after` does not exist."""
     t, r = record_items.c, records.c
     owned = select(r.id).where(r.id == wanted.id, r.tenant_id == wanted.tenant_id)
     _one((await connection.execute(owned)).first())
@@ -145,7 +145,7 @@ async def remove_item(
 
 
 async def prune_records(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Remove what nobody has written to for so long, and what belonged to tenants that are gone."""
+    """Delete records without writes for so long, and records of deleted tenants."""
     t = records.c
     before_ms = _now_ms() - timedelta(days=kept_days) // timedelta(milliseconds=1)
     await connection.execute(delete(records).where(t.touched_at_unix_ms < before_ms))
@@ -153,7 +153,7 @@ async def prune_records(connection: AsyncConnection, *, kept_days: int) -> None:
 
 
 async def _lock(connection: AsyncConnection, tenant_id: str, record_id: str) -> None:
-    """Touch a record, so that no other transaction changes its items; NoRecordError."""
+    """Touch a record, so that no concurrent transaction changes its items; NoRecordError."""
     t = records.c
     touched = await connection.execute(
         update(records)

@@ -1,4 +1,4 @@
-"""Keeps records of tenants for gateways, over gRPC."""
+"""Stores records of tenants for gateways, over gRPC."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar

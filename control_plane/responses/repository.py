@@ -22,12 +22,12 @@ _NAME = "responses_%Y%m%d"
 
 
 def day_of(response_id: str) -> date:
-    """Return the day on which a response was made, by its id."""
+    """Return the day on which a response was created, by its id."""
     return datetime.fromtimestamp(created_unix_ms(response_id) / 1000, UTC).date()
 
 
 async def make_partitions(connection: AsyncConnection, days: Iterable[date]) -> None:
-    """Make those that are missing."""
+    """Create missing partitions."""
     missing = {day.strftime(_NAME): day for day in days}
     names = set((await connection.execute(_PARTITIONS)).scalars())
     if missing.keys() <= names:
@@ -41,7 +41,7 @@ async def make_partitions(connection: AsyncConnection, days: Iterable[date]) -> 
 
 
 async def keep(connection: AsyncConnection, stored: Sequence[wire.StoredResponse]) -> None:
-    """Write responses that are not there; one that is, or was deleted, stays as it is."""
+    """Store new responses; one that exists, or was deleted, stays as it is."""
     rows = [
         {
             "day": day_of(it.id),
@@ -61,7 +61,7 @@ async def keep(connection: AsyncConnection, stored: Sequence[wire.StoredResponse
 async def read(
     connection: AsyncConnection, tenant_id: str, ids: Collection[str]
 ) -> dict[str, wire.StoredResponse]:
-    """Return a tenant's responses by their ids, those that are there."""
+    """Return a tenant's responses by their ids, as far as they exist."""
     t = responses.c
     wanted = tuple_(t.day, t.id).in_([(day_of(it), it) for it in ids])
     found = await connection.execute(
@@ -81,9 +81,9 @@ async def read(
 
 
 async def forget(connection: AsyncConnection, tenant_id: str, response_id: str) -> bool:
-    """Delete a response for good; return whether it was there.
+    """Delete a response for good; return whether it existed.
 
-    A row without content stays in its place: who writes the response later changes nothing.
+    A row without content stays in its place, so that a later write of the response has no effect.
     """
     day = day_of(response_id)
     await make_partitions(connection, [day])
@@ -110,7 +110,7 @@ async def forget(connection: AsyncConnection, tenant_id: str, response_id: str) 
 
 
 async def prune(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Drop the partitions of days that are over, and what belonged to tenants that are gone."""
+    """Drop the partitions of expired days, and rows of deleted tenants."""
     await connection.execute(_LOCK)
     first = (datetime.now(UTC).date() - timedelta(days=kept_days)).strftime(_NAME)
     for name in (await connection.execute(_PARTITIONS)).scalars().all():

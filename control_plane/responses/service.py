@@ -1,4 +1,4 @@
-"""Keeps responses for gateways, over gRPC."""
+"""Stores responses for gateways, over gRPC."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ class StateService(StateServiceServicer):
     async def Keep(  # noqa: N802 - gRPC's name
         self, request: wire.KeepRequest, context: _Context
     ) -> wire.KeepResponse:
-        """Write what gateways have told clients."""
+        """Store responses that gateways have promised to clients."""
         stored = request.responses
         if len(stored) > IDS_MAX or not all(is_response_id(it.id) for it in stored):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "these are no responses")
@@ -48,7 +48,7 @@ class StateService(StateServiceServicer):
     async def Read(  # noqa: N802 - gRPC's name
         self, request: wire.ReadRequest, context: _Context
     ) -> AsyncIterator[wire.StoredResponse]:
-        """Send what there is of a tenant's responses."""
+        """Return a tenant's responses, as far as they exist."""
         ids = list(request.ids)
         if len(ids) > IDS_MAX or not all(map(is_response_id, ids)):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "these are no ids of responses")

@@ -1,7 +1,7 @@
 """Responses that tenants may continue.
 
-A partition per day (`responses_YYYYMMDD`), made when the first response of a day is kept: what is
-over goes with its partition. A row without `response` is one that was deleted.
+A partition per day (`responses_YYYYMMDD`), created for the first response of a day: expired
+responses are dropped with their partition. A row without `response` marks a deleted one.
 """
 
 from sqlalchemy import (

@@ -1,4 +1,4 @@
-"""How a rollout begins: in the transaction of an admin's write."""
+"""The begin of a rollout, in the transaction of an admin's write."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -25,18 +25,18 @@ Values = dict[str, Any]
 async def begin(
     write: Write, model_id: str, release: str, plan: Plan | None, *, is_started: bool = True
 ) -> KeptRollout:
-    """Make a rollout of a release of a model, and start it.
+    """Create a rollout of a model's release, and start it.
 
     Args:
-        write: Write that asks for it; the caller records it.
-        model_id: A model that the caller may write.
+        write: Write of the request; the caller records it.
+        model_id: Model that the caller may write.
         release: Name of one of its releases.
-        plan: None: the model's, else the default one.
-        is_started: Whether it starts at once.
+        plan: Plan; None: the model's, else the default one.
+        is_started: Whether the rollout starts at once.
 
     Raises:
-        PlatformError: There is no such model or release, the model has a rollout already, or it is
-            one of embeddings (422).
+        PlatformError: There is no such model or release, the model has a rollout already, or makes
+            embeddings (422).
     """
     connection = write.connection
     model = await locked_model(write, model_id)
@@ -71,7 +71,7 @@ async def begin(
 
 
 async def locked_model(write: Write, model_id: str) -> Values:
-    """Return a model that the caller may write, held until the transaction ends.
+    """Return a model that the caller may write, locked until the transaction ends.
 
     Raises:
         PlatformError: 404 or 403.
@@ -88,7 +88,7 @@ async def locked_model(write: Write, model_id: str) -> Values:
 async def _refuse_embeddings(
     connection: AsyncConnection, model_id: str, pool_ids: Collection[str]
 ) -> None:
-    """Refuse what no gate can judge: vectors come at once, and nothing tells good from bad ones."""
+    """Refuse an embedding model: no gate can tell good vectors from bad ones."""
     query = select(pools.c.id, pools.c.engine).where(pools.c.id.in_(sorted(pool_ids)))
     for pool_id, engine in (await connection.execute(query.order_by(pools.c.id))).tuples():
         if profile_of(engine) is EMBED:

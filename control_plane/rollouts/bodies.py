@@ -10,7 +10,7 @@ from control_plane.rollouts.plan import Plan
 
 
 class PlanChange(Plan):
-    """A plan, or under `plan` what GET shows as one."""
+    """A plan, or under `plan` a plan in the form of a GET."""
 
     plan: Plan | None = None
 
@@ -23,15 +23,15 @@ class PlanChange(Plan):
 
     @property
     def wanted(self) -> Plan:
-        """The plan that is given."""
+        """The given plan."""
         return self.plan or Plan.model_validate(self.model_dump(exclude={"plan"}))
 
 
 class RolloutBody(AdminBody):
     """A release that shall take over a model's traffic.
 
-    `release` is its name, without the model's. Without a plan, that of the model holds. Without
-    `is_started` it waits for somebody to start it, and learns meanwhile what control is like.
+    `release` is its name, without the model's. Without a plan, the model's plan holds. Without
+    `is_started` the rollout waits for an operator's start, and meanwhile measures control.
     """
 
     model_id: Id
@@ -41,6 +41,6 @@ class RolloutBody(AdminBody):
 
 
 class PromoteBody(AdminBody):
-    """The stage to end: the one that the caller saw, so that none is ended unseen."""
+    """The stage to end, as the caller saw it, so that no other stage is ended by mistake."""
 
     stage: Annotated[int, Field(ge=0, le=100)]

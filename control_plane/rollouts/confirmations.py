@@ -8,7 +8,7 @@ _DEADLINE_S = 2.0  # gateways say it again anyway
 
 
 class Confirmations:
-    """Takes what gateways decide by."""
+    """Stores which splits gateways follow."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -16,10 +16,10 @@ class Confirmations:
     async def confirm(
         self, gateway_id: str, version: int, oldest_open_ms: int, missing_bases: frozenset[str]
     ) -> None:
-        """Keep what a gateway says, see `Confirmation`.
+        """Store a gateway's confirmation, see `Confirmation`.
 
         Raises:
-            DatabaseDownError: Nothing was kept.
+            DatabaseDownError: The confirmation was not stored.
         """
         said = Confirmation(gateway_id, version, oldest_open_ms, missing_bases)
         await self._database.run(

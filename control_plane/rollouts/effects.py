@@ -1,6 +1,6 @@
 """Writes a step's changes in its transaction: the rollout, its event, the split, the model.
 
-The loop and the admin REST step a rollout here and nowhere else, under the lock on its row.
+The loop and the admin REST step rollouts only here, under the lock on the rollout's row.
 """
 
 from collections.abc import Awaitable
@@ -30,7 +30,7 @@ class Preparation(Protocol):
         canary: PreparedRelease,
         share: int,
     ) -> Awaitable[None]:
-        """Ask it to get ready for a share (basis points)."""
+        """Request capacity for a share (basis points)."""
         ...
 
     def is_ready(
@@ -40,28 +40,28 @@ class Preparation(Protocol):
         canary: PreparedRelease,
         share: int,
     ) -> Awaitable[bool]:
-        """Return whether it can serve the share."""
+        """Return whether the fleet can serve the share."""
         ...
 
     def settle(
         self, connection: AsyncConnection, kept: PreparedRelease, dropped: PreparedRelease
     ) -> Awaitable[None]:
-        """End what was asked for."""
+        """End the request of a finished rollout."""
         ...
 
     def abandon(self, connection: AsyncConnection, model_id: str) -> Awaitable[None]:
-        """End it for a model of which a release is not there any more."""
+        """End the requests for a model whose release is gone."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """A step that changed where the rollout stands.
+    """A step that changed the rollout's phase or stage.
 
     Attributes:
-        event: The event that led to it.
-        kept: The rollout after it.
-        was: The phase before it.
+        event: Event of the step.
+        kept: Rollout after the step.
+        was: Phase before the step.
     """
 
     event: str
@@ -70,7 +70,7 @@ class News:
 
     @property
     def is_incident(self) -> bool:
-        """Whether everybody is sent back, by the platform itself."""
+        """Whether the platform itself sent all requests back."""
         return self.kept.state.phase is Phase.HALTED and self.was is not Phase.HALTED
 
 
@@ -81,17 +81,17 @@ async def tell(
     now_ms: int,
     actor: str = "",
 ) -> tuple[KeptRollout, list[News]]:
-    """Step a rollout that is locked, and write down all that follows from it.
+    """Step a locked rollout, and store all consequences.
 
     Args:
         connection: Connection in the transaction of the step.
-        kept: The rollout as it is stored.
+        kept: Stored rollout.
         told: Events, in order.
         now_ms: Unix time.
         actor: Id of the caller's admin key; empty: the step had no caller.
 
     Raises:
-        PlatformError: `CONFLICT`: a person asked for what cannot be done in this phase.
+        PlatformError: `CONFLICT`: the operator's command is not possible in this phase.
     """
     before, news = kept, list[News]()
     for event in told:
@@ -109,7 +109,7 @@ async def tell(
 async def give_up(
     connection: AsyncConnection, row: RowMapping, now_ms: int, actor: str
 ) -> KeptRollout:
-    """Abort a rollout, whose row is locked, although nobody can read its state."""
+    """Abort a rollout, whose row is locked, although its state cannot be read."""
     kept = repository.without_state(row, now_ms)
     await repository.record(connection, kept.id, "abort", kept.state, actor)
     await write(connection, kept)
@@ -117,7 +117,7 @@ async def give_up(
 
 
 async def write(connection: AsyncConnection, kept: KeptRollout) -> None:
-    """Store a rollout, and let model and split be as it says."""
+    """Store a rollout, and set model and split accordingly."""
     if kept.is_live and kept.state.phase is Phase.DONE:
         await _finish(connection, kept)
     wanted = facts.wanted_split(kept.state, is_live=kept.is_live)
@@ -126,7 +126,7 @@ async def write(connection: AsyncConnection, kept: KeptRollout) -> None:
 
 
 async def settle(connection: AsyncConnection, fleet: Preparation, kept: KeptRollout) -> KeptRollout:
-    """Put away what an ended rollout needed; it is not live any more."""
+    """End the preparations of an ended rollout; it is not live any more."""
     control, canary = await _releases(connection, kept)
     if control is not None and canary is not None:
         is_done = kept.state.phase is Phase.DONE
@@ -143,7 +143,7 @@ async def settle(connection: AsyncConnection, fleet: Preparation, kept: KeptRoll
 async def both_releases(
     connection: AsyncConnection, kept: KeptRollout
 ) -> tuple[PreparedRelease, PreparedRelease]:
-    """Return control and canary; they cannot be forgotten while the rollout is live."""
+    """Return control and canary; they cannot be deleted while the rollout is live."""
     control, canary = await _releases(connection, kept)
     if control is None or canary is None:
         message = f"{kept.id}: a release of {kept.model_id} is not there any more"
@@ -154,13 +154,13 @@ async def both_releases(
 async def _releases(
     connection: AsyncConnection, kept: KeptRollout
 ) -> tuple[PreparedRelease | None, PreparedRelease | None]:
-    """Return control and canary, where they are there."""
+    """Return control and canary, as far as they exist."""
     control = await repository.release_of(connection, kept.model_id, kept.control)
     return control, await repository.release_of(connection, kept.model_id, kept.canary)
 
 
 async def _finish(connection: AsyncConnection, kept: KeptRollout) -> None:
-    """Let the model stand for canary, as a promotion does."""
+    """Point the model at canary, as a promotion does."""
     _, canary = await both_releases(connection, kept)
     values = {
         "base_digest": canary.base_digest,

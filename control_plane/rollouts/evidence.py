@@ -1,9 +1,9 @@
-"""From raw counts of a window to the proportions that are tested; pure.
+"""Turns raw counts of a window into the proportions that are tested; pure.
 
-Every metric becomes a share of bad requests, because shares can be tested without assuming a shape:
-a latency is "above control's 95 % quantile", an answer "longer than control's". The quantiles of a
-window come from control alone, and from before it, so that what is tested does not choose its own
-scale; each window is a test of its own, whatever its scale.
+Every metric becomes a share of bad requests, because shares can be tested without assumptions on
+distributions: a latency "above control's 95 % quantile", an answer "longer than control's". The
+quantiles of a window come from earlier windows of control alone, so that the tested data do not
+choose their own scale. Each window is a test of its own, whatever its scale.
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ CONTENT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many values fell into each bucket; `sluice.buckets.bucket_of` says which."""
+    """Counts of values by bucket, see `sluice.buckets.bucket_of`."""
 
     counts: tuple[int, ...] = (0,) * BUCKETS
 
@@ -73,15 +73,15 @@ class Histogram:
 
     @property
     def total(self) -> int:
-        """How many values there are."""
+        """Number of values."""
         return sum(self.counts)
 
     def above(self, bucket: int) -> Count:
-        """Return how many lie in higher buckets."""
+        """Return the number of values in higher buckets."""
         return Count(sum(self.counts[bucket + 1 :]), self.total)
 
     def below(self, bucket: int) -> Count:
-        """Return how many lie in lower buckets."""
+        """Return the number of values in lower buckets."""
         return Count(sum(self.counts[:bucket]), self.total)
 
 
@@ -89,8 +89,8 @@ class Histogram:
 class ScoreEvidence:
     """Likelihoods of one release's answers, by scores that were *made* in a window.
 
-    Engines score answers when they have time, and some never do. One per session counts, as for
-    all properties of answers.
+    Engines score answers when they have time, and some never do. Only one answer per session
+    counts, as for all properties of answers.
 
     Attributes:
         answers: Answers that were scored.
@@ -108,7 +108,7 @@ class ScoreEvidence:
 
     @property
     def base_likes(self) -> Count:
-        """Scored answers that the base finds as likely as the adapter does, of all."""
+        """Scored answers that are as likely under the base as under the adapter, of all."""
         return Count(self.base_like, self.answers)
 
 
@@ -117,27 +117,27 @@ class Arm:
     """Outcomes of one release's requests that were *received* in a window.
 
     Counted when all of them have ended or timed out: by the end of the window only the quick ones
-    have. Without requests of pinned tenants, who were not drawn by lot. Of each session at most
-    one request, the first in the window. Properties of answers count once per session: its
-    turns are alike whenever they come, and would be taken for independent ones.
+    have. Requests of pinned tenants are left out, since no lot assigned them. Of each session only
+    the first request in the window counts. Properties of answers count once per session: its turns
+    are alike, and counting them as independent ones would be wrong.
 
     Attributes:
-        requests: All of them.
+        requests: All requests.
         errors: Requests that ended with an error, by code.
         first_answers: Answers that are the first of their session, and those without a session:
             refusals, flaws and lengths are of these. None: of all answers, as an older telemetry
             service counts them.
         refusals: Answers in which the model declined.
-        empty_answers: Answers of nothing.
-        repetitive_answers: Answers that say again and again what they have said.
-        cut_answers: Answers that had not come to an end at the limit of their length.
+        empty_answers: Answers without content.
+        repetitive_answers: Answers that repeat themselves.
+        cut_answers: Answers that were cut at the limit of their length.
         ttft_ms: TTFT in milliseconds, of requests that got a first token.
         tpot_us: Mean time between tokens of an answer, one value each: the single gaps (ITL) of an
             answer are no independent observations.
         output_tokens: Output tokens of complete first answers.
         scores: Likelihoods of scored answers.
-        golden_runs: Golden prompts that were asked; they are not among `requests`.
-        golden_mismatches: Golden runs whose answer is not the one that its release is known by.
+        golden_runs: Runs of golden prompts; they are not among `requests`.
+        golden_mismatches: Golden runs with another answer than the expected one.
     """
 
     requests: int = 0
@@ -166,35 +166,35 @@ class Arm:
 
     @property
     def judged(self) -> int:
-        """Answers whose contents are judged."""
+        """Answers whose contents are evaluated."""
         return self.answers if self.first_answers is None else self.first_answers
 
     @property
     def faults(self) -> Count:
-        """Failures that the release may have caused, of the requests that were its to answer.
+        """Failures that the release may have caused, of the requests that it had to answer.
 
-        Faults of clients (4xx, hanging up) and refusals by policy (429, 503: limits, overload,
-        drain) are neither good nor bad and left out: they depend on callers and capacity, come in
-        bursts, and would let one misbehaving client roll a release back.
+        Errors of clients (4xx, hang-ups) and refusals by policy (429, 503: limits, overload, drain)
+        are neither good nor bad and left out. They depend on callers and capacity, come in bursts,
+        and would let one misbehaving client roll a release back.
         """
         bad = sum(count for code, count in self.errors.items() if _says(code, ErrorEvidence.FAULT))
         return Count(bad, self.answers + bad)
 
     def slow_first_tokens(self, bucket: int) -> Count:
-        """Return the first tokens in higher buckets, and those that missed the deadline."""
+        """Return the first tokens in higher buckets, with requests that missed the deadline."""
         late = sum(count for code, count in self.errors.items() if _says(code, ErrorEvidence.LATE))
         return self.ttft_ms.above(bucket) + Count(late, late)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Both arms in one stretch of time; they are only ever compared within it.
+    """Both arms in one stretch of time; they are compared only within it.
 
     Attributes:
-        start_ms: Unix time in milliseconds; received at or after it.
-        end_ms: Received before it.
-        canary: The new release. In a shadow stage: copies whose answers nobody gets.
-        control: The old one.
+        start_ms: Unix time in milliseconds, inclusive, of the requests' arrivals.
+        end_ms: Unix time in milliseconds, exclusive.
+        canary: New release. In a shadow stage: copies, whose answers no client gets.
+        control: Old release.
     """
 
     start_ms: int
@@ -212,7 +212,7 @@ def _no_count() -> Count:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """How control was lately: where the thresholds come from, and the first guess at its rates."""
+    """Control's recent past: the source of thresholds, and of the first estimate of its rates."""
 
     ttft_ms: Histogram = Histogram()
     tpot_us: Histogram = Histogram()
@@ -230,7 +230,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Buckets beyond which lay at most 5 % of control until a window; None: unknown."""
+    """Buckets with at most 5 % of control's values beyond them; None: unknown."""
 
     ttft_ms_high: int | None = None
     tpot_us_high: int | None = None
@@ -242,9 +242,10 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two counts of a window; the question is whether `suspect` has the higher rate.
+    """Two counts of a window; the test asks whether `suspect` has the higher rate.
 
-    For most metrics that is canary; for `FEWER_REFUSALS` control, which then refuses more.
+    For most metrics `suspect` is canary; for `FEWER_REFUSALS` it is control, which then refuses
+    more.
     """
 
     suspect: Count
@@ -270,7 +271,7 @@ def remember(baseline: Baseline, control: Arm) -> Baseline:
 
 
 def scale(baseline: Baseline) -> Thresholds:
-    """Return the thresholds for the next window, of those where control is known well enough."""
+    """Return the thresholds for the next window, where control has enough data."""
 
     def chosen(histogram: Histogram, *, is_low: bool = False) -> int | None:
         if histogram.total < _BASELINE_MIN:
@@ -289,7 +290,7 @@ def scale(baseline: Baseline) -> Thresholds:
 
 
 def known(baseline: Baseline, thresholds: Thresholds) -> dict[Metric, Count]:
-    """Return what the past says of control's rates; nothing of what canary is measured by."""
+    """Return the past counts of control; thresholds for canary are not among them."""
     ttft, tpot = thresholds.ttft_ms_high, thresholds.tpot_us_high
     high, low = thresholds.output_tokens_high, thresholds.output_tokens_low
     unlikely, unsure = thresholds.surprisal_mnats_high, thresholds.entropy_mnats_high
@@ -312,7 +313,7 @@ def known(baseline: Baseline, thresholds: Thresholds) -> dict[Metric, Count]:
 
 
 def comparisons(window: Window, thresholds: Thresholds) -> dict[Metric, Comparison]:
-    """Return what a window says by metric; without those whose threshold is unknown."""
+    """Return the comparisons in a window by metric, without those whose threshold is unknown."""
     canary, control = window.canary, window.control
     found = {
         Metric.ERRORS: Comparison(canary.faults, control.faults),

@@ -1,4 +1,4 @@
-"""Turns the loop's findings into events for the state machine; pure."""
+"""Turns the loop's observations into events for the state machine; pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,9 +37,9 @@ class GatewayFacts:
     """The last confirmation of a gateway's worker process; times are Unix milliseconds.
 
     Attributes:
-        version: Version of the state by which it decides about new requests.
-        oldest_open_ms: Arrival of the longest-running request that a split decided about, in Unix
-            milliseconds; 0: there is none.
+        version: Version of the state whose splits it follows.
+        oldest_open_ms: Arrival of the oldest open request that a split has assigned, in Unix
+            milliseconds; 0: none.
         seen_ms: Unix milliseconds of its report.
         missing_bases: Digests of bases being rolled out that it cannot serve yet.
     """
@@ -62,15 +62,15 @@ class Confirmation:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Findings of the loop about a rollout at one step.
+    """Observations of the loop about a rollout at one step.
 
     Attributes:
         is_taken_over: Whether another process stepped it before.
         not_ready: Stages that the fleet cannot serve.
         ready: Stages that it can serve.
-        windows: Evidence since the last that was taken.
-        is_confirmed: All gateways decide by the split that was there before this step.
-        gone: Why the rollout cannot go on, if so.
+        windows: Evidence since the last taken window.
+        is_confirmed: Whether all gateways follow the split as it was before this step.
+        gone: Reason why the rollout cannot go on, if there is one.
     """
 
     is_taken_over: bool = False
@@ -82,17 +82,17 @@ class Facts:
 
 
 def live(gateways: Sequence[GatewayFacts], now_ms: int) -> list[GatewayFacts]:
-    """Return the gateways that are still there."""
+    """Return the gateways that are still alive."""
     return [one for one in gateways if now_ms - one.seen_ms <= GATEWAY_LIVE_S * 1000]
 
 
 def is_confirmed(
     gateways: Sequence[GatewayFacts], version: int, changed_ms: int, now_ms: int
 ) -> bool:
-    """Return whether nobody is sent where an older split sent them.
+    """Return whether no request follows an older split any more.
 
     Args:
-        gateways: All that ever confirmed something.
+        gateways: All gateways with a confirmation.
         version: Version of the state with the present split.
         changed_ms: Unix milliseconds of the last change of the split.
         now_ms: Unix milliseconds by the same clock.
@@ -106,11 +106,11 @@ def is_confirmed(
 def held_stages(
     rollout: Rollout, gateways: Sequence[GatewayFacts], base_digest: str, now_ms: int
 ) -> frozenset[int]:
-    """Return the stages that may not open, or be the last, before all gateways can serve the base.
+    """Return the stages that must not begin, or end the rollout, before all gateways have the base.
 
-    A gateway that cannot sends those whom the split draws for canary to control. That does no harm
-    while the share is what it is, so the stage that goes on is not held: only what comes next, and
-    the end, with which control would be gone.
+    A gateway without the base sends canary's requests to control. That does no harm while the share
+    stays, so the present stage is not held: only the next one is, and the end, after which control
+    would be gone.
     """
     if all(base_digest not in one.missing_bases for one in live(gateways, now_ms)):
         return frozenset()
@@ -122,7 +122,7 @@ def is_on_trial(rollout: Rollout, adapter_digest: str, codes: frozenset[str]) ->
     """Return whether no stage may open, because no node has loaded canary's adapter yet.
 
     Args:
-        rollout: As it stands.
+        rollout: Present state of the rollout.
         adapter_digest: Adapter of canary; empty: the base alone, which ready replicas have loaded.
         codes: Codes of nodes' results, see `control_plane.rollouts.trials`.
     """
@@ -130,23 +130,23 @@ def is_on_trial(rollout: Rollout, adapter_digest: str, codes: frozenset[str]) ->
 
 
 def fault(rollout: Rollout, codes: frozenset[str]) -> Reason | None:
-    """Return why a rollout ends that has not begun: a node could not load canary's adapter.
+    """Return why a rollout ends before its begin: a node could not load canary's adapter.
 
-    Later its gates judge, and a node that is broken ends nothing.
+    Later its gates decide, and a broken node ends nothing.
     """
     is_faulty = rollout.stage == NO_STAGE and any(codes)
     return Reason.NOT_LOADED if is_faulty else None
 
 
 def evidence_until(gateways: Sequence[GatewayFacts], now_ms: int) -> int:
-    """Return until when (Unix ms) all requests that were received have ended, or are too old."""
+    """Return the time (Unix ms) before which all received requests have ended, or are too old."""
     ends = [one.oldest_open_ms or one.seen_ms for one in live(gateways, now_ms)]
     oldest = now_ms - OPEN_MAX_MS
     return max(oldest, min(ends) - _CLOCK_MARGIN_MS) if ends else oldest
 
 
 def evidence_span(rollout: Rollout, created_ms: int, until_ms: int) -> tuple[int, int] | None:
-    """Return from when to when (Unix ms) there may be evidence to read; None: nothing is needed."""
+    """Return the span (Unix ms) in which there may be new evidence; None: none is needed."""
     after_ms = max(rollout.window_end_ms, created_ms)
     if rollout.phase in ENDED or rollout.phase is Phase.HALTED or until_ms <= after_ms:
         return None
@@ -154,16 +154,16 @@ def evidence_span(rollout: Rollout, created_ms: int, until_ms: int) -> tuple[int
 
 
 def stages_in_question(rollout: Rollout) -> frozenset[int]:
-    """Return the stages of which the fleet has to say whether it can serve them."""
+    """Return the stages whose readiness the fleet has to report."""
     if rollout.phase in ENDED or rollout.phase in {Phase.PLANNED, Phase.HALTED}:
         return frozenset()
     return frozenset({rollout.stage, rollout.wanted}) - {NO_STAGE}
 
 
 def events(rollout: Rollout, facts: Facts) -> tuple[Event, ...]:
-    """Return what the machine has to be told, in this order.
+    """Return the events for the machine, in this order.
 
-    Evidence comes before what lets the share grow: it is about the stage that goes on.
+    Evidence comes before events that let the share grow: it is about the present stage.
     """
     if facts.gone is not None and rollout.phase is not Phase.HALTED:
         return (Gone(facts.gone),)
@@ -186,16 +186,16 @@ def _is_news(rollout: Rollout, stage: int) -> bool:
 
 
 def must_store(before: Rollout, after: Rollout) -> bool:
-    """Return whether a step without news has to be written down."""
+    """Return whether a step without news has to be stored."""
     is_old = after.stepped_ms - before.stepped_ms >= _STORE_INTERVAL_MS
     return is_old or after.window_end_ms != before.window_end_ms
 
 
 def wanted_split(rollout: Rollout, *, is_live: bool) -> tuple[int, int] | None:
-    """Return share and mirrored share of the split that gateways shall have; None: no split.
+    """Return share and mirrored share of the wanted split; None: no split.
 
-    One that was aborted keeps its split, with nobody in canary, until the gateways have confirmed
-    that. A planned one has it too: what control is like is known before the start.
+    An aborted rollout keeps its split, with an empty canary, until the gateways have confirmed
+    that. A planned one has it too, to measure control before the start.
     """
     if not is_live or rollout.phase in {Phase.ROLLED_BACK, Phase.DONE}:
         return None
@@ -203,8 +203,8 @@ def wanted_split(rollout: Rollout, *, is_live: bool) -> tuple[int, int] | None:
 
 
 def may_settle(rollout: Rollout, *, is_confirmed: bool) -> bool:
-    """Return whether what the rollout needed can be put away.
+    """Return whether the rollout's preparations can be ended.
 
-    That a rollout has been rolled back is itself the confirmation.
+    For a rolled back one, its phase is itself the confirmation.
     """
     return rollout.phase is Phase.ROLLED_BACK or (rollout.phase in ENDED and is_confirmed)

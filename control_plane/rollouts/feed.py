@@ -1,4 +1,4 @@
-"""Where the evidence of rollouts comes from: windows of both arms, from the telemetry service."""
+"""The source of evidence for rollouts: windows of both arms, from the telemetry service."""
 
 import asyncio
 import time
@@ -29,18 +29,19 @@ class EvidenceFeed(Protocol):
     """The source of evidence for the loop of rollouts."""
 
     async def windows(self, rollout_id: str, after_ms: int, until_ms: int) -> tuple[Window, ...]:
-        """Return whole windows in order and without gaps, with no golden counts.
+        """Return complete windows in order and without gaps, with no golden counts.
 
-        Maybe fewer than there are; the rest comes when it is asked for, or a little later.
+        There may be more than are returned: ask again for the rest.
 
         Args:
             rollout_id: The rollout of the requests.
             after_ms: Unix time; the first window begins at it or at the next multiple of the
                 length of windows.
-            until_ms: Unix time; what was received before it has ended by now, or counts as it is.
+            until_ms: Unix time; requests received before it have ended by now, or count as they
+                are.
 
         Raises:
-            FeedDownError: The peer is away, slow, or tells nonsense.
+            FeedDownError: The peer is away, slow, or its answer is invalid.
         """
         ...
 
@@ -60,11 +61,11 @@ class NoEvidence:
 async def open_feed(
     telemetry_url: str, telemetry_key: str, *, window_ms: int = 10_000
 ) -> AsyncGenerator[EvidenceFeed]:
-    """Open a feed; the telemetry service need not be there.
+    """Open a feed; the telemetry service need not run yet.
 
     Args:
-        telemetry_url: URL of the service; empty: there is none.
-        telemetry_key: The admin key that it takes.
+        telemetry_url: URL of the service; empty: no service.
+        telemetry_key: Admin key for the service.
         window_ms: Length of windows.
     """
     if not telemetry_url:
@@ -84,7 +85,7 @@ class TelemetryFeed:
         self._settling: OrderedDict[str, Settling] = OrderedDict()
 
     async def windows(self, rollout_id: str, after_ms: int, until_ms: int) -> tuple[Window, ...]:
-        """Return what is there by now; at most 60 windows."""
+        """Return the present windows, at most 60."""
         first_ms = -(-after_ms // self._window_ms) * self._window_ms
         last_ms = until_ms // self._window_ms * self._window_ms
         settling = self._settling_of(rollout_id)
@@ -136,11 +137,11 @@ class TelemetryFeed:
 
 
 class Settling:
-    """Up to when the requests of a rollout are all counted; pure.
+    """The time up to which the requests of a rollout are completely counted; pure.
 
-    That a request has ended does not mean that its event is in the trace store. So whoever says at
-    some time that all requests from before `until_ms` have ended is told about them once the store
-    holds what was sent up to that time.
+    When a request has ended, its event may still be on its way to the trace store. So a statement
+    that all requests before `until_ms` have ended takes effect once the store holds all events up
+    to the time of the statement.
     """
 
     def __init__(self) -> None:
@@ -148,9 +149,9 @@ class Settling:
         self._asked: deque[tuple[int, int]] = deque()
 
     def asked(self, now_ms: int, until_ms: int) -> None:
-        """Note that at a time everything from before another one had ended, both in Unix time.
+        """Note at one time that all requests before another one have ended, both in Unix time.
 
-        While hundreds wait, further ones are left out.
+        Of more than some hundred waiting notes, later ones are left out.
         """
         newest_ms = self._asked[-1][1] if self._asked else self._settled_ms
         if until_ms > newest_ms and len(self._asked) < _ASKED_MAX:
@@ -164,7 +165,7 @@ class Settling:
 
 
 class _Told(BaseModel):
-    """A part of the answer; a newer service may say more."""
+    """The used part of the answer; a newer service may send more."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 

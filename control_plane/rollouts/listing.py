@@ -1,7 +1,7 @@
-"""Rollouts for lists: PostgreSQL picks a few values out of each state, which may have any size.
+"""Rollouts for lists: PostgreSQL reads a few values from each state, which may have any size.
 
-A state that cannot be read, because another version of the control plane wrote it, hides no other
-rollout: it is shown with what is known besides it, and a `problem`.
+A state from another version of the control plane, which cannot be read, hides no other rollout: it
+is listed with its other fields and a `problem`.
 """
 
 import json
@@ -27,7 +27,7 @@ _TIMES = ("created_at", "started_at", "ended_at")
 
 
 def listed() -> Select[Any]:
-    """Return the query of what lists show of all rollouts; `with_state` adds all else."""
+    """Return the query of list rows for all rollouts; `with_state` adds the rest."""
     t, split = rollouts.c, splits.c
     own_split = and_(split.id == t.model_id, split.rollout_id == t.id)
     return select(
@@ -39,16 +39,16 @@ def listed() -> Select[Any]:
 
 
 def with_state(query: Select[Any]) -> Select[Any]:
-    """Return the query with whole states, and who lacks what they need, for a few."""
+    """Return the query with whole states, and the gateways that lack a base, for a few."""
     return query.add_columns(rollouts.c.state, *_lacking(), _trials().label("trials"))
 
 
 def summary(row: Values, unread: Mapping[str, str]) -> Values:
-    """Return what lists show of a row.
+    """Return the list entry of a row.
 
     Args:
         row: Row of `listed`.
-        unread: Rollouts that this control plane cannot step, and why.
+        unread: Rollouts that this control plane cannot step, with the reasons.
     """
     times = {name: row[name].isoformat() if row[name] else "" for name in _TIMES}
     owner = row["owner_tenant_id"] or ""
@@ -91,7 +91,7 @@ def _trials() -> ColumnElement[Any]:
 
 
 def why(error: ValidationError) -> str:
-    """Return what to say about a state that cannot be read."""
+    """Return the text about a state that cannot be read."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"]) or "state"
     return (
@@ -102,7 +102,7 @@ def why(error: ValidationError) -> str:
 
 
 def _standing() -> ColumnElement[Any]:
-    """Return a document with the values that lists show; JSON null where there is none."""
+    """Return a document with the listed values; JSON null where one is missing."""
     state = rollouts.c.state
     stages = state["plan"]["stages"]
     is_list = func.jsonb_typeof(stages) == "array"

@@ -1,10 +1,9 @@
 """The state machine of a rollout: (state, event, now) -> (state, actions); pure.
 
-The share grows only when the fleet is ready for the next stage of the plan, after the one before
-has ended; every stage is passed. A breach sends all requests back in the same step that saw it, in
-any phase in which canary has traffic. Nothing depends on having been there: all that is known is in
-the state, evidence that was told before is passed over, and time that nobody watched does not
-count.
+The share grows only when the fleet is ready for the next stage of the plan, after the previous one
+has ended; no stage is skipped. A breach sends all requests back in the same step that saw it, in
+any phase in which canary has traffic. A new process can take over at any time: the state is
+complete, repeated evidence is ignored, and unwatched time does not count.
 """
 
 from dataclasses import dataclass, replace
@@ -69,7 +68,7 @@ class Step:
 
     Attributes:
         rollout: Rollout to be stored.
-        actions: The state of the world from now on, see `due`; empty when nothing changes. To be
+        actions: Complete list of actions from now on, see `due`; empty when nothing changes. To be
             stored in the same transaction.
     """
 
@@ -81,12 +80,12 @@ def step(rollout: Rollout, event: Event, now_ms: int) -> Step:
     """Return the rollout after an event.
 
     Args:
-        rollout: As it was stored.
-        event: The event; `Tick` when nothing happened.
-        now_ms: Unix time in milliseconds. A clock that was set back stands still meanwhile.
+        rollout: Stored rollout.
+        event: Event; `Tick` for time alone.
+        now_ms: Unix time in milliseconds. While a clock is set back, time stands still.
 
     Raises:
-        PlatformError: `CONFLICT`: a person asked for what cannot be done in this phase.
+        PlatformError: `CONFLICT`: the operator's command is not possible in this phase.
     """
     now_ms = max(now_ms, rollout.stepped_ms)
     before = rollout
@@ -102,7 +101,7 @@ def step(rollout: Rollout, event: Event, now_ms: int) -> Step:
 
 
 def due(rollout: Rollout) -> tuple[Action, ...]:
-    """Return what the world shall be like; to do all of it again changes nothing."""
+    """Return the actions that the state calls for; repeating them has no effect."""
     shares = SetShare(rollout.share, rollout.mirrored)
     if rollout.phase is Phase.HALTED:
         assert rollout.reason is not None
@@ -117,12 +116,12 @@ def due(rollout: Rollout) -> tuple[Action, ...]:
 
 
 def _standing(rollout: Rollout) -> tuple[Phase, Reason | None, int, int, bool]:
-    """Return all that `due` depends on; the shares belong to phase and stage."""
+    """Return the fields that `due` depends on; the shares follow from phase and stage."""
     return rollout.phase, rollout.reason, rollout.stage, rollout.wanted, rollout.is_ready
 
 
 def _watching_anew(rollout: Rollout, now_ms: int) -> Rollout:
-    """Return the rollout as found by someone who knows nothing of the time before."""
+    """Return the rollout as watched from now on: earlier time is unknown."""
     return replace(rollout, watching_ms=now_ms, heard_ms=now_ms, asked_ms=now_ms)
 
 
@@ -146,7 +145,7 @@ def _after_event(rollout: Rollout, event: Event, now_ms: int) -> Rollout:
 
 
 def _after_end(rollout: Rollout, event: SentBack | Gone) -> Rollout:
-    """Return the rollout after what ends it; who was sent back already stays that."""
+    """Return the rollout after an event that ends it; a rolled back one stays so."""
     if rollout.phase is Phase.HALTED:
         is_confirmed = isinstance(event, SentBack)
         return replace(rollout, phase=Phase.ROLLED_BACK) if is_confirmed else rollout
@@ -166,7 +165,7 @@ _COMMANDS: dict[type, frozenset[Phase]] = {
 
 
 def _refuse(rollout: Rollout, event: Event) -> None:
-    """Raise a conflict if a person asks for what cannot be done now."""
+    """Raise a conflict if an operator's command is not possible now."""
     phases = _COMMANDS.get(type(event))
     if phases is not None and rollout.phase not in phases:
         message = f"a rollout that is {rollout.phase.value} cannot do this: {event.kind}"
@@ -223,7 +222,7 @@ def _sent_back(rollout: Rollout, reason: Reason, verdict: Verdict | None = None)
 
 
 def _wanting(rollout: Rollout, stage: int, now_ms: int) -> Rollout:
-    """Return the rollout waiting for the fleet; the stage before goes on, and is watched."""
+    """Return the rollout waiting for the fleet; the present stage goes on, and is watched."""
     rollout = replace(rollout, wanted=stage, asked_ms=now_ms)
     return replace(rollout, phase=_phase_of(rollout))
 
@@ -291,10 +290,10 @@ def _after_window(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
 
 
 def _rescaled(rollout: Rollout) -> Rollout:
-    """Return the rollout on the scale of what control was until now.
+    """Return the rollout with thresholds from control's latest past.
 
-    A scale that stayed what it was when the stage opened would hide a slow release for as long as
-    the stage takes, if control was slow just then: while engines beside it loaded their weights.
+    Fixed thresholds would hide a slow release for the whole stage if control was slow just when the
+    stage opened, say because engines beside it loaded their weights.
     """
     thresholds = scale(rollout.baseline)
     if thresholds == rollout.thresholds:
@@ -356,7 +355,7 @@ def _verdict(rollout: Rollout, gate: Gate, now_ms: int) -> Verdict:
 
 
 def _after_time(rollout: Rollout, now_ms: int) -> Rollout:
-    """Return the rollout after what is due by now: the first of the rules that applies."""
+    """Return the rollout after the passing of time: the first applicable rule counts."""
     plan = rollout.plan
     if rollout.phase is Phase.PAUSED and now_ms - rollout.paused_ms > plan.pause_max_s * 1000:
         return _sent_back(rollout, Reason.PAUSED_TOO_LONG)
@@ -391,7 +390,7 @@ def _after_stage(rollout: Rollout, now_ms: int) -> Rollout:
 
 
 def _is_sampled(rollout: Rollout, sample_min: int) -> bool:
-    """Return whether enough was seen: of both releases, where there are two to compare."""
+    """Return whether the sample is large enough: of both releases, where they are compared."""
     if not rollout.current.is_compared:
         return rollout.sample >= sample_min
     tests = [(gate, rollout.tests[gate.metric]) for gate in rollout.plan.gates]
@@ -402,7 +401,7 @@ def _is_sampled(rollout: Rollout, sample_min: int) -> bool:
 
 
 def _gate_sample_min(gate: Gate, test: SequentialTest) -> int:
-    """Return how much a stage has to see of a gate: of golden prompts, if there are any."""
+    """Return the least sample of a gate in a stage: of golden prompts, if there are any."""
     if gate.metric is Metric.GOLDEN and test.bets:
         return max(gate.sample_min, _GOLDEN_SAMPLE_MIN)
     return gate.sample_min

@@ -1,4 +1,4 @@
-"""The plan of a rollout as data: stages, gates, and the reaction to short traffic; pure."""
+"""The plan of a rollout as data: stages, gates, and the reaction to too little traffic; pure."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -19,13 +19,13 @@ TOLERATED = ShareField("tolerated", of_percent=0.01, is_whole=False, most=99.99)
 
 
 class Stage(AdminBody):
-    """A share of the traffic, and how long it is held.
+    """A share of the traffic, and its duration.
 
     A stage ends when it was watched for `duration_min_s` *and* `sample_min` requests were counted
     of canary, and of control where that has traffic. With less traffic it goes on up to
-    `duration_max_s`; then `sample_light` requests are enough (None: as many as before), and with
-    fewer `Plan.when_short` decides.
-    A shadow stage sends canary copies of so many requests, whose answers nobody gets.
+    `duration_max_s`; then `sample_light` requests are enough (None: `sample_min`), and with fewer
+    `Plan.when_short` decides. A shadow stage sends canary copies of a share of requests; no client
+    gets their answers.
     """
 
     model_config = ConfigDict(json_schema_extra=SHARE.describe)
@@ -59,9 +59,9 @@ class Stage(AdminBody):
 class Gate(AdminBody):
     """A comparison that canary must not lose.
 
-    `tolerated` is what may be worse, as a share of the requests that are good in control: 0.005
+    `tolerated` is the tolerated excess, as a share of the requests that are good in control: 0.005
     lets the error rate rise from 1 % to 1.495 %. A stage also waits for `sample_min` observations
-    of the gate; for golden prompts, say, which are few.
+    of the gate, for instance of golden prompts, which are few.
     """
 
     model_config = ConfigDict(json_schema_extra=TOLERATED.describe)
@@ -125,20 +125,21 @@ DEFAULT_GATES = (
 
 
 class Plan(AdminBody):
-    """The whole of a rollout.
+    """The stages and gates of a rollout.
 
     Attributes:
-        stages: Stages in their order; a shadow stage only first, the last one all of the traffic.
-        gates: One for each metric that counts.
-        alpha: False-alarm rate of the whole rollout: how likely it is at most that a release which
-            is not worse than tolerated is rolled back by a gate, in any stage, however long it
-            lasts. Divided evenly among the gates and the stages that are compared.
-        when_short: Reaction when the traffic of a stage's longest duration is too little:
-            wait for a person, go on with what there is, or roll back.
-        ready_max_s: How long the fleet may take to hold the release for a stage; then the rollout
-            pauses until it does.
-        quiet_max_s: How long there may be no evidence at all; then it pauses until there is.
-        pause_max_s: How long it stays paused; then it is rolled back.
+        stages: Stages in their order; only the first may be a shadow stage, the last one has all
+            traffic.
+        gates: Gates, one for each metric that counts.
+        alpha: False-alarm rate of the whole rollout: the highest probability that any gate rolls
+            back, in any stage and however long it lasts, a release that is not worse than
+            tolerated. Divided evenly among the gates and the stages that are compared.
+        when_short: Reaction when a stage's longest duration brings too little traffic: wait for an
+            operator, go on with the present sample, or roll back.
+        ready_max_s: Seconds that the fleet may take to get ready for a stage; then the rollout
+            pauses until it is.
+        quiet_max_s: Seconds without any evidence after which it pauses until there is some.
+        pause_max_s: Seconds of a pause after which it is rolled back.
     """
 
     stages: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=20)] = DEFAULT_STAGES
@@ -173,7 +174,7 @@ class Plan(AdminBody):
 
 
 def shown(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored plan with its shares in percent; one that cannot be read, as it is."""
+    """Return a stored plan with its shares in percent; an unreadable one unchanged."""
     try:
         return {
             **document,

@@ -1,4 +1,4 @@
-"""REST of the plan that a model's rollouts follow, unless they bring their own."""
+"""REST of a model's plan, which its rollouts follow unless they bring their own."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ class PlanRoutes:
         ]
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return the plan that holds."""
+        """Return the plan in effect."""
         model_id = path_id(request, "model_id")
         actor = request[ACTOR]
 

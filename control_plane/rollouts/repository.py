@@ -1,4 +1,4 @@
-"""Rollouts in PostgreSQL, in the transactions they are given."""
+"""Rollouts in PostgreSQL, in the caller's transactions."""
 
 import json
 from collections.abc import Sequence
@@ -36,18 +36,18 @@ _GATEWAYS_KEPT = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class KeptRollout:
-    """A rollout as it is stored.
+    """A stored rollout.
 
     Attributes:
         id: Id of the rollout.
-        model_id: The model whose release it rolls out.
-        control: Name of the release that the model stands for.
-        canary: Name of the new one.
-        owner: Tenant; None: nobody's.
+        model_id: Model of the release.
+        control: Name of the release that the model points at.
+        canary: Name of the new release.
+        owner: Tenant; None: public.
         salt: Salt of its split.
-        state: All else.
-        version: One more with every step that is stored.
-        is_live: Whether gateways or fleet still have something of it.
+        state: State of the machine.
+        version: Version, incremented by every stored step.
+        is_live: Whether gateways or fleet still act on it.
         created_ms: Unix time in milliseconds.
         split_ms: Unix milliseconds of the last change of its split.
     """
@@ -66,11 +66,11 @@ class KeptRollout:
 
 
 class UnreadableError(PlatformError):
-    """The state of a rollout is none that we know: another version of the control plane wrote it.
+    """The state of a rollout cannot be read: another version of the control plane wrote it.
 
     Attributes:
-        problem: The problem for people, in one line.
-        reason: Reason where it differs, of many.
+        problem: Problem in one line, for operators.
+        reason: First reason of several.
     """
 
     def __init__(self, rollout_id: str, error: ValidationError) -> None:
@@ -84,10 +84,10 @@ class Taken:
     """The rollouts that a process steps.
 
     Attributes:
-        own: Its rollouts.
+        own: Rollouts of this process.
         others: Ids of those among them that another process stepped before.
-        unreadable: Ids of rollouts that are nobody's for this process cannot read their state:
-            another version of the control plane wrote it. And why.
+        unreadable: Ids of rollouts without a process, since their state, written by another version
+            of the control plane, cannot be read here; with the reasons.
     """
 
     own: list[KeptRollout]
@@ -96,10 +96,10 @@ class Taken:
 
 
 def kept_of(row: Any) -> KeptRollout:
-    """Return a rollout of its row.
+    """Return the rollout in a row.
 
     Raises:
-        UnreadableError: We do not know its state.
+        UnreadableError: The state is unknown.
     """
     try:
         state = STATE.validate_json(json.dumps(row["state"]))
@@ -109,9 +109,9 @@ def kept_of(row: Any) -> KeptRollout:
 
 
 def without_state(row: Any, now_ms: int) -> KeptRollout:
-    """Return a rollout whose state nobody reads as one that has ended, with nobody in canary.
+    """Return a rollout with an unreadable state as one that has ended, with an empty canary.
 
-    Where it had ended, it stays what it was.
+    Where it had ended, it stays the same.
     """
     ended = {phase.value: phase for phase in ENDED}
     phase = ended.get(row["phase"], Phase.ABORTED)
@@ -135,16 +135,16 @@ def _kept(row: Any, state: Rollout) -> KeptRollout:
 
 
 async def clock_ms(connection: AsyncConnection) -> int:
-    """Return what time it is (Unix ms); there is one clock for all control planes."""
+    """Return the database's time (Unix ms), the one clock of all control planes."""
     now = cast(func.extract("epoch", func.clock_timestamp()) * 1000, BigInteger)
     return int(await connection.scalar(select(now)) or 0)
 
 
 async def take(connection: AsyncConnection, process: str) -> Taken:
-    """Take the live rollouts that nobody steps, and keep those that this process does.
+    """Claim the live rollouts that no process steps, and renew the claims of this one.
 
-    One whose row is locked is left for later: who holds it may stand still. One that cannot be read
-    is not taken, or not any longer, so that a process can have it that reads it.
+    A rollout whose row is locked is left for later: its holder may stand still. An unreadable
+    rollout is not claimed, or is released, so that a process that can read it may claim it.
     """
     t = rollouts.c
     is_free = or_(t.taken_at.is_(None), t.taken_at < func.now() - _LEASE)
@@ -164,7 +164,7 @@ async def take(connection: AsyncConnection, process: str) -> Taken:
 
 
 async def _renew(connection: AsyncConnection, ids: Sequence[str], process: str) -> None:
-    """Let rollouts whose rows are locked be this process's for another while."""
+    """Renew this process's claims on rollouts whose rows are locked."""
     t = rollouts.c
     is_due = or_(t.taken_by != process, t.taken_at < func.now() - _RENEW)
     query = update(rollouts).where(t.id.in_(ids), is_due)
@@ -172,7 +172,7 @@ async def _renew(connection: AsyncConnection, ids: Sequence[str], process: str) 
 
 
 async def lock(connection: AsyncConnection, rollout_id: str) -> RowMapping | None:
-    """Return the row of a rollout, held until the transaction ends; None if it is not there."""
+    """Return the row of a rollout, locked until the transaction ends; None if there is none."""
     query = select(rollouts).where(rollouts.c.id == rollout_id).with_for_update(key_share=True)
     return (await connection.execute(query)).mappings().first()
 
@@ -180,10 +180,10 @@ async def lock(connection: AsyncConnection, rollout_id: str) -> RowMapping | Non
 async def lock_own(
     connection: AsyncConnection, rollout_id: str, process: str
 ) -> KeptRollout | None:
-    """Return a live rollout that this process steps, held until the transaction ends.
+    """Return a live rollout of this process, locked until the transaction ends.
 
-    It is the process's for another while. None: it is not its own any more, or somebody holds the
-    row now, for whom the others need not wait.
+    The claim is renewed. None: another process has claimed it, or holds its row now; the other
+    rollouts need not wait for that.
     """
     t = rollouts.c
     query = select(rollouts).where(t.id == rollout_id, t.taken_by == process, t.is_live)
@@ -227,7 +227,7 @@ async def create(
 
 
 async def save(connection: AsyncConnection, kept: KeptRollout, *, is_split_new: bool) -> None:
-    """Write down a rollout that `lock` holds, one version later."""
+    """Store a rollout that `lock` holds, with the next version."""
     state = kept.state
     has_started, has_ended = state.phase is not Phase.PLANNED, state.phase in ENDED
     t = rollouts.c
@@ -249,7 +249,7 @@ async def save(connection: AsyncConnection, kept: KeptRollout, *, is_split_new: 
 async def record(
     connection: AsyncConnection, rollout_id: str, event: str, state: Rollout, actor_id: str = ""
 ) -> None:
-    """Add a step that was news, and forget the oldest ones if there are too many."""
+    """Store a step with news, and delete the oldest ones if there are too many."""
     verdict = state.verdict if state.phase is Phase.HALTED else None
     row = {
         "id": new_id("revent"),
@@ -277,7 +277,7 @@ async def record(
 async def write_split(
     connection: AsyncConnection, kept: KeptRollout, wanted: tuple[int, int] | None
 ) -> bool:
-    """Let a model have this split, share and mirrored share, or none; return whether it is news."""
+    """Set or end the split of a model, share and mirrored share; return whether that is new."""
     t = splits.c
     query = select(t.rollout_id, t.share, t.mirrored).where(t.id == kept.model_id)
     there = (await connection.execute(query)).tuples().first()
@@ -303,14 +303,14 @@ async def write_split(
 
 
 async def split_version(connection: AsyncConnection, model_id: str) -> int:
-    """Return the version of the state with the model's split as it is; 0: it is long ago."""
+    """Return the version of the state that has the model's present split; 0: long ago."""
     t = changes.c
     newest = select(func.max(t.version)).where(t.kind == "splits", t.object_id == model_id)
     return int(await connection.scalar(newest) or 0)
 
 
 async def confirm(connection: AsyncConnection, said: Confirmation) -> None:
-    """Write down what a gateway's worker process decides by, and lacks."""
+    """Store the version that a gateway's worker process follows, and its missing bases."""
     values = {
         "version": said.version,
         "oldest_open_unix_ms": said.oldest_open_ms,
@@ -322,7 +322,7 @@ async def confirm(connection: AsyncConnection, said: Confirmation) -> None:
 
 
 async def gateways(connection: AsyncConnection) -> list[GatewayFacts]:
-    """Return what the gateways have confirmed lately."""
+    """Return the gateways' recent confirmations."""
     t = gateway_confirmations.c
     lately = t.seen_at > func.now() - timedelta(minutes=1)
     rows = await connection.execute(
@@ -335,7 +335,7 @@ async def gateways(connection: AsyncConnection) -> list[GatewayFacts]:
 
 
 async def prune_gateways(connection: AsyncConnection) -> None:
-    """Forget gateways that have long gone."""
+    """Delete gateways that have been gone for long."""
     gone = gateway_confirmations.c.seen_at < func.now() - _GATEWAYS_KEPT
     await connection.execute(delete(gateway_confirmations).where(gone))
 
@@ -351,7 +351,7 @@ async def release_of(
 
 
 async def gone(connection: AsyncConnection, kept: KeptRollout) -> Reason | None:
-    """Return why a rollout that has not ended cannot go on; None: what it is about is there."""
+    """Return why an unfinished rollout cannot go on; None: its model and releases exist."""
     arms = [release_id(kept.model_id, name) for name in (kept.control, kept.canary)]
     there = select(func.count()).where(releases.c.id.in_(arms)).scalar_subquery()
     query = select(models.c.release, there, func.coalesce(tenants.c.is_disabled, False))
@@ -368,7 +368,7 @@ async def plan_of(connection: AsyncConnection, model_id: str) -> Plan:
     """Return the plan of a model's rollouts.
 
     Raises:
-        PlatformError: Another version of the control plane wrote it, in a way that we do not know.
+        PlatformError: Another version of the control plane wrote the plan, in an unknown form.
     """
     document = await stored_plan(connection, model_id)
     if document is None:
@@ -381,20 +381,20 @@ async def plan_of(connection: AsyncConnection, model_id: str) -> Plan:
 
 
 async def stored_plan(connection: AsyncConnection, model_id: str) -> dict[str, Any] | None:
-    """Return the plan of a model's own as it is stored; None: it has none."""
+    """Return the stored plan of a model; None: it has none."""
     query = select(rollout_plans.c.plan).where(rollout_plans.c.id == model_id)
     return await connection.scalar(query)
 
 
 async def live_phases(connection: AsyncConnection) -> dict[str, int]:
-    """Return how many rollouts are in which phase, of those that are live."""
+    """Return the numbers of live rollouts by phase."""
     query = select(rollouts.c.phase, func.count()).where(rollouts.c.is_live)
     found = await connection.execute(query.group_by(rollouts.c.phase))
     return dict(found.tuples().all())
 
 
 def verdict_document(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as JSON, for records and people."""
+    """Return a verdict as JSON, for records and clients."""
     counts = {"suspect": verdict.suspect, "reference": verdict.reference}
     return {
         "metric": verdict.metric.value,

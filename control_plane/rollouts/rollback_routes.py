@@ -1,4 +1,4 @@
-"""REST of the way back: a model stands for the release again that it stood for before."""
+"""REST of rollbacks: points a model at its previous release again."""
 
 from typing import Annotated, Any
 
@@ -53,7 +53,7 @@ class RollbackRoutes:
         return [AdminRoute("POST", path, self.roll_back, Action.WRITE_ROLLOUTS, _KIND, told)]
 
     async def roll_back(self, request: web.Request) -> web.Response:
-        """Go back."""
+        """Roll back."""
         model_id = path_id(request, "model_id")
         wanted = (await read_body(request, RollbackBody)).release
 
@@ -95,7 +95,7 @@ async def _abort(write: Write, model_id: str) -> str:
 
 
 async def _stand_for(write: Write, model: Values, wanted: str) -> Values:
-    """Let a model stand for a release, at once; return the model.
+    """Point a model at a release, at once; return the model.
 
     Raises:
         PlatformError: There is no such release, or no pool that serves it.

@@ -1,4 +1,4 @@
-"""REST of rollouts: begin, look, and what people may do; plans have a module of their own."""
+"""REST of rollouts: create, read, and operators' commands; plans have a module of their own."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
@@ -44,8 +44,8 @@ class RolloutRoutes:
 
         Args:
             database: Database of rollouts.
-            wake: Lets the loop look at once.
-            unread: Live rollouts that the loop cannot read, and why; it goes on changing.
+            wake: Wakes the loop.
+            unread: Live rollouts that the loop cannot read, with the reasons; kept current.
         """
         self._database = database
         self._writes = Writes(database)
@@ -89,7 +89,7 @@ class RolloutRoutes:
         return found
 
     async def create(self, request: web.Request) -> web.Response:
-        """Make a rollout (201), and start it unless that is left for later."""
+        """Create a rollout (201), and start it unless the body says otherwise."""
         body = await read_body(request, RolloutBody)
 
         async def work(write: Write) -> WriteReply:
@@ -122,7 +122,7 @@ class RolloutRoutes:
         return shown(request, self._show(await self._readable(request)))
 
     async def events(self, request: web.Request) -> web.Response:
-        """Return a page of what happened to one, oldest first."""
+        """Return a page of one's events, oldest first."""
         found = await self._readable(request)
         query = select(rollout_events).where(rollout_events.c.rollout_id == found["id"])
         return await page(self._database, query, rollout_events.c.id, request, _event)
@@ -161,7 +161,7 @@ class RolloutRoutes:
         return answer
 
     async def _readable(self, request: web.Request) -> Values:
-        """Return the row of the rollout that is asked for, if the caller may read it."""
+        """Return the row of a rollout, if the caller may read it."""
         rollout_id = path_id(request)
         rows = await fetch(self._database, _one(rollout_id))
         may = request[ACTOR].may
@@ -170,7 +170,7 @@ class RolloutRoutes:
         return rows[0]
 
     def _show(self, row: Values) -> Values:
-        """Return all there is of a row; of one that cannot be read, what is known besides."""
+        """Return all fields of a row; of an unreadable rollout, the readable ones."""
         try:
             state = kept_of(row).state
         except UnreadableError as error:
@@ -185,7 +185,7 @@ class RolloutRoutes:
 
 
 async def _told(write: Write, locked: RowMapping, command: Event) -> None:
-    """Step a rollout whose row is held; one that nobody can read can be aborted all the same."""
+    """Step a rollout whose row is locked; an unreadable one can still be aborted."""
     now_ms = await repository.clock_ms(write.connection)
     try:
         kept = kept_of(locked)
@@ -208,7 +208,7 @@ async def _row(connection: AsyncConnection, rollout_id: str) -> Values:
 
 
 def _short(found: Values) -> Values:
-    """Return what the audit log keeps; all else is among the rollout's events."""
+    """Return the fields for the audit log; all others are among the rollout's events."""
     return {name: found[name] for name in SUMMARY}
 
 
@@ -242,7 +242,7 @@ _SCHEMAS: Values = {
 
 
 def _described(fields: tuple[str, ...]) -> Values:
-    """Return the schema of what is shown."""
+    """Return the schema of a rollout's JSON."""
     found = describe.shown(fields)
     found["properties"] |= {name: _SCHEMAS[name] for name in fields if name in _SCHEMAS}
     return found

@@ -1,9 +1,9 @@
 """The loop that steps rollouts: reads facts, steps the machine, writes the results.
 
-Every control plane runs it; each live rollout is taken by one of them, and by another when that was
-silent for some seconds. A step reads, decides and writes in one transaction under the lock on the
-rollout's row, so two can never step from the same state, and a process that is killed has either
-done all of a step or nothing. Nothing is kept in memory.
+Every control plane runs it. Each live rollout is claimed by one of them, and by another after some
+seconds of silence. A step reads, decides and writes in one transaction under the lock on the
+rollout's row. So two can never step from the same state, and a killed process has done all of a
+step or nothing. No state is kept in memory.
 """
 
 import asyncio
@@ -58,12 +58,12 @@ class Rollouts:
 
         Args:
             database: Database of rollouts.
-            evidence: Source of requests' outcomes; while it is away, rollouts pause.
-            fleet: Gets ready for stages.
-            golden: Source of golden prompts' outcomes, per release.
-            show: Takes how many live rollouts are in which phase, or `UNREADABLE`, and how old
-                (seconds) the newest evidence is of the rollout that has the oldest, for metrics.
-            count_rollback: Is told of every rollout that is sent back: the gate, else the reason.
+            evidence: Source of outcomes of requests; while it is away, rollouts pause.
+            fleet: Prepares stages.
+            golden: Source of golden prompts' results, by release.
+            show: Takes figures for metrics: live rollouts by phase, or `UNREADABLE`, and the age
+                (seconds) of the newest evidence of the rollout with the oldest.
+            count_rollback: Called for every rolled back rollout with the gate, else the reason.
         """
         self._database = database
         self._evidence = evidence
@@ -83,7 +83,7 @@ class Rollouts:
         self._pruned_at = float("-inf")
 
     def wake(self) -> None:
-        """Step now."""
+        """Step at once."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -102,7 +102,7 @@ class Rollouts:
                     pass
 
     async def _begin_steps(self, tasks: asyncio.TaskGroup) -> None:
-        """Step all rollouts of ours side by side, but for those whose last step still goes on."""
+        """Step all claimed rollouts concurrently, except those whose last step still runs."""
         now_ms, gateways, taken = await self._database.run(self._look)
         self._say_what_is_unreadable(taken)
         self._taken_over |= taken.others
@@ -115,7 +115,7 @@ class Rollouts:
                 tasks.create_task(self._step_one(kept, until_ms))
 
     async def _step_one(self, kept: KeptRollout, until_ms: int) -> None:
-        """Step one rollout; whatever is wrong with it, the others are watched."""
+        """Step one rollout; its errors do not affect the others."""
         try:
             windows = await self._windows(kept, until_ms)
             async with self._steps:
@@ -130,7 +130,7 @@ class Rollouts:
             self._under_way.discard(kept.id)
 
     async def _look(self, connection: AsyncConnection) -> tuple[int, list[GatewayFacts], Taken]:
-        """Return time, gateways, and what is ours to step."""
+        """Return time, gateways, and the claimed rollouts."""
         now_ms = await repository.clock_ms(connection)
         phases = await repository.live_phases(connection)
         taken = Taken([], set(), {})
@@ -157,7 +157,7 @@ class Rollouts:
         self.unreadable.update(found)
 
     async def _windows(self, kept: KeptRollout, until_ms: int) -> tuple[Window, ...]:
-        """Return the evidence that is new; nothing if it cannot be had now."""
+        """Return new evidence; none if it cannot be had now."""
         span = facts.evidence_span(kept.state, kept.created_ms, until_ms)
         if span is None:
             return ()
@@ -179,7 +179,7 @@ class Rollouts:
         return found
 
     async def _step(self, kept: KeptRollout, seen: Facts) -> None:
-        """Step one rollout, and say what came of it."""
+        """Step one rollout, and log the result."""
         news = await self._database.run(
             lambda connection: self._work(connection, kept.id, seen), deadline_s=_STEP_TIMEOUT_S
         )
@@ -212,7 +212,7 @@ class Rollouts:
     async def _work(
         self, connection: AsyncConnection, rollout_id: str, seen: Facts
     ) -> list[News] | None:
-        """Step a rollout in one transaction; None: it is held, or another's by now."""
+        """Step a rollout in one transaction; None: it is locked, or another's by now."""
         kept = await repository.lock_own(connection, rollout_id, self._process)
         if kept is None:
             return None
@@ -234,7 +234,7 @@ class Rollouts:
     async def _is_confirmed(
         self, connection: AsyncConnection, kept: KeptRollout, now_ms: int
     ) -> bool:
-        """Return whether the gateways decide by the split as it is; asked only at the end."""
+        """Return whether the gateways follow the present split; queried only at the end."""
         if kept.state.phase is not Phase.HALTED and kept.state.phase not in ENDED:
             return False
         gateways = await repository.gateways(connection)
@@ -249,7 +249,7 @@ class Rollouts:
         codes: frozenset[str],
         now_ms: int,
     ) -> Facts:
-        """Ask the fleet to get ready where that is due, and add what it and gateways can serve."""
+        """Request capacity where that is due, and add the readiness of fleet and gateways."""
         in_question = facts.stages_in_question(kept.state)
         if not in_question:
             return seen
@@ -274,7 +274,7 @@ class Rollouts:
     async def _with_golden(
         self, connection: AsyncConnection, kept: KeptRollout, windows: Iterable[Window]
     ) -> tuple[Window, ...]:
-        """Return windows with what golden prompts came to meanwhile."""
+        """Return windows with the results of golden prompts in them."""
         names = (kept.canary, kept.control)
         found: list[Window] = []
         for window in windows:
@@ -302,6 +302,6 @@ def _names(kept: KeptRollout) -> dict[str, str]:
 
 
 def _evidence_age_s(own: Iterable[KeptRollout], now_ms: int) -> float:
-    """Return how old the newest evidence is of the rollout that has the oldest."""
+    """Return the age of the newest evidence of the rollout that has the oldest."""
     ends = [kept.state.window_end_ms or kept.state.open_ms for kept in own if kept.state.is_open]
     return (now_ms - min(ends)) / 1000 if ends else 0.0

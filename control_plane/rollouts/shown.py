@@ -1,4 +1,4 @@
-"""Rollouts as JSON, for people and programs; pure."""
+"""Rollouts as JSON, for lists and clients; pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,10 +54,10 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a rollout is: what lists show, and all that they read of its state.
+    """The progress of a rollout: the fields of its state that lists show.
 
     Attributes:
-        stages: How many its plan has.
+        stages: Number of stages in its plan.
     """
 
     phase: Phase
@@ -71,7 +71,7 @@ class Standing:
 
     @classmethod
     def of(cls, state: Rollout) -> Self:
-        """Return where a rollout is."""
+        """Return the progress of a rollout."""
         return cls(
             phase=state.phase,
             reason=state.reason,
@@ -85,7 +85,7 @@ class Standing:
 
 
 def explanation(standing: Standing) -> str:
-    """Return why a rollout is where it is, in one line; empty when there is nothing to say."""
+    """Return the reason of a rollout's phase, in one line; empty when there is none."""
     if standing.verdict is not None:
         return explain(standing.verdict)
     if standing.reason is not None:
@@ -96,7 +96,7 @@ def explanation(standing: Standing) -> str:
 
 
 def progress(standing: Standing) -> Json:
-    """Return where a rollout is, as part of lists."""
+    """Return the progress, as part of lists."""
     return {
         "phase": standing.phase.value,
         "reason": standing.reason.value if standing.reason is not None else "",
@@ -110,13 +110,13 @@ def progress(standing: Standing) -> Json:
 
 
 def unknown_progress(phase: str, share: int, mirrored: int, problem: str) -> Json:
-    """Return what lists show of a rollout whose state cannot be read: what is known besides it.
+    """Return the list entry of a rollout whose state cannot be read, from its other fields.
 
     Args:
         phase: Phase at its last write, maybe an unknown one.
         share: Share that gateways send to the canary.
         mirrored: Share that gateways copy to the canary.
-        problem: Why it cannot be read.
+        problem: Reason why the state cannot be read.
     """
     return {
         "phase": phase,
@@ -131,7 +131,7 @@ def unknown_progress(phase: str, share: int, mirrored: int, problem: str) -> Jso
 
 
 def unknown_details() -> Json:
-    """Return the details of a rollout whose state cannot be read: nothing."""
+    """Return the details of a rollout whose state cannot be read: none."""
     counts = ("watched_s", "watched_needed_s", "sample", "control_sample", "sample_needed")
     return {
         "wanted_stage": NO_STAGE,
@@ -147,7 +147,7 @@ def unknown_details() -> Json:
 
 
 def waiting_for(state: Rollout, base_digest: str | None, lacking: Sequence[str]) -> str:
-    """Return what a rollout waits for before its next stage, in one line; empty: for nothing.
+    """Return the conditions of the next stage that are not met, in one line; empty: none.
 
     Args:
         state: State of the rollout.
@@ -193,14 +193,14 @@ def _is_watching(state: Rollout) -> bool:
 
 
 def _sampled(state: Rollout) -> tuple[int, int]:
-    """Return the requests that count towards the stage's least sample, and those that lack."""
+    """Return the counted requests of the stage, and the number still needed."""
     is_compared = state.current.is_compared
     counted = min(state.sample, state.control_sample) if is_compared else state.sample
     return counted, max(0, state.current.sample_min - counted)
 
 
 def _evidence_wanted(state: Rollout) -> str:
-    """Return which evidence a stage still waits for; empty: none, or it does not go on."""
+    """Return the evidence that a stage still waits for; empty: none, or it does not go on."""
     if not _is_watching(state):
         return ""
     left_s = state.current.duration_min_s - state.watched_ms / 1000
@@ -213,7 +213,7 @@ def _evidence_wanted(state: Rollout) -> str:
 
 
 def details(state: Rollout, base_digest: str | None = None, lacking: Sequence[str] = ()) -> Json:
-    """Return what is known of the stage, and what it takes to end it; see `waiting_for`."""
+    """Return the details of the stage, and the conditions of its end; see `waiting_for`."""
     stage = None if state.stage == NO_STAGE else state.current
     return {
         "wanted_stage": state.wanted,
@@ -233,7 +233,7 @@ def details(state: Rollout, base_digest: str | None = None, lacking: Sequence[st
 
 
 def _past_stage(plan: Plan, past: StageEvidence) -> Json:
-    """Return what was seen in a stage that has ended."""
+    """Return the evidence of an ended stage."""
     return {
         "stage": past.stage,
         SHARE.shown: SHARE.show(past.share),
@@ -246,7 +246,7 @@ def _past_stage(plan: Plan, past: StageEvidence) -> Json:
 
 
 def _gates(plan: Plan, seen: StageEvidence) -> list[Json]:
-    """Return what each gate has seen in a stage, and how near it is to a verdict."""
+    """Return the evidence of each gate in a stage, with its distance from a verdict."""
     tolerated = {gate.metric: gate.tolerated for gate in plan.gates}
     return [
         _gate(one, tolerated[one.metric], plan.alpha_of_test)

@@ -1,6 +1,6 @@
 """The stored state of a rollout, its events, and its actions; pure data.
 
-`STATE` and `EVENT` are the forms in which the database keeps them: JSON, without loss.
+`STATE` and `EVENT` are their stored forms: JSON, without loss.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ NO_STAGE = -1  # before the first one has opened
 
 
 class Phase(StrEnum):
-    """Where a rollout is."""
+    """The phase of a rollout."""
 
     PLANNED = "planned"
     SHADOW = "shadow"
@@ -35,10 +35,10 @@ UNREADABLE = "unreadable"  # no phase: of a rollout that this version cannot ste
 
 
 class Reason(StrEnum):
-    """Why a rollout is paused, was sent back, or was aborted by the platform.
+    """The reason why a rollout is paused, was rolled back, or was aborted by the platform.
 
-    It goes on by itself when there is evidence again, or the fleet is ready after all. The last
-    four abort it: what it is about is not there any more, or no engine can load it.
+    A pause ends by itself when there is evidence again, or the fleet is ready. The last four abort
+    the rollout: its model or release is gone, or no engine can load it.
     """
 
     WORSE = "worse"
@@ -55,18 +55,18 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """That canary is worse, and what says so.
+    """The finding that canary is worse, with its evidence.
 
     Attributes:
         metric: Metric of the breached gate.
         stage: Number of the stage.
         suspect: Counts of the stage on the worse side: canary's, except for
             `FEWER_REFUSALS`.
-        reference: The same on the other side.
+        reference: Counts on the other side.
         tolerated: Difference that the gate tolerates.
         log_e: Natural logarithm of the e-value.
         log_needed: Threshold of `log_e`.
-        window_end_ms: End of the window that was the last straw, in Unix time.
+        window_end_ms: End of the deciding window, in Unix time.
         at_ms: Unix time of the verdict.
     """
 
@@ -82,7 +82,7 @@ class Verdict:
 
 
 def explain(verdict: Verdict) -> str:
-    """Return a verdict in one line, for people."""
+    """Return a verdict in one line, for operators."""
     sides = ("canary", "control")
     if verdict.metric is Metric.FEWER_REFUSALS:
         sides = ("control", "canary")
@@ -103,11 +103,11 @@ class GateEvidence:
     """Counts and e-value of one gate in a stage.
 
     Attributes:
-        metric: Metric that it compares.
+        metric: Metric of the gate.
         canary: Requests of canary, and how many of them were bad.
-        control: The same of control.
+        control: Requests of control, and how many of them were bad.
         log_e: Natural logarithm of the e-value.
-        detectable_rate: Share of bad requests that it would have found; None: none.
+        detectable_rate: Share of bad requests that the gate would have detected; None: none.
     """
 
     metric: Metric
@@ -132,36 +132,36 @@ class StageEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """All that a rollout is; the times are Unix time in milliseconds.
+    """The state of a rollout; times are Unix time in milliseconds.
 
     Attributes:
-        plan: Never changes.
-        phase: See `Phase`.
+        plan: Plan, which never changes.
+        phase: Phase of the rollout.
         stage: Number of the stage whose share is in effect; `NO_STAGE` before the first.
-        wanted: The stage that the fleet is being prepared for; `stage` when there is none.
-        share: Basis points of the clients' traffic that canary has.
-        mirrored: Basis points of it that canary gets copies of.
+        wanted: Stage that the fleet is prepared for; equal to `stage` when there is none.
+        share: Basis points of the clients' traffic for canary.
+        mirrored: Basis points of the traffic whose copies go to canary.
         is_ready: Whether the fleet can serve `share` from canary.
         open_ms: Unix milliseconds of the begin of `stage`; windows from before it are no evidence.
-        watching_ms: Unix milliseconds since which nothing was missed; time before it does not count
-            for the stage.
+        watching_ms: Unix milliseconds since which the evidence is complete; earlier time does not
+            count for the stage.
         heard_ms: Unix milliseconds of the last evidence, or of the begin of watching.
         asked_ms: Unix milliseconds since which the rollout waits for the fleet.
         paused_ms: Unix milliseconds of the begin of the pause.
         stepped_ms: Time of the last step; time never runs backwards.
         window_end_ms: End of the last window that was taken.
-        watched_ms: How long the stage was watched.
-        short_ms: How much of that had passed when somebody resumed it; from there on the longest
-            duration begins anew.
-        sample: Requests of the stage that were canary's to answer, see `Arm.faults`; only of
-            windows in which it was compared, where there is something to compare with.
-        control_sample: The same of control.
-        tests: One for each gate, of this stage.
+        watched_ms: Milliseconds for which the stage was watched.
+        short_ms: Watched milliseconds at an operator's resume; the longest duration begins anew
+            there.
+        sample: Requests of the stage that canary had to answer, see `Arm.faults`; only of windows
+            in which it was compared, where there is a comparison.
+        control_sample: Requests of the stage that control had to answer.
+        tests: Tests of this stage, one for each gate.
         thresholds: Thresholds of this stage.
         baseline: Control's recent past.
-        reason: Why it is paused, or was sent back.
+        reason: Reason of a pause or a rollback.
         verdict: The finding when the reason is `WORSE`.
-        past: Evidence of the stages that have ended.
+        past: Evidence of the ended stages.
     """
 
     plan: Plan
@@ -218,24 +218,24 @@ class Rollout:
 
     @property
     def is_last(self) -> bool:
-        """Whether the model stands for the release when this stage has ended."""
+        """Whether the model points at the release when this stage has ended."""
         return self.stage + 1 == len(self.plan.stages)
 
     @property
     def is_short_of_fleet(self) -> bool:
-        """Whether the fleet has yet to get ready, for the next stage or again for this one."""
+        """Whether the fleet is not ready yet, for the next stage or again for this one."""
         return self.is_waiting or not self.is_ready
 
     @property
     def is_held(self) -> bool:
-        """Whether it does not go on because of the fleet or of gateways."""
+        """Whether the rollout waits for the fleet or for gateways."""
         if self.phase is Phase.PAUSED:
             return self.reason is Reason.NOT_READY
         return self.phase in {Phase.SHADOW, Phase.RUNNING} and self.is_short_of_fleet
 
     @property
     def is_open(self) -> bool:
-        """Whether canary gets requests, of clients or copies."""
+        """Whether canary gets requests, from clients or as copies."""
         return self.stage != NO_STAGE and self.phase in _OPEN
 
     @property
@@ -250,14 +250,14 @@ _OPEN = frozenset({Phase.SHADOW, Phase.RUNNING, Phase.PAUSED})
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A person starts the rollout."""
+    """An operator starts the rollout."""
 
     kind: Literal["start"] = "start"
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The fleet can serve a stage: adapters are loaded, replicas are there."""
+    """The fleet can serve a stage: its replicas are ready and have the adapter."""
 
     stage: int
     kind: Literal["ready"] = "ready"
@@ -265,7 +265,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """The fleet cannot serve the stage any more, e.g. lost replicas."""
+    """The fleet cannot serve the stage any more, e.g. after the loss of replicas."""
 
     stage: int
     kind: Literal["not_ready"] = "not_ready"
@@ -273,28 +273,28 @@ class NotReady:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A person holds the rollout: the share stays, and a worse release is still sent back."""
+    """An operator pauses the rollout: the share stays, and a worse release is still rolled back."""
 
     kind: Literal["pause"] = "pause"
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """A person lets a paused rollout go on."""
+    """An operator resumes a paused rollout."""
 
     kind: Literal["resume"] = "resume"
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """A person ends the rollout; all requests go back to control."""
+    """An operator ends the rollout; all requests go back to control."""
 
     kind: Literal["abort"] = "abort"
 
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """A person ends a stage early; `stage` is the one that the person saw."""
+    """An operator ends a stage early; `stage` is the one that the operator saw."""
 
     stage: int
     kind: Literal["promote"] = "promote"
@@ -302,7 +302,7 @@ class Promote:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Windows of evidence, in their order; repeated ones are passed over."""
+    """Windows of evidence, in order; repeated ones are ignored."""
 
     windows: tuple[Window, ...]
     kind: Literal["evidence"] = "evidence"
@@ -324,14 +324,14 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class SentBack:
-    """Every gateway has confirmed that canary gets nothing."""
+    """Every gateway has confirmed that canary gets no requests."""
 
     kind: Literal["sent_back"] = "sent_back"
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The rollout's model, release or pool is not there any more."""
+    """The rollout's model, release or pool no longer exists."""
 
     reason: Reason
     kind: Literal["gone"] = "gone"
@@ -355,7 +355,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SetShare:
-    """Gateways shall send so much to canary, in basis points, and copies of so much."""
+    """Gateways shall send canary a share of the traffic, and copies of a share, in basis points."""
 
     share: int
     mirrored: int
@@ -363,7 +363,7 @@ class SetShare:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """The fleet shall get ready for a stage; the answer is `Ready`."""
+    """The fleet shall get ready for a stage; its answer is `Ready`."""
 
     stage: int
     share: int
@@ -371,14 +371,14 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """Gateways shall confirm that nobody is sent to canary; the answer is `SentBack`."""
+    """Gateways shall confirm that canary gets no requests; their answer is `SentBack`."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class FinishRollout:
-    """The model stands for the new release from now on."""
+    """The model points at the new release from now on."""
 
 
 Action = SetShare | Prepare | RollBack | FinishRollout

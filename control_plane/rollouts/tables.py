@@ -1,4 +1,4 @@
-"""Rows of rollouts, what happened to them, plans of models, and what gateways have confirmed."""
+"""Rows of rollouts, their events, plans of models, and confirmations of gateways."""
 
 from datetime import datetime
 

@@ -1,6 +1,6 @@
-"""Trials of canaries' adapters: agents are told to make them, and their results are kept.
+"""Trials of canaries' adapters: agents are told to run them, and their results are stored.
 
-A release without an adapter needs no trial: its replicas would not be ready.
+A release without an adapter needs no trial: without its base its replicas would not be ready.
 """
 
 from collections.abc import Collection
@@ -19,7 +19,7 @@ _MESSAGE_MAX = 500
 
 
 def trials_of(state: ControlState, pool_ids: Collection[str]) -> list[wire.Trial]:
-    """Return the trials that a node with replicas of these pools is to make; pure."""
+    """Return the trials for a node with replicas of these pools; pure."""
     found: list[wire.Trial] = []
     for split in sorted(state.splits.values(), key=lambda split: split.id):
         release = state.releases.get(release_id(split.id, split.canary))
@@ -31,7 +31,7 @@ def trials_of(state: ControlState, pool_ids: Collection[str]) -> list[wire.Trial
 
 
 async def write_trials(connection: AsyncConnection, message: wire.SyncRequest) -> None:
-    """Keep an agent's results; those that are kept already are not written again."""
+    """Store an agent's results; known ones are not written again."""
     found = {
         it.rollout_id: (it.code, it.message[:_MESSAGE_MAX].replace("\0", ""))
         for it in message.trial_results[:_TRIALS_MAX]

@@ -25,7 +25,7 @@ class Memory:
     """The record of a pool between two looks.
 
     Attributes:
-        history: Its demand.
+        history: Demand of the pool.
         seen: Sums that are counted in it; None: none was seen yet.
         asks: As `PoolState` has them.
         boots_s: As `PoolState` has them.

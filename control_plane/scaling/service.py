@@ -1,8 +1,8 @@
-"""The loop that scales: looks at the pools that have bounds, plans, and writes their numbers.
+"""The loop of scaling: reads the pools with bounds, plans, and writes their numbers.
 
-Every control plane runs it; one holds the lease, and another takes it when that was silent. A look
+Every control plane runs it; one holds the lease, and another takes it after a silence. A step
 reads, decides and writes in one transaction that holds the lease's row, so two never decide from
-the same state. Nothing is kept in memory but what metrics show.
+the same state. Memory holds only figures for metrics.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Looked:
 
     Attributes:
         speed: Speed of its replicas; None: not measured.
-        is_measured: Whether it was measured of late.
+        is_measured: Whether the speed was measured recently.
         late_s: For how long its actuator has been late with replicas.
     """
 
@@ -155,7 +155,7 @@ class Scaling:
         """Keep a router's report; return milliseconds until the next one.
 
         Raises:
-            ValueError: It makes no sense.
+            ValueError: The report is not valid.
             DatabaseDownError: PostgreSQL does not answer.
         """
         if len(message.cells) > CELLS_MAX:

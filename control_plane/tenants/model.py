@@ -78,11 +78,11 @@ _Limits, _MeteredLimits = _limits(NAMES), _limits(METERED_NAMES)
 
 
 class LimitsBody(_Limits):
-    """The limits of one caller; 0 is no limit, or in an exception: as without it."""
+    """The limits of one caller; 0 is no limit, or in an exception the tier's limit."""
 
     @model_serializer
     def _set_ones(self) -> dict[str, int]:
-        """Return those that are not 0: most tenants have none, and there are many tenants."""
+        """Return the limits other than 0: most tenants have none, and there are many tenants."""
         return {name: limit for name, limit in self if limit}
 
 
@@ -92,13 +92,13 @@ ModelLimits = Annotated[dict[Id, LimitsBody], Field(max_length=256, default_fact
 class TierBody(_Limits):
     """A priority class and its limits; 0 is no limit.
 
-    `requests_max` bounds what a tenant has running or waiting at once; `model_limits` are what a
-    tenant may use of one model, within its other limits. `reserved_percent` is the share of every
-    cell that the tier gets at least while it has work; all tiers together can have 100.
-    `ttft_deadline_ms` is the longest wait for a first token, besides the prompt's own prefill, that
-    a request is let in for; 0 is the router's default, and a request's own deadline counts instead.
-    Work of a tier that `is_preemptible` (batch) is shed first, and interrupted when a higher tier
-    would miss its deadline.
+    `requests_max` bounds a tenant's running and waiting requests; `model_limits` are a tenant's
+    limits for one model, within its other limits. `reserved_percent` is the least share of every
+    cell that the tier gets while it has work; all tiers together can have 100. `ttft_deadline_ms`
+    is the longest wait for a first token, without the prompt's own prefill, with which a request is
+    admitted; 0 is the router's default, and a request's own deadline takes precedence. Work of a
+    tier that `is_preemptible` (batch) is shed first, and preempted when a higher tier would miss
+    its deadline.
     """
 
     priority: Count = 0
@@ -109,12 +109,12 @@ class TierBody(_Limits):
 
 
 class TenantBody(AdminBody):
-    """A customer. Its cache salt is made by us, never changes and is never shown.
+    """A tenant. The platform makes its cache salt, which never changes and is never shown.
 
     `limits` replace the tier's where they are not 0. `fallbacks` name the model that answers while
     another is saturated or down; `*` stands for any other. `pins` name, by model, the release that
-    the tenant gets, whatever the model stands for and whatever is rolled out.
-    `allows_server_urls`: requests may name MCP servers by address, besides registered ones.
+    the tenant gets, whatever the model points at and whatever is rolled out. `allows_server_urls`:
+    requests may name MCP servers by address, besides registered ones.
     """
 
     name: Text = ""
@@ -128,9 +128,9 @@ class TenantBody(AdminBody):
 
 
 class KeyBody(_MeteredLimits):
-    """An API key; limits of 0 are the tenant's only, no scopes are all, no models are all too.
+    """An API key; without limits only the tenant's hold; without scopes or models all are allowed.
 
-    `models` are public names, of which one that ends in `*` stands for all that begin like it.
+    `models` are public names; a name that ends in `*` is a prefix.
     """
 
     expires_at_unix_ms: Annotated[int, Field(ge=0, le=2**53)] = 0

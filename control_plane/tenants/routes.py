@@ -48,7 +48,7 @@ async def _check_reserves(connection: AsyncConnection, key: str, wanted: int) ->
 
 
 async def _check_limited(connection: AsyncConnection, wanted: set[str]) -> None:
-    """Refuse limits of what is no model: they would limit nothing."""
+    """Refuse limits of an unknown model: they would limit nothing."""
     if not wanted:
         return
     query = select(models.c.id).where(models.c.id.in_(wanted))
@@ -61,7 +61,7 @@ async def _check_limited(connection: AsyncConnection, wanted: set[str]) -> None:
 
 
 async def _check_tenant(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse an id below which others have names, and what could never answer."""
+    """Refuse an id that is the prefix of others' names, and unknown fallbacks and pins."""
     await take_space(connection, key)
     fallbacks: dict[str, str] = values["fallbacks"]
     for model, instead in fallbacks.items():

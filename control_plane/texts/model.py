@@ -1,4 +1,4 @@
-"""A tenant's policy of keeping prompts and answers, and their redaction before; pure."""
+"""A tenant's policy on the storage of prompts and answers, and their redaction; pure."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -49,12 +49,11 @@ def _checked_word(value: str) -> str:
 
 
 class TextPolicyBody(AdminBody):
-    """Whether prompts and answers of a tenant are kept.
+    """Whether prompts and answers of a tenant are stored.
 
-    `share_percent` of its requests are, by their ids. They are deleted after
-    `retention_days`. `redacted` says what is taken out before anything leaves a gateway; secrets
-    and numbers of payment cards always are. `words` are taken out wherever they stand, whatever
-    their case.
+    `share_percent` of its requests are, by their ids. They are deleted after `retention_days`.
+    `redacted` names the kinds of text that are removed inside the gateway; secrets and numbers of
+    payment cards always are. `words` are removed wherever they stand, in upper or lower case.
     """
 
     is_on: bool = False

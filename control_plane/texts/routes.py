@@ -47,7 +47,7 @@ _FOUND = {
 
 
 class TextRoutes:
-    """Handlers of policies, and of texts themselves."""
+    """Handlers of policies, and of stored texts."""
 
     def __init__(self, database: Database, store: TextStore) -> None:
         self._database = database
@@ -68,7 +68,7 @@ class TextRoutes:
         ]
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return what is kept of a request, once it is noted who reads it."""
+        """Return the stored texts of a request, after an audit row on the reader."""
         tenant_id, request_id = path_id(request, "tenant_id"), request.match_info["request_id"]
         require(request, tenant_id)
         try:
@@ -88,9 +88,9 @@ class TextRoutes:
         return await self._writes.run(request, work)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Erase all texts of a tenant (204); to do it again does no harm.
+        """Erase all texts of a tenant (204); repeatable.
 
-        It is noted before it is done: no erasure is without a row. One that failed has another row.
+        The audit row comes first: no erasure is without a row. A failed erasure has another row.
         """
         tenant_id = path_id(request, "tenant_id")
         require(request, tenant_id)

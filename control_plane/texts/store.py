@@ -1,4 +1,4 @@
-"""Where redacted texts are: in ClickHouse, behind the telemetry service."""
+"""The store of redacted texts: ClickHouse, behind the telemetry service."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -21,7 +21,7 @@ _Rows = TypeAdapter(dict[str, list[dict[str, Any]]])
 
 
 class TextStore(Protocol):
-    """The store of texts, as the routes use it."""
+    """The store of texts, for the routes."""
 
     async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
         """Return what is kept of a tenant's requests with this id; FeedDownError: it is away."""
@@ -50,11 +50,11 @@ NO_TEXTS = NoTexts()
 
 @asynccontextmanager
 async def open_store(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[TextStore]:
-    """Open a store; the telemetry service need not be there.
+    """Open a store; the telemetry service need not run yet.
 
     Args:
-        telemetry_url: URL of the service; empty: there is none.
-        telemetry_key: The admin key that it takes.
+        telemetry_url: URL of the service; empty: no service.
+        telemetry_key: Admin key for the service.
     """
     if not telemetry_url:
         yield NO_TEXTS
@@ -71,9 +71,9 @@ class TelemetryTexts:
         self._url = f"{url.rstrip('/')}/v1/texts"
 
     async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
-        """Return what is kept; BadRequestError: no request has such an id.
+        """Return the stored texts; BadRequestError: the id is not valid.
 
-        The id comes from the caller, and this request has a key that opens all of telemetry: the id
+        The id comes from the caller, and this request carries a key for all of telemetry: so the id
         must stay one segment of the path.
         """
         if not is_request_id(request_id):
@@ -89,7 +89,7 @@ class TelemetryTexts:
         return rows
 
     async def erase(self, tenant_id: str) -> None:
-        """Erase all of a tenant; BadRequestError: telemetry takes none for a tenant's id."""
+        """Erase all texts of a tenant; BadRequestError: the tenant's id is not valid."""
         await self._asked("DELETE", self._url, tenant_id)
 
     async def _asked(self, method: str, url: str, tenant_id: str) -> bytes:

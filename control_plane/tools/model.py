@@ -1,4 +1,4 @@
-"""Tools that gateways call for a tenant's models, as an admin writes them; pure."""
+"""Tools that gateways call for a tenant's models, in the form for admins; pure."""
 
 import json
 import re
@@ -37,7 +37,7 @@ class ServerToolKind(StrEnum):
 
 
 class ServerToolApproval(StrEnum):
-    """Whether a person has to agree to each call."""
+    """Whether a person has to approve each call."""
 
     ALWAYS = "always"
     NEVER = "never"
@@ -60,7 +60,7 @@ def _checked_name(value: str) -> str:
 
 
 def _checked_url(value: str) -> str:
-    """Return a URL that may be called; its address is looked at by gateways, at each call."""
+    """Return a URL that may be called; gateways check its address at each call."""
     try:
         parts = urlsplit(value)
         _ = parts.port
@@ -102,7 +102,7 @@ ToolNames = Annotated[
 class ServerToolBody(AdminBody):
     """A tool that gateways call for models of a tenant.
 
-    `secret_headers` are sealed, and shown as empty texts. An empty text keeps the stored one, as
+    `secret_headers` are encrypted, and shown as empty texts. An empty text keeps the stored one, as
     long as scheme, host and port of `url` stay. `models` and `keys` narrow the use of the tool;
     empty: all of the tenant's. `price_micros` of a call are millionths of the ledger's currency.
     """
@@ -140,30 +140,30 @@ class ServerToolBody(AdminBody):
 
 
 class HeaderSealer(Protocol):
-    """Seals a header's text for one place; see `sluice.sealing`."""
+    """Encrypts a header's text for one place; see `sluice.sealing`."""
 
     def seal(self, text: str, place: str) -> str:
-        """Return the sealed text."""
+        """Return the encrypted text."""
         ...
 
     def opened(self, sealed: str, place: str) -> str:
-        """Return the text; ValueError: it cannot be opened."""
+        """Return the text; ValueError: it cannot be decrypted."""
         ...
 
 
 def stored_headers(
     known: Mapping[str, Any] | None, wanted: Mapping[str, Any], key: str, sealer: HeaderSealer
 ) -> dict[str, str]:
-    """Return the sealed headers of a row.
+    """Return the encrypted headers of a row.
 
     Args:
         known: The row; None: there is none yet.
         wanted: Values of the body.
         key: Id of the tool.
-        sealer: Seals what is new.
+        sealer: Encrypts new texts.
 
     Raises:
-        BadRequestError: A text is to be kept that is not there, or that was for another address.
+        BadRequestError: A text to be kept does not exist, or was for another address.
     """
     before: Mapping[str, str] = {} if known is None else known["secret_headers"]
     sealed: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""REST of tools that gateways call; secrets go in and never come out."""
+"""REST of tools that gateways call; secrets are written, and never read."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from sluice.shared_secret import ours
 
 
 class _ServerTools(Resource):
-    """As every resource, with its schema as JSON and without the texts of its headers."""
+    """A resource with the schema as JSON and without the texts of its headers."""
 
     def show(self, row: Mapping[str, Any]) -> Values:
         """See the base."""

@@ -1,8 +1,8 @@
 """The control plane's own copy of the state, fed by PostgreSQL, from which all watchers are served.
 
-NOTIFY only says that something changed; what changed is read from the table `changes`, and the
-objects are read again. So a lost or doubled notification does no harm. While PostgreSQL is away
-the copy stays, and watchers with it.
+NOTIFY only signals a change; its details are read from the table `changes`, and the objects are
+read again. So a lost or doubled notification does no harm. While PostgreSQL is away the copy stays,
+and watchers with it.
 """
 
 import asyncio
@@ -37,19 +37,19 @@ _LISTEN_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Serialized `WatchResponse`s: the parts of a state at `version`, the last one says which."""
+    """Serialized `WatchResponse`s: the parts of a state at `version`; the last part is marked."""
 
     version: int
     parts: tuple[bytes, ...]
 
     @property
     def size_bytes(self) -> int:
-        """All parts together."""
+        """Bytes of all parts together."""
         return sum(len(part) for part in self.parts)
 
 
 class Feed:
-    """Current state, recent history, and an event for those who wait for more."""
+    """Current state, recent history, and an event that signals changes."""
 
     def __init__(self, database: Database) -> None:
         self.state = ControlState()
@@ -65,9 +65,9 @@ class Feed:
         self._callbacks: list[Callable[[wire.WatchResponse], None]] = []
 
     def on_change(self, callback: Callable[[wire.WatchResponse], None]) -> None:
-        """Call `callback` after each change of the state with what changed it; it must be quick.
+        """Call `callback` with each change of the state; it must be quick.
 
-        With `is_snapshot` anything may have changed, and nothing else is said.
+        With `is_snapshot` anything may have changed, and no details are given.
         """
         self._callbacks.append(callback)
 
@@ -76,10 +76,10 @@ class Feed:
         return self._changed
 
     async def snapshot(self) -> Snapshot:
-        """Return a state from which the history leads to the newest one; shared by who asks.
+        """Return a state from which the history leads to the newest one; shared by all callers.
 
-        It is made anew only when the way from it has grown long, so that many new watchers in a
-        storm of changes cost neither the time nor the memory of a snapshot for each version.
+        It is made anew only when the history since then has grown long, so that many new watchers
+        in a storm of changes cost neither the time nor the memory of a snapshot for each version.
         """
         async with self._snapshot_lock:
             newer = self.history.since(self._snapshot.version)
@@ -150,7 +150,7 @@ class Feed:
             self._publish(news)
 
     async def _read(self, connection: AsyncConnection) -> wire.WatchResponse | ControlState | None:
-        """Return a delta, all there is when no delta is possible, or None when nothing changed."""
+        """Return a delta, a snapshot where no delta is possible, or None when nothing changed."""
         oldest, newest = (
             await connection.execute(
                 select(func.min(changes.c.version), func.max(changes.c.version))
@@ -173,7 +173,7 @@ class Feed:
         return await _read_state(connection, newest)
 
     async def _start_from(self, coming: ControlState) -> None:
-        """Be what was read, not known how it came to be; what was there goes step by step."""
+        """Replace the state by a snapshot; the old objects are removed step by step."""
         before = ControlState()
         async with self._snapshot_lock:
             before.become(self.state)

@@ -1,7 +1,7 @@
-"""The last changes, for watchers to catch up with; pure.
+"""The latest changes, for watchers to catch up with; pure.
 
-One shared, bounded list instead of a queue per watcher: a watcher only remembers the version that
-it has, and one that fell off the end starts again from a snapshot.
+One shared, bounded list instead of a queue per watcher. A watcher only remembers its version, and
+one that has fallen off the end starts again from a snapshot.
 """
 
 from collections import deque
@@ -19,10 +19,10 @@ class Delta:
 
 
 def joined(deltas: Sequence[Delta], *, bytes_max: int = 256 * 1024) -> Iterator[Delta]:
-    """Return the same changes in as few messages as possible, for a reader that is behind.
+    """Return the same changes in as few messages as possible, for a slow reader.
 
-    The bytes of messages in a row are one message with all they hold. Readers apply a message's
-    removals before its upserts, so one with removals must be the first of its row.
+    Concatenated messages parse as one message with all their objects. Readers apply a message's
+    removals before its upserts, so a message with removals must be the first of its row.
 
     Args:
         deltas: Deltas in order.
@@ -63,13 +63,13 @@ class History:
         return self._deltas[-1].version if self._deltas else self.base
 
     def restart(self, version: int) -> None:
-        """Forget all deltas: the state is now at `version`, not known how it got there."""
+        """Drop all deltas: the state is now at `version`, without known steps to it."""
         self._deltas.clear()
         self._bytes = 0
         self.base = version
 
     def append(self, delta: Delta) -> None:
-        """Add the next delta; the oldest ones go when there are too many."""
+        """Add the next delta; of too many, the oldest ones are dropped."""
         assert delta.version > self.version, (delta.version, self.version)
         self._deltas.append(delta)
         self._bytes += len(delta.payload)
@@ -79,10 +79,10 @@ class History:
             self.base = oldest.version
 
     def since(self, version: int) -> list[Delta] | None:
-        """Return what leads from `version` to the newest one; None when only a snapshot does.
+        """Return the deltas from `version` to the newest one; None when a snapshot is necessary.
 
-        A version between two of ours is fine: deltas hold whole objects, so receiving a change
-        again does no harm. A version above ours comes from elsewhere.
+        A version between two of the history is fine: deltas hold whole objects, so receiving a
+        change again does no harm. A version above the newest comes from another database.
         """
         if not self.base <= version <= self.version:
             return None

@@ -1,4 +1,4 @@
-"""From rows to the wire's objects: one table of kinds, used for snapshots and deltas alike."""
+"""Turns rows into the wire's objects: one table of kinds, for snapshots and deltas alike."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _BATCH = 100
 
 @dataclass(frozen=True, slots=True)
 class ObjectKind:
-    """How one kind of object is stored and sent; columns have the names of the fields."""
+    """The table and the message of a kind of object; columns have the names of the fields."""
 
     name: str
     table: Table
@@ -25,17 +25,17 @@ class ObjectKind:
 
     @property
     def key(self) -> Column[str]:
-        """The primary key, which is the object's id on the wire."""
+        """The primary key, which is the object's id in the message."""
         return next(iter(self.table.primary_key.columns))
 
     @property
     def columns(self) -> list[Column[Any]]:
-        """The columns that are sent, and those that decide what is sent."""
+        """The sent columns, and the columns that decide about them."""
         fields = {field.name for field in self.message.DESCRIPTOR.fields}
         return [c for c in self.table.columns if c.name in fields or c.name == "is_draining"]
 
     def to_wire(self, row: Mapping[str, Any]) -> Message:
-        """Return the object of a row; what is NULL, zero or empty is the field's default."""
+        """Return the object of a row; NULL, zero and empty become the field's default."""
         values = {name: value for name, value in row.items() if value}
         if self.name == "replicas":
             is_draining = values.pop("is_draining", False)
@@ -68,7 +68,7 @@ KINDS = {
 
 
 def wire_state(observed: int, *, is_draining: bool) -> int:
-    """Return a replica's state for readers: what runs and shall end counts as draining."""
+    """Return a replica's state for readers: a running one that shall end counts as draining."""
     ended = (wire.REPLICA_STATE_STOPPED, wire.REPLICA_STATE_FAILED, wire.REPLICA_STATE_LOST)
     return wire.REPLICA_STATE_DRAINING if is_draining and observed not in ended else observed
 
@@ -83,7 +83,7 @@ async def read(connection: AsyncConnection, kind: ObjectKind, keys: Sequence[str
 async def read_all(
     connection: AsyncConnection, kind: ObjectKind
 ) -> AsyncGenerator[wire.WatchResponse]:
-    """Yield all objects of a kind, `_BATCH` at a time: what takes no longer than a millisecond.
+    """Yield all objects of a kind, `_BATCH` at a time, each batch below a millisecond.
 
     A message for many objects holds them in less memory than as many messages would.
     """

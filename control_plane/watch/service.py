@@ -1,7 +1,7 @@
-"""Watch over gRPC: a snapshot or what is newer than the caller's version, then every change.
+"""Watch over gRPC: a snapshot or the changes since the caller's version, then every change.
 
-A watcher costs a cursor into the shared history. One that reads too slowly to stay within it gets a
-new snapshot; one that does not read at all is cut after a while, and comes back.
+A watcher costs a cursor into the shared history. A watcher that reads too slowly for the history
+gets a new snapshot; one that does not read at all is cut after a while, and reconnects.
 """
 
 import asyncio
@@ -53,14 +53,15 @@ class WatchService:
         Args:
             feed: The state and changes that are served.
             present: (router id, address) -> the router lives while this context is open.
-            leave: Takes the id of a router that says goodbye.
+            leave: Takes the id of a router that is shutting down.
             count: (role, +1 or -1) -> keeps the number of watchers.
-            confirm: Keeps what a gateway says of itself: its id, the version by which it decides,
-                when (Unix ms; 0: never) its oldest open request came, and what it cannot serve yet.
-            report: Keeps what a router says of the work that came; returns ms until the next time,
-                ValueError: it makes no sense.
-            accuse: Keeps what a router says of replicas that it ejected for their answers;
-                ValueError: it makes no sense.
+            confirm: Stores a gateway's confirmation: its id, the version of its splits, the arrival
+                of its oldest open request (Unix ms; 0: none), and the bases that it cannot serve
+                yet.
+            report: Stores a router's report of demand; returns ms until the next report,
+                ValueError: it is not valid.
+            accuse: Stores a router's report of replicas ejected for their answers; ValueError: it
+                is not valid.
         """
         self._feed = feed
         self._present = present
@@ -71,7 +72,7 @@ class WatchService:
         self._accuse = accuse
 
     def handler(self) -> "grpc.GenericRpcHandler[wire.WatchRequest, bytes]":
-        """Return what `grpc.aio.Server.add_generic_rpc_handlers` takes."""
+        """Return the handler for `grpc.aio.Server.add_generic_rpc_handlers`."""
         method = grpc.unary_stream_rpc_method_handler(
             self.watch, request_deserializer=wire.WatchRequest.FromString, response_serializer=None
         )
@@ -118,7 +119,7 @@ class WatchService:
         request: wire.AccuseRequest,
         context: "grpc.aio.ServicerContext[wire.AccuseRequest, wire.AccuseResponse]",
     ) -> wire.AccuseResponse:
-        """Take what a router says of replicas that it ejected for their answers."""
+        """Take a router's report of replicas that it ejected for their answers."""
         try:
             await self._accuse(request)
         except ValueError as error:
@@ -132,7 +133,7 @@ class WatchService:
         request: wire.ConfirmRequest,
         context: "grpc.aio.ServicerContext[wire.ConfirmRequest, wire.ConfirmResponse]",
     ) -> wire.ConfirmResponse:
-        """Write down by which version a gateway decides; rollouts wait for it."""
+        """Store the version of splits that a gateway follows; rollouts wait for it."""
         is_stored = max(request.version, request.oldest_open_unix_ms) < 1 << 63
         if not (is_id(request.gateway_id) and is_stored):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a gateway needs an id")
@@ -153,7 +154,7 @@ class WatchService:
         request: wire.ReportDemandRequest,
         context: "grpc.aio.ServicerContext[wire.ReportDemandRequest, wire.ReportDemandResponse]",
     ) -> wire.ReportDemandResponse:
-        """Keep what came to a router's cells; scaling goes by it."""
+        """Store the demand of a router's cells, for scaling."""
         is_ours = all(is_id(cell.cell_id) for cell in request.cells)
         if not (is_id(request.router_id) and is_ours):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "routers and cells need ids")
