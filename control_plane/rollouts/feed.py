@@ -158,7 +158,7 @@ class Settling:
             self._asked.append((now_ms, until_ms))
 
     def settled(self, ingested_ms: int) -> int:
-        """Return up to when all requests are counted, if the store has all up to a time."""
+        """Return until when all requests are counted, if the store has all up to a time."""
         while self._asked and self._asked[0][0] <= ingested_ms:
             self._settled_ms = self._asked.popleft()[1]
         return self._settled_ms

@@ -29,7 +29,7 @@ _KIND = "models"
 
 
 class RollbackBody(AdminBody):
-    """The release to go back to; without one, the rollout under way ends, else the one before."""
+    """The release to go back to; without one, the present rollout ends, else the previous holds."""
 
     release: Annotated[ReleaseName, Field(max_length=64)] = ""
 

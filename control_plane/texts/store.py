@@ -24,7 +24,7 @@ class TextStore(Protocol):
     """The store of texts, for the routes."""
 
     async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
-        """Return what is kept of a tenant's requests with this id; FeedDownError: it is away."""
+        """Return the stored texts of a tenant's requests with an id; FeedDownError: it is away."""
         ...
 
     async def erase(self, tenant_id: str) -> None:
