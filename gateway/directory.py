@@ -40,8 +40,7 @@ class Principal:
         guard_sets: Tenant's rules on texts, by their ids.
         server_tools: Tenant's server tools, by their ids.
         auto_policy: Policy of the tenant's model `auto`; None: `auto` is a name like any other.
-        number: Number of the lookup; of two principals, the larger number comes from the later
-            state.
+        number: Number of the lookup; a larger number comes from a later state.
     """
 
     key: wire.ApiKey
@@ -196,8 +195,7 @@ class Directory:
     def authenticate(self, secret: str, now_unix_ms: int) -> Principal:
         """Return the caller whose key text is `secret`; PlatformError 401 otherwise.
 
-        All refusals are alike, after the same work: an answer does not reveal whether the key
-        exists.
+        All refusals are alike, after the same work: they do not reveal whether the key exists.
         """
         digest = hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
         principal = self._principals.get(digest) or self._principal(digest)
@@ -256,8 +254,7 @@ class Directory:
         That is the release that the caller is pinned to, and in a rollout its fork.
 
         Raises:
-            BadRequestError: 404; a model that the caller may not use looks like one that does not
-                exist.
+            BadRequestError: 404; a model that the caller may not use looks as if it did not exist.
         """
         return self._require(principal, name).model
 

@@ -106,8 +106,7 @@ class Generation(ABC):
     """A running answer; `WholeGeneration` collects it, `StreamedGeneration` sends it on at once.
 
     Attributes:
-        emitted: All token ids so far, over all attempts, in an array: a list would take nine times
-            the memory.
+        emitted: All token ids so far, over all attempts; an array takes a ninth of a list's memory.
         first_at_s: Monotonic time of the first token; 0 before.
         last_at_s: Monotonic time of the last token.
         itl_max_s: Longest gap between two pushes.

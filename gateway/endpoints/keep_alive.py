@@ -1,4 +1,4 @@
-"""Keep-alives for clients and proxies that would close a silent stream."""
+"""Comments that keep clients and proxies from closing a silent stream."""
 
 import asyncio
 import time

@@ -54,7 +54,7 @@ class SecretOption:
         """Make the pipe; OSError: it cannot be made.
 
         Args:
-            uid: Whom the program runs as; None: as we do.
+            uid: User of the program; None: this process's own.
         """
         self._gate.unlink(missing_ok=True)
         os.mkfifo(self._gate, 0o600)

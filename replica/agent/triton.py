@@ -168,7 +168,7 @@ class TritonLauncher:
             engines: Drivers that this node offers.
             host: Address that Triton listens on; routers must reach it.
             model_source: The Triton model; None takes the product's, by engine.
-            user: Whom engines run as; None: as we do.
+            user: User of the engines; None: this process's own.
             metrics_told: host:port at which this node passes engines' metrics on; empty: nowhere.
             hides_secrets: Whether other users of the node must not see engines' secrets.
         """
