@@ -6,9 +6,10 @@ quantiles of a window come from earlier windows of control alone, so that the te
 choose their own scale. Each window is a test of its own, whatever its scale.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate, takewhile
 
 from control_plane.rollouts.sequential import Count
 from sluice.buckets import BUCKETS
@@ -389,14 +390,18 @@ def _recent_count(count: Count) -> Count:
 
 def _high(histogram: Histogram) -> int:
     """Return the lowest bucket with at most `_TAIL` of the values above it."""
-    allowed = _TAIL * histogram.total
-    return next(b for b in range(BUCKETS) if histogram.above(b).bad <= allowed)
+    return BUCKETS - 1 - _tail_buckets(reversed(histogram.counts), histogram.total)
 
 
 def _low(histogram: Histogram) -> int:
     """Return the highest bucket with at most `_TAIL` of the values below it."""
-    allowed = _TAIL * histogram.total
-    return next(b for b in reversed(range(BUCKETS)) if histogram.below(b).bad <= allowed)
+    return _tail_buckets(histogram.counts, histogram.total)
+
+
+def _tail_buckets(counts: Iterable[int], total: int) -> int:
+    """Return how many of the first buckets hold at most `_TAIL` of the values; one is left out."""
+    within = takewhile(lambda below: below <= _TAIL * total, accumulate(counts))
+    return min(sum(1 for _ in within), BUCKETS - 1)
 
 
 def _says(code: ErrorCode, evidence: ErrorEvidence) -> bool:

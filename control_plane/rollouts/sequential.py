@@ -115,26 +115,38 @@ def observe(test: SequentialTest, canary: Count, control: Count) -> SequentialTe
 
     A window in which an arm has nothing says nothing, but control's requests are remembered.
     """
-    waiting = replace(
-        test,
-        waiting_windows=test.waiting_windows + 1,
-        waiting_canary=test.waiting_canary + canary,
-        waiting_control=test.waiting_control + control,
-    )
-    is_enough = waiting.waiting_control.total >= test.reference_min
-    is_late = waiting.waiting_windows >= _WAITING_WINDOWS_MAX
-    return _settled(waiting) if is_enough or is_late else waiting
+    windows = test.waiting_windows + 1
+    canary, control = test.waiting_canary + canary, test.waiting_control + control
+    if control.total >= test.reference_min or windows >= _WAITING_WINDOWS_MAX:
+        return _bet(test, canary, control)
+    return replace(test, waiting_windows=windows, waiting_canary=canary, waiting_control=control)
 
 
-def _settled(test: SequentialTest) -> SequentialTest:
-    """Return the test with what waits taken into account."""
-    canary, control = test.waiting_canary, test.waiting_control
+def _bet(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:
+    """Return the test with these counts taken into account, and none that waits."""
     nothing = Count(0, 0)
-    test = replace(test, waiting_windows=0, waiting_canary=nothing, waiting_control=nothing)
-    if canary.total and control.total and test.memory_total >= _MEMORY_REQUESTS_MIN:
-        test = _with_bets(test, canary, control)
-        test = replace(test, canary=test.canary + canary, control=test.control + control)
-    return _with_memory(test, control)
+    memory_bad, memory_total = _remembered(test.memory_bad, test.memory_total, control)
+    if not (canary.total and control.total and test.memory_total >= _MEMORY_REQUESTS_MIN):
+        return replace(
+            test,
+            memory_bad=memory_bad,
+            memory_total=memory_total,
+            waiting_windows=0,
+            waiting_canary=nothing,
+            waiting_control=nothing,
+        )
+    log_kept, log_bet = _stakes(test, canary, control)
+    return SequentialTest(
+        margin=test.margin,
+        reference_min=test.reference_min,
+        bets=test.bets + 1,
+        log_kept=log_kept,
+        log_bet=log_bet,
+        memory_bad=memory_bad,
+        memory_total=memory_total,
+        canary=test.canary + canary,
+        control=test.control + control,
+    )
 
 
 def rescaled(test: SequentialTest, past: Count) -> SequentialTest:
@@ -144,8 +156,9 @@ def rescaled(test: SequentialTest, past: Count) -> SequentialTest:
         test: The test; its stake and its counts stay.
         past: Control's past on the new scale.
     """
-    test = _settled(test)
-    return _with_memory(replace(test, memory_bad=0.0, memory_total=0.0), past)
+    test = _bet(test, test.waiting_canary, test.waiting_control)
+    memory_bad, memory_total = _remembered(0.0, 0.0, past)
+    return replace(test, memory_bad=memory_bad, memory_total=memory_total)
 
 
 def detectable_rate(test: SequentialTest, alpha: float) -> float | None:
@@ -181,7 +194,8 @@ def detectable_rate(test: SequentialTest, alpha: float) -> float | None:
     return None
 
 
-def _with_bets(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:
+def _stakes(test: SequentialTest, canary: Count, control: Count) -> tuple[float, tuple[float, ...]]:
+    """Return the logarithms of the part that is kept back and of what each alternative has."""
     part = _FIRST_BET if not test.bets else 1 / (test.bets + _PATIENCE_WINDOWS)
     log_new = test.log_kept + log(part / len(_ODDS_RATIOS))
     known = (test.memory_bad + 0.5) / (test.memory_total + 1)
@@ -190,7 +204,7 @@ def _with_bets(test: SequentialTest, canary: Count, control: Count) -> Sequentia
         _log_sum((log_old, log_new)) + _log_factor(ratio, theta0, test.margin, canary, control)
         for log_old, ratio in zip(test.log_bet, _ODDS_RATIOS, strict=True)
     )
-    return replace(test, bets=test.bets + 1, log_kept=test.log_kept + log1p(-part), log_bet=log_bet)
+    return test.log_kept + log1p(-part), log_bet
 
 
 def _log_factor(
@@ -209,10 +223,11 @@ def _log_factor(
     )
 
 
-def _with_memory(test: SequentialTest, control: Count) -> SequentialTest:
-    bad, total = test.memory_bad + control.bad, test.memory_total + control.total
+def _remembered(bad: float, total: float, control: Count) -> tuple[float, float]:
+    """Return control's bad requests and all in memory, with those of one more window."""
+    bad, total = bad + control.bad, total + control.total
     kept = min(1.0, _MEMORY_REQUESTS_MAX / total) if total else 1.0
-    return replace(test, memory_bad=bad * kept, memory_total=total * kept)
+    return bad * kept, total * kept
 
 
 def _log_sum(logs: tuple[float, ...]) -> float:
