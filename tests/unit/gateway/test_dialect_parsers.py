@@ -419,11 +419,11 @@ def rest_of(parser: OutputParser) -> str:
     return rest
 
 
-def test_a_megabyte_one_character_at_a_time() -> None:
-    dialect, text = answers(1 << 20)["arguments"]
+def test_a_long_call_one_character_at_a_time() -> None:
+    dialect, text = answers(1 << 18)["arguments"]
     parser = dialect.parser(tools=TOOLS, is_parallel=True, new_call_id=lambda: "call_0")
     assert parser is not None
-    assert collect(parser, text).calls == (("f", f'{{"a": "{"x" * (1 << 20)}"}}'),)
+    assert collect(parser, text).calls == (("f", f'{{"a": "{"x" * (1 << 18)}"}}'),)
 
 
 def test_what_is_too_long_or_too_deep_to_be_a_call_is_text() -> None:
