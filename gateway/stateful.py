@@ -17,6 +17,10 @@ from gateway.files.store import FileStore
 from gateway.limits.limiter import Limiter
 from gateway.records.client import RecordClient
 from gateway.responses.background import BackgroundResponses
+from gateway.responses.compaction_seal import CompactionSeals
+from gateway.responses.compactor import PATH as COMPACT_PATH
+from gateway.responses.compactor import Compaction, Compactor
+from gateway.responses.context import ContextReader
 from gateway.responses.endpoint import Responses
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import StoredResponses
@@ -59,7 +63,7 @@ class StatefulApis:
             emit: Takes one event and never blocks.
         """
         self._counts = counts
-        secret = shared_secret()
+        self._secret = secret = shared_secret()
         self.responses = ResponseStore(
             settings.valkey_url.get_secret_value(),
             settings.control_address,
@@ -84,6 +88,9 @@ class StatefulApis:
         answering = self.tools.answering(completer)
         self.background = BackgroundResponses(answering, store)
         conversations = ConversationStore(self.records)
+        seals = CompactionSeals(self._secret)
+        contexts = ContextReader(store, conversations, seals)
+        compactor = Compactor(completer, assets, seals)
         responses = Responses(
             directory=directory,
             completer=completer,
@@ -94,12 +101,16 @@ class StatefulApis:
             store=store,
             background=self.background,
             conversations=conversations,
+            contexts=contexts,
+            compactor=compactor,
         )
         stored = StoredResponses(directory=directory, store=store)
         self.sockets = ResponseSockets(directory, responses, self._counts)
         routes.add("POST", "/v1/responses", responses.create)
         routes.add("GET", "/v1/responses", self.sockets.handle)
         routes.add("POST", "/v1/responses/input_tokens", responses.count_input)
+        compaction = Compaction(directory, compactor, contexts, store)
+        routes.add("POST", COMPACT_PATH, compaction.compact)
         routes.add("GET", "/v1/responses/*", stored.get)
         routes.add("POST", "/v1/responses/*", stored.post)
         routes.add("DELETE", "/v1/responses/*", stored.delete)

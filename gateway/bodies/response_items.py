@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from gateway.bodies.fields import ShortText, Text
 from gateway.bodies.mcp_items import (
@@ -134,6 +134,13 @@ class ReasoningItem(_NamedItem):
         return "".join([part.text for part in self.content or ()])
 
 
+class CompactionItem(_NamedItem):
+    """What stands for all items before it; sealed, see `gateway.responses.compaction_seal`."""
+
+    type: Literal["compaction"]
+    encrypted_content: Text
+
+
 class ItemReference(_Item):
     """A reference to a stored item: of the chain, of the conversation, or of a response."""
 
@@ -156,6 +163,7 @@ InputItem = Annotated[
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[ResultItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[CompactionItem, Tag("compaction")]
     | Annotated[ItemReference, Tag("item_reference")]
     | Annotated[ListedToolsItem, Tag("mcp_list_tools")]
     | Annotated[ServerCallItem, Tag("mcp_call")]
@@ -165,6 +173,7 @@ InputItem = Annotated[
 ]
 PlainItem = MessageItem | CallItem | ResultItem | ReasoningItem | ItemReference
 InputItems = Annotated[list[InputItem], Field(fail_fast=True, max_length=MESSAGES_MAX)]
+_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
 
 
 @dataclass(slots=True)
@@ -303,6 +312,7 @@ def _plain(item: InputItem, ran: Mapping[str, ServerCallItem]) -> Iterator[Plain
 
     The result of such a call stands in the place of the approval: right behind the call.
     """
+    assert not isinstance(item, CompactionItem), "it was opened"
     match item:
         case ListedToolsItem():
             return
@@ -370,6 +380,11 @@ def open_approvals(
     return found
 
 
+def read_items(kept: Any) -> list[InputItem]:
+    """Return items that `stored_items` has written."""
+    return _ITEMS.validate_python(kept)
+
+
 def stored_items(items: Sequence[InputItem], stem: str) -> list[dict[str, Any]]:
     """Return items in their stored form: each with an id and a status."""
     told: list[dict[str, Any]] = []
@@ -393,6 +408,7 @@ _PREFIXES = {
     "mcp_call": "mcp",
     "mcp_approval_request": "mcpr",
     "mcp_approval_response": "mcpa",
+    "compaction": "cmp",
 }
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from gateway.bodies.chat import TOP_LOGPROBS_MAX, Effort, TemplateOptions, Verbosity
+from gateway.bodies.compaction import CompactionPolicy
 from gateway.bodies.fields import (
     Elsewhere,
     Flag,
@@ -170,6 +171,9 @@ Include = Annotated[
 ]
 
 
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+
+
 class ResponsesStreamOptions(Strict):
     """Parts of a stream besides events."""
 
@@ -201,13 +205,15 @@ class ResponseRequest(Body):
     user: ShortText | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    service_tier: ServiceTier | None = None
     store: Flag | None = None
     truncation: Literal["auto", "disabled"] | None = None
     background: Flag | None = None
     previous_response_id: ShortText | None = None
     conversation: ShortText | ConversationName | None = None
-    context_management: Annotated[Any, Only([])] = None
+    context_management: (
+        Annotated[list[CompactionPolicy], Field(fail_fast=True, max_length=1)] | None
+    ) = None
     prompt: Annotated[Any, Only(instead="send its text as 'instructions' and 'input'")] = None
     moderation: Annotated[Any, Only()] = None
     image: Annotated[Any, Only()] = None
@@ -237,9 +243,12 @@ class ResponseRequest(Body):
     @property
     def items(self) -> Sequence[InputItem]:
         """The input as items."""
-        if isinstance(self.input, str):
-            return (MessageItem(role="user", content=self.input),)
-        return self.input or ()
+        return _items_of(self.input)
+
+    @property
+    def compaction_policy(self) -> CompactionPolicy | None:
+        """When its conversation is summed up; None: never."""
+        return self.context_management[0] if self.context_management else None
 
     @property
     def functions(self) -> Sequence[ResponseFunction]:
@@ -321,12 +330,48 @@ class InputTokensRequest(ResponseRequest):
     """A response whose input tokens are to be counted."""
 
 
+class CompactRequest(Body):
+    """A conversation that is to be summed up."""
+
+    model: ModelName
+    input: Text | InputItems | None = None
+    instructions: Text | None = None
+    previous_response_id: ShortText | None = None
+    service_tier: ServiceTier | None = None
+    prompt_cache_key: ShortText | None = None
+    prompt_cache_options: Annotated[Any, Only({}, {"mode": "implicit"})] = None
+    prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
+    image: Annotated[Any, Only()] = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """None: it names no conversation."""
+        return None
+
+    @property
+    def items(self) -> Sequence[InputItem]:
+        """The input as items."""
+        return _items_of(self.input)
+
+    def check(self) -> None:
+        """See `Body`."""
+        if not self.items and self.previous_response_id is None:
+            text = "Missing required parameter: 'input', or 'previous_response_id'."
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, text, param="input")
+
+
 _SAME = (
     *("model", "stream", "temperature", "top_p", "top_logprobs", "presence_penalty"),
     *("frequency_penalty", "parallel_tool_calls", "metadata", "user", "safety_identifier"),
     *("prompt_cache_key", "service_tier", "seed", "top_k", "min_p", "repetition_penalty"),
     *("truncation", "ignore_eos", "session_id", "priority", "deadline_ms", "chat_template_kwargs"),
 )
+
+
+def _items_of(given: str | Sequence[InputItem] | None) -> Sequence[InputItem]:
+    if isinstance(given, str):
+        return (MessageItem(role="user", content=given),)
+    return given or ()
 
 
 def _tool(tool: ResponseFunction) -> Tool:

@@ -19,7 +19,7 @@ from gateway.bodies.conversations import AddedItems, ConversationRequest, Metada
 from gateway.bodies.embeddings import EmbeddingRequest
 from gateway.bodies.feedback import FeedbackRequest
 from gateway.bodies.judging import ClassifyRequest, ModerationRequest, RerankRequest
-from gateway.bodies.responses import InputTokensRequest, ResponseRequest
+from gateway.bodies.responses import CompactRequest, InputTokensRequest, ResponseRequest
 from gateway.bodies.tokenize import DetokenizeRequest, TokenizeRequest
 from gateway.endpoints import answers
 from gateway.endpoints.anthropic_answers import (
@@ -37,6 +37,7 @@ from gateway.endpoints.batch_answers import (
     FileObject,
 )
 from gateway.endpoints.response_answers import (
+    CompactedConversation,
     ConversationObject,
     DeletedConversation,
     DeletedResponse,
@@ -136,6 +137,7 @@ _POSTS = (
         error=AnthropicErrorEnvelope,
     ),
     _Endpoint("/v1/responses/input_tokens", "Count the input", InputTokensRequest, InputTokens),
+    _Endpoint("/v1/responses/compact", "Sum up items", CompactRequest, CompactedConversation),
     _Endpoint("/v1/conversations", "Begin a conversation", ConversationRequest, ConversationObject),
     _Endpoint("/v1/batches", "Begin a batch", BatchRequest, BatchObject),
     _Endpoint("/v1/embeddings", "Embed texts", EmbeddingRequest, answers.EmbeddingList),

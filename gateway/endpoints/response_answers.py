@@ -103,13 +103,23 @@ class OutputApprovalRequest(Shape):
     arguments: str
 
 
+class OutputCompaction(Shape):
+    """What stands for all items before it; only the server can read it."""
+
+    id: str
+    type: Literal["compaction"]
+    status: ItemStatus
+    encrypted_content: str
+
+
 OutputItem = Annotated[
     OutputMessage
     | OutputReasoning
     | OutputCall
     | OutputToolList
     | OutputServerCall
-    | OutputApprovalRequest,
+    | OutputApprovalRequest
+    | OutputCompaction,
     Field(discriminator="type"),
 ]
 
@@ -229,6 +239,16 @@ class ResponseObject(Shape):
     safety_identifier: str | None
     prompt_cache_key: str | None
     user: str | None
+
+
+class CompactedConversation(Shape):
+    """A conversation that was summed up."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: Count
+    output: list[OutputCompaction]
+    usage: ResponseUsage
 
 
 class InputItemList(Shape):

@@ -1,15 +1,18 @@
 """Earlier turns of a response: a chain or a conversation, and items that it refers to."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 import orjson
 from pydantic import TypeAdapter
 
+from gateway.bodies.compaction import expanded, has_compaction
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.response_items import InputItem, InputItems, ItemReference
-from gateway.bodies.responses import ResponseRequest
 from gateway.conversations.store import ConversationStore
+from gateway.responses.compaction_seal import CompactionSeals
 from gateway.responses.local_turns import LocalTurns
 from gateway.responses.store import ResponseStore
 from sluice.wire.state.v1 import state_pb2 as wire
@@ -31,6 +34,7 @@ class ResponseContext:
         session: Key that groups the turns; empty: the response continues nothing.
         conversation_id: Conversation that gets the items; empty: none.
         is_local: Whether a continued response is stored nowhere, so that this one cannot be stored.
+        shown: `before` and `items` as a model is shown them; None: as they are.
     """
 
     before: Sequence[InputItem]
@@ -39,17 +43,45 @@ class ResponseContext:
     session: str = ""
     conversation_id: str = ""
     is_local: bool = False
+    shown: tuple[Sequence[InputItem], Sequence[InputItem]] | None = None
+
+    @property
+    def all_shown(self) -> list[InputItem]:
+        """All items as a model is shown them."""
+        before, items = self.shown or (self.before, self.items)
+        return [*before, *items]
+
+
+class ContinuingRequest(Protocol):
+    """A request that may continue earlier turns."""
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that it belongs to."""
+        ...
+
+    @property
+    def previous_response_id(self) -> str | None:
+        """The response that it continues."""
+        ...
+
+    @property
+    def items(self) -> Sequence[InputItem]:
+        """Its own items."""
+        ...
 
 
 class ContextReader:
     """Reads contexts, for one worker."""
 
-    def __init__(self, store: ResponseStore, conversations: ConversationStore) -> None:
+    def __init__(
+        self, store: ResponseStore, conversations: ConversationStore, seals: CompactionSeals
+    ) -> None:
         """Compose."""
-        self._store, self._conversations = store, conversations
+        self._store, self._conversations, self._seals = store, conversations, seals
 
     async def read(
-        self, tenant_id: str, wanted: ResponseRequest, local: LocalTurns | None = None
+        self, tenant_id: str, wanted: ContinuingRequest, local: LocalTurns | None = None
     ) -> ResponseContext:
         """Return the turns that a request continues; `local` are the responses of its socket.
 
@@ -59,6 +91,27 @@ class ContextReader:
                 does not name.
             RejectedError: UNAVAILABLE: no store answers.
         """
+        return self._opened(tenant_id, await self._read(tenant_id, wanted, local))
+
+    def _opened(self, tenant_id: str, context: ResponseContext) -> ResponseContext:
+        """Return a context whose compaction items were opened; BadRequestError: one cannot be."""
+        before, items = context.before, context.items
+        opened = partial(self._seals.opened, tenant_id)
+        if has_compaction(items):
+            behind = len(before)
+            shown = expanded(
+                [*before, *items],
+                lambda index, item: opened(item, f"input[{index - behind}].encrypted_content"),
+            )
+            return replace(context, shown=((), shown))
+        if has_compaction(before):
+            shown = expanded(before, lambda _, item: opened(item, _PREVIOUS))
+            return replace(context, shown=(shown, items))
+        return context
+
+    async def _read(
+        self, tenant_id: str, wanted: ContinuingRequest, local: LocalTurns | None
+    ) -> ResponseContext:
         conversation_id = wanted.conversation_id or ""
         if conversation_id:
             before = await self._conversations.context(tenant_id, conversation_id, _CONVERSATION)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
+from gateway.bodies.response_items import CompactionItem
 from gateway.tools.loop import LoopEnd
 
 # By the finish reason of a completion.
@@ -121,6 +122,13 @@ def reasoning_item(item_id: str, status: str, parts: bytes = b"") -> bytes:
     """Return an item of reasoning; `parts` is JSON."""
     form = b'{"id":"%b","type":"reasoning","status":"%b","summary":[],"content":[%b]}'
     return form % (item_id.encode(), status.encode(), parts)
+
+
+def compaction_item(item: CompactionItem, status: str = "completed") -> bytes:
+    """Return what stands for all items before it."""
+    told = {"id": item.id, "type": item.type, "status": status}
+    sealed = item.encrypted_content if status == "completed" else ""
+    return orjson.dumps(told | {"encrypted_content": sealed})
 
 
 def call_item(item_id: str, status: str, call_id: str, name: str, arguments: str = "") -> bytes:

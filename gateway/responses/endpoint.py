@@ -15,14 +15,16 @@ from gateway.endpoints.completer import Completer
 from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter
 from gateway.responses.background import BackgroundKeeping, BackgroundResponses
+from gateway.responses.compactor import Compactor
 from gateway.responses.context import ContextReader, ResponseContext
 from gateway.responses.following import Following
 from gateway.responses.keeping import Keeping, Publish
 from gateway.responses.local_turns import LocalKeeping, LocalTurns
 from gateway.responses.store import ResponseStore, cannot_store
 from gateway.responses.task import ResponseTask, response_task
-from gateway.responses.tool_planning import ToolPlanning, tool_task
+from gateway.responses.tool_planning import ToolPlanning, over_summary, tool_task
 from gateway.responses.tool_run import Answering
+from gateway.responses.tool_task import ToolResponseTask
 from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate
 from sluice.errors import PlatformError
@@ -47,6 +49,8 @@ class Responses:
         store: ResponseStore,
         background: BackgroundResponses,
         conversations: ConversationStore,
+        contexts: ContextReader,
+        compactor: Compactor,
     ) -> None:
         """Compose.
 
@@ -60,6 +64,8 @@ class Responses:
             store: Stores responses.
             background: Makes background responses.
             conversations: Conversations of tenants.
+            contexts: Reader of the turns that requests continue.
+            compactor: Sums up conversations.
         """
         self._directory = directory
         self._completer, self._answering, self._tools = completer, answering, tools
@@ -69,7 +75,7 @@ class Responses:
         self._background = background
         self._following = Following(store)
         self._conversations = conversations
-        self._contexts = ContextReader(store, conversations)
+        self._contexts, self._compactor = contexts, compactor
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/responses."""
@@ -101,6 +107,8 @@ class Responses:
         )
         if rounds is not None:
             task = tool_task(task, wanted, rounds)
+        if wanted.compaction_policy is not None:
+            task = await self._shortened(request, principal, wanted, context, task)
         if wanted.background:
             return await self._begin(request, principal, task)
         answering = self._answering.answer(request, principal, task)
@@ -110,6 +118,31 @@ class Responses:
         finally:
             if keeping is not None:
                 keeping.end()
+
+    async def _shortened(
+        self,
+        request: web.Request,
+        principal: Principal,
+        wanted: ResponseRequest,
+        context: ResponseContext,
+        task: ResponseTask,
+    ) -> ResponseTask:
+        """Return the task of a request, with a summary of earlier turns where that is due."""
+        policy, compactor = wanted.compaction_policy, self._compactor
+        assert policy is not None
+        if not await compactor.is_due(request, principal, policy, task):
+            return task
+        response_id, session = task.response_id, task.session
+        made = await compactor.shortened(request, principal, wanted, context, response_id)
+        if made is None:
+            return task
+        shorter, item = made
+        anew = response_task(
+            wanted, response_id, context=shorter, session=session, keeping=task.keeping
+        ).model_copy(update={"compaction": item})
+        if not isinstance(task, ToolResponseTask):
+            return anew
+        return tool_task(anew, wanted, over_summary(task.rounds, wanted.instructions, shorter))
 
     def _keeping(
         self,

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 
 import orjson
 
+from gateway.bodies.response_items import CompactionItem
 from gateway.dialects.delta import AnswerDelta, CallDelta
 from gateway.responses.document import (
     ResponseFrame,
     call_item,
+    compaction_item,
     ended_as,
     message_item,
     reasoning_item,
@@ -24,6 +26,7 @@ from gateway.text.sse import DONE
 from sluice.errors import PlatformError
 
 _FIRST_EVENTS = 2  # created, in_progress
+_COMPACTION_EVENTS = 2  # added, done
 _TAIL = b'"}\n\n'
 EVENT_NUMBER = re.compile(rb'^data: [^\n]*?"sequence_number":(\d+)', re.MULTILINE)
 
@@ -158,15 +161,24 @@ class ResponseEvents:
         tail: Bytes after the text of a delta.
     """
 
-    __slots__ = ("_frame", "_items", "_number", "_open", "_reason", "_will_be_stored")
+    __slots__ = (
+        *("_compaction", "_frame", "_items", "_number", "_open", "_reason", "_will_be_stored"),
+    )
 
     tail = _TAIL
 
-    def __init__(self, frame: ResponseFrame, *, will_be_stored: bool = False) -> None:
-        """Begin."""
+    def __init__(
+        self,
+        frame: ResponseFrame,
+        *,
+        will_be_stored: bool = False,
+        compaction: CompactionItem | None = None,
+    ) -> None:
+        """Begin; `compaction` is its first item, where there is one."""
         self._frame, self._will_be_stored = frame, will_be_stored
-        self._number = _FIRST_EVENTS
-        self._items: list[bytes] = []
+        self._number = _FIRST_EVENTS + (0 if compaction is None else _COMPACTION_EVENTS)
+        self._compaction = compaction
+        self._items = [] if compaction is None else [compaction_item(compaction)]
         self._open: _OpenMessage | _OpenReasoning | OpenCall | None = None
         self._reason = ""
 
@@ -199,9 +211,16 @@ class ResponseEvents:
     def first(self) -> bytes:
         """Return the events that begin the stream."""
         response = b'"response":' + self.under_way()
-        return written_event("response.created", 0, response) + written_event(
-            "response.in_progress", 1, response
-        )
+        events = [
+            written_event("response.created", 0, response),
+            written_event("response.in_progress", 1, response),
+        ]
+        if (item := self._compaction) is not None:
+            begun, done = compaction_item(item, "in_progress"), compaction_item(item)
+            form = b'"item":%b,"output_index":0'
+            events.append(written_event("response.output_item.added", 2, form % begun))
+            events.append(written_event("response.output_item.done", 3, form % done))
+        return b"".join(events)
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
         """Return the events of a delta: text, reasoning, calls."""
@@ -221,7 +240,7 @@ class ResponseEvents:
     def finish(self, reason: str) -> bytes:
         """Return the events that close open items."""
         self._reason = reason
-        if self._open is None and not self._items:
+        if self._open is None and len(self._items) == (self._compaction is not None):
             return self.begin_message() + self.finish(reason)
         return self._closed(ended_as(reason)[0])
 

@@ -16,6 +16,10 @@ _UNFINISHED: dict[str, Any] = {
     "incomplete_details": None,
     "error": None,
 }
+_EMPTY: dict[str, dict[str, Any]] = {
+    "function_call": {"arguments": ""},
+    "compaction": {"encrypted_content": ""},
+}
 _TEXTS = {"output_text": "response.output_text", "reasoning_text": "response.reasoning_text"}
 _Event = tuple[str, dict[str, Any]]
 
@@ -41,7 +45,7 @@ def _item(item: dict[str, Any], index: int) -> Iterator[_Event]:
         yield from _server_item(item, index, at)
         return
     is_call = item["type"] == "function_call"
-    empty = {"arguments": ""} if is_call else {"content": []}
+    empty = _EMPTY.get(item["type"], {"content": []})
     opened = item | empty | {"status": "in_progress"}
     yield "response.output_item.added", {"item": opened, "output_index": index}
     if is_call:
@@ -49,7 +53,7 @@ def _item(item: dict[str, Any], index: int) -> Iterator[_Event]:
         if arguments:
             yield f"{name}.delta", at | {"delta": arguments}
         yield f"{name}.done", at | {"name": item["name"], "arguments": arguments}
-    for number, part in enumerate(() if is_call else item["content"]):
+    for number, part in enumerate(item.get("content", ())):
         yield from _part(at | {"content_index": number}, part)
     yield "response.output_item.done", {"item": item, "output_index": index}
 

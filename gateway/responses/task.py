@@ -8,7 +8,7 @@ import orjson
 from pydantic import ConfigDict, Field
 
 from gateway.bodies.messages import Message
-from gateway.bodies.response_items import InputItem, messages_of
+from gateway.bodies.response_items import CompactionItem, InputItem, messages_of
 from gateway.bodies.responses import ResponseRequest, echo_of
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.dispatch.tally import Tally
@@ -18,6 +18,7 @@ from gateway.responses.context import ResponseContext
 from gateway.responses.document import (
     ResponseFrame,
     call_item,
+    compaction_item,
     ended_as,
     message_item,
     reasoning_item,
@@ -41,6 +42,7 @@ class ResponseTask(ChatTask):
         echo: Fields of the answer that repeat the request.
         response_id: Id of the response.
         keeping: Storage of the response; None: it is not stored.
+        compaction: First item of the answer, which stands for earlier turns; None: there is none.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -53,6 +55,7 @@ class ResponseTask(ChatTask):
     echo: dict[str, Any] = Field(default_factory=dict)
     response_id: str = ""
     keeping: Keeping | None = None
+    compaction: CompactionItem | None = None
 
     @property
     def guide_param(self) -> str | None:
@@ -88,7 +91,7 @@ class ResponseTask(ChatTask):
         del uid, created_unix_s  # the id of the response says both
         frame, keeping = self._frame(model, specs[0].sampling, specs[0].dropped_turns), self.keeping
         will_be_stored = keeping is not None and keeping.is_storing
-        events = ResponseEvents(frame, will_be_stored=will_be_stored)
+        events = ResponseEvents(frame, will_be_stored=will_be_stored, compaction=self.compaction)
         if keeping is not None:
             keeping.begin(events)
         return StreamWriters([events], ResponseEnd(events, keeping))
@@ -118,7 +121,7 @@ class ResponseTask(ChatTask):
         written = partial(
             frame.written,
             status,
-            _items_of(generation, frame, status),
+            _items_of(generation, frame, status, self.compaction),
             usage=usage,
             completed_unix_s=None if details else ended_unix_s,
             incomplete=details,
@@ -201,7 +204,8 @@ def messages_for(
 
     BadRequestError: the order of the items is not valid.
     """
-    messages = messages_of([*context.items, *output], context.before)
+    before, items = context.shown or (context.before, context.items)
+    messages = messages_of([*items, *output], before)
     if instructions is not None:
         messages.insert(0, Message.model_construct(role="system", content=instructions))
     return messages
@@ -211,11 +215,18 @@ def _told(asked: float | None, used: float) -> float:
     return round(used, _DIGITS) if asked is None else asked
 
 
-def _items_of(generation: WholeGeneration, frame: ResponseFrame, status: str) -> Sequence[bytes]:
+def _items_of(
+    generation: WholeGeneration,
+    frame: ResponseFrame,
+    status: str,
+    compaction: CompactionItem | None,
+) -> Sequence[bytes]:
     """Return the items of an answer; the last one has the status of the response."""
     answer = generation.answer
     told = generation.logprobs
-    content, calls, items = answer.content, answer.calls, list[bytes]()
+    content, calls = answer.content, answer.calls
+    items = [] if compaction is None else [compaction_item(compaction)]
+    first = len(items)
 
     def state(*, is_last: bool) -> str:
         return status if is_last else "completed"
@@ -223,8 +234,8 @@ def _items_of(generation: WholeGeneration, frame: ResponseFrame, status: str) ->
     if answer.reasoning:
         part = reasoning_part(json_fragment(answer.reasoning))
         is_last = not content and not calls
-        items.append(reasoning_item(frame.item_id("rs", 0), state(is_last=is_last), part))
-    if content or not (items or calls):
+        items.append(reasoning_item(frame.item_id("rs", first), state(is_last=is_last), part))
+    if content or not (len(items) > first or calls):
         logprobs = b"" if told is None else orjson.dumps(told["content"])[1:-1]
         part = text_part(json_fragment(content), logprobs)
         item_id = frame.item_id("msg", len(items))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import orjson
 
+from gateway.bodies.response_items import CompactionItem
 from gateway.dialects.delta import CallDelta
 from gateway.responses.document import ResponseFrame
 from gateway.responses.events import OpenCall, ResponseEvents
@@ -114,9 +115,10 @@ class ToolEvents(ResponseEvents):
         servers: Sequence[ListedServer],
         *,
         will_be_stored: bool = False,
+        compaction: CompactionItem | None = None,
     ) -> None:
         """Begin; `servers` are the servers that listed their tools."""
-        super().__init__(frame, will_be_stored=will_be_stored)
+        super().__init__(frame, will_be_stored=will_be_stored, compaction=compaction)
         self._tools = tools
         self._waiting: dict[str, _WaitingCall] = {}
         self._begun, self._held = False, b""

@@ -12,7 +12,7 @@ from gateway.auto.decision import AUTO
 from gateway.bodies.mcp_items import ListedToolsItem
 from gateway.bodies.messages import Message
 from gateway.bodies.mistakes import bad_value
-from gateway.bodies.response_items import InputItem, InputItems, open_approvals
+from gateway.bodies.response_items import CompactionItem, InputItem, InputItems, open_approvals
 from gateway.bodies.responses import ResponseRequest
 from gateway.directory import Directory, Principal
 from gateway.responses.context import ResponseContext
@@ -71,12 +71,23 @@ def tool_task(task: ResponseTask, wanted: ResponseRequest, rounds: ToolRounds) -
     return made
 
 
+def over_summary(
+    rounds: ToolRounds, instructions: str | None, context: ResponseContext
+) -> ToolRounds:
+    """Return the same rounds over a context whose earlier turns were summed up."""
+    return ToolRounds(rounds.plan, partial(_turns, instructions, context), approved=rounds.approved)
+
+
 def _turns(
     instructions: str | None, context: ResponseContext, output: Sequence[bytes]
 ) -> list[Message]:
-    """Return the turns with the items that a response has so far."""
+    """Return the turns with the items that a response has so far.
+
+    The context has what a compaction among these items says.
+    """
     more = _ITEMS.validate_python([orjson.loads(it) for it in output])
-    return messages_for(instructions, context, more)
+    told = [it for it in more if not isinstance(it, CompactionItem)]
+    return messages_for(instructions, context, told)
 
 
 def _untold(plan: ToolPlan, context: ResponseContext) -> ToolPlan:

@@ -99,6 +99,7 @@ class ToolResponseTask(ResponseTask):
             plan.tools,
             plan.servers,
             will_be_stored=keeping is not None and keeping.is_storing,
+            compaction=self.compaction,
         )
 
     def stream_writers(

@@ -205,6 +205,8 @@ def _check_text(events: list[dict[str, Any]], items: dict[int, dict[str, Any]]) 
             assert item["arguments"] == pieces
         elif item["type"].startswith("mcp_"):
             assert not pieces
+        elif item["type"] == "compaction":
+            assert (pieces, bool(item["encrypted_content"])) == ("", True)
         else:
             (part,) = item["content"]
             assert part["text"] == pieces

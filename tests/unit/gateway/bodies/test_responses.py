@@ -91,7 +91,6 @@ def test_what_is_taken(extra: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("extra", "param"),
     [
-        ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"moderation": {"model": "m"}}, "moderation"),
         ({"image": {}}, "image"),

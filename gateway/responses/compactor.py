@@ -1,0 +1,230 @@
+"""Conversations that become shorter: a model sums up, and an opaque item stands for what was said.
+
+The summary is a request of the same caller, with limits, usage and a trace of its own. It begins
+with the conversation as it was, so engines find most of it in their caches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import orjson
+from aiohttp import web
+
+from gateway.bases.assets import AssetCache
+from gateway.bodies.compaction import (
+    SUMMARY_PROMPT,
+    Compacted,
+    CompactionPolicy,
+    expanded,
+    is_instruction,
+    last_turn,
+)
+from gateway.bodies.messages import Message
+from gateway.bodies.parsing import parse
+from gateway.bodies.response_items import CompactionItem, InputItem, messages_of
+from gateway.bodies.responses import CompactRequest, ResponseRequest, ServiceTier
+from gateway.directory import Directory, Principal
+from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.completer import Completer
+from gateway.endpoints.reading import read_parsed
+from gateway.responses.compaction_seal import CompactionSeals
+from gateway.responses.context import ContextReader, ResponseContext
+from gateway.responses.document import compaction_item
+from gateway.responses.store import ResponseStore
+from gateway.responses.task import ResponseTask
+from gateway.server.identity import identity_of, identity_of_part
+from gateway.server.in_process import BodySink, in_process_request
+from gateway.server.middleware import authenticate, give_principal
+from sluice.errors import BadRequestError, ErrorCode
+from sluice.response_ids import created_unix_ms, item_stem
+from sluice.scopes import Scope
+
+PATH = "/v1/responses/compact"
+_SUMMARY_TOKENS = 1024
+_ROOM_PARTS = 4  # a summary takes at most so large a part of the context
+
+
+class SummaryTask(ChatTask):
+    """A summary of a conversation."""
+
+    endpoint = PATH
+
+
+class ConversationSummary(NamedTuple):
+    """A compaction item, what it says, and the usage of the model that summed up."""
+
+    item: CompactionItem
+    text: str
+    usage: dict[str, Any]
+
+
+class Compactor:
+    """Makes compaction items, for one worker."""
+
+    def __init__(self, completer: Completer, assets: AssetCache, seals: CompactionSeals) -> None:
+        """Compose."""
+        self._completer, self._assets, self._seals = completer, assets, seals
+
+    async def is_due(
+        self,
+        request: web.Request,
+        principal: Principal,
+        policy: CompactionPolicy,
+        task: ResponseTask,
+    ) -> bool:
+        """Return whether a prompt has more tokens than a policy lets it have."""
+        resolved = self._completer.resolved(principal, task, identity_of(request))
+        threshold = policy.compact_threshold or resolved.context_tokens_max * 3 // 4
+        if not threshold:
+            return False
+        assets = await self._assets.get(resolved.model.base_digest)
+        try:
+            (prompt,) = await task.model_copy(update={"truncation": None}).encoded(assets, resolved)
+        except BadRequestError as error:
+            if error.code is not ErrorCode.CONTEXT_LENGTH_EXCEEDED:
+                raise
+            return True
+        return len(prompt.ids) > threshold
+
+    async def shortened(
+        self,
+        request: web.Request,
+        principal: Principal,
+        wanted: ResponseRequest,
+        context: ResponseContext,
+        response_id: str,
+    ) -> tuple[ResponseContext, CompactionItem] | None:
+        """Return a context that begins with a summary, and the item that says so.
+
+        None: it has one turn, which stays. PlatformError: no summary was made.
+        """
+        policy, items = wanted.compaction_policy, context.all_shown
+        assert policy is not None, "it is due"
+        start = last_turn(items)
+        said = [it for it in items[:start] if not is_instruction(it)]
+        if not said:
+            return None
+        kept = [it for it in items[start:] if not is_instruction(it)]
+        summary = await self._summed_up(
+            request,
+            principal,
+            model=policy.model or wanted.model,
+            items=items[:start],
+            instructions=wanted.instructions,
+            session=context.session,
+            kept=kept,
+            item_id=f"cmp_{item_stem(response_id)}00",
+            service_tier=wanted.service_tier,
+        )
+        opened = Compacted(summary.text, kept)
+        shown = expanded([*items, summary.item], lambda _, __: opened)
+        return replace(context, shown=(shown, ())), summary.item
+
+    async def summed_up_whole(
+        self,
+        request: web.Request,
+        principal: Principal,
+        wanted: CompactRequest,
+        context: ResponseContext,
+        response_id: str,
+    ) -> ConversationSummary:
+        """Return an item that stands for all that was said; PlatformError: none was made."""
+        items = context.all_shown
+        return await self._summed_up(
+            request,
+            principal,
+            model=wanted.model,
+            items=items,
+            instructions=wanted.instructions,
+            session=context.session,
+            kept=[it for it in items if is_instruction(it)],
+            item_id=f"cmp_{item_stem(response_id)}00",
+            service_tier=wanted.service_tier,
+        )
+
+    async def _summed_up(
+        self,
+        request: web.Request,
+        principal: Principal,
+        *,
+        model: str,
+        items: Sequence[InputItem],
+        instructions: str | None,
+        session: str,
+        kept: Sequence[InputItem],
+        item_id: str,
+        service_tier: ServiceTier | None,
+    ) -> ConversationSummary:
+        messages = messages_of(items)
+        if instructions is not None:
+            messages.insert(0, Message.model_construct(role="system", content=instructions))
+        messages.append(Message.model_construct(role="user", content=SUMMARY_PROMPT))
+        identity = identity_of_part(request, 0)
+        task = SummaryTask.model_construct(
+            model=model,
+            messages=messages,
+            temperature=0.0,
+            truncation="auto",
+            session_id=session or None,
+            service_tier=service_tier,
+        )
+        resolved = self._completer.resolved(principal, task, identity)
+        room = resolved.context_tokens_max // _ROOM_PARTS or _SUMMARY_TOKENS
+        bounds = {"max_completion_tokens": min(_SUMMARY_TOKENS, room)}
+        task = task.model_copy(update=bounds)
+        sink = BodySink(lambda _: None)  # it is no stream
+        part = in_process_request(PATH, b"", sink, identity)
+        give_principal(part, principal)
+        answer = await self._completer.answer(part, principal, task)
+        assert isinstance(answer, web.Response), "it is no stream"
+        assert isinstance(answer.body, bytes)
+        told: dict[str, Any] = orjson.loads(answer.body)
+        text: str = told["choices"][0]["message"]["content"] or ""
+        item = self._seals.sealed(principal.tenant.id, item_id, text, kept)
+        return ConversationSummary(item, text, told["usage"])
+
+
+class Compaction:
+    """POST /v1/responses/compact."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        compactor: Compactor,
+        contexts: ContextReader,
+        store: ResponseStore,
+    ) -> None:
+        """Compose."""
+        self._directory, self._compactor = directory, compactor
+        self._contexts, self._store = contexts, store
+
+    async def compact(self, request: web.Request) -> web.Response:
+        """Answer with an item that stands for all that was said."""
+        principal = authenticate(self._directory, request)
+        self._directory.require_scope(principal, Scope.CHAT)
+        wanted = await read_parsed(request, partial(parse, CompactRequest))
+        tenant_id = principal.tenant.id
+        context = await self._contexts.read(tenant_id, wanted)
+        response_id = self._store.new_id(tenant_id)
+        made = await self._compactor.summed_up_whole(
+            request, principal, wanted, context, response_id
+        )
+        usage = made.usage
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+        told = {
+            "id": response_id,
+            "object": "response.compaction",
+            "created_at": created_unix_ms(response_id) // 1000,
+            "output": [orjson.Fragment(compaction_item(made.item))],
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": cached},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": reasoning},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+        return web.Response(body=orjson.dumps(told), content_type="application/json")

@@ -1,0 +1,84 @@
+"""Items that stand for others: what a model is shown in their place."""
+
+from typing import Any
+
+import pytest
+
+from gateway.bodies.compaction import Compacted, expanded, has_compaction, last_turn
+from gateway.bodies.response_items import messages_of, read_items
+from gateway.responses.compaction_seal import CompactionSeals
+from sluice.errors import BadRequestError
+from sluice.shared_secret import SharedSecret
+
+SECRET = SharedSecret(["x" * 32])
+
+
+def said(*pairs: tuple[str, str]) -> list[Any]:
+    return read_items([{"role": role, "content": text} for role, text in pairs])
+
+
+def texts(items: Any) -> list[tuple[str, str]]:
+    return [(it.role, it.text()) for it in items]
+
+
+def compaction(text: str = "sealed") -> Any:
+    (item,) = read_items([{"type": "compaction", "encrypted_content": text}])
+    return item
+
+
+def test_a_summary_is_part_of_what_a_user_says_behind_it() -> None:
+    kept = said(("user", "third"), ("system", "dropped"))
+    items = [*said(("system", "rules"), ("user", "first")), compaction(), *said(("assistant", "a"))]
+    shown = expanded(items, lambda _, __: Compacted("short", kept[:1]))
+    assert texts(shown) == [
+        ("system", "rules"),
+        ("user", "Summary of our conversation so far:\nshort\n\nthird"),
+        ("assistant", "a"),
+    ]
+    bare = expanded([compaction(), *said(("assistant", "a"))], lambda _, __: Compacted("s", ()))
+    assert texts(bare)[0] == ("user", "Summary of our conversation so far:\ns")
+    assert texts(expanded([compaction()], lambda _, __: Compacted("s", kept)))[0][0] == "system"
+
+
+def test_only_the_last_one_is_opened() -> None:
+    opened: list[int] = []
+
+    def open_one(index: int, item: Any) -> Compacted:
+        opened.append(index)
+        return Compacted(item.encrypted_content, ())
+
+    items = [compaction("a"), *said(("user", "x")), compaction("b"), *said(("user", "y"))]
+    assert has_compaction(items)
+    assert texts(expanded(items, open_one)) == [
+        ("user", "Summary of our conversation so far:\nb\n\ny")
+    ]
+    assert opened == [2]
+    assert expanded(items[1:2], open_one) == items[1:2]
+
+
+@pytest.mark.parametrize(
+    ("roles", "start"), [("uaua", 2), ("uauu", 2), ("suau", 3), ("a", 0), ("", 0), ("uas", 0)]
+)
+def test_the_last_turn_begins_with_what_a_user_says(roles: str, start: int) -> None:
+    names = {"u": "user", "a": "assistant", "s": "system"}
+    assert last_turn(said(*((names[it], "x") for it in roles))) == start
+
+
+def test_an_item_opens_for_its_tenant_alone_and_unchanged() -> None:
+    seals = CompactionSeals(SECRET)
+    call: Any = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result: Any = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    kept = [*said(("user", "x")), *read_items([call, result])]
+    item = seals.sealed("one", "cmp_1", "short", kept)
+    found = seals.opened("one", item, "p")
+    assert found.summary == "short"
+    assert messages_of(found.kept) == messages_of(kept)
+    other = CompactionSeals(SharedSecret(["y" * 32]))
+    for opener, tenant in ((seals, "two"), (other, "one")):
+        with pytest.raises(BadRequestError) as caught:
+            opener.opened(tenant, item, "p")
+        assert caught.value.param == "p"
+    replaced = CompactionSeals(SharedSecret(["y" * 32, "x" * 32]))
+    assert replaced.opened("one", item, "p").summary == "short"
+    with pytest.raises(BadRequestError):
+        seals.sealed("one", "cmp_1", "short", said(("user", "x" * (3 << 20))))
