@@ -135,7 +135,7 @@ class ReasoningItem(_NamedItem):
 
 
 class CompactionItem(_NamedItem):
-    """What stands for all items before it; sealed, see `gateway.responses.compaction_seal`."""
+    """An item that stands for all before it; sealed, see `gateway.responses.compaction_seal`."""
 
     type: Literal["compaction"]
     encrypted_content: Text

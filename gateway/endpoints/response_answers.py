@@ -104,7 +104,7 @@ class OutputApprovalRequest(Shape):
 
 
 class OutputCompaction(Shape):
-    """What stands for all items before it; only the server can read it."""
+    """An item that stands for all items before it; only the server can read it."""
 
     id: str
     type: Literal["compaction"]
