@@ -18,8 +18,11 @@ from control_plane.adapters.routes import AdapterRoutes
 from control_plane.admin.audit import AuditRoutes
 from control_plane.admin.keys import ADMIN_KEYS
 from control_plane.alerts import repository as alerts
+from control_plane.alerts.evaluator import RuleEvaluator
+from control_plane.alerts.pages import TargetsError
 from control_plane.alerts.receivers import ReceiversError, read_receivers
 from control_plane.alerts.routes import AlertRoutes
+from control_plane.alerts.rules import RulesError
 from control_plane.alerts.service import AlertService
 from control_plane.artifacts.model import Bounds
 from control_plane.artifacts.routes import ArtifactRoutes
@@ -145,7 +148,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         parts = (
             *(feed, fleet, artifacts, distribution, rollouts, quality, base_prompts, budgets),
             *(scaling, BatchLoop(database, shared_secret()), console),
-            _alerts(database, settings, metrics),
+            *(_alerts(database, settings, metrics), _rules(database, settings, metrics)),
         )
         for work in parts:
             stack.callback(background.create_task(work.run()).cancel)
@@ -259,6 +262,18 @@ def _alerts(database: Database, settings: Settings, metrics: ControlPlaneMetrics
     except ReceiversError as error:
         raise OSError(f"CONTROL_PLANE__ALERT_RECEIVERS: {error}") from None
     return AlertService(database, receivers, metrics.count_notification)
+
+
+def _rules(database: Database, settings: Settings, metrics: ControlPlaneMetrics) -> RuleEvaluator:
+    rules, interval_s = settings.alert_rules, settings.alert_interval_s
+    try:
+        return RuleEvaluator(
+            database, settings.alert_targets, rules, interval_s, metrics.show_rules
+        )
+    except TargetsError as error:
+        raise OSError(f"CONTROL_PLANE__ALERT_TARGETS: {error}") from None
+    except RulesError as error:
+        raise OSError(f"CONTROL_PLANE__ALERT_RULES: {error}") from None
 
 
 async def _texts(stack: AsyncExitStack, settings: Settings) -> TextStore:

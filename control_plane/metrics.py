@@ -74,6 +74,7 @@ class ControlPlaneMetrics:
         self._define_rollouts()
         self._define_budgets()
         self._define_scaling()
+        self._define_rules()
         self.quality = QualityMetrics(self.registry)
 
     def _define_distribution(self) -> None:
@@ -171,6 +172,23 @@ class ControlPlaneMetrics:
             ["pool"],
             registry=self.registry,
         )
+
+    def _define_rules(self) -> None:
+        self._rule_series = Gauge(
+            "control_plane_rule_series_count",
+            "Series that alert rules are evaluated on here; 0: a Prometheus does it",
+            registry=self.registry,
+        )
+        self._rules_failed = Gauge(
+            "control_plane_rules_failed_count",
+            "Alert rules that had no result in the last round here",
+            registry=self.registry,
+        )
+
+    def show_rules(self, series: int, failed: int) -> None:
+        """Set what the last round of alert rules came to."""
+        self._rule_series.set(series)
+        self._rules_failed.set(failed)
 
     def show_scaling(self, pools: Mapping[str, Shown]) -> None:
         """Set the wanted replicas of each pool; none while another control plane leads."""

@@ -56,6 +56,12 @@ class Settings(ServiceSettings):
             within an hour.
         alert_receivers: JSON file with the receivers of alerts, read at the start; without one,
             alerts have no receivers.
+        alert_targets: Pages of metrics that alert rules are evaluated on where no Prometheus does
+            it, as JOB=HOST:PORT with commas between them; engines are found by themselves. Empty:
+            a Prometheus evaluates the rules.
+        alert_rules: Rule files in Prometheus' format, with commas between them; empty: the
+            platform's own.
+        alert_interval_s: Time between two rounds of `alert_targets`.
         alert_days: Days for which ended alerts, and closed incidents, are kept.
         quality_node_day_max: Most quarantined replicas of a node within a day; beyond, the node
             gets no new replicas.
@@ -92,6 +98,9 @@ class Settings(ServiceSettings):
     quality_node_day_max: Annotated[int, Field(ge=0)] = 3
     openid: Path | None = None
     alert_receivers: Path | None = None
+    alert_targets: str = ""
+    alert_rules: str = ""
+    alert_interval_s: Annotated[float, Field(ge=1, le=60)] = 15
     alert_days: Annotated[int, Field(ge=1, le=36_500)] = 90
 
 
@@ -129,4 +138,7 @@ class MigrateSettings(ServiceSettings):
     quality_node_day_max: str = ""
     openid: str = ""
     alert_receivers: str = ""
+    alert_targets: str = ""
+    alert_rules: str = ""
+    alert_interval_s: str = ""
     alert_days: str = ""

@@ -69,7 +69,10 @@ CALLERS: dict[Service, frozenset[CertificateRole]] = {
         {CertificateRole.GATEWAY, CertificateRole.ROUTER, CertificateRole.AGENT}
     ),
     Service.CHUNKS: frozenset({CertificateRole.AGENT}),
-    Service.METRICS: frozenset({CertificateRole.MONITORING, CertificateRole.OPERATOR}),
+    # Without a Prometheus, the control plane evaluates alert rules on them.
+    Service.METRICS: frozenset(
+        {CertificateRole.MONITORING, CertificateRole.OPERATOR, CertificateRole.CONTROL_PLANE}
+    ),
 }
 
 

@@ -41,7 +41,7 @@ class StackListener:
     stranger: str
 
 
-_PROBES = "probes, Prometheus"
+_PROBES = "probes, control plane, Prometheus"
 _OPEN = "metrics and health, no key and no text of a request"
 _UNAUTHENTICATED = "UNAUTHENTICATED"
 _UNAUTHORIZED = "401"

@@ -261,6 +261,7 @@ class ServicePlan:
             "CONTROL_PLANE__GATEWAY_URL": self._options.base_url.removesuffix("/v1"),
             "CONTROL_PLANE__BUDGET_INTERVAL_S": "2",  # people who try it do not wait for long
             "CONTROL_PLANE__SCALING_INTERVAL_S": "2",
+            "CONTROL_PLANE__ALERT_TARGETS": self._pages(),
             "CONTROL_PLANE__ARTIFACT_STORE_URL": self._home.artifact_store.absolute().as_uri(),
         }
         control = self._service(
@@ -273,6 +274,18 @@ class ServicePlan:
             log_file=self._home.log_file(MIGRATE),
         )
         return [SupervisedService(migrate, needs=frozenset({POSTGRES}), runs_once=True), control]
+
+    def _pages(self) -> str:
+        """Return the pages of metrics that alert rules are evaluated on: no Prometheus is here."""
+        ports = self._ports | {"admin": self._options.admin_port}
+        pages = {
+            GATEWAY: "gateway_ops",
+            ROUTER: "router_http",
+            AGENT: "agent_http",
+            CONTROL: "admin",
+            TELEMETRY: "telemetry_http",
+        }
+        return ",".join(f"{job}={HOST}:{ports[name]}" for job, name in pages.items())
 
     def _data_plane(self) -> list[SupervisedService]:
         """Return router, agent and gateway; each keeps asking until the control plane answers."""

@@ -19,6 +19,7 @@ COPY sim/ sim/
 COPY sluice/ sluice/
 COPY model_repo/ model_repo/
 COPY console/ console/
+COPY deploy/observability/prometheus/ deploy/observability/prometheus/
 COPY migrations/ migrations/
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

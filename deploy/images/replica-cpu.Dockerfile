@@ -27,6 +27,7 @@ COPY sim/ sim/
 COPY sluice/ sluice/
 COPY model_repo/ model_repo/
 COPY console/ console/
+COPY deploy/observability/prometheus/ deploy/observability/prometheus/
 COPY migrations/ migrations/
 # Times of files would differ from build to build; SOURCE_DATE_EPOCH fixes those in the wheel.
 ENV SOURCE_DATE_EPOCH=1767225600

@@ -1,0 +1,267 @@
+"""The loop that evaluates alert rules where no Prometheus does: scrapes, evaluates, reports.
+
+It looks at each target once per interval and keeps what the rules look back at, in memory. Alerts go
+the way that a Prometheus' alerts go. After a restart the history begins anew, so that rules over
+hours need hours.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import structlog
+from pydantic import ValidationError
+from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.alerts import repository
+from control_plane.alerts.bodies import ALERTS_MAX, AlertReport
+from control_plane.alerts.pages import (
+    JOB,
+    TARGETS_MAX,
+    PageTarget,
+    engine_targets,
+    page_samples,
+    page_targets,
+)
+from control_plane.alerts.rules import (
+    ActiveAlert,
+    RuleGroup,
+    RulesError,
+    RulesOutcome,
+    RuleState,
+    history_ms,
+    rule_groups,
+)
+from control_plane.database import Database, DatabaseDownError
+from control_plane.promql.series import SeriesStore
+from control_plane.tables import replicas
+from sluice.certificates import http_options, ours
+from sluice.identity import CertificateRole
+
+log = structlog.get_logger(__name__)
+
+_FILES = ("recording.yml", "alerts.yml")
+_PAGE_TIMEOUT_S = 5.0
+_PAGE_BYTES_MAX = 16 << 20
+_AT_ONCE = 8
+# A local stack has 1,500 series that rules read; with 16 bytes a sample, 7 h of all are below 1 GB.
+_SERIES_MAX = 20_000
+_REPEAT_S = 60.0  # as Prometheus: an alert that is not repeated for five minutes is over
+_UP = "up"
+
+Page = tuple[PageTarget, str | None]
+
+
+def shipped_rules() -> tuple[Path, ...]:
+    """Return the platform's rule files: in the checkout, else in the installed wheel."""
+    package = Path(__file__).resolve().parent.parent
+    checkout = package.parent / "deploy" / "observability" / "prometheus"
+    for place in (checkout, package / "_data" / "rules"):
+        if all((place / name).exists() for name in _FILES):
+            return tuple(place / name for name in _FILES)
+    raise RulesError(f"no rules beside {package}: the installation is incomplete")
+
+
+def read_rules(files: str) -> list[RuleGroup]:
+    """Return the rules of some files, separated by commas; without any, the platform's own.
+
+    Raises:
+        RulesError: One cannot be read, or has rules that cannot be evaluated here.
+    """
+    import yaml  # only where rules are evaluated
+
+    named = tuple(Path(name.strip()) for name in files.split(",") if name.strip())
+    groups: list[RuleGroup] = []
+    for file in named or shipped_rules():
+        try:
+            groups += rule_groups(yaml.safe_load(file.read_text()))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise RulesError(f"{file}: {error}") from None
+    return groups
+
+
+class RuleEvaluator:
+    """Owns the loop; without targets there is nothing to do."""
+
+    def __init__(
+        self,
+        database: Database,
+        targets: str,
+        files: str,
+        interval_s: float,
+        show: Callable[[int, int], None] = lambda _series, _failed: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare; `run` belongs into a TaskGroup.
+
+        Args:
+            database: Database of alerts, and of replicas, whose engines are scraped as well.
+            targets: Targets as `page_targets` reads them.
+            files: Rule files, separated by commas.
+            interval_s: Time between two rounds.
+            show: Takes the numbers of series and of rules that failed in the last round.
+            clock: Unix time in seconds.
+
+        Raises:
+            RulesError: The rules cannot be used.
+            TargetsError: The targets cannot.
+        """
+        self._database = database
+        self._targets = page_targets(targets)
+        groups = read_rules(files) if self._targets else []
+        self._store = SeriesStore({_UP: 0, **history_ms(groups)}, _SERIES_MAX)
+        self._rules = RuleState(groups, self._store)
+        self._interval_s = interval_s
+        self._show = show
+        self._clock = clock
+        self._known: set[str] = set()
+        self._round_ms = 0
+        self._told_s: dict[frozenset[tuple[str, str]], float] = {}
+        self._ended: list[ActiveAlert] = []
+        self._failed: Mapping[str, str] = {}
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        if not self._targets:
+            return
+        async with open_http() as http:
+            while True:
+                began_s = time.monotonic()
+                await self.step(http)
+                rest_s = self._interval_s - (time.monotonic() - began_s)
+                await asyncio.sleep(max(rest_s, self._interval_s / 10))
+
+    async def step(self, http: aiohttp.ClientSession) -> None:
+        """Scrape everything once, evaluate, and report."""
+        limit = asyncio.Semaphore(_AT_ONCE)
+        targets = self._targets + await self._engines()
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(_page(http, target, limit)) for target in targets]
+        pages = [task.result() for task in asked]
+        now_ms = round(self._clock() * 1000)
+        outcome = await asyncio.to_thread(self._evaluate, pages, now_ms)
+        self._show(len(self._store), len(outcome.failed))
+        for name, why in outcome.failed.items():
+            if name not in self._failed:
+                log.warning("rule_without_result", rule=name, reason=why)
+        self._failed = outcome.failed
+        await self._report(outcome)
+
+    async def _engines(self) -> list[PageTarget]:
+        """Return the engines of now; while PostgreSQL is away none, which ends their series."""
+        query = select(replicas.c.id, replicas.c.pool_id, replicas.c.metrics_address)
+        query = query.where(replicas.c.metrics_address != "").order_by(replicas.c.id)
+
+        async def read(connection: AsyncConnection) -> Sequence[Any]:
+            return (await connection.execute(query.limit(TARGETS_MAX))).all()
+
+        try:
+            rows = await self._database.run(read)
+        except (DatabaseDownError, DBAPIError):
+            return []
+        return engine_targets([(row.id, row.pool_id, row.metrics_address) for row in rows])
+
+    def _evaluate(self, pages: Sequence[Page], now_ms: int) -> RulesOutcome:
+        """Take what was scraped, and evaluate; in a thread of its own."""
+        if now_ms <= self._round_ms:  # a clock that was set back: no range holds any more
+            self._store.clear()
+            self._rules.clear()
+        self._round_ms = now_ms
+        left_out = sum(self._take(target, text, now_ms) for target, text in pages)
+        for gone in self._known - {_source(target) for target, _ in pages}:
+            self._store.write(gone, now_ms, ())
+        self._known = {_source(target) for target, _ in pages}
+        outcome = self._rules.step(now_ms)
+        self._store.prune(now_ms)
+        if left_out:
+            log.warning("series_left_out", count=left_out, most=_SERIES_MAX)
+        return outcome
+
+    def _take(self, target: PageTarget, text: str | None, now_ms: int) -> int:
+        labels = frozenset(target.labels.items())
+        try:
+            samples = list(page_samples(text or "", target, self._store.kept_ms))
+        except ValueError:
+            text, samples = None, []
+        samples.append((_UP, labels, float(text is not None)))
+        return self._store.write(_source(target), now_ms, samples)
+
+    async def _report(self, outcome: RulesOutcome) -> None:
+        """Report alerts that began, ended, or were not repeated for a minute."""
+        self._ended = [*self._ended, *outcome.ended][-ALERTS_MAX:]
+        now_s = time.monotonic()
+        firing = [alert for alert in outcome.active if alert.is_firing]
+        due = [it for it in firing if now_s - self._told_s.get(_key(it), -_REPEAT_S) >= _REPEAT_S]
+        found = [*_reports(self._ended, self._clock()), *_reports(due[:ALERTS_MAX], None)]
+        if not found:
+            return
+        try:
+            await self._database.run(lambda connection: repository.report(connection, found))
+        except (DatabaseDownError, DBAPIError) as error:
+            log.warning("alerts_not_reported", error=str(getattr(error, "reason", error)))
+            return
+        self._ended = []
+        keys = {_key(alert) for alert in firing}
+        self._told_s = {key: at for key, at in self._told_s.items() if key in keys}
+        self._told_s |= {_key(alert): now_s for alert in due[:ALERTS_MAX]}
+
+
+def _source(target: PageTarget) -> str:
+    return f"{target.labels[JOB]}/{target.address}{target.path}"
+
+
+def _key(alert: ActiveAlert) -> frozenset[tuple[str, str]]:
+    return frozenset(alert.labels.items())
+
+
+def _reports(alerts: Sequence[ActiveAlert], ended_s: float | None) -> list[AlertReport]:
+    """Return alerts as Prometheus posts them; labels that it could not post are left out."""
+    found: list[AlertReport] = []
+    for alert in alerts:
+        try:
+            report = AlertReport(
+                labels=dict(alert.labels),
+                annotations=dict(alert.annotations),
+                startsAt=datetime.fromtimestamp((alert.fires_since_ms or 0) / 1000, UTC),
+                endsAt=datetime.fromtimestamp(ended_s, UTC) if ended_s is not None else None,
+            )
+        except ValidationError as error:
+            log.warning("alert_not_reported", alert=alert.labels, error=str(error))
+            continue
+        found.append(report)
+    return found
+
+
+def open_http() -> aiohttp.ClientSession:
+    """Return a session for pages of metrics, with their deadline."""
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=_PAGE_TIMEOUT_S), trust_env=False
+    )
+
+
+def _role(target: PageTarget) -> CertificateRole:
+    """Return the role of the process that serves a page: those of engines are the agent's."""
+    job = target.labels[JOB]
+    return CertificateRole.AGENT if job == CertificateRole.ENGINE else CertificateRole(job)
+
+
+async def _page(http: aiohttp.ClientSession, target: PageTarget, limit: asyncio.Semaphore) -> Page:
+    """Return a page; None: it did not answer with one."""
+    url = f"{'https' if ours() else 'http'}://{target.address}{target.path}"
+    try:
+        async with limit, http.get(url, **http_options(_role(target))) as answer:
+            answer.raise_for_status()
+            body = bytearray()
+            async for piece in answer.content.iter_any():
+                body += piece
+                if len(body) > _PAGE_BYTES_MAX:
+                    return target, None
+            return target, body.decode()
+    except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+        return target, None

@@ -1,0 +1,335 @@
+"""Expressions of PromQL, made into functions of (series, instant); pure.
+
+The language is as large as rules of the platform need it. An expression with more is refused when it
+is read, not when it is evaluated.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import promql_parser as promql
+
+from control_plane.promql.functions import (
+    RANGE_FUNCTIONS,
+    SampleRange,
+    histogram_quantile,
+    largest,
+    mean,
+    smallest,
+    total,
+)
+from control_plane.promql.matching import (
+    ARITHMETIC,
+    COMPARISONS,
+    SETS,
+    BinaryOperation,
+    EvaluationError,
+    Matching,
+    Value,
+    Vector,
+)
+from control_plane.promql.series import Labels, SeriesStore
+
+Evaluate = Callable[[SeriesStore, int], Value]
+_Ranges = Callable[[SeriesStore, int], Iterable[tuple[Labels, SampleRange]]]
+_AGGREGATIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "sum": total,
+    "min": smallest,
+    "max": largest,
+    "avg": mean,
+    "count": len,
+}
+# Functions of each number of a vector; further arguments are numbers.
+_OF_EACH: Mapping[str, Callable[..., float]] = {
+    "abs": abs,
+    "clamp_min": lambda value, least: math.nan if math.isnan(least) else max(value, least),
+    "clamp_max": lambda value, most: math.nan if math.isnan(most) else min(value, most),
+}
+_NAME = "__name__"
+_EDGE = "le"
+_STEP_MS = 15_000  # of a subquery that names none
+
+
+class ExpressionError(ValueError):
+    """An expression is none of this language; the message names the place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """An expression that was understood.
+
+    Attributes:
+        text: The expression itself.
+        evaluate: Its value of a store at an instant; raises EvaluationError.
+        reads: By metric, the milliseconds that it looks back.
+    """
+
+    text: str
+    evaluate: Evaluate
+    reads: Mapping[str, int]
+
+
+def compiled(text: str) -> Expression:
+    """Return an expression; raises ExpressionError."""
+    try:
+        tree = promql.parse(text)
+    except ValueError as error:
+        raise ExpressionError(f"{text}: {error}") from None
+    compiler = _Compiler()
+    return Expression(text, compiler.value(tree, 0), compiler.reads)
+
+
+def _ms(duration: timedelta | None) -> int:
+    return round(duration.total_seconds() * 1000) if duration is not None else 0
+
+
+class _Compiler:
+    """Makes functions of a tree, and notes down what it reads."""
+
+    def __init__(self) -> None:
+        self.reads: dict[str, int] = {}
+
+    def value(self, node: Any, back_ms: int) -> Evaluate:
+        """Return the function of a node that is asked about instants up to `back_ms` ago."""
+        match node:
+            case promql.ParenExpr():
+                return self.value(node.expr, back_ms)
+            case promql.NumberLiteral():
+                number = float(node.val)
+                return lambda _store, _at: number
+            case promql.VectorSelector():
+                return self._instant(node, back_ms)
+            case promql.UnaryExpr():
+                negated = BinaryOperation(sign="*")
+                of = self.value(node.expr, back_ms)
+                return lambda store, at: negated(of(store, at), -1.0)
+            case promql.AggregateExpr():
+                return self._aggregate(node, back_ms)
+            case promql.BinaryExpr():
+                return self._binary(node, back_ms)
+            case promql.Call():
+                return self._call(node, back_ms)
+            case _:
+                raise ExpressionError(f"not supported here: {node}")
+
+    def _selector(self, node: Any, back_ms: int) -> tuple[str, Callable[[Labels], bool], int]:
+        name, offset_ms = node.name, _ms(node.offset)
+        if not name or node.at is not None or node.matchers.or_matchers:
+            raise ExpressionError(f"only NAME{{...}} with `offset` is supported: {node}")
+        self.reads[name] = max(self.reads.get(name, 0), back_ms + offset_ms)
+        return name, _fitting(node.matchers.matchers), offset_ms
+
+    def _instant(self, node: Any, back_ms: int) -> Evaluate:
+        name, fits, offset_ms = self._selector(node, back_ms)
+
+        def evaluate(store: SeriesStore, at_ms: int) -> Vector:
+            found = ((it.labels, it.at(at_ms - offset_ms)) for it in store.select(name, fits))
+            return {labels: value for labels, value in found if value is not None}
+
+        return evaluate
+
+    def _ranges(self, node: Any, back_ms: int) -> _Ranges:
+        match node:
+            case promql.MatrixSelector():
+                return self._matrix(node, back_ms)
+            case promql.SubqueryExpr() if node.at is None:
+                return self._subquery(node, back_ms)
+            case _:
+                raise ExpressionError(f"want a range: {node}")
+
+    def _matrix(self, node: Any, back_ms: int) -> _Ranges:
+        span_ms = _ms(node.range)
+        name, fits, offset_ms = self._selector(node.vector_selector, back_ms + span_ms)
+
+        def ranges(store: SeriesStore, at_ms: int) -> Iterable[tuple[Labels, SampleRange]]:
+            until_ms = at_ms - offset_ms
+            after_ms = until_ms - span_ms
+            for series in store.select(name, fits):
+                samples = series.window(after_ms, until_ms)
+                yield series.labels, SampleRange(*samples, after_ms, until_ms)
+
+        return ranges
+
+    def _subquery(self, node: Any, back_ms: int) -> _Ranges:
+        span_ms, offset_ms = _ms(node.range), _ms(node.offset)
+        step_ms = _ms(node.step) or _STEP_MS
+        of = self.value(node.expr, back_ms + span_ms + offset_ms)
+
+        def ranges(store: SeriesStore, at_ms: int) -> Iterable[tuple[Labels, SampleRange]]:
+            until_ms = at_ms - offset_ms
+            after_ms = until_ms - span_ms
+            found: dict[Labels, tuple[list[int], list[float]]] = {}
+            first_ms = (after_ms // step_ms + 1) * step_ms  # steps are multiples, whenever asked
+            for moment_ms in range(first_ms, until_ms + 1, step_ms):
+                for labels, value in _vector(of(store, moment_ms)).items():
+                    times, values = found.setdefault(labels, ([], []))
+                    times.append(moment_ms)
+                    values.append(value)
+            for labels, samples in found.items():
+                yield labels, SampleRange(*samples, after_ms, until_ms)
+
+        return ranges
+
+    def _aggregate(self, node: Any, back_ms: int) -> Evaluate:
+        function = _AGGREGATIONS.get(str(node.op))
+        if function is None or node.param is not None:
+            raise ExpressionError(f"unknown aggregation {node.op}")
+        group = _grouping(node.modifier)
+        of = self.value(node.expr, back_ms)
+
+        def evaluate(store: SeriesStore, at_ms: int) -> Vector:
+            groups: dict[Labels, list[float]] = {}
+            for labels, value in _vector(of(store, at_ms)).items():
+                groups.setdefault(group(labels), []).append(value)
+            return {labels: float(function(values)) for labels, values in groups.items()}
+
+        return evaluate
+
+    def _binary(self, node: Any, back_ms: int) -> Evaluate:
+        sign = str(node.op)
+        if sign not in ARITHMETIC and sign not in COMPARISONS and sign not in SETS:
+            raise ExpressionError(f"unknown operator {sign}")
+        modifier = node.modifier
+        operation = BinaryOperation(
+            sign=sign,
+            is_bool=bool(modifier and modifier.return_bool),
+            matching=_matching(modifier) if modifier else Matching(),
+        )
+        left, right = self.value(node.lhs, back_ms), self.value(node.rhs, back_ms)
+        return lambda store, at: operation(left(store, at), right(store, at))
+
+    def _call(self, node: Any, back_ms: int) -> Evaluate:
+        name, arguments = node.func.name, node.args
+        if name in RANGE_FUNCTIONS:
+            return _over_ranges(name, self._ranges(arguments[0], back_ms))
+        if name == "absent":
+            labels = _equal_labels(arguments[0])
+            of = self.value(arguments[0], back_ms)
+            return lambda store, at: {} if of(store, at) else {labels: 1.0}
+        given = [self.value(it, back_ms) for it in arguments]
+        match name:
+            case "time":
+                return lambda _store, at: at / 1000
+            case "vector":
+                return lambda store, at: {frozenset(): _number(given[0](store, at))}
+            case "scalar":
+                return lambda store, at: _only(_vector(given[0](store, at)))
+            case "histogram_quantile":
+                return lambda store, at: _quantiles(given[0](store, at), given[1](store, at))
+            case _ if name in _OF_EACH:
+                return _for_each(_OF_EACH[name], given)
+            case _:
+                raise ExpressionError(f"unknown function {name}")
+
+
+def _over_ranges(name: str, ranges: _Ranges) -> Evaluate:
+    function = RANGE_FUNCTIONS[name]
+
+    def evaluate(store: SeriesStore, at_ms: int) -> Vector:
+        found = ((labels, function(samples)) for labels, samples in ranges(store, at_ms))
+        return {labels: float(value) for labels, value in found if value is not None}
+
+    return evaluate
+
+
+def _for_each(function: Callable[..., float], given: Sequence[Evaluate]) -> Evaluate:
+    def evaluate(store: SeriesStore, at_ms: int) -> Vector:
+        vector, *rest = (of(store, at_ms) for of in given)
+        numbers = [_number(it) for it in rest]
+        return {labels: function(value, *numbers) for labels, value in _vector(vector).items()}
+
+    return evaluate
+
+
+def _fitting(matchers: Iterable[Any]) -> Callable[[Labels], bool]:
+    """Return whether labels fulfil all matchers; a missing label has the value ""."""
+    conditions: list[tuple[str, Callable[[str], bool]]] = []
+    for one in matchers:
+        if one.name == _NAME:
+            raise ExpressionError(f"the name of a metric stands before its braces: {one}")
+        conditions.append((one.name, _condition(one)))
+    if not conditions:
+        return lambda _labels: True
+
+    def fits(labels: Labels) -> bool:
+        values = dict(labels)
+        return all(holds(values.get(name, "")) for name, holds in conditions)
+
+    return fits
+
+
+def _condition(matcher: Any) -> Callable[[str], bool]:
+    wanted: str = matcher.value
+    if matcher.op == promql.MatchOp.Equal:
+        return lambda value: value == wanted
+    if matcher.op == promql.MatchOp.NotEqual:
+        return lambda value: value != wanted
+    try:
+        pattern = re.compile(wanted)
+    except re.error as error:
+        raise ExpressionError(f"{wanted!r} is no pattern: {error}") from None
+    is_negated = matcher.op == promql.MatchOp.NotRe
+    return lambda value: (pattern.fullmatch(value) is None) == is_negated
+
+
+def _grouping(modifier: Any) -> Callable[[Labels], Labels]:
+    names = frozenset(modifier.labels) if modifier is not None else frozenset[str]()
+    is_by = modifier is None or modifier.type == promql.AggModifierType.By
+    return Matching(names=names, is_on=is_by).group
+
+
+def _matching(modifier: Any) -> Matching:
+    many = {
+        str(promql.VectorMatchCardinality.ManyToOne): "left",
+        str(promql.VectorMatchCardinality.OneToMany): "right",
+    }
+    listed = modifier.matching
+    return Matching(
+        names=frozenset(listed.labels) if listed is not None else frozenset(),
+        is_on=listed is not None and listed.type == promql.LabelModifierType.Include,
+        many=many.get(str(modifier.card), ""),
+        included=frozenset(modifier.group_labels or ()),
+    )
+
+
+def _equal_labels(node: Any) -> Labels:
+    """Return the labels that `absent` tells of: those that a selector demands."""
+    if not isinstance(node, promql.VectorSelector):
+        return frozenset()
+    matchers = node.matchers.matchers
+    return frozenset((it.name, it.value) for it in matchers if it.op == promql.MatchOp.Equal)
+
+
+def _quantiles(share: Value, buckets: Value) -> Vector:
+    of = Matching(names=frozenset({_EDGE})).group
+    histograms: dict[Labels, dict[float, float]] = {}
+    for labels, count in _vector(buckets).items():
+        edge = dict(labels).get(_EDGE, "")
+        try:
+            at = float(edge)
+        except ValueError:
+            continue
+        found = histograms.setdefault(of(labels), {})
+        found[at] = found.get(at, 0.0) + count  # 1 and 1.0 are one edge
+    number = _number(share)
+    return {labels: histogram_quantile(number, found) for labels, found in histograms.items()}
+
+
+def _vector(value: Value) -> Vector:
+    if not isinstance(value, dict):
+        raise EvaluationError(f"want a vector: {value}")
+    return value
+
+
+def _number(value: Value) -> float:
+    if isinstance(value, dict):
+        raise EvaluationError("want a number, not a vector")
+    return value
+
+
+def _only(vector: Vector) -> float:
+    return next(iter(vector.values())) if len(vector) == 1 else math.nan

@@ -1,0 +1,159 @@
+"""Functions over ranges and histograms, as Prometheus defines them; pure.
+
+A range is its times in milliseconds and its values, open at `after_ms` and closed at `until_ms`.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+# A gap of more than this many usual gaps is no gap of scraping: the series began or ended there.
+_GAP = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRange:
+    """Samples of one series in a range of time.
+
+    Attributes:
+        times: Milliseconds, ascending.
+        values: As many.
+        after_ms: Begin of the range.
+        until_ms: End of the range.
+    """
+
+    times: Sequence[int]
+    values: Sequence[float]
+    after_ms: int
+    until_ms: int
+
+
+RangeFunction = Callable[[SampleRange], float | None]
+
+
+def _change(found: SampleRange, *, is_counter: bool) -> float | None:
+    """Return the change over the whole range: what samples show, carried on to its ends."""
+    times, values = found.times, found.values
+    if len(times) < 2:
+        return None
+    change = values[-1] - values[0]
+    if is_counter:
+        change += sum(before for before, after in pairwise(values) if after < before)
+    took_ms = times[-1] - times[0]
+    usual_ms = took_ms / (len(times) - 1)
+    start_ms, end_ms = float(times[0] - found.after_ms), float(found.until_ms - times[-1])
+    if start_ms >= usual_ms * _GAP:
+        start_ms = usual_ms / 2
+    if end_ms >= usual_ms * _GAP:
+        end_ms = usual_ms / 2
+    if is_counter and change > 0 and values[0] >= 0:  # it was not below zero
+        start_ms = min(start_ms, took_ms * (values[0] / change))
+    return change * (took_ms + start_ms + end_ms) / took_ms
+
+
+def increase(found: SampleRange) -> float | None:
+    """Return the increase of a counter, over restarts."""
+    return _change(found, is_counter=True)
+
+
+def rate(found: SampleRange) -> float | None:
+    """Return the increase of a counter per second."""
+    change = increase(found)
+    return None if change is None else change * 1000 / (found.until_ms - found.after_ms)
+
+
+def delta(found: SampleRange) -> float | None:
+    """Return the change of a gauge."""
+    return _change(found, is_counter=False)
+
+
+def irate(found: SampleRange) -> float | None:
+    """Return the increase per second between the last two samples."""
+    if len(found.times) < 2:
+        return None
+    before, after = found.values[-2:]
+    change = after if after < before else after - before
+    return change * 1000 / (found.times[-1] - found.times[-2])
+
+
+def deriv(found: SampleRange) -> float | None:
+    """Return the slope of a line through the samples, per second."""
+    if len(found.times) < 2:
+        return None
+    if all(value == found.values[0] for value in found.values):
+        return 0.0
+    seconds = [(at - found.times[0]) / 1000 for at in found.times]
+    mean_s, mean = math.fsum(seconds) / len(seconds), math.fsum(found.values) / len(seconds)
+    spread = math.fsum((it - mean_s) ** 2 for it in seconds)
+    both = zip(seconds, found.values, strict=True)
+    return math.fsum((at - mean_s) * (value - mean) for at, value in both) / spread
+
+
+def _of_values(function: Callable[[Sequence[float]], float]) -> RangeFunction:
+    return lambda found: function(found.values) if found.values else None
+
+
+def largest(values: Iterable[float]) -> float:
+    """Return the largest number; NaN only when all are."""
+    return max((it for it in values if not math.isnan(it)), default=math.nan)
+
+
+def smallest(values: Iterable[float]) -> float:
+    """Return the smallest number; NaN only when all are."""
+    return min((it for it in values if not math.isnan(it)), default=math.nan)
+
+
+def total(values: Sequence[float]) -> float:
+    """Return the sum, exact where all are finite."""
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of at least one number."""
+    return total(values) / len(values)
+
+
+RANGE_FUNCTIONS: Mapping[str, RangeFunction] = {
+    "rate": rate,
+    "increase": increase,
+    "delta": delta,
+    "irate": irate,
+    "deriv": deriv,
+    "max_over_time": _of_values(largest),
+    "min_over_time": _of_values(smallest),
+    "avg_over_time": _of_values(mean),
+    "sum_over_time": _of_values(total),
+    "count_over_time": _of_values(len),
+    "last_over_time": _of_values(lambda values: values[-1]),
+}
+
+
+def histogram_quantile(share: float, buckets: Mapping[float, float]) -> float:
+    """Return a quantile of a histogram, linear within a bucket.
+
+    Args:
+        share: 0 to 1.
+        buckets: How many were at or below each edge; without the edge +Inf nothing is known.
+    """
+    if math.isnan(share):
+        return math.nan
+    if not 0 <= share <= 1:
+        return math.copysign(math.inf, share)
+    edges = sorted(buckets)
+    if len(edges) < 2 or edges[-1] != math.inf:
+        return math.nan
+    counts: list[float] = []
+    for edge in edges:  # scrapes of several processes are not one instant: none may fall
+        counts.append(max(buckets[edge], counts[-1] if counts else -math.inf))
+    if not counts[-1] > 0:
+        return math.nan
+    wanted = share * counts[-1]
+    place = next(at for at, count in enumerate(counts) if count >= wanted or at == len(counts) - 1)
+    if place == len(edges) - 1:
+        return edges[-2]
+    if place == 0 and edges[0] <= 0:
+        return edges[0]
+    low, below = (edges[place - 1], counts[place - 1]) if place else (0.0, 0.0)
+    within = counts[place] - below
+    return low + (edges[place] - low) * ((wanted - below) / within if within else math.nan)
