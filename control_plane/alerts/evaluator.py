@@ -1,7 +1,7 @@
 """The loop that evaluates alert rules where no Prometheus does: scrapes, evaluates, reports.
 
-It looks at each target once per interval and keeps what the rules look back at, in memory. Alerts go
-the way that a Prometheus' alerts go. After a restart the history begins anew, so that rules over
+It looks at each target once per interval and keeps what the rules look back at, in memory. Alerts
+go the way that a Prometheus' alerts go. After a restart the history begins anew, so that rules over
 hours need hours.
 """
 

@@ -1,7 +1,7 @@
 """Texts of annotations with what an alert is about put in, as Prometheus writes them; pure.
 
-Of Go's templates as much as rules use: `{{ $value | humanize }}`, `{{ $labels.pool }}`, and one level of
-`{{ with $externalLabels.runbooks }}{{ . }}{{ else }}...{{ end }}`.
+Of Go's templates as much as rules use: `{{ $value | humanize }}`, `{{ $labels.pool }}`, and one
+level of `{{ with $externalLabels.runbooks }}{{ . }}{{ else }}...{{ end }}`.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Expressions of PromQL, made into functions of (series, instant); pure.
 
-The language is as large as rules of the platform need it. An expression with more is refused when it
-is read, not when it is evaluated.
+The language is as large as rules of the platform need it. An expression with more is refused when
+it is read, not when it is evaluated.
 """
 
 import math
@@ -43,11 +43,21 @@ _AGGREGATIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "avg": mean,
     "count": len,
 }
+
+
+def _clamped_below(value: float, least: float) -> float:
+    return math.nan if math.isnan(least) else max(value, least)
+
+
+def _clamped_above(value: float, most: float) -> float:
+    return math.nan if math.isnan(most) else min(value, most)
+
+
 # Functions of each number of a vector; further arguments are numbers.
 _OF_EACH: Mapping[str, Callable[..., float]] = {
-    "abs": abs,
-    "clamp_min": lambda value, least: math.nan if math.isnan(least) else max(value, least),
-    "clamp_max": lambda value, most: math.nan if math.isnan(most) else min(value, most),
+    "abs": math.fabs,
+    "clamp_min": _clamped_below,
+    "clamp_max": _clamped_above,
 }
 _NAME = "__name__"
 _EDGE = "le"
@@ -95,26 +105,23 @@ class _Compiler:
 
     def value(self, node: Any, back_ms: int) -> Evaluate:
         """Return the function of a node that is asked about instants up to `back_ms` ago."""
-        match node:
-            case promql.ParenExpr():
-                return self.value(node.expr, back_ms)
-            case promql.NumberLiteral():
-                number = float(node.val)
-                return lambda _store, _at: number
-            case promql.VectorSelector():
-                return self._instant(node, back_ms)
-            case promql.UnaryExpr():
-                negated = BinaryOperation(sign="*")
-                of = self.value(node.expr, back_ms)
-                return lambda store, at: negated(of(store, at), -1.0)
-            case promql.AggregateExpr():
-                return self._aggregate(node, back_ms)
-            case promql.BinaryExpr():
-                return self._binary(node, back_ms)
-            case promql.Call():
-                return self._call(node, back_ms)
-            case _:
-                raise ExpressionError(f"not supported here: {node}")
+        makers: dict[type, Callable[[Any, int], Evaluate]] = {
+            promql.ParenExpr: lambda it, back_ms: self.value(it.expr, back_ms),
+            promql.NumberLiteral: _literal,
+            promql.VectorSelector: self._instant,
+            promql.UnaryExpr: self._negated,
+            promql.AggregateExpr: self._aggregate,
+            promql.BinaryExpr: self._binary,
+            promql.Call: self._call,
+        }
+        maker = makers.get(type(node))
+        if maker is None:
+            raise ExpressionError(f"not supported here: {node}")
+        return maker(node, back_ms)
+
+    def _negated(self, node: Any, back_ms: int) -> Evaluate:
+        negated, of = BinaryOperation(sign="*"), self.value(node.expr, back_ms)
+        return lambda store, at: negated(of(store, at), -1.0)
 
     def _selector(self, node: Any, back_ms: int) -> tuple[str, Callable[[Labels], bool], int]:
         name, offset_ms = node.name, _ms(node.offset)
@@ -210,20 +217,16 @@ class _Compiler:
             labels = _equal_labels(arguments[0])
             of = self.value(arguments[0], back_ms)
             return lambda store, at: {} if of(store, at) else {labels: 1.0}
+        if name == "time":
+            return lambda _store, at: at / 1000
+        function = _OF_VALUES.get(name) or _for_each(name)
         given = [self.value(it, back_ms) for it in arguments]
-        match name:
-            case "time":
-                return lambda _store, at: at / 1000
-            case "vector":
-                return lambda store, at: {frozenset(): _number(given[0](store, at))}
-            case "scalar":
-                return lambda store, at: _only(_vector(given[0](store, at)))
-            case "histogram_quantile":
-                return lambda store, at: _quantiles(given[0](store, at), given[1](store, at))
-            case _ if name in _OF_EACH:
-                return _for_each(_OF_EACH[name], given)
-            case _:
-                raise ExpressionError(f"unknown function {name}")
+        return lambda store, at: function(*(of(store, at) for of in given))
+
+
+def _literal(node: Any, _back_ms: int) -> Evaluate:
+    number = float(node.val)
+    return lambda _store, _at: number
 
 
 def _over_ranges(name: str, ranges: _Ranges) -> Evaluate:
@@ -236,9 +239,12 @@ def _over_ranges(name: str, ranges: _Ranges) -> Evaluate:
     return evaluate
 
 
-def _for_each(function: Callable[..., float], given: Sequence[Evaluate]) -> Evaluate:
-    def evaluate(store: SeriesStore, at_ms: int) -> Vector:
-        vector, *rest = (of(store, at_ms) for of in given)
+def _for_each(name: str) -> Callable[..., Value]:
+    function = _OF_EACH.get(name)
+    if function is None:
+        raise ExpressionError(f"unknown function {name}")
+
+    def evaluate(vector: Value, *rest: Value) -> Vector:
         numbers = [_number(it) for it in rest]
         return {labels: function(value, *numbers) for labels, value in _vector(vector).items()}
 
@@ -331,5 +337,17 @@ def _number(value: Value) -> float:
     return value
 
 
-def _only(vector: Vector) -> float:
+def _as_vector(number: Value) -> Vector:
+    return {frozenset(): _number(number)}
+
+
+def _only(value: Value) -> float:
+    vector = _vector(value)
     return next(iter(vector.values())) if len(vector) == 1 else math.nan
+
+
+_OF_VALUES: Mapping[str, Callable[..., Value]] = {
+    "vector": _as_vector,
+    "scalar": _only,
+    "histogram_quantile": _quantiles,
+}

@@ -6,7 +6,7 @@ A range is its times in milliseconds and its values, open at `after_ms` and clos
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 # A gap of more than this many usual gaps is no gap of scraping: the series began or ended there.
 _GAP = 1.1
@@ -136,24 +136,17 @@ def histogram_quantile(share: float, buckets: Mapping[float, float]) -> float:
         share: 0 to 1.
         buckets: How many were at or below each edge; without the edge +Inf nothing is known.
     """
-    if math.isnan(share):
-        return math.nan
     if not 0 <= share <= 1:
-        return math.copysign(math.inf, share)
+        return math.nan if math.isnan(share) else math.copysign(math.inf, share)
     edges = sorted(buckets)
-    if len(edges) < 2 or edges[-1] != math.inf:
-        return math.nan
-    counts: list[float] = []
-    for edge in edges:  # scrapes of several processes are not one instant: none may fall
-        counts.append(max(buckets[edge], counts[-1] if counts else -math.inf))
-    if not counts[-1] > 0:
+    # Scrapes of several processes are not one instant: none may fall.
+    counts = list(accumulate((buckets[edge] for edge in edges), max))
+    if len(edges) < 2 or edges[-1] != math.inf or not counts[-1] > 0:
         return math.nan
     wanted = share * counts[-1]
     place = next(at for at, count in enumerate(counts) if count >= wanted or at == len(counts) - 1)
-    if place == len(edges) - 1:
-        return edges[-2]
-    if place == 0 and edges[0] <= 0:
-        return edges[0]
+    if place == len(edges) - 1 or (place == 0 and edges[0] <= 0):
+        return edges[max(0, place - 1)]
     low, below = (edges[place - 1], counts[place - 1]) if place else (0.0, 0.0)
     within = counts[place] - below
     return low + (edges[place] - low) * ((wanted - below) / within if within else math.nan)

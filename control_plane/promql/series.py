@@ -1,7 +1,7 @@
 """Scraped series in bounded memory; pure.
 
-Times are Unix milliseconds. A series that its source no longer has ends with a mark, as in Prometheus:
-from then on no instant finds it, and ranges pass the mark over.
+Times are Unix milliseconds. A series that its source no longer has ends with a mark, as in
+Prometheus: from then on no instant finds it, and ranges pass the mark over.
 """
 
 import struct

@@ -21,7 +21,9 @@ from control_plane.promql.expression import compiled
 from control_plane.promql.matching import Value
 from control_plane.promql.series import Labels, SeriesStore
 
-_ITEM = re.compile(r"(_|stale|[-+]?(?:[\d.]+(?:e[-+]?\d+)?|Inf|NaN))([-+][\d.]+(?:e\d+)?)?(?:x(\d+))?")
+_ITEM = re.compile(
+    r"(_|stale|[-+]?(?:[\d.]+(?:e[-+]?\d+)?|Inf|NaN))([-+][\d.]+(?:e\d+)?)?(?:x(\d+))?"
+)
 _LABEL = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _PART = re.compile(r"(\d+)(ms|[smhd])")
 
@@ -98,8 +100,8 @@ class RuleCase:
         for number, one in enumerate(self.given["input_series"]):
             name, labels = series_of(one["series"])
             for place, value in enumerate(values_of(str(one["values"]))):
-                samples = [] if isinstance(value, str) else [(name, labels, value)]
                 if value is not None:
+                    samples = [] if isinstance(value, str) else [(name, labels, value)]
                     store.write(f"input/{number}", place * interval_ms, samples)
 
 

@@ -20,6 +20,7 @@ FUNCTIONS = {
     *("rate", "irate", "increase", "delta", "deriv", "histogram_quantile", "time", "vector"),
     *("clamp_min", "clamp_max", "abs", "absent", "label_replace", "scalar", "round"),
     *("max_over_time", "min_over_time", "avg_over_time", "last_over_time"),
+    *("sum_over_time", "count_over_time"),
 }
 
 

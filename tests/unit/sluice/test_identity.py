@@ -36,6 +36,7 @@ MAY = {
     (CertificateRole.AGENT, Service.CHUNKS),
     (CertificateRole.MONITORING, Service.METRICS),
     (CertificateRole.OPERATOR, Service.METRICS),
+    (CertificateRole.CONTROL_PLANE, Service.METRICS),
 }
 
 
