@@ -10,8 +10,8 @@ from itertools import chain
 from typing import Any
 
 from control_plane.alerts.model import NAME
-from control_plane.alerts.templates import AlertFacts, TemplateError, filled
-from control_plane.promql.expression import Expression, ExpressionError, compiled
+from control_plane.alerts.templates import AlertFacts, AnnotationError, filled
+from control_plane.promql.expression import Expression, PromqlError, compiled
 from control_plane.promql.matching import EvaluationError, Value, Vector
 from control_plane.promql.series import Labels, SeriesStore
 
@@ -101,7 +101,7 @@ def _rule(given: Mapping[str, Any]) -> AlertRule:
         )
         for text in annotations.values():
             filled(text, AlertFacts(0.0))
-    except (ExpressionError, TemplateError, RulesError) as error:
+    except (PromqlError, AnnotationError, RulesError) as error:
         raise RulesError(f"{name}: {error}") from None
     return rule
 
@@ -139,7 +139,7 @@ class ActiveAlert:
 
 @dataclass(frozen=True, slots=True)
 class RulesOutcome:
-    """What an evaluation came to.
+    """Result of an evaluation.
 
     Attributes:
         active: Alerts that hold.

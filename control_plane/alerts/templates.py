@@ -17,13 +17,13 @@ _LARGE, _SMALL = ("", *"kMGTPEZY"), ("", *"munpfazy")
 _BINARY = ("", *(f"{prefix}i" for prefix in "kMGTPEZY"))
 
 
-class TemplateError(ValueError):
+class AnnotationError(ValueError):
     """A text has more than is supported; the message names the piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlertFacts:
-    """What a text may name.
+    """Facts that a text may name.
 
     Attributes:
         value: Value of the rule's expression.
@@ -37,7 +37,7 @@ class AlertFacts:
 
 
 def filled(text: str, facts: AlertFacts) -> str:
-    """Return a text with its pieces put in; raises TemplateError."""
+    """Return a text with its pieces put in; raises AnnotationError."""
     parts = _PIECE.split(text)
     found: list[str] = []
     is_shown, inner, has_value = True, "", False
@@ -67,7 +67,7 @@ def _valued(pipe: str, facts: AlertFacts, inner: str) -> str | float:
     elif label := _LABEL.fullmatch(source):
         value = (facts.labels if label[1] == "labels" else facts.external).get(label[2], "")
     else:
-        raise TemplateError(f"not supported in a text: {source!r}")
+        raise AnnotationError(f"not supported in a text: {source!r}")
     for name in functions:
         value = _function(name)(float(value))
     return value
@@ -77,7 +77,7 @@ def _function(name: str) -> Callable[[float], str]:
     if found := _PRINTF.fullmatch(name):
         return lambda value: f"{value:.{found[1]}f}"
     if name not in _HUMAN:
-        raise TemplateError(f"not supported in a text: {name!r}")
+        raise AnnotationError(f"not supported in a text: {name!r}")
     return _HUMAN[name]
 
 

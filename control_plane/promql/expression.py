@@ -64,7 +64,7 @@ _EDGE = "le"
 _STEP_MS = 15_000  # of a subquery that names none
 
 
-class ExpressionError(ValueError):
+class PromqlError(ValueError):
     """An expression is none of this language; the message names the place."""
 
 
@@ -84,11 +84,11 @@ class Expression:
 
 
 def compiled(text: str) -> Expression:
-    """Return an expression; raises ExpressionError."""
+    """Return an expression; raises PromqlError."""
     try:
         tree = promql.parse(text)
     except ValueError as error:
-        raise ExpressionError(f"{text}: {error}") from None
+        raise PromqlError(f"{text}: {error}") from None
     compiler = _Compiler()
     return Expression(text, compiler.value(tree, 0), compiler.reads)
 
@@ -116,7 +116,7 @@ class _Compiler:
         }
         maker = makers.get(type(node))
         if maker is None:
-            raise ExpressionError(f"not supported here: {node}")
+            raise PromqlError(f"not supported here: {node}")
         return maker(node, back_ms)
 
     def _negated(self, node: Any, back_ms: int) -> Evaluate:
@@ -126,7 +126,7 @@ class _Compiler:
     def _selector(self, node: Any, back_ms: int) -> tuple[str, Callable[[Labels], bool], int]:
         name, offset_ms = node.name, _ms(node.offset)
         if not name or node.at is not None or node.matchers.or_matchers:
-            raise ExpressionError(f"only NAME{{...}} with `offset` is supported: {node}")
+            raise PromqlError(f"only NAME{{...}} with `offset` is supported: {node}")
         self.reads[name] = max(self.reads.get(name, 0), back_ms + offset_ms)
         return name, _fitting(node.matchers.matchers), offset_ms
 
@@ -146,7 +146,7 @@ class _Compiler:
             case promql.SubqueryExpr() if node.at is None:
                 return self._subquery(node, back_ms)
             case _:
-                raise ExpressionError(f"want a range: {node}")
+                raise PromqlError(f"want a range: {node}")
 
     def _matrix(self, node: Any, back_ms: int) -> _Ranges:
         span_ms = _ms(node.range)
@@ -184,7 +184,7 @@ class _Compiler:
     def _aggregate(self, node: Any, back_ms: int) -> Evaluate:
         function = _AGGREGATIONS.get(str(node.op))
         if function is None or node.param is not None:
-            raise ExpressionError(f"unknown aggregation {node.op}")
+            raise PromqlError(f"unknown aggregation {node.op}")
         group = _grouping(node.modifier)
         of = self.value(node.expr, back_ms)
 
@@ -199,7 +199,7 @@ class _Compiler:
     def _binary(self, node: Any, back_ms: int) -> Evaluate:
         sign = str(node.op)
         if sign not in ARITHMETIC and sign not in COMPARISONS and sign not in SETS:
-            raise ExpressionError(f"unknown operator {sign}")
+            raise PromqlError(f"unknown operator {sign}")
         modifier = node.modifier
         operation = BinaryOperation(
             sign=sign,
@@ -242,7 +242,7 @@ def _over_ranges(name: str, ranges: _Ranges) -> Evaluate:
 def _for_each(name: str) -> Callable[..., Value]:
     function = _OF_EACH.get(name)
     if function is None:
-        raise ExpressionError(f"unknown function {name}")
+        raise PromqlError(f"unknown function {name}")
 
     def evaluate(vector: Value, *rest: Value) -> Vector:
         numbers = [_number(it) for it in rest]
@@ -256,7 +256,7 @@ def _fitting(matchers: Iterable[Any]) -> Callable[[Labels], bool]:
     conditions: list[tuple[str, Callable[[str], bool]]] = []
     for one in matchers:
         if one.name == _NAME:
-            raise ExpressionError(f"the name of a metric stands before its braces: {one}")
+            raise PromqlError(f"the name of a metric stands before its braces: {one}")
         conditions.append((one.name, _condition(one)))
     if not conditions:
         return lambda _labels: True
@@ -277,7 +277,7 @@ def _condition(matcher: Any) -> Callable[[str], bool]:
     try:
         pattern = re.compile(wanted)
     except re.error as error:
-        raise ExpressionError(f"{wanted!r} is no pattern: {error}") from None
+        raise PromqlError(f"{wanted!r} is no pattern: {error}") from None
     is_negated = matcher.op == promql.MatchOp.NotRe
     return lambda value: (pattern.fullmatch(value) is None) == is_negated
 
