@@ -111,7 +111,7 @@ class ApiClient:
             new: First form of an object that is not there; None: it must be there.
 
         Raises:
-            ApiError: As from `call`; 404 when it must be there and is not.
+            ApiError: An error of `call`; 404 when the object must exist and does not.
         """
         for left in reversed(range(_EDITS_MAX)):
             condition = {"If-None-Match": "*"}

@@ -64,7 +64,7 @@ def read_backup(directory: Path) -> Backup:
     """Return what a directory holds.
 
     Raises:
-        BackupError: It is no whole backup.
+        BackupError: The directory is no complete backup.
     """
     try:
         found = Backup(**json.loads((directory / _NOTE).read_text()))
@@ -118,7 +118,7 @@ async def restore(directory: Path, database: str, store_url: str, on_done: OnDon
     """Bring a backup back; return the name under which the database before is kept.
 
     Raises:
-        BackupError: It is no whole backup, or PostgreSQL refused; then nothing has changed.
+        BackupError: The backup is not complete, or PostgreSQL refused; then nothing has changed.
         StoreDownError: The store does not answer.
     """
     read_backup(directory)

@@ -21,7 +21,7 @@ class CommandEntry(NamedTuple):
     Attributes:
         place: Module and attribute of its function, or of its group of commands.
         help: First sentence of its help.
-        is_remote: Whether it asks an installation, which may be elsewhere.
+        is_remote: Whether the command calls an installation, which may be on another machine.
     """
 
     place: str

@@ -30,7 +30,7 @@ class Question:
     """A request that might come.
 
     Attributes:
-        model: Its public name.
+        model: Public name of the model.
         prompt: Token ids; only their number matters while `cache_root` is empty.
         cache_root: Root of the tenant's prefix cache; with it the routers know the cached blocks.
     """

@@ -196,7 +196,7 @@ def _put(
         name: Id of the pool.
         changes: Fields that are replaced.
         parts: Fields of which only the given parts are replaced.
-        as_json: How the pool is shown.
+        as_json: Whether the pool is printed as JSON.
         new: First form of a pool that is not there.
     """
 

@@ -39,7 +39,7 @@ def parse(text: str, target: Mapping[str, str]) -> Iterator[tuple[str, Labels, f
     """Yield the samples of one page in Prometheus' text format, with the labels of its target.
 
     Raises:
-        ValueError: It is no such page.
+        ValueError: The text is no page of metrics.
     """
     from prometheus_client.parser import text_string_to_metric_families  # 30 ms for no one else
 
@@ -124,7 +124,7 @@ def quantile(counts: Mapping[float, float], share: float) -> float | None:
     """Return a quantile of a histogram, linear within a bucket; None when it saw nothing.
 
     Args:
-        counts: How many were at or below each edge. They should not fall from edge to edge, but
+        counts: Number of values at or below each edge. They should not fall from edge to edge, but
             scrapes are not one instant: the largest so far counts.
         share: 0 to 1.
     """

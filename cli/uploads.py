@@ -39,7 +39,7 @@ async def upload(
         The upload, accepted.
 
     Raises:
-        ApiError: It was refused, with the reasons, or the control plane cannot be reached.
+        ApiError: The upload was refused, with the reasons, or the control plane cannot be reached.
     """
     found = await api.call("POST", "/v1/artifacts/uploads", body)
     path = f"/v1/artifacts/uploads/{found['id']}"

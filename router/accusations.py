@@ -1,7 +1,7 @@
-"""Tells the control plane which replicas were ejected for their answers, and on what evidence.
+"""Reports ejections for wrong answers, with their evidence, to the control plane.
 
-The router has acted by then, and does not wait for anybody: while the control plane is away, what
-it has not heard is kept for a while, the newest of each replica, and told later.
+The router has acted by then, and waits for no answer: while the control plane is away, unsent
+reports are kept for a while, the newest of each replica.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ Tell = Callable[[wire.AccuseRequest], Awaitable[object]]
 
 
 class Accusations:
-    """Owns what the control plane has not heard yet."""
+    """The reports that the control plane has not received yet."""
 
     def __init__(
         self, state: ControlState, router_id: str, address: str, tell: Tell | None = None
@@ -46,8 +46,8 @@ class Accusations:
         """Prepare; `run` belongs into a TaskGroup.
 
         Args:
-            state: Has the epochs of our cells.
-            router_id: Ours.
+            state: Control state, with the epochs of this router's cells.
+            router_id: Id of this router.
             address: host:port of the control plane.
             tell: Sends a message, or raises AioRpcError or TimeoutError; None: by gRPC.
         """
@@ -59,7 +59,7 @@ class Accusations:
         self._is_unheard = False
 
     def put(self, accusation: EjectionNotice) -> None:
-        """Take one; nothing waits."""
+        """Queue a report, without waiting."""
         cell = self._state.cells.get(accusation.cell_id)
         if cell is None:
             return
@@ -78,7 +78,7 @@ class Accusations:
         self._is_new.set()
 
     async def run(self) -> None:
-        """Tell what there is, until cancelled."""
+        """Send queued reports until cancelled."""
         while True:
             await self._is_new.wait()
             if not await self._is_said():
@@ -87,7 +87,7 @@ class Accusations:
                 self._is_new.clear()
 
     async def _is_said(self) -> bool:
-        """Tell the oldest; return whether they were heard."""
+        """Send the oldest reports; return whether they were received."""
         try:
             await self._say()
         except (grpc.aio.AioRpcError, TimeoutError) as error:
@@ -102,7 +102,7 @@ class Accusations:
         return True
 
     async def _say(self) -> None:
-        """Tell the oldest; AioRpcError or TimeoutError: they were not heard."""
+        """Send the oldest reports; AioRpcError or TimeoutError: they were not received."""
         since_ms = time.time_ns() // 1_000_000 - int(KEPT_S * 1000)
         for name, one in list(self._waiting.items()):
             if one.ejected_at_unix_ms <= since_ms:

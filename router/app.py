@@ -129,7 +129,7 @@ def _pool_of(state: ControlState, cell_id: str) -> str:
 
 
 def core_config(settings: Settings) -> CoreConfig:
-    """Return the limits of the core as they were set."""
+    """Return the core's limits from the settings."""
     return CoreConfig(
         queue_requests_max=settings.queue_requests_max,
         queue_tokens_max=settings.queue_tokens_max,
@@ -188,7 +188,7 @@ async def _follow_now_and_then(
 
 
 async def _drain(hub: Hub, drain_s: float) -> None:
-    """Wait for what was accepted; end what takes too long."""
+    """Wait for accepted requests; end those that take too long."""
     if not await hub.wait_idle(drain_s):
         log.warning("drain_time_over", live_requests=hub.core.live_requests)
         hub.core.end_all()

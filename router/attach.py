@@ -1,8 +1,8 @@
-"""One attachment to one replica: kept up over broken streams, and with back-off over lost hosts.
+"""An attachment to a replica: resumed over broken streams, renewed with back-off after lost hosts.
 
-A stream that breaks while its host lives costs nothing: the host keeps the sequences for a grace,
-and the attachment goes on over a new stream. That is tried once, at once, and for a moment only; a
-host that is gone refuses the connection within a millisecond, and then all it had is given up.
+A broken stream costs nothing while its host lives: the host keeps the sequences for a grace time,
+and the attachment goes on over a new stream. That is tried once, at once, and for a moment only. A
+dead host refuses the connection within a millisecond, and then its sequences are given up.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _LIMIT_FACTOR = 5.0
 
 
 class Stream(Protocol):
-    """The part of `sluice.kserve.HostStream` that attachments use; simulations bring their own."""
+    """The part of `sluice.kserve.HostStream` that attachments use; simulations have their own."""
 
     async def __aenter__(self) -> Self:
         """Return the stream."""
@@ -74,7 +74,7 @@ class Attachment:
     """Keeps one replica attached. `run` belongs into a TaskGroup; `stop` ends it in order.
 
     Attributes:
-        is_attached: The core uses the replica, or waits for its stream to be resumed.
+        is_attached: Whether the core uses the replica, or waits for its stream to be resumed.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Attachment:
         self._gap_s = 0.0  # longest of late between two frames
 
     def stop(self) -> None:
-        """Detach and end `run`; one that is not attached may be cancelled as well."""
+        """Detach and end `run`; without an attachment `run` may be cancelled as well."""
         self._stopped.set()
 
     async def run(self) -> None:
@@ -138,7 +138,7 @@ class Attachment:
                 pass
 
     async def _keep(self, outbox: HostOutbox) -> str:
-        """Serve one attachment, over several streams if they break; return why it is over."""
+        """Serve one attachment over one or more streams; return the reason of its end."""
         reason, is_resumable = await self._stream(outbox)
         while is_resumable and not self._stopped.is_set():
             broken_at = asyncio.get_running_loop().time()
@@ -154,7 +154,7 @@ class Attachment:
         """Attach, or resume, over a new stream until it ends.
 
         Returns:
-            Why it ended, and whether the host may be alive and waiting for us.
+            Reason of its end, and whether the host may still hold the sequences.
         """
         reason, is_resumable, has_served = "ended", False, False
         try:
@@ -275,7 +275,7 @@ class Attachment:
                 await stream.send(message)
 
     async def _watch(self) -> None:
-        """Give up a host that is silent; time in which we stood still ourselves does not count."""
+        """Give up a silent host; pauses of this process itself do not count."""
         now = asyncio.get_running_loop().time
         pause_s = self._silence_s / _LOOKS
         looked_at = now()
@@ -309,10 +309,10 @@ class Attachment:
 
 
 def _limits(limits: engine.EngineLimits) -> EngineLimits:
-    """Return what an engine can hold.
+    """Return the limits of an engine.
 
     Raises:
-        FailedError: Nothing.
+        FailedError: The engine reports none.
     """
     numbers = (
         *(limits.context_tokens_max, limits.sequences_max, limits.step_tokens_max),

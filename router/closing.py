@@ -1,13 +1,12 @@
-"""Closings: the ends of the requests that a dead gateway left open, written by the router. Pure.
+"""Closings: the events of requests that a dead gateway left open, written by the router. Pure.
 
-A killed gateway cannot report the requests that it had with a router, nor the ended ones whose
-events had not reached the broker. With each request it gives the router the part of its event
-that it knows. When its stream is cut, the router adds the counts of the engines, and another
-gateway (or the same one, started again) brings these *closings* to the broker: routers know no
-broker.
+A killed gateway can report neither its open requests nor ended ones whose events had not reached
+the broker. So with each request it gives the router the part of the event that it knows. When its
+stream is cut, the router adds the counts of the engines, and another gateway (or the same one,
+restarted) carries these *closings* to the broker: routers have no connection to it.
 
-The router cannot tell a dead gateway from a broken stream. A closing counts only where
-the gateway's own event does not come; see `telemetry.closings`.
+The router cannot tell a dead gateway from a broken stream. A closing counts only where the
+gateway's own event does not come; see `telemetry.closings`.
 """
 
 from collections import OrderedDict, deque
@@ -38,7 +37,7 @@ _LAST_WORD_S = 5.0  # engines report the end of a cancelled sequence within two 
 
 
 class _Event:
-    """One request of a gateway: its answers are told of together, by one event at their end."""
+    """A request of a gateway: one event at its end covers all of its answers."""
 
     __slots__ = ("ended_at", "event_id", "open")
 
@@ -49,7 +48,7 @@ class _Event:
 
 
 class _Account:
-    """One answer of a gateway that may be lost."""
+    """An answer that the router may have to close."""
 
     __slots__ = (
         *("before", "closing", "ended_at", "event", "is_counted", "is_heard", "key"),
@@ -85,14 +84,14 @@ class _Account:
         return Prompts(certain=tokens, resumed=again)
 
     def unheard(self, *, is_heard: bool) -> Prompts:
-        """Take what a gateway knows that gave up what had ended meanwhile."""
+        """Take the counts of a gateway that gave up an answer before it heard of the end."""
         if is_heard or not self.is_heard or self.was_placed or not self.places:
             return Prompts()
         self.is_heard = False
         return Prompts(certain=-self.prompt, discarded=self.prompt)
 
     def cut_prompt(self) -> Prompts:
-        """Count it as uncertain instead: its gateway may be dead, or may begin anew elsewhere."""
+        """Count the prompt as uncertain: its gateway may be dead, or may begin anew elsewhere."""
         if self.was_placed or self.placed is None:
             return Prompts() if self.is_counted else self.end_prompt()
         tokens = self.prompt
@@ -104,14 +103,14 @@ class _Account:
 
 
 class Accounts:
-    """The accounts that the router would have to close if one gateway were lost now.
+    """The accounts to close if one gateway were lost now.
 
     These are its open requests, the requests that ended so late that their events may not have
-    arrived, and the closings that it was given to bring to the broker.
+    arrived, and the closings that it carries to the broker.
     """
 
     def __init__(self, counts: TokenCounts, *, counts_prompts: bool = True) -> None:
-        """Start empty; `counts_prompts`: the gateway says of each prompt whether it is counted."""
+        """Start empty; `counts_prompts`: whether the gateway marks the prompts that are counted."""
         self._counts = counts
         self._counts_prompts = counts_prompts
         self._open: dict[int, _Account] = {}
@@ -121,7 +120,7 @@ class Accounts:
         self._carried: deque[tuple[float, bytes]] = deque(maxlen=_WAITING_MAX)
 
     def submitted(self, submits: Iterable[wire.Submit]) -> bool:
-        """Open accounts; return whether something is known of each request."""
+        """Open accounts; return whether each request has a closing part."""
         is_known = True
         for submit in submits:
             try:
@@ -145,7 +144,7 @@ class Accounts:
         return is_known
 
     def told(self, batch: GatewayBatch, now: float) -> None:
-        """Take note of what a gateway is told."""
+        """Note the outcomes that the gateway receives."""
         accounts = self._open
         if not accounts:
             return
@@ -177,7 +176,7 @@ class Accounts:
         self._forget(now)
 
     def _forget(self, now: float) -> None:
-        """Forget what has been told by now, and the oldest when it is too much."""
+        """Drop accounts whose events must have arrived by now, and the oldest of too many."""
         ended = self._ended
         for _ in range(min(_LOOKS, len(ended))):
             handle = next(iter(ended))
@@ -193,7 +192,7 @@ class Accounts:
                 self._ended_bytes -= len(oldest.closing)
 
     def cancelled(self, message: wire.ConnectRequest) -> None:
-        """Take note of how much a gateway took of what it ends; call before that is cancelled."""
+        """Note how many tokens a gateway took of a cancelled answer; call before the cancel."""
         placed = message.cancel_placed or repeat(True)  # a gateway that is older says nothing
         for handle, took, is_heard in zip(
             message.cancels, message.cancel_took, placed, strict=False
@@ -210,32 +209,32 @@ class Accounts:
                     self._counts.add(account.key, -surplus, discarded=surplus, prompts=unheard)
 
     def carried(self, closings: Iterable[bytes], now: float) -> None:
-        """Note closings that this gateway was given."""
+        """Note closings that this gateway carries."""
         carried = self._carried
         while carried and carried[0][0] < now - KEPT_S:
             carried.popleft()
         carried.extend((now, closing) for closing in closings)
 
     def still_carried(self, now: float) -> Iterator[bytes]:
-        """Yield those that may not have reached the broker."""
+        """Yield carried closings that may not have reached the broker."""
         return (closing for at, closing in self._carried if at >= now - KEPT_S)
 
     def ended(self, now: float) -> Iterator[_Account]:
-        """Yield those of answers whose request ended a moment ago, or has not as a whole."""
+        """Yield the accounts of ended answers whose events may still be missing."""
         return (it for it in self._ended.values() if _is_untold(it, now))
 
     def open(self, handle: int) -> _Account | None:
-        """Return that of a request that lives."""
+        """Return the account of a live request."""
         return self._open.get(handle)
 
 
 def _is_untold(account: _Account, now: float) -> bool:
-    """Return whether the gateway may not have told of an ended answer."""
+    """Return whether the gateway's event of an ended answer may be missing."""
     return account.event.open > 0 or account.event.ended_at >= now - KEPT_S
 
 
 class Closings:
-    """The closings of all lost gateways, until another gateway has taken them."""
+    """The closings of all lost gateways, until other gateways have taken them."""
 
     def __init__(self, router_id: str, counts: TokenCounts) -> None:
         self._router_id = router_id
@@ -248,7 +247,7 @@ class Closings:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is to be told."""
+        """Whether there is anything to close, carry or report."""
         return self.is_closing or self.is_ready
 
     @property
@@ -258,7 +257,7 @@ class Closings:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a gateway can take something."""
+        """Whether there is a message for a gateway to carry."""
         return bool(self._ready or self._reports)
 
     @property
@@ -267,9 +266,9 @@ class Closings:
         return bool(self._reports)
 
     def cut(self, accounts: Accounts, gateway: ConnectedGateway, now: float) -> None:
-        """Close everything of a gateway that is gone; call before its requests are withdrawn.
+        """Close all accounts of a lost gateway; call before its requests are withdrawn.
 
-        That is done little by little, by `settle`: nothing may happen to the accounts any more.
+        `settle` does so little by little: the accounts must not change any more.
         """
         accounts.told(gateway.batch, now)
         queued: list[_Account] = []
@@ -289,7 +288,7 @@ class Closings:
         self._cut.append(_left(accounts, queued, now))
 
     def settle(self, is_over: Callable[[Dispatch], bool], now: float) -> None:
-        """Close some of what is left, once engines have said their last word or had their time."""
+        """Close some of the remaining accounts, after the engines' last reports or a deadline."""
         budget = _SLICE
         while self._cut and budget:
             left = next(self._cut[0], None)
@@ -312,11 +311,11 @@ class Closings:
                 self._waiting.append(entry)
 
     def report(self, reports: Iterator[bytes]) -> None:
-        """Let the counts be reported, too, and before all closings: they are of all requests."""
+        """Add the final token counts, ahead of all closings."""
         self._reports.append(reports)
 
     def take(self) -> list[bytes]:
-        """Return what is ready for a gateway to carry, as much as a message may hold."""
+        """Return closings for a gateway to carry, as many as fit into a message."""
         taken: list[bytes] = []
         while self._reports and len(taken) < _MESSAGE_MAX:
             size = len(taken)
@@ -328,7 +327,7 @@ class Closings:
         return taken
 
     def drop(self) -> int:
-        """Forget everything that no gateway has taken; return the number of closings."""
+        """Drop all closings that no gateway has taken; return their number."""
         left = len(self._ready) + len(self._waiting)
         left += sum(1 for them in (*self._cut, *self._reports) for _ in them)
         for them in (self._ready, self._waiting, self._cut, self._reports):
@@ -337,7 +336,7 @@ class Closings:
         return left
 
     def take_dropped(self) -> int:
-        """Return how many were forgotten since the last call, because no gateway came."""
+        """Return the number of closings dropped since the last call, for want of a gateway."""
         dropped, self._dropped = self._dropped, 0
         return dropped
 
@@ -359,7 +358,7 @@ class Closings:
 def _left(
     accounts: Accounts, queued: list[_Account], now: float
 ) -> Iterator[bytes | tuple[_Account, int]]:
-    """Yield closings that a gateway had with it, and accounts with what was counted of them."""
+    """Yield the closings that a gateway carried, and its accounts with their counts."""
     yield from accounts.still_carried(now)
     for account in accounts.ended(now):
         yield account, account.before - account.output_tokens
@@ -368,7 +367,7 @@ def _left(
 
 
 def closed(closing: bytes, tokens: int, placed: wire.Placed | None, router_id: str) -> bytes:
-    """Return the event that a gateway would have told, as far as it is known here."""
+    """Return the event that the gateway would have written, as far as it is known here."""
     event = RequestEvent.FromString(closing)
     event.schema_version = SCHEMA_VERSION
     event.outcome, event.status = OUTCOME, 500
@@ -385,7 +384,7 @@ def closed(closing: bytes, tokens: int, placed: wire.Placed | None, router_id: s
 
 
 def _lean(placed: wire.Placed) -> wire.Placed:
-    """Return what closings need of a placement: what was known then may be many kilobytes."""
+    """Return the fields of a placement that closings need; a whole one may have many kilobytes."""
     if not placed.HasField("decision") and not placed.before:
         return placed
     return wire.Placed(
@@ -398,7 +397,7 @@ def _lean(placed: wire.Placed) -> wire.Placed:
 
 
 def _placed(dispatch: Dispatch) -> wire.Placed | None:
-    """Return where a request runs, if its engine has begun; else it has cost nothing."""
+    """Return where a request runs, if its engine has begun; otherwise it has cost nothing."""
     if not dispatch.is_admitted and not dispatch.emitted:
         return None
     return wire.Placed(replica_id=dispatch.replica_id, cached_tokens=dispatch.cached_tokens)

@@ -1,8 +1,8 @@
-"""How many tokens engines took and gave, by model and hour: what the ledger comes to. Pure.
+"""Counts the tokens of engines by model and hour, to check the ledger against. Pure.
 
-Counted apart from the gateways' events: what one of them forgot, or told twice, shows in the
-difference. A token is counted in the hour in which its request was received, as in the ledger, so
-neither side depends on when an hour is looked at.
+The counts are independent of the gateways' events, so a lost or doubled event shows as a
+difference. A token belongs to the hour in which its request was received, as in the ledger, so
+neither side depends on when an hour is read.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ Key = tuple[int, str]  # Unix time of the hour in ms, and the model
 
 
 def key_of(event: RequestEvent) -> Key:
-    """Return under which hour and model the tokens of a request are counted."""
+    """Return the hour and model that a request's tokens are counted under."""
     return _hour(event.received_at_unix_ms), event.model
 
 
@@ -60,9 +60,9 @@ class _Sum:
 class TokenCounts:
     """Token counts per hour and key since the start.
 
-    A changed sum is reported as a whole, so that reports may be lost. When there are too many sums,
-    whole hours are dropped, the oldest first, but neither this hour nor the one before. Counts that
-    come later for a dropped hour, or for one model too many, go to `OTHER`.
+    A changed sum is reported as a whole, so that reports may be lost. Of too many sums, whole hours
+    are dropped, the oldest first, but neither this hour nor the one before. Later counts for a
+    dropped hour, or for models above the bound, go to `OTHER`.
     """
 
     def __init__(self, router_id: str, epoch: int) -> None:
@@ -85,7 +85,7 @@ class TokenCounts:
         prompts: Prompts = NO_PROMPTS,
         has_prompts: bool = True,
     ) -> None:
-        """Count tokens of one request; `has_prompts`: its gateway says which prompts are new."""
+        """Count tokens of one request; `has_prompts`: its gateway marks new prompts."""
         hour_ms, model = key
         models = self._hours.get(hour_ms)
         if models is None or (count := models.get(model)) is None:
@@ -102,7 +102,7 @@ class TokenCounts:
         self._change(count)
 
     def mix(self, unix_ms: int) -> None:
-        """Note that a request came now of which neither hour nor model is known."""
+        """Note a new request of unknown hour and model."""
         for hour_ms in {_hour(unix_ms), _hour(unix_ms - _LATE_MS)}:
             if OTHER not in self._hours.get(hour_ms, ()):
                 self.add((hour_ms, OTHER), 0)
@@ -113,7 +113,7 @@ class TokenCounts:
             self._changed.append(count)
 
     def _begin(self, hour_ms: int, model: str) -> _Sum | None:
-        """Return where a model that its hour does not have yet is counted; None: nowhere."""
+        """Return the sum for a model that is new in its hour; None: there is no room."""
         models = self._hours.get(hour_ms, {})
         if (
             not self._dropped_ms < hour_ms <= self._hour_ms + HOUR_MS
@@ -150,9 +150,9 @@ class TokenCounts:
         return True
 
     def reports(self, unix_ms: int, *, is_last: bool = False) -> Iterator[bytes]:
-        """Return events with what changed since the last call, and one that says we are here.
+        """Return events with the sums changed since the last call, and a heartbeat.
 
-        They are made one by one, each of what is counted then.
+        They are made one by one, each from the sums at that moment.
         """
         self._reports += 1
         self._hour_ms = _hour(unix_ms)

@@ -1,7 +1,7 @@
-"""Tells the control plane what work came to our cells; it decides how many replicas they need.
+"""Reports the demand of this router's cells to the control plane, for scaling.
 
-A report holds sums since the beginning, so one that is lost or comes twice does no harm. While the
-control plane is away nothing is kept: the next report says it all.
+A report holds sums since the beginning, so a lost or doubled one does no harm. While the control
+plane is away nothing is queued: the next report is complete.
 """
 
 import asyncio

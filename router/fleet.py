@@ -22,14 +22,14 @@ _GONE = (control.REPLICA_STATE_STOPPED, control.REPLICA_STATE_FAILED)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a replica is."""
+    """The address of a replica."""
 
     address: str
     model: str
 
 
 class ReplicaAttachments:
-    """Keeps one attachment for every replica of our cells that has an address."""
+    """Keeps an attachment for every replica of this router's cells that has an address."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ReplicaAttachments:
         self._is_stopping = False
 
     def follow(self, state: ControlState) -> None:
-        """Adopt the assignment; call after every change, and now and then for what had to wait."""
+        """Adopt the assignment; call after every change, and at intervals for postponed changes."""
         if self._is_stopping:
             return
         cells = [cell.id for cell in state.cells.values() if cell.router_id == self._router_id]
@@ -88,7 +88,7 @@ class ReplicaAttachments:
                 self._start(replica_id, target)
 
     def target(self, replica_id: str) -> Target | None:
-        """Return where a replica is; None: it is not, or no longer, ours."""
+        """Return the address of a replica; None: it is not in this router's cells."""
         entry = self._attachments.get(replica_id)
         return None if entry is None else entry[0]
 

@@ -37,7 +37,7 @@ class Hub:
     """The core with its connections.
 
     Attributes:
-        is_ending: It is us who end the gateways' streams.
+        is_ending: Whether the router itself ends the gateways' streams.
     """
 
     def __init__(self, core: RouterCore, metrics: RouterMetrics, router_id: str = "") -> None:
@@ -82,7 +82,7 @@ class Hub:
         return link
 
     def disconnect(self, link: GatewayLink) -> None:
-        """End a gateway connection; its requests are cancelled, and closed if it does not."""
+        """End a gateway connection: cancel its requests, and close accounts that it left open."""
         del self._links[link.key]
         if not self.is_ending:  # else it lives, and goes on elsewhere
             self._closings.cut(link.accounts, self.core.gateways[link.key], self._loop.time())
@@ -93,7 +93,7 @@ class Hub:
         """Take a gateway's batch.
 
         Raises:
-            ValueError: It breaks the protocol; the connection is to be ended.
+            ValueError: The message breaks the protocol; the connection is to be ended.
         """
         now = self._loop.time()
         for submit in message.submits:
@@ -109,7 +109,7 @@ class Hub:
         self._tick_soon()
 
     def explain(self, message: wire.ExplainRequest) -> wire.Explanation:
-        """Say what is known of a request; ValueError when the question makes no sense."""
+        """Return the explanation of a request; ValueError when the question is not valid."""
         now = self._loop.time()
         match message.WhichOneof("what"):
             case "request_id":
@@ -124,18 +124,18 @@ class Hub:
     def service_report(
         self, cell_id: str, router_id: str, accounts_max: int
     ) -> ServiceReport | None:
-        """Return a cell's next report of what tenants were served; None: it is not ours."""
+        """Return a cell's next report of tenants' service; None: the cell is not owned here."""
         cell = self.core.cells.get(cell_id)
         now = self._loop.time()
         return None if cell is None else cell.service_report(router_id, accounts_max, now)
 
     def service_now(self, cell_id: str, router_id: str, accounts_max: int) -> ServiceReport | None:
-        """Return a report of a cell for a router that has heard none; None: it is not ours."""
+        """Return a report of a cell for a new reader; None: the cell is not owned here."""
         cell = self.core.cells.get(cell_id)
         return None if cell is None else cell.service_now(router_id, accounts_max)
 
     def service_elsewhere(self, cells: Iterable[str], report: ServiceReport) -> None:
-        """Count what a cell reports in our other cells of its pool."""
+        """Count another cell's report in this router's cells of the same pool."""
         for cell_id in cells:
             if cell_id != report.cell_id:
                 self.core.on_service_elsewhere(cell_id, report, self._loop.time())
@@ -143,7 +143,7 @@ class Hub:
     # --- demand -----------------------------------------------------------------------------
 
     def work_reports(self) -> list[WorkReport]:
-        """Return the next reports of our cells, of the work that came to them."""
+        """Return the next demand reports of all owned cells."""
         return [cell.work_report() for cell in self.core.cells.values() if cell.is_owned]
 
     # --- replicas ---------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class Hub:
         self._start_transfer = start
 
     def accuse_by(self, accuse: Callable[[EjectionNotice], None]) -> None:
-        """Say who tells the control plane of replicas that were ejected for their answers."""
+        """Set the sender of reports on replicas ejected for their answers."""
         self._accuse = accuse
 
     def transferred(self, sequence: int, blocks: int) -> None:
@@ -221,7 +221,7 @@ class Hub:
             self._start_transfer(transfer)
 
     def lost(self, replica_id: str, outbox: HostOutbox) -> None:
-        """Give a replica up."""
+        """Give up a replica."""
         if self._outboxes.get(replica_id) is outbox:
             del self._outboxes[replica_id]
         self.core.on_replica_lost(replica_id, outbox.epoch, self._loop.time())
@@ -230,7 +230,7 @@ class Hub:
     # --- ticks ------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Let the core decide, and hand out what it decided."""
+        """Run the core's tick, and distribute its actions."""
         self._is_tick_soon = False
         now = self._loop.time()
         actions = self.core.tick(now)
@@ -278,14 +278,14 @@ class Hub:
 
     @property
     def _hand_on_at(self) -> float:
-        """When there is more to close or to hand on; infinity: when something happens."""
+        """Return when more accounts are to be closed or handed on; infinity: unknown."""
         closings = self._closings
         if closings.is_closing or (closings.is_ready and self._takers):
             return self._handed_on_at + _HAND_ON_S
         return float("inf")
 
     def _hand_on(self, now: float) -> None:
-        """Give a gateway what others have left open; while there is none, it waits."""
+        """Give a gateway the closings of lost ones; without a gateway they wait."""
         self._handed_on_at = now
         link = next((link for link in self._links.values() if link.has_room), None)
         if link is not None and (closings := self._closings.take()):
@@ -293,7 +293,7 @@ class Hub:
             self.metrics.closings.inc(len(closings))
 
     async def say_last(self, timeout_s: float) -> None:
-        """Close the open accounts, and report all counts: nothing comes after this.
+        """Close the open accounts, and report all counts, as the last messages.
 
         Closings that no gateway takes in that time are dropped.
         """
@@ -341,7 +341,7 @@ class Hub:
             self._tick_handle.cancel()
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until every gateway has been sent what waits for it, or time is up."""
+        """Wait until every gateway has received its messages, or the time is over."""
         deadline = self._loop.time() + timeout_s
         while not all(link.is_flushed for link in self._links.values()):
             if self._loop.time() >= deadline:
@@ -350,7 +350,7 @@ class Hub:
             await asyncio.sleep(0.01)
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until every accepted request has ended; False when time ran out."""
+        """Wait until every accepted request has ended; False when the time is over."""
         self._idle.clear()
         self.tick()
         with suppress(TimeoutError):

@@ -100,16 +100,16 @@ class RouterMetrics:
         }
 
     def follow(self, control_age_s: Callable[[], float], pool_of: Callable[[str], str]) -> None:
-        """Read at each scrape how old the control state is, and which pool a cell belongs to."""
+        """Read at each scrape the age of the control state, and the pools of cells."""
         self._control_age_s.set_function(control_age_s)
         self._pool_of = pool_of
 
     def follow_peers(self, age_s: Callable[[], float]) -> None:
-        """Read at each scrape how old the word of the other routers of our pools is."""
+        """Read at each scrape the age of the other routers' reports on our pools."""
         self._peers_age_s.set_function(age_s)
 
     def take(self, stats: Stats) -> None:
-        """Add what happened since the last call."""
+        """Add the events since the last call."""
         for (kind, code), number in stats.outcomes.items():
             self.outcomes.labels(kind=kind, code=code).inc(number)
         self.tokens.inc(stats.tokens)

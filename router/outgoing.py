@@ -1,4 +1,4 @@
-"""Bounded output that waits for a socket: of one gateway, and of one replica."""
+"""Bounded output to sockets: of one gateway, and of one replica."""
 
 import asyncio
 
@@ -17,10 +17,10 @@ _TIMER_S = 0.001  # a timer of the loop may come so much early
 
 
 def leaves_at(left_at: float, now: float) -> float:
-    """Return when what waits for a gateway leaves: now, unless the last message left just now.
+    """Return when a gateway's message leaves: now, unless the last one left just before.
 
     Args:
-        left_at: Time at which the last one left.
+        left_at: Time at which the last message left.
         now: Time.
     """
     return max(now, left_at + PAUSE_S)
@@ -35,9 +35,9 @@ class GatewayLink:
 
     Attributes:
         cut: Whether the gateway reads too slowly and is cut.
-        writing_since: Time when the write under way began; None: there is none.
-        ready: Set while something may leave.
-        accounts: Accounts to close if this gateway were lost.
+        writing_since: Begin of the present write; None: there is none.
+        ready: Set while a message may leave.
+        accounts: Accounts to close if this gateway is lost.
         takes_closings: Whether the gateway takes closings of other gateways.
     """
 
@@ -60,7 +60,7 @@ class GatewayLink:
         self._is_armed = False
 
     def put(self, batch: GatewayBatch, now: float) -> None:
-        """Add a tick's batch; a gateway that lets too much pile up is cut."""
+        """Add a tick's batch; a gateway with too many unread bytes is cut."""
         if self.cut.is_set():
             return
         held, is_waiting = self._held, self.ready.is_set()
@@ -80,7 +80,7 @@ class GatewayLink:
             self._loop.call_at(at, self._look)
 
     def _look(self) -> None:
-        """Let what is held leave, unless another message has left since the timer was set."""
+        """Release the held message, unless another one has left since the timer was set."""
         self._is_armed = False
         if self._held is not None:
             now = self._loop.time()
@@ -106,19 +106,19 @@ class GatewayLink:
 
     @property
     def has_room(self) -> bool:
-        """Whether this gateway can be given closings, and has taken those before."""
+        """Whether this gateway can take closings, and has passed on earlier ones."""
         return self.takes_closings and not self._closings and not self.cut.is_set()
 
     def carry(self, closings: list[bytes], now: float) -> None:
-        """Let this gateway bring closings of another one to the broker."""
+        """Let this gateway carry closings of another one to the broker."""
         self.accounts.carried(closings, now)
         self._closings += closings
         self.ready.set()
 
     def take(self) -> bytes | None:
-        """Return everything that may leave as one serialized message; None when nothing may.
+        """Return all due output as one serialized message; None when none is due.
 
-        A sign of life alone is an empty message.
+        A keep-alive is an empty message.
         """
         batch, self._leaving = self._leaving, None
         self.ready.clear()
@@ -131,7 +131,7 @@ class GatewayLink:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether nothing waits."""
+        """Whether the output is empty."""
         is_empty = self._leaving is None and self._held is None and not self._closings
         return is_empty and self.writing_since is None
 
@@ -151,10 +151,10 @@ class HostOutbox:
         self.probe_wanted = asyncio.Event()
 
     def resume(self, epoch: int) -> None:
-        """Go on under a new epoch.
+        """Continue under a new epoch.
 
-        Submits that were not written are dropped: the core sees that the host does not know them,
-        and sends them elsewhere. Cancels still count.
+        Unwritten submits are dropped: the core sees that the host does not know them, and
+        dispatches them elsewhere. Cancels still count.
         """
         self.epoch = epoch
         self._request = engine.HostRequest()

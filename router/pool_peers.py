@@ -1,7 +1,7 @@
-"""Hears what tenants are served in the cells of our pools that other routers own.
+"""Receives other routers' reports of tenants' service in our pools.
 
 Peers come from the control plane's snapshot, so this goes on while the control plane is away. A
-peer that is silent is counted no more: a cell then goes by its own count.
+silent peer is not counted any more: a cell then goes by its own counts.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ def peers_of(state: ControlState, router_id: str) -> set[RouterPeer]:
 
 
 class PoolPeers:
-    """One stream from every peer, as long as it is one."""
+    """The streams from all peers."""
 
     def __init__(
         self, hub: Hub, tasks: asyncio.TaskGroup, reports: PoolReports, *, router_id: str
@@ -81,7 +81,7 @@ class PoolPeers:
         self._is_stopping = False
 
     def follow(self, state: ControlState) -> None:
-        """Adopt whose cells are whose."""
+        """Adopt the present owners of cells."""
         if self._is_stopping:
             return
         self._cells = cells_by_pool(state, self._router_id)
@@ -101,7 +101,7 @@ class PoolPeers:
             stream.cancel()
 
     def age_s(self) -> float:
-        """Return how long ago the peer that is silent for longest was heard; 0: there is none."""
+        """Return the seconds since the most silent peer was heard; 0: there is none."""
         now = asyncio.get_running_loop().time()
         return max((now - heard_at for heard_at in self._heard_at.values()), default=0.0)
 

@@ -1,4 +1,4 @@
-"""Tells the other cells of our pools what tenants are served in ours.
+"""Reports tenants' service in our cells to the other routers of the pools.
 
 Reports are made for all readers at once, and only while there are any. The more routers read, the
 rarer and smaller the reports are, so that a router's messages and accounts per second are bounded.
@@ -22,10 +22,10 @@ _BACKLOG_MAX = 16  # messages that a reader is behind; it is cut, and comes back
 
 
 class ServiceReader:
-    """One router that reads our reports of one pool.
+    """A router that reads our reports of one pool.
 
     Attributes:
-        is_cut: Whether nothing more comes: it was too slow, or we are ending.
+        is_cut: Whether the stream ends: the reader was too slow, or this router is ending.
     """
 
     def __init__(self, first: bytes) -> None:
@@ -69,7 +69,7 @@ class PoolReports:
         self._told_at: dict[str, float] = {}
 
     def follow(self, cells: Mapping[str, Sequence[str]]) -> None:
-        """Adopt which cells are ours, by pool."""
+        """Adopt our present cells, by pool."""
         self._cells = {pool_id: tuple(ids) for pool_id, ids in cells.items()}
         self._look()
 

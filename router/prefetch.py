@@ -1,7 +1,7 @@
-"""Adapters that are put into engines' host memory before their first request comes.
+"""Loads adapters into engines' host memory before their first requests.
 
-The adapters are those of running rollouts, and of models that changed their release a moment
-ago. A request loads every other adapter. A failed prefetch is only logged, for the same reason.
+The adapters are those of running rollouts, and of models that changed their release a moment ago.
+All other adapters are loaded by their first request; so a failed prefetch is only logged.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ Load = Callable[[str, list[str], float], Awaitable[engine.AdapterList]]
 
 
 class Promotions:
-    """Which models were changed a moment ago; pure."""
+    """The models whose release has just changed; pure."""
 
     def __init__(self) -> None:
         self._until: OrderedDict[tuple[str, str], float] = OrderedDict()  # pool, adapter
 
     def hear(self, response: control.WatchResponse, now_s: float) -> None:
-        """Take a change; a snapshot says of nothing when it was changed."""
+        """Take a change; after a snapshot no times of changes are known."""
         if response.is_snapshot:
             return
         for model in response.upserts.models:
@@ -45,7 +45,7 @@ class Promotions:
                 self._until.move_to_end(key)
 
     def urgent(self, state: ControlState, now_s: float) -> dict[str, set[str]]:
-        """Return pool -> adapters that its replicas should hold, those of rollouts first."""
+        """Return the adapters that replicas should hold, by pool, those of rollouts first."""
         while self._until and next(iter(self._until.values())) <= now_s:
             self._until.popitem(last=False)
         wanted: dict[str, set[str]] = {}
@@ -70,7 +70,7 @@ class _Told:
 
 
 class Prefetch:
-    """Tells the replicas of our cells; their tasks belong to the group that is given."""
+    """Sends load orders to our replicas; its tasks belong to the given group."""
 
     def __init__(
         self,
@@ -98,16 +98,16 @@ class Prefetch:
         self._loads: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
-        """Cancel what is under way; `follow` is not called any more."""
+        """Cancel running loads; do not call `follow` again."""
         for task in self._loads:
             task.cancel()
 
     def hear(self, response: control.WatchResponse) -> None:
-        """Note what changed; `follow` comes after it."""
+        """Note changes; `follow` must be called afterwards."""
         self._promotions.hear(response, asyncio.get_running_loop().time())
 
     def follow(self, state: ControlState) -> None:
-        """Tell replicas what they were not told yet; call now and then."""
+        """Send the load orders that replicas did not get yet; call at intervals."""
         now_s = asyncio.get_running_loop().time()
         wanted = self._promotions.urgent(state, now_s)
         ready = self._ready(state, wanted) if wanted else {}

@@ -80,7 +80,7 @@ class RouterService:
         request: wire.ExplainRequest,
         context: "grpc.aio.ServicerContext[wire.ExplainRequest, wire.Explanation]",
     ) -> wire.Explanation:
-        """Return what is known of a request, or of one that might come."""
+        """Return the explanation of a request, or of one that might come."""
         try:
             explanation = self._hub.explain(request)
         except ValueError as error:
@@ -93,7 +93,7 @@ class RouterService:
         _request: wire.PingRequest,
         _context: "grpc.aio.ServicerContext[wire.PingRequest, wire.PingResponse]",
     ) -> wire.PingResponse:
-        """Say that the loop turns."""
+        """Answer, which proves that the event loop runs."""
         return wire.PingResponse()
 
     async def follow_service(
@@ -101,7 +101,7 @@ class RouterService:
         request: wire.FollowServiceRequest,
         context: "grpc.aio.ServicerContext[wire.FollowServiceRequest, bytes]",
     ) -> None:
-        """Tell another router what tenants are served here, until it leaves or is too slow."""
+        """Send another router our reports of tenants' service, until it leaves or is too slow."""
         reader = self._reports.open(request.pool_id)
         try:
             while (message := await reader.next()) is not None:
@@ -198,9 +198,9 @@ class RouterService:
                 link.writing_since = None
 
     async def _wait_cut(self, link: GatewayLink) -> tuple[grpc.StatusCode, str]:
-        """Wait until too much waits for the gateway, or one write takes too long.
+        """Wait until too many bytes wait for the gateway, or one write takes too long.
 
-        That is looked at now and then: a timer for each write would cost a tenth of it.
+        Checked at intervals: a timer for each write would cost a tenth of it.
         """
         now = asyncio.get_running_loop().time
         while link.writing_since is None or now() - link.writing_since < _WRITE_TIMEOUT_S:

@@ -14,7 +14,7 @@ class Settings(ServiceSettings):
 
     Attributes:
         instance_id: Unique among routers; cells are assigned to it.
-        grpc_address: host:port for gateways; gateways are told to dial it.
+        grpc_address: host:port for gateways, which learn it from the control plane.
         http_address: host:port of health and metrics.
         control_address: host:port of the control plane's gRPC.
         state_dir: Directory of the last snapshot.
@@ -22,21 +22,21 @@ class Settings(ServiceSettings):
         queue_tokens_max: Waiting prompt tokens per cell.
         tenant_requests_max: Waiting requests per tenant and cell.
         tenant_tokens_max: Waiting prompt tokens per tenant and cell.
-        deadline_default_s: Seconds until the first token, for requests that name no deadline.
-        retries_max: How often a request that was lost or failed is dispatched again.
-        ttft_base_s: The objective of the time to a request's first token is this ...
-        ttft_factor: ... and so many times its prefill on an idle replica.
-        tpot_s: The objective of the mean time per output token.
+        deadline_default_s: Seconds until the first token, for requests without a deadline.
+        retries_max: Times that a request which was lost or failed is dispatched again.
+        ttft_base_s: Constant part of the TTFT objective, in seconds.
+        ttft_factor: Multiple of the prefill on an idle replica that the TTFT objective adds.
+        tpot_s: Objective of the mean time per output token, in seconds.
         overtake_factor: Multiple of its objective after which no request of its tier overtakes a
             waiting request.
-        decision_sample: One of so many placements is explained to the gateway; 0: none.
+        decision_sample: Number of placements per explained one; 0: none is explained.
         decision_pause_s: Seconds between two further explanations per router, of placements of
             requests that are traced, late, or were placed before. Explaining looks at every
-            replica. For other slow or interrupted requests the end carries the kept figures, as
-            often.
-        silence_s: A replica without a frame for this long is lost. Busy engines send a frame with
-            every step, idle ones every 0.2 s.
-        drain_s: How long running requests may take after SIGTERM.
+            replica. For other slow or interrupted requests the end carries the kept figures, at the
+            same rate.
+        silence_s: Seconds without a frame after which a replica is lost. Busy engines send a frame
+            with every step, idle ones every 0.2 s.
+        drain_s: Seconds that running requests may take after SIGTERM.
     """
 
     model_config = SettingsConfigDict(env_prefix="ROUTER__")

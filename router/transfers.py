@@ -1,8 +1,8 @@
 """Carries KV blocks from one engine host to another for requests that were split.
 
-Beside the attachments, on streams of its own: a slow transfer holds no frame up. Everything has a
-deadline, and whatever goes wrong is answered with the blocks that were brought, at worst none: the
-target then computes the rest itself.
+Transfers have streams of their own, so that a slow one delays no frame. Each has a deadline, and
+always ends with the number of blocks that arrived, at worst none: the target then computes the rest
+itself.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _CLOSE_TIMEOUT_S = 0.5
 
 
 class Transfers:
-    """The transfers of a router; their tasks belong to the group that the fleet's belong to."""
+    """The transfers of a router; their tasks belong to the fleet's group."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Transfers:
         """Prepare.
 
         Args:
-            tasks: Transfers run in it.
+            tasks: TaskGroup of the transfers.
             target_of: Returns the address of a replica; None: it has gone.
             open_stream: Makes an unopened stream to an engine host.
             done: Takes the sequence and the number of blocks that were brought, once per transfer.
@@ -96,10 +96,10 @@ class Transfers:
 
 
 class _Relay:
-    """One transfer over two open streams.
+    """A transfer over two open streams.
 
     Attributes:
-        brought: Blocks that the taker has now, from the first one.
+        brought: Blocks that have arrived, from the first one.
     """
 
     def __init__(self, hashes: bytes) -> None:
@@ -108,7 +108,7 @@ class _Relay:
         self.brought = 0
 
     async def run(self, giver: "Stream", taker: "Stream") -> None:
-        """Bring all blocks, or as many as there are; the next ones are asked for ahead."""
+        """Carry all blocks, or as many as possible; requests for the next ones are sent ahead."""
         await self._ask(giver, _FIRST_BLOCKS)
         while True:
             blocks = (await _answer(giver, "exported")).exported

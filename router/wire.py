@@ -1,4 +1,4 @@
-"""From the messages to the core's plain data and back."""
+"""Translates messages into the core's plain data and back."""
 
 from router.core.fleet.prefix_index import BlockHashes
 from router.core.types.batch import GatewayBatch
@@ -10,7 +10,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 
 def request(submit: wire.Submit) -> Request:
-    """Return what the core needs to know of a request.
+    """Return a request in the core's form.
 
     Raises:
         ValueError: The block hashes cannot be those of the prompt; the gateway is broken.
@@ -44,10 +44,10 @@ def request(submit: wire.Submit) -> Request:
 
 
 def add_sequence(message: engine.Submit, dispatch: Dispatch) -> None:
-    """Append what the engine is told about a dispatch.
+    """Append a dispatch in the engine's form.
 
-    The prompt goes over in its packed form, copied and parsed in C: 20 times as fast as going
-    through Python integers. A request that was preempted goes on behind what it has emitted.
+    The prompt stays in its packed form, copied and parsed in C: 20 times as fast as Python
+    integers. A preempted request goes on behind its emitted tokens.
     """
     submit = dispatch.request.payload
     assert submit is not None, "a dispatch is converted before its request can end"
@@ -92,7 +92,7 @@ def _ask_for_logprobs(sequence: engine.Sequence, submit: wire.Submit) -> None:
 
 
 def _of_dispatch(submit: wire.Submit, interrupted: int) -> str:
-    """Return the trace context of a dispatch: each is an attempt of its own to the gateway."""
+    """Return the trace context of a dispatch, each of which is an attempt for the gateway."""
     if not interrupted:
         return submit.traceparent
     return later_attempt(submit.traceparent, submit.attempt, interrupted)
@@ -107,7 +107,7 @@ def submit_message(epoch: int, dispatches: list[Dispatch]) -> engine.Submit:
 
 
 def connect_response(batch: GatewayBatch) -> wire.ConnectResponse:
-    """Return one message with everything that a tick brought for one gateway."""
+    """Return one message with all output of a tick for one gateway."""
     message = wire.ConnectResponse(handle=batch.handles, count=batch.counts, token=batch.tokens)
     # Most have none of these, and an empty list costs as much as a full one.
     if batch.logprobs is not None:

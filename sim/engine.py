@@ -50,8 +50,8 @@ class SimEngine:
 
     Attributes:
         is_busy_fault: Answers every submit with BUSY.
-        is_lying: Its tokens are wrong.
-        slowness: Its steps take so many times as long.
+        is_lying: Whether its tokens are wrong.
+        slowness: Factor on the duration of its steps.
     """
 
     def __init__(self, limits: EngineLimits, cost: StepCost) -> None:

@@ -157,9 +157,9 @@ class Engine:
     """One replica.
 
     Attributes:
-        number: Its place among the replicas.
+        number: Index among the replicas.
         cost: Time of its steps at speed 1.
-        cache: Its KV memory.
+        cache: KV memory.
         waiting: Jobs that are not admitted, oldest first.
         owed_tokens: Uncached prompt tokens of what waits and what is being prefilled.
         decoding: Jobs that have their first token, by sequence.

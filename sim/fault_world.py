@@ -44,7 +44,7 @@ class FaultScenario:
         replicas: Number of replicas in the cell.
         rate_per_s: Arrivals, all over the run.
         fault_at_s: Virtual seconds of the fault.
-        fault_s: How long it lasts.
+        fault_s: Seconds that the fault lasts.
         run_s: Virtual seconds until the last arrival.
     """
 

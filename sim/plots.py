@@ -13,7 +13,7 @@ def compare(records: Sequence[Record], path: Path) -> None:
     """Draw goodput and TTFT of results: over load if there are several loads, else as bars.
 
     Args:
-        records: As `sim.routing` writes them.
+        records: Records in the form of `sim.routing`.
         path: Path of the picture; its ending says the kind.
     """
     import matplotlib as mpl

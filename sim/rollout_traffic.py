@@ -122,7 +122,7 @@ class Traffic:
         Args:
             split: Split that requests are sent with.
             mirrored: Basis points of the requests of which canary gets a copy.
-            canary: How the new release behaves; the old one is `CONTROL`.
+            canary: Behaviour of the new release; that of the old one is `CONTROL`.
         """
         self._time_s += WINDOW_S
         day = float(np.sin(self._time_s / _DAY_S * 2 * np.pi))

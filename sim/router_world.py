@@ -76,8 +76,8 @@ class _Node:
     """A replica and the router's way to it.
 
     Attributes:
-        is_cut: Its stream is gone and is being resumed.
-        is_back: It is resumed when the present step is over.
+        is_cut: Whether the stream is gone and is being resumed.
+        is_back: Whether the stream is resumed when the present step is over.
         cancels: Cancels to be sent when it is attached.
         ends: Ends that the router may not know, by sequence.
     """

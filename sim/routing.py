@@ -31,7 +31,7 @@ class RoutingResult:
     """One policy at one load over all seeds.
 
     Attributes:
-        policy: As asked for; a group's name where one was.
+        policy: Name of the policy, or of its group.
         winner: The policy that the figures are of.
         run: Run of the first seed.
         seeds: All.

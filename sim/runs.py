@@ -44,8 +44,8 @@ class Run:
         policy: Name of a policy, not of a group.
         seed: Seed of trace, speeds and policy.
         speed_spread: See `SimPoolPlan`.
-        report_age_s: How old everything is that our router knows of an engine.
-        index_delay_s: How old its index is.
+        report_age_s: Age in seconds of the router's knowledge of an engine.
+        index_delay_s: Age in seconds of the router's prefix index.
         cells: Cells of our router; peers route the whole pool.
         lose_at_s: See `SimPoolPlan`.
         add_at_s: See `SimPoolPlan`.

@@ -20,7 +20,7 @@ class Synthetic:
     """Settings of a generated workload.
 
     Attributes:
-        requests: How many.
+        requests: Number of requests.
         rate: Sessions begun per second; a load rescales all times.
         burst: Rate inside of bursts by rate outside; 1 is Poisson.
         prompt: Median tokens that a turn adds to its history.

@@ -33,7 +33,7 @@ def adapter_rank_max(engine: str, options: Mapping[str, str]) -> int | None:
     """Return the largest rank that is served; 0: no adapters are, None: the engine is not known.
 
     Args:
-        engine: Its name.
+        engine: Name of the engine.
         options: Engine options of its pool; a value that is no number counts as not set.
     """
     room = _ROOMS.get(engine)

@@ -65,7 +65,7 @@ def open_backend(url: str) -> Backend:
             AWS_* variables of the environment.
 
     Raises:
-        ValueError: It is none of them.
+        ValueError: The URL has no known scheme.
     """
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
@@ -122,7 +122,7 @@ class ChunkStore:
             content: Bytes of the chunk.
 
         Raises:
-            StoreDownError: It may be there, or not; put it again.
+            StoreDownError: The chunk may be stored, or not; put it again.
         """
         path = chunk_path(sha256)
 
@@ -143,7 +143,7 @@ class ChunkStore:
         """Return a chunk.
 
         Raises:
-            LostChunkError: It is not there, or is not what it was.
+            LostChunkError: The chunk is missing, or its bytes have changed.
             StoreDownError: The store does not answer.
         """
 

@@ -76,7 +76,7 @@ class EmbeddingClient:
         """Return the embedding of one text.
 
         Args:
-            tokens: Its ids, special tokens included.
+            tokens: Token ids of the text, special ones included.
             timeout_s: Longest wait for the answer, connecting included.
             with_digest: Also ask which base it comes from.
 

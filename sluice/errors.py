@@ -69,11 +69,12 @@ class ErrorPolicy:
         moves: A request without a token goes to the next owner of its cell.
         is_asked_again: An answer that has begun asks again until its patience ends.
         lets_stand_in: A model that stands in may answer: the wanted one is saturated or down.
-        is_passed_over: Whether it is no answer from a model that stands in, like all that lets one
-            stand in: the client gets the refusal of the model that it asked for.
+        is_passed_over: Whether a stand-in's refusal with this code is hidden: the client gets the
+            refusal of the requested model instead.
         goes_to_control: No engine can load canary's adapter: control answers.
         is_charged: The request counts, though nothing was served: it can be work.
-        is_failure: It failed, for traces and alerts; no client did by hanging up.
+        is_failure: Whether traces and alerts count the request as failed; a hang-up of the client
+            never does.
         is_of_engine: An engine may refuse a request for it; another code is `engine_refused`.
         is_of_health: A probe that ends so speaks against the engine.
         release: Evidence in a rollout.

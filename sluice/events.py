@@ -123,8 +123,8 @@ class EventProducer:
                 may deliver twice.
             lesser_spool: Root of the spool of what matters less; it goes when the disk is full.
             queue_max: Events in memory, and the same number again inside the client.
-            broker_wait_s: How long the broker may be away before events go to disk.
-            linger_ms: How long the client waits to fill a batch.
+            broker_wait_s: Seconds that the broker may be away before events go to disk.
+            linger_ms: Milliseconds that the client waits to fill a batch.
             may_spool: Whether there is room on disk for these events; without, because better ones
                 need it, those that are there go, and are counted.
             is_over: Whether the time of what comes from the spool is over: then it is not sent.

@@ -69,7 +69,7 @@ def read_response(message: Any) -> tuple[str, engine.HostFrame | None, bool, str
     That is (request id, frame if there is one, whether it is final, error text or "").
 
     Raises:
-        DecodeError: Its contents are no frame.
+        DecodeError: The contents are no frame.
     """
     reply = message.infer_response
     final = _FINAL in reply.parameters and reply.parameters[_FINAL].bool_param
@@ -330,7 +330,7 @@ async def probe(
         channel: Connection to the address; None: one of its own.
 
     Raises:
-        FailedError: It is not healthy.
+        FailedError: The engine is not healthy.
     """
     message = engine.Probe(
         prompt=prompt,

@@ -141,7 +141,8 @@ def manifest_of_directory(directory: Path) -> Manifest:
     """Return the manifest of what a directory holds; no more than a chunk is in memory at once.
 
     Raises:
-        ManifestError: It holds nothing, too much, or what cannot be in an artifact.
+        ManifestError: The directory is empty, too large, or holds a file that cannot be in an
+            artifact.
         OSError: A file cannot be read.
     """
     paths = sorted(directory.rglob("*"))

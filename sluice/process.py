@@ -96,7 +96,7 @@ class OwnedProcess:
         """Watch a running leader.
 
         Args:
-            spec: How it was started, and how to stop and clean up after it.
+            spec: Spec of the process: its start, stop and clean-up.
             pid: The leader's id, which is also that of the group.
             pidfd: Pidfd of the leader, owned by this object from now on.
         """
@@ -279,7 +279,7 @@ class AdoptedProcess(OwnedProcess):
         """Return the owner of the running group that `pid` leads; None when it is not that group.
 
         Args:
-            spec: How it was started.
+            spec: Spec that the process was started with.
             pid: Process id of the leader.
             is_it: Whether the process that has this id now is the one that is meant. Ids are used
                 again; while we look, this one cannot be, unless the leader has ended.

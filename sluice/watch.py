@@ -178,7 +178,7 @@ def write_snapshot(pieces: Iterator[bytes], file: Path, *, true_at_unix_s: float
 
     Args:
         pieces: Pieces of a serialized snapshot, in order.
-        file: Its time of change says when the state was last known to be true.
+        file: File; its modification time is when the state was last known to be current.
         true_at_unix_s: Unix seconds at which the state was last known to be true; 0: now.
     """
     file.parent.mkdir(parents=True, exist_ok=True)

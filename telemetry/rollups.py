@@ -81,7 +81,7 @@ class Deletion:
     """The rows that a table deletes, by its own TTL, which may differ from the settings.
 
     Attributes:
-        days: How long rows are kept; 0: for ever.
+        days: Days for which rows are kept; 0: for ever.
         gone_ms: Rows from before this Unix time may be gone whatever `days` says, because they were
             kept for a shorter time once; 0: none.
     """

@@ -87,9 +87,9 @@ class Settings(StoreSettings):
         texts_topic: Topic of redacted texts of tenants that opted in.
         group: Consumer group; the id of the Kafka cluster is appended, see `telemetry.consumer`.
         batch_max: Events per insert at most.
-        batch_wait_s: How long to wait for a batch to fill; four times as long while many come.
-        closing_settle_s: How long a gateway whose stream broke may take to tell of its requests
-            itself, before a router's word counts; longer than an insert takes.
+        batch_wait_s: Seconds to wait for a batch to fill; four times as long under a high rate.
+        closing_settle_s: Seconds that a gateway whose stream broke may take to report its requests
+            itself, before a router's report counts; longer than an insert takes.
         http_address: host:port of queries, health and metrics.
         admin_key_sha256: SHA-256 of the admin key, in hex.
         prices_file: Price list of the fleet for costs, TOML or JSON; empty: none.

@@ -53,7 +53,7 @@ class Store:
             has the operator's.
 
     Attributes:
-        settings: As given.
+        settings: Settings of the service.
     """
 
     def __init__(self, settings: StoreSettings, *, has_retention: bool = True) -> None:
@@ -66,7 +66,7 @@ class Store:
         """Connect and migrate, once.
 
         Raises:
-            STORE_ERRORS: It is away; call again later.
+            STORE_ERRORS: ClickHouse is away; call again later.
             MigrationError: The schema cannot be brought up to date.
         """
         async with self._preparing:
@@ -110,7 +110,7 @@ class Store:
         """Run a query and return its rows as dictionaries.
 
         Raises:
-            STORE_ERRORS: It is away, slow, or refuses.
+            STORE_ERRORS: ClickHouse is away, slow, or refuses.
         """
         client = await self.prepare()
         async with asyncio.timeout(_STATEMENT_S):
@@ -121,7 +121,8 @@ class Store:
         """Run an INSERT ... SELECT; return how many rows it wrote, as far as the server says.
 
         Raises:
-            STORE_ERRORS: It is away, slow, or refuses; nothing, a part or all may be written.
+            STORE_ERRORS: ClickHouse is away, slow, or refuses; nothing, a part or all may be
+                written.
         """
         client = await self.prepare()
         async with asyncio.timeout(_WRITE_S):
@@ -133,7 +134,7 @@ class Store:
         """Begin to delete rows, on all shards and replicas; the server goes on by itself.
 
         Raises:
-            STORE_ERRORS: It is away, slow, or refuses.
+            STORE_ERRORS: ClickHouse is away, slow, or refuses.
         """
         client = await self.prepare()
         sql = (
@@ -146,7 +147,7 @@ class Store:
         """End deletions of rows that the server fails at again and again, on all shards.
 
         Raises:
-            STORE_ERRORS: It is away, slow, or refuses.
+            STORE_ERRORS: ClickHouse is away, slow, or refuses.
         """
         client = await self.prepare()
         sql = (
@@ -161,7 +162,7 @@ class Store:
         """Run a query and return its rows as a file in one of ClickHouse's formats.
 
         Raises:
-            STORE_ERRORS: It is away, slow, or refuses.
+            STORE_ERRORS: ClickHouse is away, slow, or refuses.
         """
         client = await self.prepare()
         async with asyncio.timeout(_STATEMENT_S):

@@ -60,7 +60,7 @@ async def running_site(
 
     Args:
         step_s: Seconds between two messages of the router.
-        plan: How each request is answered.
+        plan: Answers to requests.
         program: Program that Python runs as the gateway.
     """
     router = ScriptedRouter(lambda _: plan, step_s=step_s)
@@ -210,12 +210,12 @@ class Churn:
     """Results of a load of streams that come and go.
 
     Attributes:
-        begun: How many there were.
-        refused: How many of them were refused, as they may be where the machine is busy: a router
-            that is silent for 0.9 s is taken for lost.
-        cut: How many others the gateway ended.
-        seconds: How long it took; longer than asked for where the machine could not keep up.
-        rss_bytes: Its memory after every minute.
+        begun: Number of requests.
+        refused: Number of refused requests; some may be on a busy machine, where a router that is
+            silent for 0.9 s is taken for lost.
+        cut: Number of other requests that the gateway ended.
+        seconds: Duration in seconds; longer than asked for where the machine could not keep up.
+        rss_bytes: Memory of the gateway after every minute.
     """
 
     begun: int

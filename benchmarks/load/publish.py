@@ -44,7 +44,7 @@ class Round:
     Attributes:
         published_s: The command has ended.
         known_s: The request was taken that was answered: the gateway knows the name.
-        first_token_s: Its first token came.
+        first_token_s: Seconds until the first token.
         command_cpu_s: CPU time of the command alone, which a busy machine stretches.
     """
 

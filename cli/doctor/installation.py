@@ -22,10 +22,10 @@ class ServiceFacts:
     Attributes:
         name: Name of the process.
         url: URL that was asked.
-        problem: Why it did not answer, or is not ready; empty: it is.
+        problem: Reason why the service did not answer, or is not ready; empty: it is.
         version: Version of the program; empty: it does not tell.
         clock_ahead_s: Lead over this machine's clock, in whole seconds; None: not told.
-        snapshot_age_s: How long ago it heard the control plane; None: it is no such process.
+        snapshot_age_s: Seconds since it heard from the control plane; None: it does not follow one.
     """
 
     name: str
@@ -41,7 +41,7 @@ class DatabaseFacts:
     """The answers of PostgreSQL.
 
     Attributes:
-        problem: Why it could not be asked.
+        problem: Reason why the database could not be queried.
         revision: Revision of the schema; empty: there is none.
         newest: Newest revision of this program.
         is_older: Whether the schema's revision is one that this program knows and has passed.

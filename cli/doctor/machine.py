@@ -28,7 +28,7 @@ class MachineFacts:
         memory_bytes: Memory that programs can get now; None: not known.
         disk_bytes: Free disk where the home is; None: the home cannot be used.
         home: The folder of the local stack.
-        home_problem: Why the home cannot be written; empty: it can.
+        home_problem: Reason why the home cannot be written; empty: it can.
         open_files: Files that each process of this user may open.
         readable_secrets: Files with keys that others may read.
         holders: Listeners on the stack's public ports that are taken.

@@ -32,7 +32,7 @@ def import_base(home: Home) -> ShippedBase:
     """Copy the installed model into the artifact folder; blocks for about 0.3 s.
 
     Raises:
-        ArtifactError: It is not a model that the engine serves.
+        ArtifactError: The directory is no model that the engine serves.
         OSError: The disk is full, or a file is missing.
     """
     package = find_package()
@@ -47,8 +47,8 @@ async def start(home: Home, api: ApiClient) -> str:
 
     Raises:
         ApiError: The control plane refused.
-        ArtifactError: As `import_base`.
-        OSError: As `import_base`.
+        ArtifactError: The base is not valid, see `import_base`.
+        OSError: A file cannot be read or written, see `import_base`.
     """
     base = await asyncio.to_thread(import_base, home)
     return await seed_base(api, base, engine=_ENGINE, replicas=1, pool_prefix=_POOL_PREFIX)

@@ -25,7 +25,7 @@ class Lz4Stream:
         """Yield what comes out of some more of the body, in parts of at most 1 MiB.
 
         Raises:
-            RuntimeError: It is not lz4.
+            RuntimeError: The bytes are not in lz4's format.
         """
         left = chunk
         while left or not self._decoder.needs_input:

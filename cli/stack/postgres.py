@@ -82,7 +82,7 @@ class PostgresPlace:
     """Where one server lives.
 
     Attributes:
-        data: Its data directory.
+        data: Data directory.
         sockets: Directory of its socket.
         programs: Directory of `initdb` and `postgres`.
         account: User that it runs as.
@@ -101,7 +101,7 @@ async def prepare_postgres(
 
     Args:
         home: The stack's directory.
-        fsync: As for `postgres_spec`.
+        fsync: Whether PostgreSQL syncs to disk, see `postgres_spec`.
         env: Added to the environment of what runs meanwhile, e.g. a stack's marker.
 
     Raises:

@@ -53,7 +53,7 @@ class ShippedBase:
     Attributes:
         digest: Digest of its artifact.
         name: Public.
-        context_tokens_max: How long prompt and answer may be together.
+        context_tokens_max: Most tokens of prompt and answer together.
         adapters: (name, digest) of each; served as `<name of the base>-<name>`.
     """
 
@@ -204,7 +204,7 @@ async def wait_answering(api: ApiClient, timeout_s: float) -> None:
     """Wait until the admin REST takes our key.
 
     Raises:
-        ApiError: It did not in time.
+        ApiError: No answer has come in time.
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -29,7 +29,7 @@ class ProcessState:
         started: Start time of `pid`, as of `StackState.supervisor_started`.
         port: The main one; 0 when it listens on none.
         restarts: Starts after the first one.
-        last_error: Why it was down the last time.
+        last_error: Reason of the last failure.
         since_unix_s: Unix seconds of the begin of `state`.
         is_server: Part of the base that others keep their data in; stopped last.
     """

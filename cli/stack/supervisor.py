@@ -31,7 +31,7 @@ class SupervisedService:
     """A process of the stack.
 
     Attributes:
-        spec: How to run it.
+        spec: Spec of the process.
         needs: Names of what must be ready before it is started.
         uses: Names of what it talks to without waiting for it; like `needs`, stopped after it.
         port: The main one; 0 when it listens on none.

@@ -15,8 +15,8 @@ class ArtifactUse:
     """The references to an artifact, and the state of its removal.
 
     Attributes:
-        is_needed: Whether it is pinned, or named by a model, release, base, upload, or an adapter
-            on it.
+        is_needed: Whether the artifact is pinned, or named by a model, release, base, upload, or an
+            adapter on it.
         unreferenced_since: Time at which it was first found without a reference; None: not yet.
         retired_at: Time of its retirement; None: it is not retired.
     """

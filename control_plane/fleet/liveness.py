@@ -80,8 +80,8 @@ class _Pinged:
     """A router's connection, with the length of its silence.
 
     Attributes:
-        is_silent: Whether it has answered before, and does not any more. A router that never
-            answered may be out of reach for this process only, and still serve.
+        is_silent: Whether the router has answered before, and does not any more. A router that
+            never answered may be out of reach for this process only, and still serve.
     """
 
     def __init__(self, address: str) -> None:

@@ -33,7 +33,7 @@ class Router:
 
     Attributes:
         absent_s: Seconds since its watch ended; 0 while it is open.
-        is_gone: Whether it said goodbye, or its address refuses connections.
+        is_gone: Whether the router said goodbye, or its address refuses connections.
         here_s: Seconds since it connected.
     """
 
@@ -161,7 +161,7 @@ class Replica:
     Attributes:
         accelerators: Indices of its accelerators on the node; none: it may use all.
         reserved: Resources that its pool needed when it was made.
-        sleeps: Whether it shall sleep.
+        sleeps: Whether the replica shall sleep.
     """
 
     id: str

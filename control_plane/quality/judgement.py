@@ -39,7 +39,7 @@ class Answer:
     Attributes:
         number: Number among all answers; later answers have greater ones.
         text: Text of the answer; None: there was none, which is not judged, but counts as a run.
-        is_new: Whether it was not judged before.
+        is_new: Whether the answer was not judged before.
     """
 
     number: int

@@ -72,13 +72,13 @@ class SequentialTest:
     Attributes:
         margin: Tolerated difference of the rates, 0 to below 1; see the module.
         reference_min: Windows are put together until there are so many of control; 0: none is.
-        bets: How many windows could be bet on: both arms had requests, control was known.
+        bets: Number of windows that could be bet on: both arms had requests, control was known.
         log_kept: Natural logarithm of the part of the stake that is kept back.
-        log_bet: The same of what each alternative has; in the order of the alternatives.
+        log_bet: Natural logarithm of each alternative's stake, in the order of the alternatives.
         memory_bad: Bad control requests in memory; older ones count less.
         memory_total: Control requests in memory.
         canary: Counts of windows that were bet on: the e-value is about these.
-        control: The same of control.
+        control: Control's counts in these windows.
         waiting_windows: Windows that are put together and not bet on yet.
         waiting_canary: Canary's counts in the waiting windows.
         waiting_control: Control's counts in the waiting windows.

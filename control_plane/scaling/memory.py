@@ -27,11 +27,11 @@ class Memory:
     Attributes:
         history: Demand of the pool.
         seen: Sums that are counted in it; None: none was seen yet.
-        asks: As `PoolState` has them.
-        boots_s: As `PoolState` has them.
+        asks: Earlier asks, see `PoolState`.
+        boots_s: Boot times in seconds, see `PoolState`.
         known_since: Since when it is looked at without a gap.
-        demand_at: When there was last demand.
-        looked_at: When it was last looked at; 0: never.
+        demand_at: Time of the last demand.
+        looked_at: Time of the last look; 0: never.
         observes_until: Until then numbers stay.
         missing_since: Since when fewer replicas are ready than are wanted; 0: they are not.
         came: Demand that came between the last two looks, by tier.

@@ -58,7 +58,7 @@ class ScalingSettings:
         price: Money per replica and hour.
         pin: Replicas that an operator set by hand; None: none.
         hold_s: Seconds for which a replica stays that something has asked for.
-        pin_until: When the pin ends, on the clock of `plan`; infinite: when it is lifted.
+        pin_until: End of the pin, on the clock of `plan`; infinite: until an operator ends it.
         is_paused: Whether the pool stays as it is.
         sleepers_share: Sleeping replicas per replica of the busiest quarter of an hour of the day.
         sleepers_min: Sleeping replicas that the pool keeps at least while it is not in need.
@@ -104,7 +104,7 @@ class PoolFacts:
         unplaced: Replicas that were asked for and find no place.
         unplaced_s: Seconds for which that has been so.
         planned: Replicas that the last plan asked for; None: there was none.
-        unknown: Why demand is not known now, in words; empty: it is.
+        unknown: Reason why demand is not known now, in words; empty: it is.
         asleep: Replicas that sleep: they serve some seconds after they are woken.
         sleepers: Sleeping replicas that the last plan asked for; None: there was none.
         deferrable_share: Share of the demand that may wait longer than a replica takes to boot.
@@ -144,8 +144,8 @@ class PoolState:
         history: The pool's demand, as far back as it is known.
         asks: Times of earlier plans and the replicas that demand asked for, the oldest first.
         boots_s: Seconds that the last replicas took to boot.
-        known_since: When the history began, on the clock of `plan`.
-        demand_at: When there was last demand or backlog.
+        known_since: Begin of the history, on the clock of `plan`.
+        demand_at: Time of the last demand or backlog.
     """
 
     settings: ScalingSettings
@@ -193,7 +193,7 @@ class Shown:
     Attributes:
         wanted: Replicas that it shall have.
         demand: Work-seconds per second.
-        late_s: For how long its actuator has been late with replicas.
+        late_s: Seconds for which its actuator has been late with replicas.
     """
 
     wanted: int

@@ -54,7 +54,7 @@ def urgent(state: PoolState, now: float) -> int:
 
     Args:
         state: The pool as it is now; its history may end with the last look.
-        now: As in `plan`.
+        now: Time, see `plan`.
     """
     settings, facts = state.settings, state.facts
     is_by_hand = settings.is_paused or (settings.pin is not None and now < settings.pin_until)

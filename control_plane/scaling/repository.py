@@ -37,9 +37,10 @@ class ScaledPool:
     """A pool with bounds.
 
     Attributes:
-        settings: As operators set them; minimum and maximum are at least what rollouts need.
+        settings: Operators' settings; minimum and maximum are at least the replicas that rollouts
+            need.
         is_on: Whether what is decided is done.
-        memory: As it is kept.
+        memory: Stored memory.
         speed_key: Base, hardware and configuration.
         hand: Replicas that operators want, without scaling.
         scaled: Replicas that the last plan asked for; None: it did not count.

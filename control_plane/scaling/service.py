@@ -52,7 +52,7 @@ class Looked:
     Attributes:
         speed: Speed of its replicas; None: not measured.
         is_measured: Whether the speed was measured recently.
-        late_s: For how long its actuator has been late with replicas.
+        late_s: Seconds for which its actuator has been late with replicas.
     """
 
     pool: ScaledPool
@@ -76,8 +76,8 @@ class Scaling:
         """Prepare; `run` belongs into a TaskGroup.
 
         Args:
-            database: Where everything is.
-            interval_s: Between two looks.
+            database: Database of scaling.
+            interval_s: Seconds between two looks.
             show: Takes what metrics say of each pool; nothing while another one leads.
         """
         self._database = database
@@ -216,8 +216,8 @@ async def look_at(
 
     Args:
         connection: To read with.
-        interval_s: Between two looks.
-        pools: As they are read, or as somebody asks what would be; None: read here.
+        interval_s: Seconds between two looks.
+        pools: Pools with their observed or supposed settings; None: read here.
     """
     if pools is None:
         fresh_s = max(2.0, _FRESH_INTERVALS * interval_s)

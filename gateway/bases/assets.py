@@ -168,7 +168,7 @@ class BaseAssets:
         Args:
             text: The whole prompt, which may hold special tokens.
             cache_root: Root of the chain of hashes.
-            owner: As in `encode_chat`.
+            owner: Owner of the prompt, see `encode_chat`.
             add_special_tokens: Whether the tokenizer adds its own, e.g. one that begins a text.
         """
         if len(text) <= _INLINE_CHARACTERS_MAX:

@@ -83,7 +83,7 @@ class Dialect:
         Args:
             tools: Tools that may be called, at least one.
             is_parallel: Whether there may be more than one call.
-            is_reasoning: As for `parser`; the reasoning comes first.
+            is_reasoning: Whether reasoning comes first, see `parser`.
         """
         assert self.has_tools, "this dialect has no calls"
         return self._grammar.forced(tools, is_parallel=is_parallel, is_reasoning=is_reasoning)
@@ -115,7 +115,7 @@ class Dialect:
             tools: Tools that may be called, at least one; calls keep to their schemas.
             answer: Grammar of an output without calls.
             is_parallel: Whether there may be more than one call.
-            is_reasoning: As for `parser`; the reasoning comes first.
+            is_reasoning: Whether reasoning comes first, see `parser`.
         """
         assert self.has_tools, "this dialect has no calls"
         return self._grammar.calls_or_answer(

@@ -12,7 +12,7 @@ async def engine_metrics(port: int) -> bytes:
     """Return the text exposition of the Triton whose metrics are at this port.
 
     Raises:
-        OSError: It does not answer in time, or with something else.
+        OSError: The engine does not answer in time, or not with metrics.
     """
     async with asyncio.timeout(_TIMEOUT_S):
         reader, writer = await asyncio.open_connection(LOOPBACK, port, limit=_BYTES_MAX)

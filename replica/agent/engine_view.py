@@ -32,7 +32,7 @@ class EngineView:
 
     Attributes:
         closed: Closed directories, by path; none of them lies in another one.
-        problem: Why no view helps, with the fix; empty: it does.
+        problem: Reason why the view does not work, with the fix; empty: it works.
     """
 
     closed: Mapping[str, Closed] = field(default_factory=dict[str, Closed])

@@ -48,7 +48,7 @@ class GoldenTarget:
     """A replica that may be asked now.
 
     Attributes:
-        replica_id: Its id.
+        replica_id: Id of the replica.
         address: host:port of its gRPC.
         engine: Name of its driver.
         base_digest: Base that it serves.
@@ -220,7 +220,7 @@ async def ask_engine(target: GoldenTarget, prompt: agent.GoldenPrompt) -> engine
 
     Raises:
         WrongAnswerError: Another engine answered, or no frame came.
-        FailedError: It cannot.
+        FailedError: The engine gives no answer.
     """
     count = max(1, min(prompt.output_tokens_max, OUTPUT_TOKENS_MAX))
     try:

@@ -43,9 +43,9 @@ class GpuReading:
     """One reading of an accelerator.
 
     Attributes:
-        index: As its driver counts.
+        index: Index of the accelerator, as its driver counts.
         uuid: Never another's.
-        name: Its model.
+        name: Model of the accelerator.
         memory_bytes: Bytes of memory in total.
         memory_used_bytes: Used part of its memory.
         temperature_c: Temperature of the chip in degrees Celsius; 0 when it does not tell.
@@ -97,7 +97,7 @@ class Cordon:
 
     Attributes:
         uuid: The accelerator.
-        index: Its place when the cordon was set.
+        index: Index of the accelerator when the cordon was set.
         reason: Reason in words.
         since_unix_s: Unix seconds of its begin.
     """
@@ -137,7 +137,7 @@ def judge(state: HardwareState, readings: Readings, now_unix_s: float) -> Hardwa
     """Return the state after new readings: every broken accelerator has a cordon.
 
     Args:
-        state: As returned last.
+        state: State from the last call.
         readings: Readings of the accelerators.
         now_unix_s: Wall-clock time, for people to read.
     """

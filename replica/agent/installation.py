@@ -32,7 +32,7 @@ class Installation:
         libpython: File name of the shared libpython; not `.so` when Python is linked statically.
         libpython_dir: Directory of libpython; empty when the system's loader knows it, None when
             there is none.
-        glibc: As (major, minor); None when the C library is another one.
+        glibc: Version as (major, minor); None when the C library is another one.
         versions: Versions of the distributions that matter; absent ones are missing.
         triton: `pytriton/tritonserver` of the wheel, else where NVIDIA's images have it; None when
             it is in neither place.

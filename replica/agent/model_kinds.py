@@ -38,10 +38,11 @@ class ModelKind:
     """A Triton model of the product.
 
     Attributes:
-        model: Its name in Triton, and its folder in the model repository.
+        model: Name in Triton, and of the folder in the model repository.
         connect: Prepares a connection to the engine at an address, to ask for signs of life.
-        uses_accelerators: Whether it needs one. Then it drains when one of its own is cordoned.
-        can_sleep: Whether it may be asked to give its KV memory back; the engine may still refuse.
+        uses_accelerators: Whether the kind needs accelerators. Then a replica drains when one of
+            its own is cordoned.
+        can_sleep: Whether the engine may be asked to release its KV memory; it may still refuse.
     """
 
     model: str

@@ -54,9 +54,9 @@ class EnginePatience:
         probe_s: Deadline of one probe of a ready engine.
         probe_retry_s: Pause after a missed probe.
         misses_max: Missed probes in a row that make an idle engine dead or frozen.
-        busy_misses_max: The same for an engine that used or wanted a processor meanwhile: it may
-            just have more to do than the machine can bear, and killing it would make that worse.
-            Also for probes during which we stood still ourselves.
+        busy_misses_max: Misses in a row that end an engine which used or wanted a processor
+            meanwhile: it may just have more work than the machine can bear, and killing it would
+            make that worse. Also for probes during which the agent itself stood still.
         stall_s: Standing still that long, we missed the answer, not the engine the question.
         backoff_first_s: Pause before the first restart; doubles up to `backoff_max_s`.
         healthy_s: Readiness that long makes the next failure the first one again.
@@ -141,7 +141,7 @@ class Probed:
 
     Attributes:
         run: Number of the engine's run.
-        problem: Why it counts as missed; empty for a good answer.
+        problem: Reason why the probe counts as missed; empty for a good answer.
         active: Sequences that the engine holds for routers.
         busy: Processors that the engine used since the probe before, e.g. 0.3; at least 1 when it
             waited for one, or for a disk, at the end.
@@ -212,14 +212,15 @@ class LocalReplicaState:
 
     Attributes:
         wanted: Desired spec; None means that the replica is to go away.
-        is_draining: It finishes what it runs, then stops, and is not started again.
+        is_draining: Whether the replica finishes its requests, then stops, and is not started
+            again.
         draining_at_s: Time since which it drains.
         is_drained: A draining engine holds nothing any more.
-        rest: Its sleep.
+        rest: State of its sleep.
         active: Sequences that it held for routers when it was last probed.
         run: Number of the engine started last; 0 before the first.
         running: Spec of that engine.
-        pid: Its process, once started; 0 when there is none.
+        pid: Id of its process, once started; 0 when there is none.
         phase_at_s: Time at which the phase began.
         probe_at_s: Time at which the next probe is due; infinite while one is under way.
         retry_at_s: End of the back-off, in WAITING.
@@ -227,10 +228,10 @@ class LocalReplicaState:
         stalls: Probes in the same row during which we stood still ourselves.
         record: Record of the engine's answers.
         probed_at_s: End of the last probe of a starting engine, or its begin.
-        idle_s: How long a starting engine has done nothing; work takes it back.
+        idle_s: Seconds for which a starting engine has done nothing; work resets it.
         failures: Failures in a row, without healthy time between them.
         restarts: Engines that failed and were replaced, ever.
-        message: Why it is not ready, in words.
+        message: Reason why the replica is not ready, in words.
     """
 
     wanted: EngineSpec | None = None
@@ -273,7 +274,7 @@ def decide(
     """Return the next state and what to do now.
 
     Args:
-        state: As returned last, or `ReplicaState()`.
+        state: State from the last call, or `ReplicaState()`.
         event: The event.
         now_s: Monotonic seconds.
         limits: Patience.

@@ -20,9 +20,9 @@ class Rested:
 
     Attributes:
         run: Number of the engine's run.
-        is_asleep: Whether it sleeps now.
-        problem: Why it did not do as it was asked; empty: it did.
-        is_refused: Whether it will never sleep.
+        is_asleep: Whether the engine sleeps now.
+        problem: Reason why the engine did not do as asked; empty: it did.
+        is_refused: Whether the engine will never sleep.
     """
 
     run: int
@@ -36,13 +36,13 @@ class RestState:
     """The sleep of an engine, as it is wished and as it is.
 
     Attributes:
-        sleeps: Whether it shall sleep.
+        sleeps: Whether the engine shall sleep.
         since_s: Since when that is wished.
-        is_asleep: Whether it sleeps.
-        is_asked: Whether it has been asked and has not answered.
-        retry_at_s: When it may be asked again.
-        problem: Why it is not as it is wished.
-        is_refused: Whether it will never sleep.
+        is_asleep: Whether the engine sleeps.
+        is_asked: Whether the engine has been asked and has not answered.
+        retry_at_s: Time at which the engine may be asked again.
+        problem: Reason why the engine is not in the wanted state.
+        is_refused: Whether the engine will never sleep.
     """
 
     sleeps: bool = False
@@ -85,7 +85,8 @@ class RestState:
         Args:
             active: Sequences that it held when it was probed last.
             now_s: Monotonic seconds.
-            settle_s: For so long after a wish routers may still send something.
+            settle_s: Seconds after a change of the wanted state in which routers may still send
+                requests.
         """
         if self.sleeps == self.is_asleep or self.is_asked or now_s < self.retry_at_s:
             return False

@@ -89,8 +89,8 @@ class Leftover:
 
     Attributes:
         record: The earlier agent's record of it.
-        launch: Its addresses, and how to clean up after it.
-        process: Its group; ours from now on.
+        launch: Addresses of the engine, and how to clean up after it.
+        process: Process group of the engine; this agent's from now on.
         age_s: Seconds since its start.
     """
 

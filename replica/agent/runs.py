@@ -30,14 +30,14 @@ class RunRecord:
     Attributes:
         replica_id: The replica of the engine.
         spec: Spec with which it was started.
-        run: Its number within the replica.
+        run: Number of the run within the replica.
         pid: Leader of its process group.
         start_ticks: Start of the leader, in ticks of /proc.
         grpc_port: Port of its gRPC.
         metrics_port: Port of Triton's metrics.
-        was_ready: Whether it has answered a canary.
+        was_ready: Whether the engine has answered a canary.
         restarts: Engines of the replica that failed before.
-        is_asleep: Whether it has given its KV memory back.
+        is_asleep: Whether the engine has released its KV memory.
     """
 
     replica_id: str

@@ -80,7 +80,8 @@ class SecretOption:
         """Give a program that was just started its option, and let it run; blocks.
 
         Raises:
-            SecretOptionError: It ended, hangs, or this kernel lets no one change its memory.
+            SecretOptionError: The program ended, hangs, or this kernel forbids the change of its
+                memory.
         """
         gate = self._opened(pid)
         try:

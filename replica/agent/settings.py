@@ -50,7 +50,8 @@ class AgentSettings(ServiceSettings):
         probe_interval_s: Seconds from one good probe of an engine to the next.
         probe_timeout_s: Longest wait for a probe's answer.
         probe_misses_max: Missed probes in a row that end an engine.
-        probe_busy_misses_max: The same for an engine that uses, or waits for, a processor.
+        probe_busy_misses_max: Misses in a row that end an engine which uses, or waits for, a
+            processor.
         drain_timeout_s: A draining engine is stopped then, whatever it still runs.
         backoff_max_s: Longest pause before an engine that keeps failing is started again.
     """

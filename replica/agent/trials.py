@@ -149,7 +149,7 @@ async def try_adapter(target: GoldenTarget, adapter_digest: str) -> None:
     """Load an adapter at a replica, and let it generate a token.
 
     Raises:
-        FailedError: It cannot.
+        FailedError: The engine cannot load or run the adapter.
     """
     root = secrets.token_bytes(HASH_BYTES)
     try:

@@ -85,7 +85,7 @@ class Launch:
     """A prepared Triton process and where it will listen.
 
     Attributes:
-        process: How to start it; its log begins with this run.
+        process: Spec of the process; its log begins with this run.
         ports: Ports on the node's own address:
         grpc_address: host:port.
         metrics_address: host:port of the agent, and the path before `/metrics` where it passes
@@ -113,7 +113,7 @@ class Launch:
         """Start the process, with its secret.
 
         Raises:
-            OSError: It cannot be started; the message names the fix.
+            OSError: Triton cannot be started; the message names the fix.
         """
         if self.secret is None:
             return await ChildProcess.start(self.process)
@@ -239,7 +239,7 @@ class TritonLauncher:
         """Write what a Triton process needs, and return how to start it.
 
         Raises:
-            LaunchError: It can never start like this; the message names the fix.
+            LaunchError: The replica can never start like this; the message names the fix.
             OSError: Disk full, no permission.
         """
         if not _SAFE_NAME.fullmatch(replica_id):

@@ -47,7 +47,7 @@ def load_driver(
         options: Options of the engine; unknown ones are refused.
 
     Raises:
-        ValueError: It cannot serve; the message names the fix.
+        ValueError: The driver cannot serve; the message names the fix.
     """
     loader = LOADERS.get(engine)
     if loader is None:

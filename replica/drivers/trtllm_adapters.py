@@ -37,7 +37,8 @@ def read_directory_adapter(digest: str, directory: Path, rank_max: int) -> Direc
     """Return a checked adapter.
 
     Raises:
-        RefusedError: It is not a LoRA adapter that TensorRT-LLM can serve, or a file is missing.
+        RefusedError: The directory is no LoRA adapter that TensorRT-LLM can serve, or a file is
+            missing.
     """
     try:
         config = read_json(directory / "adapter_config.json")

@@ -66,7 +66,7 @@ class TrtllmApi:
     """The installed version.
 
     Attributes:
-        version: As it says.
+        version: Version that the library reports.
         takes_trace: Requests may carry a W3C trace context: with `otlp_traces_endpoint` among the
             engine's options it makes spans of its own below ours.
     """
@@ -75,7 +75,7 @@ class TrtllmApi:
         """Import it, which takes long and initialises the GPUs.
 
         Raises:
-            ValueError: It is absent or too old; the message names the image that has it.
+            ValueError: TensorRT-LLM is absent or too old; the message names the image that has it.
         """
         try:
             package = importer("tensorrt_llm")

@@ -61,7 +61,7 @@ class EmbeddingBatch:
     Attributes:
         outcomes: Outcomes in the order of the requests: float32 [texts, dimensions], or why there
             is none.
-        texts: How many texts were computed.
+        texts: Number of computed texts.
         tokens: Tokens of these texts.
         padding_tokens: Padding tokens that the graph computed beside them.
     """

@@ -48,7 +48,7 @@ class Driver(Protocol):
         Its adapter must have been put in before (`put_adapter`).
 
         Raises:
-            RefusedError: It is not valid for this engine; nothing was taken.
+            RefusedError: The request is not valid for this engine; nothing was taken.
         """
         ...
 
@@ -75,7 +75,7 @@ class Driver(Protocol):
             The adapter in the form that `put_adapter` takes.
 
         Raises:
-            RefusedError: It cannot be served on this base; the message says why.
+            RefusedError: The adapter cannot be served on this base; the message gives the reason.
         """
         ...
 
@@ -152,6 +152,6 @@ class ChecksGrammars(Protocol):
         """Compile the grammar of a request, which is added next; any thread may call.
 
         Raises:
-            RefusedError: It cannot be used; the message says why.
+            RefusedError: The grammar cannot be used; the message gives the reason.
         """
         ...

@@ -70,8 +70,8 @@ def kept_bound(value: float, side: int, *, is_open: bool, is_whole: bool) -> int
     Args:
         value: Number from 2^53 on.
         side: Numbers that it lets through: 1, greater ones; -1, lesser ones.
-        is_open: It does not let itself through.
-        is_whole: It is of whole numbers alone: its digits are not compared.
+        is_open: Whether the bound itself is excluded.
+        is_whole: Whether the numbers are whole: digits behind the point are then ignored.
     """
     if value * side > _KEPT_MAX:
         return None

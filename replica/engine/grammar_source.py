@@ -205,7 +205,7 @@ class _Survey:
     Attributes:
         depth: Levels of objects and arrays.
         optional: Sum of the squares of the optional properties of each object.
-        patterns: The same of `patternProperties`.
+        patterns: Names in `patternProperties`.
         string: Longest one.
         bounds: Objects, and keys, where another number is to be written.
         lost: Numbers that the compiler would not keep as they are.

@@ -20,7 +20,7 @@ def token_logprobs(
     Args:
         logits: Shape (rows, vocabulary), as the model gave them.
         tokens: Chosen, or of the prompt.
-        tops: How many of the best to report; equal ones by id.
+        tops: Number of the best tokens to report; equal ones by id.
         keys: Keys of the sequences.
     """
     entries: list[TokenLogprobs] = []

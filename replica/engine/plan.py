@@ -287,7 +287,7 @@ class Backend(Protocol):
         may take long. A compiled one should be kept: the sequence comes next.
 
         Raises:
-            RefusedError: It cannot be computed; nothing was taken.
+            RefusedError: The request cannot be computed; nothing was taken.
         """
         ...
 

@@ -56,7 +56,7 @@ class Sampling:
         seed: A token depends on (seed, position, logits) alone, so the batch has no influence, and
             a sequence that is resumed elsewhere goes on as it would have here.
         presence_penalty: Taken from the logit of every token that was emitted.
-        frequency_penalty: The same, times how often.
+        frequency_penalty: Penalty of a token, times the number of its occurrences.
         repetition_penalty: Divides positive and multiplies negative logits of tokens that are in
             the prompt or were emitted; 1 is off.
         logit_bias: (token, what is added to its logit), at most one per token.
@@ -251,11 +251,11 @@ class FinishedEvent:
         key: The sequence.
         reason: See `Finish`.
         code: Code of `sluice.errors`; for REFUSED, BUSY and FAILED.
-        message: For people.
+        message: Text for operators and clients.
         prompt_tokens: Length of the prompt.
         output_tokens: Tokens emitted.
         prefill_s: First scheduled -> first token; 0 when there was none.
-        param: As of `RefusedError`; for REFUSED.
+        param: Field at fault, see `RefusedError`; for REFUSED.
         drafts: Draft counts of the sequence alone.
         score: Score of `SequenceRequest.scored_tokens`, if there are any and the engine tells it.
     """
@@ -414,7 +414,7 @@ class RefusedError(ValueError):
 
     Attributes:
         code: Error code.
-        message: For people.
+        message: Text for operators and clients.
         param: The field of `SequenceRequest` or `Sampling` at fault; empty: none is known.
     """
 

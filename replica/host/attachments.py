@@ -84,8 +84,8 @@ class Probe:
     Attributes:
         reply: Takes the answer.
         started_at_s: Monotonic seconds.
-        until_s: Its asker waits no longer; infinite: it runs to its end.
-        is_late: It is being cancelled for that.
+        until_s: Deadline of the prober; infinite: the probe runs to its end.
+        is_late: Whether the probe is being cancelled after its deadline.
     """
 
     reply: Reply
@@ -103,7 +103,7 @@ class Hosted:
         id: The router's id of the sequence, unique in its attachment.
         owner: Changes when its router resumes.
         is_parked: The driver does not have it yet: something that it needs is being read.
-        load_us: How long it waited for its adapter; 0: that was there, or it needs none.
+        load_us: Microseconds of waiting for its adapter; 0: none was needed, or it was loaded.
     """
 
     key: int

@@ -19,7 +19,8 @@ class HostCounters:
         adapter_evictions: Out of slots.
         adapter_failures: Adapters that could not be read or put into memory.
         adapter_fetches: Adapters that the node was asked to get.
-        adapter_waits_s: How long sequences waited for their adapters, as `step_s`.
+        adapter_waits_s: Waits of sequences for their adapters in seconds, as a histogram like
+            `step_s`.
         kv_exported: Blocks.
         kv_imported: Blocks that the cache took or had.
         kv_refused: Imports that were refused, by code.

@@ -38,7 +38,7 @@ class Family:
     Attributes:
         name: Name in the text format.
         kind: See there.
-        text: Its meaning.
+        text: Description of the family.
         labels: Names.
         buckets: Upper bounds, of a histogram.
     """

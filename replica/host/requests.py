@@ -39,7 +39,7 @@ def decode_sequence(
     """Return the request for a sequence and its forks.
 
     Args:
-        message: As the router sent it.
+        message: Message from the router.
         keys: Keys of the sequence and each of its forks, in order.
         base_digest: Base that the engine serves.
         seen_at_s: Time of its arrival; queue time counts from here.

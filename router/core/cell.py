@@ -1,6 +1,6 @@
-"""Holds one cell: its queue, its fleet, and the numbers of both that decisions are made on.
+"""A cell: its queue, its fleet, and the numbers of both for decisions.
 
-Nothing else reads such numbers for `router.core.decide`, which never sees a cell.
+Only this module reads these numbers for `router.core.decide`, which never sees a cell.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ _PREEMPT_AGAIN_S = 0.05  # after a walk that found no sequence to interrupt
 
 
 class CellReadiness(IntEnum):
-    """The answer of the replicas that may be sent more now to a request."""
+    """Whether the open replicas of a cell can take a request."""
 
     READY = 1
     PACED = 2  # they had better decode before they take it
@@ -64,10 +64,10 @@ class CellBook:
 
     Attributes:
         epoch: Greater than that of every earlier book of this cell at this router.
-        work: Work that came.
-        uncached_mean: Prompt tokens to compute per request, of late.
-        told: State that gateways heard last.
-        is_dirty: Whether gateways have not heard of the latest change.
+        work: Demand meter.
+        uncached_mean: Recent mean of the prompt tokens to compute per request.
+        told: State in the last message to gateways.
+        is_dirty: Whether the state has changed since the last message to gateways.
     """
 
     __slots__ = (
@@ -101,9 +101,9 @@ class CellBook:
         self._runs_below_until = float("-inf")
 
     def aside(self) -> "CellBook":
-        """Return a cell with the same books, that learns and promises for itself alone.
+        """Return a copy of the cell for hypothetical questions, which learns for itself.
 
-        By hand: a compiled class has neither `copy` nor names of slots.
+        Written by hand: a compiled class supports neither `copy` nor listing its slots.
         """
         aside = CellBook(self.cell_id, self.config, self.epoch)
         aside.is_owned, aside.queue, aside.fleet = self.is_owned, self.queue, self.fleet
@@ -159,11 +159,11 @@ class CellBook:
         return Pressure(*self.queue.tenant_load(request.priority, request.tenant_id), alone_s)
 
     def renew_mean_speed(self, now: float) -> None:
-        """Find the mean speed of the replicas anew, now and then."""
+        """Compute the replicas' mean speed anew, at intervals."""
         self.fleet.renew_mean_speed(now, self.uncached_mean or 1.0)
 
     def enqueue(self, request: Request, now: float) -> None:
-        """Let a new request wait."""
+        """Queue a new request."""
         self.is_dirty = True
         self.queue.push(request, now)
         self.work.came(request, is_refused=False)
@@ -184,7 +184,7 @@ class CellBook:
     # --- placement --------------------------------------------------------------------------
 
     def readiness(self, request: Request, matches: Mapping[str, int], now: float) -> CellReadiness:
-        """Return whether any replica that may be sent more now can take a request."""
+        """Return whether any open replica can take a request."""
         found = CellReadiness.FULL
         for book in self.fleet.open_replicas.values():
             if book.opens_at(now) > now:
@@ -197,11 +197,11 @@ class CellBook:
         return found
 
     def held_for(self, request: Request) -> ReplicaBook | None:
-        """Return the replica whose memory is kept for a request that finds no room anywhere.
+        """Return the replica whose memory is reserved for a request that fits nowhere yet.
 
-        Requests behind it may go elsewhere, but must not take the room that it waits for. From now
-        on all full replicas are sent prompts in groups: a step with a prompt in it costs more,
-        however short the prompt, and a request far beyond its objective loses little until then.
+        Later requests may go elsewhere, but must not take that room. From now on all full replicas
+        get prompts in groups: a step with a prompt costs more, however short the prompt is, and a
+        request far beyond its objective loses little by the wait.
         """
         output, replicas = self.output_expected(request), self.fleet.open_replicas
         is_only = len(replicas) == 1
@@ -215,7 +215,7 @@ class CellBook:
         return max(full, key=lambda book: book.kv_free_blocks(), default=None)
 
     def is_gathered(self, request: Request, now: float) -> bool:
-        """Return whether a request is left for a replica's next group."""
+        """Return whether a request waits for a replica's next group."""
         if not _is_far_too_late(request, now):
             return False
         return any(book.gathers_until > now for book in self.fleet.open_replicas.values())
@@ -251,14 +251,14 @@ class CellBook:
         )
 
     def dispatched(self, book: ReplicaBook, request: Request, now: float) -> None:
-        """Note what a dispatch brings to a replica."""
+        """Note the blocks, adapter and session of a dispatch."""
         self.fleet.dispatched(book, request, now)
         self.is_dirty = True
 
     # --- forecasts --------------------------------------------------------------------------
 
     def supply(self, now: float) -> Supply:
-        """Return the capacity of the replicas, up to a moment old: a walk over all takes time."""
+        """Return the capacity of the replicas, cached for a moment: computing it visits all."""
         if now >= self._supply_until:
             self._supply = self._supply_now(now)
             self._supply_until = now + max(
@@ -295,7 +295,7 @@ class CellBook:
         return Supply(replicas, tokens_s, backlog_s, free, ends_s) if replicas else NO_SUPPLY
 
     def demand(self, request: Request, prefill_s: float, now: float) -> WorkAhead:
-        """Return the work before a request that came now, and its own; see `Pressure`."""
+        """Return the work ahead of a request that came now, and its own; see `Pressure`."""
         uncached = request.uncached_tokens
         requests, tokens = self.queue.ahead(
             request.priority, request.tenant_id, request.weight, uncached, now
@@ -304,7 +304,7 @@ class CellBook:
         return WorkAhead(requests, tokens, prefill_s, load_s)
 
     def idle_prefill_s(self, request: Request) -> float:
-        """Return the seconds of a request's own prefill on a replica that does nothing else."""
+        """Return the seconds of a request's own prefill on an idle replica."""
         uncached = request.uncached_tokens
         return self.fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
 
@@ -314,7 +314,7 @@ class CellBook:
         return self.forecast.predict(request, supply, demand, self.uncached_mean, now)
 
     def runs_below(self, priority: int, now: float) -> bool:
-        """Return whether lower tiers run on more than their reserved share; a moment old."""
+        """Return whether lower tiers run on more than their reserved share; cached for a moment."""
         if now >= self._runs_below_until or priority != self._runs_below_of:
             self._runs_below = any(
                 dispatch.is_open
@@ -334,9 +334,9 @@ class CellBook:
         return self._claims.has(request)
 
     def victims(self, request: Request, now: float) -> list[Dispatch]:
-        """Return the dispatches to interrupt for a waiting request; empty: none would help.
+        """Return the dispatches to preempt for a waiting request; empty: preemption does not help.
 
-        A request makes room for itself once, and the room made for others is not counted as free.
+        A request makes room for itself once, and room made for others does not count as free.
         """
         if request.is_preemptible or now < self._preempt_at:
             return []
@@ -405,19 +405,19 @@ class CellBook:
     # --- news for other cells ---------------------------------------------------------------
 
     def service_report(self, owner: str, accounts_max: int, now: float) -> ServiceReport:
-        """Return the next report of what tenants were served; the largest changes come first."""
+        """Return the next report of tenants' service; the largest changes come first."""
         accounts = self.queue.report(accounts_max, now)
         return ServiceReport(self.cell_id, owner, self.epoch, self.queue.reports, accounts)
 
     def service_now(self, owner: str, accounts_max: int) -> ServiceReport:
-        """Return a report for a cell that has heard none; it belongs to the last one."""
+        """Return a report for a new reader; it belongs to the last one."""
         accounts = self.queue.recent(accounts_max)
         return ServiceReport(self.cell_id, owner, self.epoch, self.queue.reports, accounts)
 
     # --- news for the control plane ---------------------------------------------------------
 
     def work_report(self) -> WorkReport:
-        """Return the next report of the work that came, and of what the replicas can do."""
+        """Return the next report of demand, and of the replicas' speed."""
         meter, ready = self.work, self.fleet.ready()
         meter.reports += 1
         queued: dict[int, tuple[int, int]] = {}
@@ -441,7 +441,7 @@ class CellBook:
     # --- news for gateways ------------------------------------------------------------------
 
     def wait_s(self, now: float) -> float:
-        """Return the predicted seconds until a short request that came now would be started."""
+        """Return the predicted wait of a short request that came now, in seconds."""
         ready = self.fleet.ready()
         if not ready:
             return RETRY_AFTER_UNKNOWN_S
@@ -449,7 +449,7 @@ class CellBook:
         return backlog_s + self.queue.tokens / max(1.0, sum(book.tokens_s for book in ready))
 
     def state(self, now: float, *, is_draining: bool = False) -> wire.CellState:
-        """Return the state that gateways choose a cell by."""
+        """Return the cell's state for gateways, which they choose a cell by."""
         output = int(self.answers.mean)
         books = self.fleet.replicas.values()
         owed = sum(int(book.owed_tokens(now)) + book.output_owed() for book in books)
@@ -483,7 +483,7 @@ def _may_stop(dispatch: Dispatch, request: Request) -> bool:
 
 
 def _occupants(book: ReplicaBook, request: Request) -> list[Dispatch]:
-    """Return the dispatches of a replica that may be interrupted for a request, or are ending."""
+    """Return a replica's dispatches that may be preempted for a request, or are ending."""
     return [one for one in book.dispatches.values() if not one.is_open or _may_stop(one, request)]
 
 

@@ -1,4 +1,4 @@
-"""Decides when gateways hear of the states of cells: after changes, and all now and then."""
+"""Decides when gateways get the states of cells: after changes, and all of them at intervals."""
 
 from collections.abc import Iterable
 
@@ -17,9 +17,9 @@ class CellNews:
         self._told_at = self._recited_at = float("-inf")
 
     def due_at(self) -> float:
-        """Return when a change is told although nothing else is.
+        """Return when a changed state is sent even without other messages.
 
-        While there are frames, one brings a tick before: the state leaves with its tokens.
+        While there are frames, a tick comes before: the state leaves with its tokens.
         """
         return self._told_at + _ALONE_FACTOR * self._interval_s
 

@@ -1,4 +1,4 @@
-"""Binds waiting requests, late: when a replica can start on them soon."""
+"""Binds waiting requests to replicas, late: when a replica can start on them soon."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ _LOOK_AHEAD = 8  # requests behind one that no replica can hold now
 
 
 class QueueDispatcher:
-    """Gives sequences to replicas, and numbers them.
+    """Assigns requests to replicas, and numbers their sequences.
 
     Attributes:
         sequences: Number of the last sequence.
@@ -53,7 +53,7 @@ class QueueDispatcher:
             self._preempt(cell, now)
 
     def hand_over(self, cell: CellBook, dispatch: Dispatch, now: float) -> None:
-        """Let a request go on behind its first token, on a replica that decodes."""
+        """Continue a request after its first token on a replica that decodes."""
         request = dispatch.request
         request.prefilled_on = dispatch.replica_id
         matches = cell.fleet.index.matches(request.hashes)
@@ -67,7 +67,7 @@ class QueueDispatcher:
             self._handovers.ready.append(follower)
 
     def _preempt(self, cell: CellBook, now: float) -> None:
-        """Interrupt batch work for the requests that are next, as far as it helps."""
+        """Preempt batch work for the next requests, as far as it helps."""
         victims: list[Dispatch] = []
         request = cell.queue.peek(now)
         for _ in range(_LOOK_AHEAD):
@@ -82,7 +82,7 @@ class QueueDispatcher:
             self._lifecycle.preempt(dispatch, now)
 
     def _next(self, cell: CellBook, now: float) -> tuple[Request, PlacementChoice] | None:
-        """Return the first request that can be placed now; one that never can be is ended."""
+        """Return the first request that can be placed now; end those that never can."""
         queue = cell.queue
         request = queue.peek(now)
         looked = repriced = 0
@@ -130,7 +130,7 @@ class QueueDispatcher:
         held: "ReplicaBook | None",
         now: float,
     ) -> PlacementChoice | None:
-        """Return where a request goes now; None: no replica but `held` has room for it."""
+        """Return the place for a request now; None: no replica but `held` has room."""
         choice = cell.choose(request, matches, now, held=held)
         return None if choice is None else self._handovers.refine(cell, request, choice, now)
 

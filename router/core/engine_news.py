@@ -1,4 +1,4 @@
-"""Takes the frames of engines: what each means for its replica's books and for requests."""
+"""Applies the frames of engines to the books of replicas and to requests."""
 
 from router.core import frames
 from router.core.cell import CellBook
@@ -28,7 +28,7 @@ class EngineNews:
         """Book one frame of an attached replica.
 
         Raises:
-            ValueError: It contradicts itself; the attachment is to be ended.
+            ValueError: The frame contradicts itself; the attachment is to be ended.
         """
         state = frame.state
         if frame.admitted:

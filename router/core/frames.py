@@ -1,4 +1,4 @@
-"""From an engine's columns to the gateways' columns: the work that is done for every token."""
+"""Moves tokens from an engine's columns to the gateways' columns: the work for every token."""
 
 from math import isfinite
 from typing import cast
@@ -62,7 +62,7 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
 def _book_one_each(
     book: ReplicaBook, dispatches: list[Dispatch], stats: Stats, now: float
 ) -> ConnectedGateway | None:
-    """Book one token of each dispatch; return the gateway that wants all of them and keeps none.
+    """Book one token of each dispatch; return the gateway if a single one wants all of them.
 
     Neighbours are mostly of one tenant, so its counter is written once for all of them.
     """
@@ -147,7 +147,7 @@ def file_missed(
     """File the tokens that a resumed sequence made without a router; `entry` has all of them.
 
     Raises:
-        ValueError: The engine knows of fewer tokens than it had told, or contradicts itself.
+        ValueError: The engine reports fewer tokens than before, or contradicts itself.
     """
     known = dispatch.emitted
     missed = entry.output[known:]
@@ -162,7 +162,7 @@ def file_missed(
 
 
 def place(dispatch: Dispatch, engine_queue_us: int, stats: Stats, load_us: int = 0) -> None:
-    """Tell the gateway where its request runs, once per placement."""
+    """Report the place of a request to its gateway, once per placement."""
     if dispatch.is_placed:
         return
     dispatch.is_placed = True

@@ -1,8 +1,8 @@
 """Follows split requests between their two replicas.
 
 A split request runs on a prefill replica for its first token, which is the answer's first token as
-well; then the KV blocks of its prompt are copied to a replica that decodes, and it goes on there. A
-failure on the way costs time and never the answer: the decode side computes the prompt again.
+well. Then the KV blocks of its prompt are copied to a decode replica, where it continues. A failure
+on the way costs time and never the answer: the decode side computes the prompt again.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Handovers:
 
     Attributes:
         times: Learned times of transfers.
-        ready: Slots that were booked before their blocks came, and can be sent now.
+        ready: Dispatches that were booked before their blocks came, and can be sent now.
         transfers: Transfers to be started.
     """
 
@@ -51,12 +51,12 @@ class Handovers:
         self._moves: dict[int, _Move] = {}  # by sequence
 
     def begin(self, cell: CellBook, dispatch: Dispatch, cached_tokens: int, now: float) -> bool:
-        """Start to bring the missing KV blocks to a booked dispatch; False: none are to come.
+        """Start to transfer the missing KV blocks of a booked dispatch; False: none are needed.
 
         Args:
             cell: Book of the cell of both replicas.
-            dispatch: Booked on the target.
-            cached_tokens: Predicted to be there already.
+            dispatch: Dispatch that is booked on the target.
+            cached_tokens: Tokens that are predicted to be cached there already.
             now: Time.
         """
         request = dispatch.request
@@ -131,7 +131,7 @@ class Handovers:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way or to be sent."""
+        """Whether no transfer is under way or waits to be sent."""
         return not (self._moves or self.ready or self.transfers)
 
     def overdue(self, now: float) -> list[int]:
@@ -146,9 +146,9 @@ class Handovers:
     def refine(
         self, cell: CellBook, request: Request, whole: PlacementChoice, now: float
     ) -> PlacementChoice | None:
-        """Return a choice anew in a cell with prefill replicas: whole as it was, or split.
+        """Return a better choice in a cell with prefill replicas: whole, or split.
 
-        None: the better one of both opens later, and is worth the wait.
+        None: the better one opens later, and is worth the wait.
         """
         if not cell.fleet.open_prefillers:
             return whole

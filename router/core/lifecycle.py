@@ -1,4 +1,4 @@
-"""The life of requests: accepted, queued, run, queued again, and ended exactly once."""
+"""The life of requests: accepted, queued, run, requeued, and ended exactly once."""
 
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
@@ -46,7 +46,7 @@ class RequestLifecycle:
     # --- in ---------------------------------------------------------------------------------
 
     def stamp(self, gateway: ConnectedGateway, request: Request, now: float) -> None:
-        """Say when and from whom a request came."""
+        """Set the arrival and the gateway of a request."""
         self._orders += 1
         request.order = self._orders
         request.gateway = gateway
@@ -54,7 +54,7 @@ class RequestLifecycle:
         request.deadline_at = now + request.longest_wait_s(self._config.deadline_default_s)
 
     def accept(self, request: Request, cell: CellBook, now: float) -> None:
-        """Let a stamped request wait; from now on it ends exactly once."""
+        """Queue a stamped request; from now on it ends exactly once."""
         request.gateway.requests[request.handle] = request
         cell.enqueue(request, now)
         self.live += 1
@@ -65,10 +65,10 @@ class RequestLifecycle:
     # --- back into the queue ----------------------------------------------------------------
 
     def retry(self, dispatch: Dispatch, code: ErrorCode | None, what: str, now: float) -> None:
-        """Queue an open dispatch's request again if nothing was emitted; end it otherwise.
+        """Queue an open dispatch's request again if no token was emitted; end it otherwise.
 
         Without a code it is backpressure, which is no failure and has no limit but the deadline.
-        `what` happened is told in words that go on behind the replica's name.
+        `what` is the text that follows the replica's name.
         """
         request = dispatch.request
         message = f"replica {dispatch.replica_id}{what}"
@@ -93,7 +93,7 @@ class RequestLifecycle:
         self.requeue(dispatch, now)
 
     def preempt(self, dispatch: Dispatch, now: float) -> None:
-        """Interrupt an open dispatch's request: it goes on later, behind what it has emitted."""
+        """Preempt an open dispatch's request: it continues later, behind its emitted tokens."""
         assert dispatch.request.output is not None, "only preemptible requests keep their output"
         self.cancels.setdefault(dispatch.replica_id, []).append(dispatch.sequence)
         dispatch.request.preemptions += 1
@@ -107,7 +107,7 @@ class RequestLifecycle:
         self.requeue(dispatch, now)
 
     def requeue(self, dispatch: Dispatch, now: float) -> None:
-        """Let an open dispatch's request wait again, behind what it has emitted."""
+        """Queue an open dispatch's request again, behind its emitted tokens."""
         request = dispatch.request
         cell = self._cells[request.cell_id]
         if not cell.is_owned:
@@ -123,7 +123,7 @@ class RequestLifecycle:
     # --- out --------------------------------------------------------------------------------
 
     def end(self, request: Request, ending: Ending) -> None:
-        """Give a request its single outcome; what its dispatch still holds stays booked."""
+        """Give a request its single outcome; its dispatch stays booked until the engine's end."""
         assert request.state is not RequestState.DONE, "a request ends once"
         if request.output:
             ending.output_tokens = len(request.output)  # of all its dispatches
@@ -143,7 +143,7 @@ class RequestLifecycle:
         count(ending, self.stats)
 
     def withdraw(self, request: Request, ending: Ending) -> None:
-        """End a request that waits or runs, with the given ending."""
+        """End a waiting or running request with the given ending."""
         dispatch = request.dispatch
         if dispatch is None:
             cell = self._cells[request.cell_id]
@@ -167,7 +167,7 @@ class RequestLifecycle:
         self._look(now)
 
     def _look(self, now: float) -> None:
-        """Evict what does not wait so long for a cell without replicas."""
+        """Evict requests whose wait for a cell without replicas is over."""
         looks = self._looks
         while looks and looks[0][0] <= now:
             request = heappop(looks)[2]
@@ -198,7 +198,7 @@ class RequestLifecycle:
         self.withdraw(request, ending)
 
     def next_deadline(self) -> float:
-        """Return when `expire` has something to do; inf: not by time."""
+        """Return when `expire` is due; inf: unknown."""
         return min(_next_at(self._deadlines), _next_at(self._looks))
 
 
@@ -222,7 +222,7 @@ def _next_at(entries: list[tuple[float, int, Request]]) -> float:
 
 
 def _interrupted(dispatch: Dispatch, code: str, message: str, now: float) -> None:
-    """Keep for the gateway how a dispatch ended that does not end its request."""
+    """Note for the gateway the end of a dispatch whose request goes on."""
     request = dispatch.request
     if request.prefilled_on:  # two replicas at one answer: the gateway knows of the first one
         return
@@ -244,7 +244,7 @@ def _interrupted(dispatch: Dispatch, code: str, message: str, now: float) -> Non
 
 
 def moved(cell_id: str, *, emitted: bool) -> Ending:
-    """Return the end of a request whose cell has another owner now: its gateway goes there."""
+    """Return the ending of a request whose cell has a new owner: its gateway submits it there."""
     kind = wire.OUTCOME_KIND_LOST if emitted else wire.OUTCOME_KIND_EVICTED
     text = f"cell {cell_id} moved to another router; try again"
     return Ending(kind, ErrorCode.UNAVAILABLE, text, retry_after_s=MOVED_RETRY_S)

@@ -12,7 +12,7 @@ def check(frame: engine.StepFrame) -> None:
     """Assert that a frame has log probabilities of all the tokens of a sequence, or of none.
 
     Raises:
-        ValueError: It has not, or the columns do not agree.
+        ValueError: Only some tokens have log probabilities, or the columns do not agree.
     """
     columns = frame.logprobs
     _check_columns(columns)
@@ -67,10 +67,10 @@ def file_prompts(book: ReplicaBook, parts: Iterable[engine.PromptLogprobs]) -> N
 
 
 def missed(entry: engine.Resumed, known: int) -> engine.Logprobs:
-    """Return those of a resumed sequence's tokens behind the first `known` ones.
+    """Return the log probabilities of a resumed sequence's tokens behind the first `known` ones.
 
     Raises:
-        ValueError: They are not those of all of its tokens, or the columns do not agree.
+        ValueError: They do not cover all of its tokens, or the columns do not agree.
     """
     columns = entry.logprobs
     _check_columns(columns)

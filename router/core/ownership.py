@@ -19,14 +19,14 @@ class Ownership:
         replicas: dict[str, ReplicaBook],
         lifecycle: RequestLifecycle,
     ) -> None:
-        """Begin with the router's own books, which change with every call."""
+        """Take the router's own books, which every call changes."""
         self._config = config
         self._cells = cells
         self._replicas = replicas
         self._lifecycle = lifecycle
 
     def adopt(self, owned: Iterable[str], plans: Iterable[ReplicaPlan], epoch: int) -> None:
-        """Take over which cells are ours and which replicas they have; complete every time."""
+        """Take the complete assignment of cells and replicas."""
         wanted = dict.fromkeys(owned)
         for cell_id in wanted:
             cell = self._cells.get(cell_id)
@@ -61,7 +61,7 @@ class Ownership:
             self._lifecycle.end(request, moved(cell.cell_id, emitted=bool(request.output)))
 
     def _forget(self, wanted: dict[str, None]) -> None:
-        """Drop replicas and cells that are no longer planned and hold nothing."""
+        """Drop replicas and cells that are no longer planned and are empty."""
         for book in list(self._replicas.values()):
             if book.is_leaving and not book.dispatches and book.limits is None:
                 cell = self._cells[book.cell_id]

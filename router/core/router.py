@@ -153,9 +153,9 @@ class RouterCore:
         resumed: Sequence[engine.Resumed],
         now: float,
     ) -> None:
-        """Go on with an engine that kept our sequences while its stream was gone.
+        """Continue with an engine that kept our sequences while its stream was gone.
 
-        Sequences that it does not list have ended, which its first frame says, or never arrived.
+        Sequences that it does not list have ended, as its first frame reports, or never arrived.
 
         Raises:
             ValueError: The list contradicts the engine's own reports; end the attachment.
@@ -173,7 +173,7 @@ class RouterCore:
         self.cells[book.cell_id].update(book)
 
     def on_replica_lost(self, replica_id: str, epoch: int, now: float) -> None:
-        """Give up an attachment: what was not emitted goes elsewhere, the rest is LOST."""
+        """Give up an attachment: unstarted answers go elsewhere, the others end as LOST."""
         book = self.replicas.get(replica_id)
         if book is None or book.epoch != epoch or book.limits is None:
             return
@@ -191,7 +191,7 @@ class RouterCore:
     # --- other cells of a pool --------------------------------------------------------------
 
     def on_service_elsewhere(self, cell_id: str, report: ServiceReport, now: float) -> None:
-        """Count what another cell of its pool reports in one of our cells."""
+        """Count another cell's report in a cell of its pool."""
         cell = self.cells.get(cell_id)
         if cell is not None:
             cell.queue.hear(report, now)
@@ -211,7 +211,7 @@ class RouterCore:
             self.cells[book.cell_id].fleet.health.probe_failed(replica_id, now)
 
     def on_transferred(self, sequence: int, blocks: int, now: float) -> None:
-        """End a transfer that brought so many blocks, in order; the request goes on anyway."""
+        """End a transfer of so many blocks, in order; the request goes on in any case."""
         result = self.handovers.end(self.cells, sequence, blocks, now)
         if result:
             transfers = self.lifecycle.stats.transfers
@@ -223,7 +223,7 @@ class RouterCore:
         """Book one step frame and file its tokens by gateway. The hot path: per token.
 
         Raises:
-            ValueError: It contradicts itself; the attachment is to be ended.
+            ValueError: The frame contradicts itself; the attachment is to be ended.
         """
         book = self.replicas.get(replica_id)
         if book is None or book.epoch != epoch or book.limits is None:
@@ -233,7 +233,7 @@ class RouterCore:
     # --- time -------------------------------------------------------------------------------
 
     def tick(self, now: float) -> Actions:
-        """Expire, bind what can start soon, and return all that is to be sent since the last."""
+        """Expire, bind requests that can start soon, and return all actions since the last tick."""
         actions = Actions()
         self.lifecycle.expire(now)
         for book in self.engine_news.rested(now):
@@ -277,7 +277,7 @@ class RouterCore:
         return max(min(due), now)
 
     def _hand_over(self, actions: Actions, now: float) -> None:
-        """Start transfers, and send what does not wait for one any more."""
+        """Start transfers, and send dispatches that do not wait for one any more."""
         handovers = self.handovers
         for sequence in handovers.overdue(now):
             self.on_transferred(sequence, 0, now)
@@ -297,7 +297,7 @@ class RouterCore:
         actions.transfers, handovers.transfers = handovers.transfers, []
 
     def _judge(self, cell: CellBook, actions: Actions, now: float) -> None:
-        """Act on what the health of the cell's replicas has become."""
+        """Apply changes in the health of the cell's replicas."""
         for verdict in cell.fleet.health.verdicts():
             book = cell.fleet.replicas.get(verdict.replica_id)
             if book is None:
@@ -317,7 +317,7 @@ class RouterCore:
             cell.update(book)
 
     def _abandon(self, book: ReplicaBook, now: float) -> None:
-        """Take away what runs on a replica whose tokens are wrong."""
+        """Take the requests off a replica whose tokens are wrong."""
         what = " gives wrong answers"
         for dispatch in list(book.dispatches.values()):
             if dispatch.is_open:
@@ -327,12 +327,12 @@ class RouterCore:
     # --- the end ----------------------------------------------------------------------------
 
     def take_stats(self) -> Stats:
-        """Return what happened since the last call."""
+        """Return the statistics since the last call."""
         stats, self.lifecycle.stats = self.lifecycle.stats, Stats()
         return stats
 
     def drain(self) -> None:
-        """Accept nothing more; what was accepted goes on."""
+        """Accept no more requests; accepted ones go on."""
         self.is_draining = True
         for cell in self.cells.values():
             cell.is_dirty = True

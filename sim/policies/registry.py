@@ -35,7 +35,7 @@ class Entry:
 
     Attributes:
         make: Returns a new one.
-        is_shared: It is the bound: replicas share one infinite cache.
+        is_shared: Whether it is the upper bound: replicas share one infinite cache.
     """
 
     make: Callable[[], Policy]

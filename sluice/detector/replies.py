@@ -30,7 +30,7 @@ def check_count(address: str, tokens: Sequence[int], wanted: int) -> None:
     """Check that a reply has as many tokens as were asked for.
 
     Raises:
-        WrongAnswerError: It has not.
+        WrongAnswerError: The number of tokens is wrong.
     """
     if len(tokens) != wanted:
         message = f"the canary asked {address} for {wanted} token and got {len(tokens)}"

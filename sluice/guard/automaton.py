@@ -78,8 +78,8 @@ class Automaton:
 
     Attributes:
         start: The state before a text.
-        made: How many steps and leaps were made since it began; for tests and benchmarks.
-        remembered: How many of them are remembered.
+        made: Number of steps and leaps since the begin; for tests and benchmarks.
+        remembered: Number of cached steps and leaps.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def compiled(expression: str, places: Places, behind: int, *, ignores_case: bool
         Its first place.
 
     Raises:
-        ExpressionError: It is no expression, has what no automaton can do, is too large, or
+        ExpressionError: The text is no expression, has what no automaton can do, is too large, or
             matches the empty text.
     """
     if len(expression) > EXPRESSION_CHARACTERS_MAX:

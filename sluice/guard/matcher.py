@@ -90,7 +90,7 @@ class GuardedText:
     Attributes:
         counts: Number of runs in which a rule took part, by index of the rule.
         blocked_by: The index of the rule that has ended the text; None: none has.
-        rewritten: How many runs were replaced.
+        rewritten: Number of replaced runs.
         length: Characters taken so far.
     """
 

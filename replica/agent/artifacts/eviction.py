@@ -42,7 +42,7 @@ class EvictionCandidate:
     """An artifact on the disk.
 
     Attributes:
-        heat: Its score now.
+        heat: Present score of use.
         is_adapter: Adapters go before bases, which take long to come back.
     """
 

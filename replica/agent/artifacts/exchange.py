@@ -151,8 +151,8 @@ async def ask_manifest(address: str, digest: str) -> Manifest:
     """Return a manifest that the control plane has.
 
     Raises:
-        UnknownArtifactError: It has none.
-        ConnectionError: It does not answer, or not with a manifest.
+        UnknownArtifactError: The peer does not have the artifact.
+        ConnectionError: The peer does not answer, or not with a manifest.
     """
     content = bytearray()
     try:

@@ -79,7 +79,7 @@ class Holdings:
 
         Raises:
             CorruptChunkError: The disk spoiled it; it is begun anew.
-            OSError: It cannot be read or renamed.
+            OSError: The artifact cannot be read or renamed.
         """
         try:
             files = await asyncio.to_thread(partial.seal)

@@ -197,7 +197,7 @@ class Library:
         """Take a complete, verified directory of the same file system into the library, at once.
 
         Raises:
-            OSError: It cannot be renamed.
+            OSError: The directory cannot be renamed.
         """
         entry = _entry(staging)
         target = self._directory / digest

@@ -135,7 +135,7 @@ class Partial:
 
         Raises:
             CorruptChunkError: The disk does not hold what was written; nothing is left of it.
-            OSError: It cannot be read.
+            OSError: The artifact cannot be read.
         """
         assert not self.missing
         if digest_directory(self.files) != self.digest:

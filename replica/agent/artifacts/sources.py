@@ -56,7 +56,7 @@ class Sources:
         """Yield the sources of a node.
 
         Args:
-            store_url: As `open_backend` takes it.
+            store_url: URL of the store, see `open_backend`.
             bytes_per_s: Bytes per second of all downloads together; 0: any.
 
         Raises:
@@ -85,7 +85,7 @@ class Sources:
 
         Raises:
             RefusedError: There is no such source, or it has no such chunk.
-            TimeoutError: It does not answer; a caller's deadline ends what takes too long.
+            TimeoutError: The source does not answer; a caller's deadline ends slower answers.
         """
         await self._pace.take(piece.size_bytes)
         if address:

@@ -1,8 +1,8 @@
-"""Decides whether a request may wait at all, and which one it replaces when there is no room.
+"""Decides whether a request may wait, and which request it replaces when there is no room.
 
-A request refused here was never queued. Under pressure these are refused or shed, in this order:
+A request refused here was never queued. Under pressure requests are refused or shed in this order:
 batch work, requests whose adapter no replica has, the lowest tiers. The highest tier is refused
-only when no lower tier is left that runs on more than its reserved share.
+only when no lower tier runs on more than its reserved share.
 """
 
 from collections.abc import Iterator
@@ -34,12 +34,12 @@ _SAMPLE = 4  # one of so many predictions is made although nothing depends on it
 
 
 class Pressure(NamedTuple):
-    """The numbers of a cell that admission needs of every request.
+    """The numbers of a cell that admission needs for every request.
 
     Attributes:
         tenant_requests: Requests of its tenant that wait in its tier.
-        tenant_tokens: Prompt tokens of these.
-        prefill_s: Seconds of its own prefill on a replica that does nothing else.
+        tenant_tokens: Prompt tokens of these requests.
+        prefill_s: Seconds of the request's own prefill on an idle replica.
     """
 
     tenant_requests: int
@@ -95,11 +95,10 @@ def rejection(
     pressure: Pressure | None,
     router_is_draining: bool,
 ) -> Ending | None:
-    """Return why a request is refused, with an honest time to try again, or None.
+    """Return why a request is refused, with a realistic time for a retry, or None.
 
-    A refusal without a time is about the request itself: trying again does not help. Nothing is
-    changed but what later predictions learn from. `pressure` comes from `CellBook.price`; None:
-    there is no cell.
+    A refusal without a time depends on the request alone: a retry does not help. Only data for
+    later predictions is changed. `pressure` comes from `CellBook.price`; None: there is no cell.
     """
     if router_is_draining:
         message = "this router is shutting down; try again"
@@ -125,7 +124,7 @@ def room_for(
 ) -> Iterator[tuple[Request, Ending]]:
     """Yield the requests that an admitted one replaces in the queue, each with its ending.
 
-    The caller ends each one, which takes it out of the queue, before it asks for the next.
+    The caller ends each one, which removes it from the queue, before it asks for the next.
     """
     while _excess(request, cell, config) is not None:
         victim = _cheapest_to_lose(request, cell, now)
@@ -143,7 +142,7 @@ def _rejected(code: ErrorCode, message: str, retry_after_s: float = 0.0) -> Endi
 
 
 def _unservable(request: Request, cell: AdmissionCell) -> Ending | None:
-    """Refuse what no replica of the cell can take, whatever the load."""
+    """Refuse a request that no replica of the cell could serve, whatever the load."""
     longest = cell.fleet.prompt_tokens_max
     if longest is None:
         return None  # nothing is attached: nobody knows yet
@@ -177,7 +176,7 @@ def _over_tenant_limit(
 def _excess(
     request: Request, cell: AdmissionCell, config: CoreConfig, *, share: float = 1.0
 ) -> tuple[float, float] | None:
-    """Return by how many requests and tokens the queue would be over its bounds; None: not."""
+    """Return the requests and tokens above the queue's bounds; None: it is within them."""
     queue = cell.queue
     requests = queue.requests + 1 - share * config.queue_requests_max
     tokens = queue.tokens + request.prompt_tokens - share * config.queue_tokens_max
@@ -211,7 +210,7 @@ def _is_cold(request: Request, cell: AdmissionCell) -> bool:
 
 
 def _is_kept(request: Request, cell: AdmissionCell, now: float) -> bool:
-    """Return whether it is of the highest tier while lower ones run: then it waits with them."""
+    """Return whether a request of the highest tier waits, because lower tiers still run."""
     priority = request.priority
     return cell.forecast.is_top(priority) and cell.runs_below(priority, now)
 
@@ -224,12 +223,12 @@ def _cheapest_to_lose(request: Request, cell: AdmissionCell, now: float) -> Requ
 
 
 def told(seconds: float) -> str:
-    """Return a time as callers are told it: what is short, in the unit that they set it in."""
+    """Return a time in the form for callers: in the unit of their setting, if it is short."""
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
 def drain_s(cell: AdmissionCell, now: float) -> float:
-    """Return the predicted time until half of what waits is served, as it may be told."""
+    """Return the predicted time until half of the queue is served, in the form for callers."""
     queue = cell.queue
     wait_s = queue_wait_s(cell.supply(now), queue.requests, queue.tokens)
     return bounded_retry_s(wait_s / 2)
@@ -238,7 +237,7 @@ def drain_s(cell: AdmissionCell, now: float) -> float:
 def _too_late(
     request: Request, cell: AdmissionCell, config: CoreConfig, prefill_s: float, now: float
 ) -> Ending | None:
-    """Refuse what would not have its first token by its deadline, however long it waited."""
+    """Refuse a request that would miss the deadline of its first token, however long it waited."""
     if not cell.queue.requests or request.is_begun:
         return None  # with nobody before it, only trying shows how long it takes
     forecast = cell.forecast
@@ -278,10 +277,10 @@ def _too_late(
 
 
 def _deadline_s(request: Request, config: CoreConfig) -> float:
-    """Return the seconds within which a request must be predicted to have its first token.
+    """Return the seconds within which the first token must be predicted.
 
-    The deadline of a tier is for waiting: what a request's own prefill takes on an idle replica is
-    no reason to send it away.
+    The deadline of a tier is for waiting: a request's own prefill on an idle replica is no reason
+    for a refusal.
     """
     longest_s = request.longest_wait_s(config.deadline_default_s)
     if not request.admission_s:
@@ -290,10 +289,10 @@ def _deadline_s(request: Request, config: CoreConfig) -> float:
 
 
 def _cold_limit_s(request: Request, cell: AdmissionCell, deadline_s: float) -> float:
-    """Return the limit of a request whose adapter no replica has: by a margin within its deadline.
+    """Return the limit for a request whose adapter no replica has: a margin within its deadline.
 
-    Nor is the load of the adapter a wait by which a tier sends it away: under a steady load none
-    would ever be loaded.
+    The load of the adapter itself does not count as a wait: under a steady load no adapter would
+    ever be loaded.
     """
     load_s = cell.fleet.cold_load_s(request.adapter) if request.admission_s else 0.0
     return COLD_SHARE * deadline_s + load_s

@@ -1,4 +1,4 @@
-"""Decides whether a request is split: its prompt on one replica, its answer on another.
+"""Decides whether a request is split: prefill on one replica, decode on another.
 
 Plain numbers in, a choice out. Only cells with prefill replicas split, and each request anew.
 """
@@ -21,12 +21,12 @@ _BACKOFF_MAX_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A request that stays on one replica.
+    """The costs of a request that stays on one replica.
 
     Attributes:
         backlog_s: Seconds of prefill owed there.
-        prefill_s: Seconds of prefill of its own prompt there.
-        decodes: Sequences that are slowed by it.
+        prefill_s: Seconds of the request's own prefill there.
+        decodes: Sequences that its prefill slows down.
         waiting: Requests that would wait for its prefill; none while replicas are free.
     """
 
@@ -38,11 +38,11 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSplit:
-    """The same request on two replicas.
+    """The costs of the same request on two replicas.
 
     Attributes:
         backlog_s: Seconds of prefill owed where its prompt would be computed.
-        prefill_s: Seconds of prefill of its own prompt there.
+        prefill_s: Seconds of the request's own prefill there.
         transfer_s: Seconds between its first and its second token.
         output_tokens: Expected tokens of its answer.
         decode_step_s: Seconds between its other tokens.
@@ -56,13 +56,13 @@ class PrefillSplit:
 
 
 def whole_cost_s(whole: Whole) -> float:
-    """Return the predicted time until the first token, with what it costs others."""
+    """Return the predicted TTFT, plus its costs for other requests."""
     others = _INTERFERENCE * whole.decodes + min(whole.waiting, _WAITING_MAX)
     return whole.backlog_s + whole.prefill_s * (1.0 + others)
 
 
 def split_cost_s(split: PrefillSplit) -> float:
-    """Return the predicted time until the first token, with the pause after it."""
+    """Return the predicted TTFT, plus the pause after the first token."""
     return split.backlog_s + split.prefill_s + split.transfer_s
 
 
@@ -83,7 +83,7 @@ def is_split_better(whole: Whole, split: PrefillSplit, tpot_s: float) -> bool:
 
 
 class TransferTimes:
-    """How long a transfer takes, learned; and whether to try one, after some have failed."""
+    """The learned duration of transfers; after failures they pause."""
 
     __slots__ = ("_backoff_s", "_seconds", "_tokens", "_until")
 
@@ -98,17 +98,17 @@ class TransferTimes:
         return _SETUP_S + tokens * self._seconds / self._tokens if tokens else 0.0
 
     def is_usable(self, now: float) -> bool:
-        """Return whether transfers are tried: not for a while after one that failed."""
+        """Return whether transfers are allowed: not for a while after a failure."""
         return now >= self._until
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from a transfer that has brought everything."""
+        """Learn from a complete transfer."""
         self._backoff_s = 0.0
         self._tokens += _SMOOTHING * (tokens - self._tokens)
         self._seconds += _SMOOTHING * (max(0.0, seconds - _SETUP_S) - self._seconds)
 
     def failed(self, now: float) -> None:
-        """Learn from one that failed: the more of them, the longer none is tried."""
+        """Learn from a failed transfer: repeated failures make the pause longer."""
         if not self.is_usable(now):
             return  # it was under way when the first one failed
         self._backoff_s = min(max(_BACKOFF_FIRST_S, 2 * self._backoff_s), _BACKOFF_MAX_S)

@@ -1,7 +1,7 @@
-"""Predicts the first token of a request that came now, for admission, and learns from the real one.
+"""Predicts the TTFT of a request that came now, for admission, and learns from the real one.
 
-Every input is a plain number. A prediction decides whether a request is refused at once, so the
-unknown part of it is left to a correction, which follows the real times and stays within bounds.
+Every input is a plain number. A prediction decides whether a request is refused at once. Its
+unknown part is left to a correction factor, which follows the real times within bounds.
 """
 
 from dataclasses import dataclass
@@ -30,9 +30,10 @@ class Supply:
 
     Attributes:
         replicas: Replicas that are attached and not draining.
-        tokens_s: Prompt tokens per second that the replicas compute beside their present decoding.
-        backlog_s: Seconds of prefill that the replica with the least of it owes.
-        sequences_free: Further sequences for which there are places and KV blocks.
+        tokens_s: Prompt tokens per second that the replicas can compute beside their present
+            decoding.
+        backlog_s: Seconds of prefill owed by the replica with the least.
+        sequences_free: Free places for sequences, with KV blocks.
         ends_s: Sequences that end per second.
     """
 
@@ -45,12 +46,12 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class WorkAhead:
-    """A request, and the work that is served before it.
+    """A request, and the work served before it.
 
     Attributes:
         requests_ahead: Waiting requests that are served before it.
         tokens_ahead: Prompt tokens that have to be computed for them.
-        prefill_s: Its own prefill, on a replica that does nothing else.
+        prefill_s: Seconds of the request's own prefill, on an idle replica.
         adapter_s: Seconds until its adapter is loaded.
     """
 
@@ -64,9 +65,9 @@ NO_SUPPLY = Supply(0, 0.0, 0.0, 0, 0.0)
 
 
 def queue_wait_s(supply: Supply, requests_ahead: int, tokens_ahead: float) -> float:
-    """Return the time until a request with so much before it is started; inf: no replica serves.
+    """Return the time until a request with so much work ahead starts; inf: no replica serves.
 
-    Prefill and places are used up at the same time, so the scarcer of the two decides.
+    Prefill and places are used at the same time, so the scarcer of the two decides.
     """
     if not supply.replicas or supply.tokens_s <= 0.0:
         return float("inf")
@@ -78,13 +79,13 @@ def queue_wait_s(supply: Supply, requests_ahead: int, tokens_ahead: float) -> fl
 
 
 def share_left(supply: Supply, requests_s: float, tokens_s: float, reserved: float) -> float:
-    """Return the share of a supply that is left beside higher tiers.
+    """Return the share of a supply that higher tiers leave.
 
     Args:
         supply: Capacity for all tiers.
         requests_s: Requests per second of the higher tiers.
         tokens_s: Prompt tokens per second of the higher tiers.
-        reserved: Share that the tier gets at least.
+        reserved: Least share of the tier.
     """
     taken = tokens_s / supply.tokens_s if supply.tokens_s > 0.0 else 0.0
     if supply.sequences_free <= 0 and supply.ends_s > 0.0:
@@ -93,15 +94,15 @@ def share_left(supply: Supply, requests_s: float, tokens_s: float, reserved: flo
 
 
 def beside_s(wait_s: float, share: float, for_s: float) -> float:
-    """Return a wait with only a share of the supply, which stays so small for `for_s` at most.
+    """Return a wait with only a share of the supply, for `for_s` at most.
 
-    Work that has come for some seconds is taken to go on for as long, and not for ever.
+    A present load is assumed to last as long as it has lasted, and not for ever.
     """
     return min(wait_s / share, wait_s + (1.0 - share) * for_s)
 
 
 def service_s(supply: Supply, tokens: float) -> float:
-    """Return by how much a request makes the wait of those behind it longer."""
+    """Return by how much a request lengthens the wait of those behind it."""
     if not supply.replicas or supply.tokens_s <= 0.0:
         return 0.0
     prefill = tokens / supply.tokens_s
@@ -111,14 +112,14 @@ def service_s(supply: Supply, tokens: float) -> float:
 
 
 def bounded_retry_s(wait_s: float) -> float:
-    """Return a wait as it may be told in a Retry-After; one of inf is not known."""
+    """Return a wait as a Retry-After; one of inf is not known."""
     if wait_s == float("inf"):
         return RETRY_AFTER_UNKNOWN_S
     return min(max(wait_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
 
 
 class Accuracy:
-    """How far predictions were off; ratio of means, so that long waits count for more."""
+    """The error of predictions as a ratio of means, so that long waits count for more."""
 
     __slots__ = ("_actual_s", "_predicted_s")
 
@@ -145,7 +146,7 @@ class Accuracy:
 
 
 class Arrivals:
-    """How much has come of late, by tier."""
+    """The recent arrivals, by tier."""
 
     __slots__ = ("_since", "_tiers")
 
@@ -160,7 +161,7 @@ class Arrivals:
         return aside
 
     def add(self, priority: int, tokens: int, now: float) -> None:
-        """Note a request that was let in."""
+        """Note an admitted request."""
         if self._since is None:
             self._since = now
         requests, before, at = self._tiers.get(priority, (0.0, 0.0, now))
@@ -186,7 +187,7 @@ class Arrivals:
 
 
 class Promises:
-    """Times that refused requests were told, so that they do not all come back at the same one."""
+    """Retry times given to refused requests, spread so that they do not all return at once."""
 
     __slots__ = ("_until",)
 
@@ -200,12 +201,12 @@ class Promises:
         return aside
 
     def retry_after_s(self, priority: int, wait_s: float, service_s: float, now: float) -> float:
-        """Return the time after which one more request fits, behind those that were refused before.
+        """Return the time after which one more request fits, behind those refused before.
 
         Args:
             priority: Tier of the request.
-            wait_s: Seconds until it would fit, without other clients that wait outside.
-            service_s: Time that its own service takes from the others.
+            wait_s: Seconds until it would fit, without other refused clients.
+            service_s: Seconds by which its own service delays others.
             now: Time.
         """
         at = max(now + wait_s, self._until.get(priority, 0.0))
@@ -214,7 +215,7 @@ class Promises:
 
 
 class TimedPrediction:
-    """The predicted first token of one request; learns once from the real one.
+    """The predicted TTFT of one request; learns once from the real one.
 
     Attributes:
         uncorrected_s: Seconds until the request is started, before the correction.
@@ -256,7 +257,7 @@ class TimedPrediction:
 
 
 class FirstTokenForecast:
-    """One cell's predictions, what they turned out to be worth, and what was promised by them."""
+    """One cell's predictions, their accuracy, and the promised retry times."""
 
     __slots__ = ("_accuracies", "_top", "_top_until", "arrivals", "promises")
 
@@ -279,7 +280,7 @@ class FirstTokenForecast:
     def accuracy(self, uncached_tokens: int, mean: float) -> Accuracy:
         """Return the accuracy of predictions for prompts of a size.
 
-        With shortest first, later requests overtake only the long ones, so each size has its own.
+        With shortest first, later requests overtake only long ones, so each size has its own.
         """
         size = sum(uncached_tokens > factor * mean for factor in _SIZES)
         return self._accuracies[size]
@@ -334,5 +335,5 @@ class FirstTokenForecast:
             self._top_until = now + _TOP_KEPT_S
 
     def is_top(self, priority: int) -> bool:
-        """Return whether no higher tier had any work of late."""
+        """Return whether no higher tier had any work recently."""
         return priority >= self._top

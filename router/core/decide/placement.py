@@ -1,6 +1,6 @@
-"""Which replica gets a request, and how far ahead of its work a replica is sent more.
+"""Chooses the replica for a request, and how far ahead of its work a replica is sent more.
 
-The one place with the formulas; `explain` shows what is computed here.
+The only place with the formulas; `explain` shows its results.
 """
 
 from bisect import bisect_right
@@ -29,7 +29,7 @@ ROUNDED_S = 1e-6
 
 @dataclass(slots=True)
 class PlacementChoice:
-    """A replica for a request, with what was predicted.
+    """A replica for a request, with the predictions behind the choice.
 
     Attributes:
         book: Book of the replica.
@@ -54,7 +54,7 @@ def cost_s(
     *,
     is_home: bool,
 ) -> float:
-    """Return what placement minimises: the predicted time until the first token, weighted."""
+    """Return the cost that placement minimises: the weighted predicted TTFT."""
     cost = book.backlog_s(now) + prompt_cost_s(mean_speed, uncached, cached) + adapter_s
     engine_model = book.engine_model
     at_risk = engine_model.at_risk(uncached, book.speed.prompt_work_s(uncached, cached))
@@ -63,14 +63,14 @@ def cost_s(
 
 
 def prompt_cost_s(mean_speed: MeanSpeed, uncached: int, cached: int) -> float:
-    """Return the part of the cost that is the same wherever as much of the prompt is cached."""
+    """Return the part of the cost that depends only on the cached tokens."""
     return (
         mean_speed.prefill_s(uncached, cached) + _RECOMPUTE_WEIGHT * uncached * mean_speed.token_s
     )
 
 
 def is_paced(book: ReplicaBook, uncached: int, cached: int) -> bool:
-    """Return whether a replica had better decode for some more steps before its next prompt.
+    """Return whether a replica should decode some more steps before its next prompt.
 
     Call after `opens_at` or `cost_s`.
     """
@@ -83,7 +83,7 @@ def is_paced(book: ReplicaBook, uncached: int, cached: int) -> bool:
 def excluded_by(
     book: ReplicaBook, request: Request, output: int, cached: int, *, is_only: bool
 ) -> str:
-    """Return why a replica may not take a request now or soon, in a word; empty when it may."""
+    """Return in a word why a replica may not take a request now or soon; empty when it may."""
     limits = book.limits
     if limits is None:
         return "not attached"
@@ -130,8 +130,8 @@ def choose(
 ) -> PlacementChoice | None:
     """Return the cheapest replica; it may be one above its window that holds the prompt.
 
-    Replicas that hold more of the prompt than most are priced one by one; the others by the
-    prefill that they owe, until that alone costs more than the best so far.
+    Replicas that hold more of the prompt than most are priced one by one; the others by their owed
+    prefill, until that alone costs more than the best so far.
 
     Args:
         books: Replicas that may take work, by name; the first of equals is chosen.
@@ -139,17 +139,17 @@ def choose(
         matches: Cached leading blocks by replica; holders only.
         owed_until: `EngineModel.owed_until` of `books`, in order; renewed where it has passed.
         mean_speed: Speed of the cell's replicas.
-        output: Output tokens that KV blocks are to be booked for.
+        output: Output tokens to book KV blocks for.
         home: Replica of the session's last request.
         adapter_s: Seconds until its adapter is in a slot, by replica; empty for the base.
-        without: Names of `books` that are not to be chosen.
-        is_only: Whether the cell has only replicas that the request avoids.
+        without: Names of `books` to leave out.
+        is_only: Whether the cell has only replicas that the request should avoid.
         now: Time, in seconds.
     """
     names, best_s, best_at, best_cached = list(books), float("inf"), -1, 0
 
     def look_at(name: str, least_prompt_s: float) -> bool:
-        """Price a replica, unless it can be seen that it costs more than the best."""
+        """Price a replica, unless its lower bound already exceeds the best cost."""
         nonlocal best_s, best_at, best_cached
         at, left_s = names.index(name), owed_until[name] - now - ROUNDED_S
         least_s = least_prompt_s + left_s if left_s > 0.0 else least_prompt_s
@@ -182,9 +182,9 @@ def _looked_at_first(
     mean_speed: MeanSpeed,
     home: str | None,
 ) -> tuple[float, dict[str, float]]:
-    """Return `prompt_cost_s` of most replicas, and of each seen first: home, holders of more.
+    """Return `prompt_cost_s` of most replicas, and of those priced first: home, holders of more.
 
-    Home stands first, since no bound knows of its bonus.
+    Home comes first, since no lower bound includes its bonus.
     """
     book = next(iter(books.values()))
     blocks_of_all = min(matches.values()) if len(matches) >= len(books) else 0
@@ -204,7 +204,7 @@ def _looked_at_first(
 def _by_owed(
     books: Mapping[str, ReplicaBook], owed_until: dict[str, float], now: float
 ) -> list[str]:
-    """Return names by when what is owed there is done; of those that owe nothing, as in `books`."""
+    """Return names by the time when their owed work is done; idle ones in the order of `books`."""
     until = owed_until.__getitem__
     order = sorted(owed_until, key=until)
     free = bisect_right(order, now, key=until)

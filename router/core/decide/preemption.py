@@ -1,6 +1,6 @@
-"""Decides which running batch work is interrupted for a waiting request of a higher tier.
+"""Decides which running batch work is preempted for a waiting request of a higher tier.
 
-An interrupted request goes back into the queue with its emitted tokens: it loses its place, not its
+A preempted request goes back into the queue with its emitted tokens: it loses its place, not its
 tokens, and most of its prompt is still cached when it comes back.
 """
 
@@ -16,13 +16,13 @@ _REPLICAS_MAX = 8  # looked at closely for one request, those that owe least
 
 @dataclass(frozen=True, slots=True)
 class RunningSequence:
-    """A sequence that occupies a replica, and may be interrupted or is ending already.
+    """A sequence on a replica that may be preempted or is ending already.
 
     Attributes:
         blocks: KV blocks booked for it.
         progress_tokens: Computed tokens, prompt and output, that may have to be computed again.
         owed_s: Seconds of its prefill that are left.
-        is_ending: Whether it was cancelled, and its room is free in a moment.
+        is_ending: Whether the sequence was cancelled, so that its room is free in a moment.
     """
 
     blocks: int
@@ -36,8 +36,8 @@ class PreemptionRoom:
     """The room of a replica, and the needs of a request there.
 
     Attributes:
-        sequences_free: Places, without those of sequences that are ending.
-        blocks_free: KV blocks, likewise.
+        sequences_free: Places, without those of ending sequences.
+        blocks_free: KV blocks, without those of ending sequences.
         blocks_needed: KV blocks of the request with its expected output.
         backlog_s: Seconds of prefill owed.
         prefill_s: Seconds of the request's own prefill.
@@ -51,7 +51,7 @@ class PreemptionRoom:
 
 
 def fits(room: PreemptionRoom, left_s: float) -> bool:
-    """Return whether the first token comes within `left_s` without an interruption."""
+    """Return whether the first token comes within `left_s` without a preemption."""
     return (
         room.sequences_free > 0
         and room.blocks_free >= room.blocks_needed
@@ -62,10 +62,10 @@ def fits(room: PreemptionRoom, left_s: float) -> bool:
 def cheapest(
     room: PreemptionRoom, running: Sequence[RunningSequence], left_s: float
 ) -> list[int] | None:
-    """Return the sequences to interrupt, as indexes, so that the first token comes within `left_s`.
+    """Return the indices of the sequences to preempt so that the first token comes within `left_s`.
 
-    The least progress is lost first, and each interruption is needed: without it there would be too
-    little room or too little time. None: not even all of them would help.
+    The least progress is lost first, and each preemption is necessary: without it there would be
+    too little room or too little time. None: not even all of them would help.
     """
     sequences = room.sequences_free + sum(entry.is_ending for entry in running)
     blocks = room.blocks_free + sum(entry.blocks for entry in running if entry.is_ending)
@@ -102,11 +102,11 @@ def cheapest(
 
 @dataclass(frozen=True, slots=True)
 class RoomClaim:
-    """Room on a replica that was made for a request, which has not taken it yet.
+    """Room that was made on a replica for a request that has not taken it yet.
 
     Attributes:
         blocks: KV blocks.
-        stopped: Interrupted sequences.
+        stopped: Preempted sequences.
         until: Time at which the claim ends by itself.
     """
 
@@ -139,7 +139,7 @@ class RoomClaims:
         )
 
     def forget_ended(self, now: float) -> None:
-        """Drop claims that are over, or whose request does not wait any more."""
+        """Drop claims that have expired, or whose request does not wait any more."""
         gone = [
             order
             for order, claim in self._claims.items()
@@ -153,7 +153,7 @@ class RoomClaims:
         return [claim for claim in self._claims.values() if claim.replica_id == replica_id]
 
     def stopped(self) -> frozenset[int]:
-        """Return all interrupted sequences."""
+        """Return all preempted sequences."""
         return frozenset[int]().union(*(claim.stopped for claim in self._claims.values()))
 
 
@@ -164,7 +164,7 @@ def cheapest_replica(
     due_s: float,
     deadline_s: float,
 ) -> tuple[int, list[int]] | None:
-    """Return the replica where the least progress is lost, and the sequences to interrupt there.
+    """Return the replica where the least progress is lost, and the sequences to preempt there.
 
     Args:
         rooms: Room of each replica with sequences that may be interrupted; None: it has none.

@@ -1,10 +1,10 @@
-"""Keeps why the router placed a request where it did, as far as that is of interest.
+"""Keeps the reasons of placements, as far as they are of interest.
 
 A full explanation looks at every replica. So only some placements are explained in full: a sample,
 and, as often as `decision_pause_s` allows, those of requests that are traced, late, or were placed
-before. Of every other placement three numbers are kept, which placement has at hand. The gateway
-hears them at the end of requests that failed, and as often as the pause allows of those that were
-slow, evicted or interrupted, which under overload may be all.
+before. Of every other placement three numbers are kept. The gateway gets them at the end of failed
+requests, and as often as the pause allows of slow, evicted or interrupted ones, which under
+overload may be all.
 """
 
 from router.core.cell import CellBook
@@ -18,7 +18,7 @@ _FAILED = (wire.OUTCOME_KIND_FAILED, wire.OUTCOME_KIND_LOST)
 
 
 class DecisionLog:
-    """Explains placements, and bounds how often."""
+    """Explains placements at a bounded rate."""
 
     def __init__(self, config: CoreConfig) -> None:
         self._sample = config.decision_sample
@@ -29,7 +29,7 @@ class DecisionLog:
     def remember(
         self, cell: CellBook, dispatch: Dispatch, choice: PlacementChoice, now: float
     ) -> None:
-        """Keep what is known of a request that is about to be sent to a replica."""
+        """Keep the figures of a request's placement before it is sent."""
         request = dispatch.request
         if self._sample and dispatch.sequence % self._sample == 0:
             dispatch.decision = explain.decision(cell, request, choice, now)
@@ -42,7 +42,7 @@ class DecisionLog:
         dispatch.known = (choice.cost_s, choice.book.backlog_s(now), cell.queue.requests)
 
     def tell(self, dispatch: Dispatch, outcome: wire.Outcome, now: float) -> None:
-        """Add to a request's end what was known of its placement, where that is of interest."""
+        """Add the placement's figures to a request's end, where they are of interest."""
         if dispatch.decision is not None:
             if not dispatch.is_placed:  # else the gateway heard it with the placement
                 outcome.decision.CopyFrom(dispatch.decision)

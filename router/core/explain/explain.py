@@ -1,7 +1,7 @@
-"""Why a request is where it is, or where it would go if it came now.
+"""Explains where a request is and why, or where it would go if it came now.
 
-Reads the books with the functions that decide, and changes nothing: what would learn from the
-question does so on a copy.
+Reads the books with the same functions that decide, and changes nothing: functions that would learn
+run on a copy.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ class ExplainedCore(Protocol):
 
 
 def explain(core: ExplainedCore, what: str | Request, now: float) -> wire.Explanation:
-    """Return what the router knows of a request.
+    """Return the explanation of a request.
 
     Args:
-        core: Is not changed.
-        what: The id of a request that waits or runs, or a request that might come; the latter is
-            filled in as if it had come now, and must never have been submitted.
+        core: State to read; stays unchanged.
+        what: Id of a waiting or running request, or a hypothetical request; the latter is filled in
+            as if it had come now, and must never have been submitted.
         now: Time.
     """
     if isinstance(what, Request):
@@ -51,7 +51,7 @@ def explain(core: ExplainedCore, what: str | Request, now: float) -> wire.Explan
 def decision(
     cell: CellBook, request: Request, choice: PlacementChoice, now: float
 ) -> wire.Explanation:
-    """Return what is known of a request that is about to be sent to a replica."""
+    """Return the explanation of a placement before it is sent."""
     explanation = _outline(request, "placed", now)
     explanation.candidates.extend(candidates(cell, request, now))
     _tell_choice(explanation, request, choice)
@@ -64,7 +64,7 @@ def decision(
 
 
 def recalled(dispatch: Dispatch, cost_s: float, backlog_s: float, waiting: int) -> wire.Explanation:
-    """Return the explanation of a placement from the few figures that were kept of it.
+    """Return the explanation of a placement from its few kept figures.
 
     Args:
         dispatch: The request's dispatch.
@@ -97,8 +97,8 @@ def recalled(dispatch: Dispatch, cost_s: float, backlog_s: float, waiting: int) 
 def candidates(cell: CellBook, request: Request, now: float) -> list[wire.Candidate]:
     """Return all replicas of a cell as placement sees them for a request, best first.
 
-    Replicas that may take the request stand before the others. Of equals, the first is the one
-    that placement would take.
+    Replicas that may take the request come before the others. Of equals, placement would take the
+    first.
     """
     matches = cell.fleet.index.matches(request.hashes) if request.hashes else {}
     home = cell.fleet.sessions.home(request.session, now) if request.session else None
@@ -185,7 +185,7 @@ def _known(core: ExplainedCore, cell: CellBook, request: Request, now: float) ->
 
 
 def _new(core: ExplainedCore, request: Request, now: float) -> wire.Explanation:
-    """Explain what would become of a request that came now."""
+    """Explain the fate of a request that came now."""
     request.arrived_at = now
     request.deadline_at = now + request.longest_wait_s(core.config.deadline_default_s)
     found = core.cells.get(request.cell_id)
@@ -220,7 +220,7 @@ def _new(core: ExplainedCore, request: Request, now: float) -> wire.Explanation:
 def _choice(
     core: ExplainedCore, cell: CellBook, request: Request, now: float
 ) -> PlacementChoice | None:
-    """Return where a request that is next would be sent now; None: it waits."""
+    """Return where the next request would be sent now; None: it waits."""
     matches = cell.fleet.index.matches(request.hashes) if request.hashes else {}
     choice = cell.choose(request, matches, now)
     if choice is not None and cell.fleet.open_prefillers:
@@ -257,7 +257,7 @@ def _chosen(explanation: wire.Explanation) -> wire.Candidate:
 
 
 def _tell_choice(explanation: wire.Explanation, request: Request, choice: PlacementChoice) -> None:
-    """Say where a request is sent, and why there."""
+    """Write the chosen replica and the reason."""
     explanation.chosen = choice.book.replica_id
     chosen = _chosen(explanation)
     if choice.is_split:
@@ -303,7 +303,7 @@ def _why_queued(
 
 
 def _history(request: Request) -> list[str]:
-    """Return what had become of a request before."""
+    """Return the earlier events of a request."""
     words: list[str] = []
     if request.attempts:
         words.append(f"{request.attempts} attempts failed, the last on {request.avoid}")

@@ -1,7 +1,7 @@
-"""Knows where the adapters of a cell are: loaded, in an engine's host memory, or on disk.
+"""The places of a cell's adapters: loaded, in an engine's host memory, or on disk.
 
-Engines say which adapters are loaded. The router infers that an unloaded one stays in host memory
-for a while, and learns how long a load from either place takes; both are predictions.
+Engines report loaded adapters. The router infers that an unloaded one stays in host memory for a
+while, and learns how long a load from either place takes; both are predictions.
 """
 
 from collections import Counter, OrderedDict
@@ -29,8 +29,8 @@ class _Replica:
     """The adapters of one replica.
 
     Attributes:
-        loaded: Digests of loaded adapters, as the engine said last.
-        memory: Digests that were loaded or on their way; the longest unused first.
+        loaded: Digests of loaded adapters, by the engine's last report.
+        memory: Digests of adapters in host memory or on their way; the least recently used first.
         used: Digest -> living sequences.
         loading: Digest -> place of the adapter when a sequence first needed it.
     """
@@ -65,20 +65,20 @@ class AdapterResidency:
         self._load_s = dict(zip(AdapterPlace, _LOAD_S, strict=True))
 
     def resident(self, replica_id: str, digests: Iterable[str]) -> None:
-        """Take over the list of all loaded adapters."""
+        """Take an engine's report of all loaded adapters."""
         replica = self._replicas.setdefault(replica_id, _Replica())
         replica.loaded = frozenset(digests)
         for digest in sorted(replica.loaded):
             replica.keep(digest)
 
     def held(self, replica_id: str, digests: Iterable[str]) -> None:
-        """Take over which adapters an engine says it holds in host memory."""
+        """Take an engine's report of adapters in host memory."""
         replica = self._replicas.setdefault(replica_id, _Replica())
         for digest in digests:
             replica.keep(digest)
 
     def forget(self, replica_id: str) -> None:
-        """Forget a replica: its engine is gone."""
+        """Drop a replica: its engine is gone."""
         self._replicas.pop(replica_id, None)
 
     def acquire(self, replica_id: str, digest: str) -> None:
@@ -92,7 +92,7 @@ class AdapterResidency:
         replica.keep(digest)  # the next one will not wait for a read
 
     def release(self, replica_id: str, digest: str) -> None:
-        """Note the end of a sequence that was acquired; of a replica that is gone: nothing."""
+        """Note the end of an acquired sequence; a lost replica is ignored."""
         replica = self._replicas.get(replica_id)
         if replica is None or digest not in replica.used:
             return
@@ -102,7 +102,7 @@ class AdapterResidency:
             replica.loading.pop(digest, None)
 
     def loaded(self, replica_id: str, digest: str, seconds: float) -> None:
-        """Learn from how long the first sequence that needed an adapter waited for it."""
+        """Learn from the wait of the first sequence that needed an adapter."""
         replica = self._replicas.get(replica_id)
         place = None if replica is None else replica.loading.pop(digest, None)
         if place is not None:

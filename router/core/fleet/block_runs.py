@@ -1,4 +1,4 @@
-"""Runs of blocks: the parts of which the prefix index is made."""
+"""Runs of blocks: the elements of the prefix index."""
 
 from collections import deque
 from collections.abc import Hashable, Sequence
@@ -14,8 +14,8 @@ class BlockRun:
     Attributes:
         keys: Hashes of the blocks, in the order of the chain; never empty.
         holders: The bits of the replicas that hold all of them.
-        is_loose: It may come from a report, which does not say where a chain ends and the next one
-            begins.
+        is_loose: Whether the run may come from a report, which does not say where a chain ends and
+            the next one begins.
     """
 
     __slots__ = ("holders", "is_loose", "keys")
@@ -27,10 +27,10 @@ class BlockRun:
 
 
 class Use:
-    """The runs of a replica that one dispatch or report used last.
+    """The runs that one dispatch or report of a replica used last.
 
     Attributes:
-        number: Grows with every dispatch and report.
+        number: Sequence number of dispatches and reports.
         at: Time of the dispatch; long ago for runs that only the engine has reported.
         runs: The runs in the order of the prompt; the last is evicted first.
     """
@@ -72,12 +72,12 @@ class HeldBlocks:
 
     @property
     def room(self) -> int:
-        """How many blocks it may hold."""
+        """Number of blocks that it may hold."""
         slack = int(self.kv_blocks * _REPORT_SLACK_RATIO) if self.has_events else 0
         return self.kv_blocks + slack
 
     def use(self, run: BlockRun, use: Use) -> None:
-        """Make a run part of a use, in place of an older one."""
+        """Move a run to a new use."""
         older = self.uses.get(run)
         if older is use:
             return
@@ -96,22 +96,22 @@ class HeldBlocks:
             del self.by_age[use.number]
 
     def point(self, keys: list[Hashable], run: BlockRun) -> None:
-        """Note of which run some blocks are part."""
+        """Set the run of some blocks."""
         self.where.update(dict.fromkeys(keys, run))
 
     def forget(self, keys: list[Hashable]) -> None:
-        """Note that some blocks are not held any more."""
+        """Drop blocks that are not held any more."""
         deque(map(self.where.__delitem__, keys), 0)
 
 
 def distinct(hashes: Sequence[Hashable]) -> list[Hashable]:
-    """Return the hashes; those of a prompt that names a block twice, which is nonsense, once."""
+    """Return the hashes without repeats; a valid prompt has none."""
     keys = list(hashes)
     return keys if len(set(keys)) == len(keys) else list(dict.fromkeys(keys))
 
 
 def agreement(own: list[Hashable], keys: list[Hashable], start: int) -> int:
-    """Return how many of `own` are the keys from `start` on, block by block."""
+    """Return how many of `own` equal the keys from `start` on."""
     part = keys[start : start + len(own)]
     if part == own:
         return len(own)
@@ -120,9 +120,9 @@ def agreement(own: list[Hashable], keys: list[Hashable], start: int) -> int:
 
 
 def overlap(run: BlockRun, hashes: Sequence[Hashable], start: int) -> int:
-    """Return how many blocks of a run are those of a prompt from `start` on.
+    """Return how many blocks of a run equal those of a prompt from `start` on.
 
-    By few looks: equal hashes of a chain have equal ones before them.
+    A binary search: equal hashes of a chain have equal ones before them.
     """
     own = run.keys
     if run.is_loose:
@@ -141,7 +141,7 @@ def overlap(run: BlockRun, hashes: Sequence[Hashable], start: int) -> int:
 
 
 def stretch(own: list[Hashable], keys: list[Hashable], start: int, step: int) -> int:
-    """Return for how many keys, from `start` on, they go through `own` by steps of 1 or -1."""
+    """Return how many keys, from `start` on, follow `own` by steps of 1 or -1."""
     at = len(own) - 1 if own[-1] == keys[start] else own.index(keys[start])
     count = 1
     limit = min(len(keys) - start, len(own) - at if step > 0 else at + 1)

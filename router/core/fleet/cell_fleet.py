@@ -1,7 +1,7 @@
-"""Holds the replicas of one cell, and everything that is known of them together.
+"""The replicas of one cell, with all that is known about them together.
 
 Health, adapters, cached blocks, homes of sessions and the mean speed are kept here; the queue and
-its decisions know of replicas only by this.
+decisions see replicas only through this class.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,12 @@ class CellFleet:
     """The replicas of one cell.
 
     Attributes:
-        replicas: All planned ones, and those that still run something, by name.
+        replicas: All planned replicas, and those that still run requests, by name.
         open_replicas: Replicas that may be sent more, now or when their window opens.
         owed_until: `EngineModel.owed_until` of the open replicas, as of their last change.
         open_prefillers: Open replicas that compute prompts for others; not in `open_replicas`.
-        absent_since: Time when a look first found no ready replica; None: the last look found one.
+        absent_since: Time when a check first found no ready replica; None: the last check found
+            one.
         prompt_tokens_max: Longest prompt that any replica takes; None: no replica is attached.
         has_adapters: Whether any attached replica serves adapters.
     """
@@ -58,7 +59,7 @@ class CellFleet:
     # --- attachment -------------------------------------------------------------------------
 
     def update(self, book: ReplicaBook) -> None:
-        """Predict a replica anew after a change, and file it as open or not."""
+        """Refresh a replica after a change, and file it as open or not."""
         book.refresh(is_healthy=self.health.may_take(book.replica_id, len(book.dispatches)))
         self._file(book)
 
@@ -78,7 +79,7 @@ class CellFleet:
             self.owed_until.pop(book.replica_id, None)
 
     def attached(self, book: ReplicaBook, now: float) -> None:
-        """Begin to use a replica whose engine holds nothing of this router."""
+        """Begin to use a replica with an empty engine."""
         assert book.limits is not None
         self.index.drop_replica(book.replica_id)  # the engine tells what it caches
         self.index.add_replica(book.replica_id, book.limits.kv_blocks)
@@ -96,7 +97,7 @@ class CellFleet:
         self.update(book)
 
     def forget(self, replica_id: str) -> None:
-        """Forget a replica that is not planned any more."""
+        """Drop a replica that is not planned any more."""
         del self.replicas[replica_id]
         self.index.drop_replica(replica_id)
         self.residency.forget(replica_id)
@@ -107,7 +108,7 @@ class CellFleet:
         self.open_prefillers.pop(replica_id, None)
 
     def _relimit(self) -> None:
-        """Find the limits of the attached replicas anew."""
+        """Compute the limits of the attached replicas anew."""
         self._mean_speed_until = float("-inf")
         limits = [book.limits for book in self.replicas.values() if book.limits is not None]
         longest = (entry.prompt_tokens_max for entry in limits)
@@ -117,7 +118,7 @@ class CellFleet:
     # --- work -------------------------------------------------------------------------------
 
     def cached(self, replica_id: str, events: engine.KvEvents, now: float) -> None:
-        """Note the blocks that an engine says it has stored and removed."""
+        """Note an engine's report of stored and removed blocks."""
         if events.reset:
             self.index.reset(replica_id)
         if events.stored:
@@ -161,7 +162,7 @@ class CellFleet:
         return now - self.absent_since
 
     def opens_at(self, now: float) -> float:
-        """Return when the next replica may be sent something: `now` or later; inf: not by time."""
+        """Return when the next replica may be sent a request: `now` or later; inf: unknown."""
         first = float("inf")
         for book in self.open_replicas.values():
             opens_at = book.opens_at(now)
@@ -171,12 +172,12 @@ class CellFleet:
         return first
 
     def prefillers_open_at(self, now: float) -> float:
-        """Return when the next prefill replica may be sent something; inf: there is none."""
+        """Return when the next prefill replica may be sent a request; inf: there is none."""
         opens_at = (book.opens_at(now) for book in self.open_prefillers.values())
         return min(opens_at, default=float("inf"))
 
     def retry_at(self, now: float) -> float:
-        """Return when a step ends next, without any event; inf: not by time."""
+        """Return when the next step ends without an event; inf: unknown."""
         first, soonest = float("inf"), now + _LOOK_AGAIN_S
         for book in self.open_replicas.values():
             at = book.engine_model.boundary_at
@@ -200,7 +201,7 @@ class CellFleet:
         return 0.0 if fastest is None else fastest.prefill_s(prompt_tokens, 0)
 
     def idle_prefill_s(self, uncached: int, cached: int) -> float:
-        """Return the seconds of a prompt on the next replica that takes one, while it is idle."""
+        """Return the seconds of a prompt on the next open replica, if it were idle."""
         book = next(iter(self.open_replicas.values()), None) or next(iter(self.ready()), None)
         return 0.0 if book is None else book.prefill_s(uncached, cached)
 

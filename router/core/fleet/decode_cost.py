@@ -1,7 +1,7 @@
-"""Learns what an output token costs on a replica with as many sequences as it can serve.
+"""Learns the cost of an output token on a replica at its full number of sequences.
 
-A step without prompts takes `base + row * sequences`: a line through the steps that were seen, by
-moments that forget. So a replica with little to do tells how much it could do.
+A step without prompts takes `base + row * sequences`: a line fitted to recent steps. So even a
+lightly loaded replica shows its capacity.
 """
 
 _COLD_STEPS = 20  # the first steps of an engine teach nothing: it compiles, and its caches are cold
@@ -16,7 +16,7 @@ class DecodeCost:
     """The line of one replica.
 
     Attributes:
-        steps: Steps without prompts that were seen.
+        steps: Number of observed steps without prompts.
     """
 
     __slots__ = ("_costs", "_covariance", "_most", "_rows", "_variance", "steps")

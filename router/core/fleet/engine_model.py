@@ -1,8 +1,8 @@
-"""The present work of an engine, predicted from the state in its last frame.
+"""A model of an engine's present work, predicted from the state in its last frame.
 
-Engines compute prompts in the order of arrival, in steps of at most so many tokens, and the router
-sends them everything: so between two frames, and while a frame is on its way, the router follows
-each engine step by step at the speed it has learned.
+Engines compute prompts in the order of arrival, in steps of a bounded number of tokens, and the
+router sends them all their work. So between two frames the router follows each engine step by step
+at its learned speed.
 """
 
 from bisect import bisect_right, insort
@@ -22,15 +22,16 @@ Prompt = tuple[float, float, float]
 
 
 class EngineModel:
-    """One engine, followed; `advance` before anything is read.
+    """The model of one engine; call `advance` before reading it.
 
     Attributes:
-        boundary_at: End of the step in flight; -inf: it does nothing.
+        boundary_at: End of the step in flight; -inf: the engine is idle.
         tokens: Prompt tokens owed beyond the step in flight.
-        work_s: Seconds that they add to the steps that compute them.
+        work_s: Seconds that these tokens add to their steps.
         decoding: Sequences that decode, at the end of the step in flight.
-        slack_s: Running sum, over all its steps, of the objective per output token minus what the
-            step took. A sequence that began at another value of it is by so much in time or late.
+        slack_s: Running sum over all steps of the objective per output token minus the step's
+            duration. A sequence is ahead of its objective by the sum's growth since its first
+            token.
         pauses: Decode-only steps since the last one that computed a prompt.
     """
 
@@ -54,17 +55,17 @@ class EngineModel:
     # --- what is known ----------------------------------------------------------------------
 
     def began(self, slack_s: float) -> None:
-        """Note a first token, at the credit that was known then."""
+        """Note a first token, with the slack at that time."""
         insort(self._begun, slack_s)
 
     def ended(self, slack_s: float) -> None:
-        """Note the end of a sequence that began at this credit."""
+        """Note the end of a sequence that began at this slack."""
         del self._begun[bisect_right(self._begun, slack_s) - 1]
 
     def anchor(
         self, at: float, prompts: list[Prompt], decoding: int, slack_s: float, *, pauses: int
     ) -> None:
-        """Begin anew from what was true at the end of a step, at a time not after now."""
+        """Restart from the true state at the end of a step, at a time not after now."""
         self._prompts = deque(prompts)
         self.tokens = self.work_s = 0.0
         for _, tokens, work_s in prompts:
@@ -77,7 +78,7 @@ class EngineModel:
         self._guessed.clear()
 
     def send(self, tokens: float, work_s: float, now: float) -> None:
-        """Note a dispatch; it begins with the next step, at once where nothing is done."""
+        """Note a dispatch; its work begins with the next step, at once if the engine is idle."""
         self.advance(now)
         self._prompts.append((now, tokens, work_s))
         self.tokens += tokens
@@ -89,7 +90,7 @@ class EngineModel:
     # --- what follows -----------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Do the steps that begin until now."""
+        """Simulate the steps that begin until now."""
         while IDLE < self.boundary_at <= now:
             prompts = self._prompts
             if prompts and prompts[0][0] <= self.boundary_at:
@@ -145,21 +146,21 @@ class EngineModel:
 
     @property
     def owed_until(self) -> float:
-        """When at the earliest all that is owed is done; `IDLE` where nothing is.
+        """Earliest time when all owed work is done; `IDLE` where there is none.
 
         Time alone does not make it earlier, so unlike all else it may be read without `advance`.
         """
         return self.boundary_at + self.work_s
 
     def next_is_full(self) -> bool:
-        """Return whether what it has fills its next step."""
+        """Return whether the present work fills the next step."""
         return self.tokens >= 1 and self.tokens >= self.budget - self.decoding
 
     def at_risk(self, tokens: float, work_s: float) -> int:
-        """Return how many of those that decode would miss their objective for one more prompt.
+        """Return how many decoding sequences would miss their objective for one more prompt.
 
-        Steps that compute prompts take longer than the objective allows where the engine is a slow
-        one; who has less credit than what they take too long is at risk.
+        On a slow engine, steps with prompts take longer than the objective allows; sequences whose
+        slack is below that excess are at risk.
         """
         begun = self._begun
         if not begun and not self._guessed:
@@ -174,5 +175,5 @@ class EngineModel:
         return at_risk + sum(count for slack_s, count in self._guessed if slack_s > least_s)
 
     def check(self, begun: Iterable[float]) -> None:
-        """Assert that the credits are those of the sequences that decode."""
+        """Assert that the slacks are those of the decoding sequences."""
         assert self._begun == sorted(begun)

@@ -56,10 +56,10 @@ class HealthVerdict:
 
     Attributes:
         replica_id: Id of the replica.
-        state: Its state from now on.
+        state: New state of the replica.
         reason: SLOW, LYING, FAILING, LOST, or empty when it is healthy.
-        wrong: Wrongly answered canaries, of those that count.
-        asked: Canaries that count.
+        wrong: Wrongly answered canaries, of the counted ones.
+        asked: Counted canaries.
     """
 
     replica_id: str
@@ -92,7 +92,7 @@ class _Replica:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was seen in an attachment, or before an ejection."""
+        """Drop the observations of an attachment, or those before an ejection."""
         self.answer: Text | None = None
         self.is_new_answer = False
         self.record = CLEAN
@@ -103,7 +103,7 @@ class _Replica:
         self.probed_at: float | None = None  # a probe is on its way
 
     def starts_probe(self, now: float) -> bool:
-        """Return whether a probe is due and none is on its way; then it starts now."""
+        """Return whether a probe is due and none is under way; then it starts now."""
         if self.probed_at is not None and now >= self.probed_at + PROBE_TIMEOUT_S:
             self.probed_at = None
         if self.probed_at is not None or now < self.probe_at:
@@ -114,9 +114,9 @@ class _Replica:
 
 
 class CellHealth:
-    """The health of one cell's replicas. Unknown replicas are ignored, and healthy.
+    """The health of one cell's replicas. Unknown replicas are ignored, and count as healthy.
 
-    Call `tick` after every event; then `verdicts`. Times are monotonic seconds that never go back.
+    Call `tick` after every event; then `verdicts`. Times are monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class CellHealth:
         self._release(now)
 
     def forget(self, replica_id: str) -> None:
-        """Forget a replica that left the cell; the next `tick` sees what that means for others."""
+        """Drop a replica that left the cell; the next `tick` applies the effects on others."""
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
             self._steps.leave(replica.steps)
@@ -178,7 +178,7 @@ class CellHealth:
         decodes: int = 0,
         kv_blocks: int = 0,
     ) -> None:
-        """Note the time of an engine's step, and the work in it.
+        """Note an engine's step: its time, and the work in it.
 
         Args:
             replica_id: Id of the replica.
@@ -197,9 +197,9 @@ class CellHealth:
             self._due = min(self._due, self._steps.judged_at + JUDGE_S)
 
     def failed(self, replica_id: str, now: float) -> None:
-        """Note that an engine failed a sequence; never report "busy" here.
+        """Note that an engine failed a sequence; do not report "busy" here.
 
-        A failed step ends all of its sequences: failures of one moment are one incident.
+        A failed step ends all of its sequences: simultaneous failures are one incident.
         """
         replica = self._replicas.get(replica_id)
         if replica is None or not replica.is_attached or replica.failed_at == now:
@@ -238,7 +238,7 @@ class CellHealth:
     # --- what follows -----------------------------------------------------------------------
 
     def tick(self, now: float) -> list[str]:
-        """Judge, and return the replicas to probe now: each runs at most one probe."""
+        """Judge, and return the replicas to probe now: each has at most one probe under way."""
         if now < self._due:
             return []
         if self._is_fewer:
@@ -303,7 +303,7 @@ class CellHealth:
         return room(len(attached), ejected) > 0
 
     def _eject(self, replica: _Replica, reason: str, now: float, *, is_new: bool = True) -> None:
-        """Eject a replica, or begin a longer back-off of one that is ejected."""
+        """Eject a replica, or double the back-off of an ejected one."""
         if is_new:
             _strike(replica, now)
         if replica.state is not HealthState.EJECTED or replica.reason != reason:
@@ -336,7 +336,7 @@ class CellHealth:
             self._try(replica, replica.reason, now)
 
     def _good(self, replica: _Replica, now: float) -> None:
-        """Count a good answer of a trial; the last one ends it, unless it was slow all the time."""
+        """Count a good answer of a trial; the last one ends it, unless it was slow throughout."""
         replica.good += 1
         if replica.good < TRIAL_GOOD:
             return
@@ -380,7 +380,7 @@ class CellHealth:
             self._failed(replica, now)
 
     def _truth(self, own: Text | None = None) -> Text | None:
-        """Return the right answer; None: it is not known.
+        """Return the right answer; None: unknown.
 
         `own` is the answer of an ejected replica, which counts in its own case only.
         """
@@ -413,7 +413,7 @@ class CellHealth:
                 self._good(replica, now)
 
     def _judge_ejected(self, replica: _Replica, answer: Text, now: float) -> None:
-        """Try one that answers right; a liar only when it is known what is right."""
+        """Put a replica that answers right on trial; a lying one only when the truth is known."""
         verdict = _verdict(answer, self._truth(answer))
         is_unknown = verdict is AnswerVerdict.UNJUDGED
         if verdict is AnswerVerdict.RIGHT or (is_unknown and replica.reason != LYING):
@@ -422,7 +422,7 @@ class CellHealth:
             self._eject(replica, replica.reason if is_unknown else LYING, now)
 
     def _doubt(self, replica: _Replica, now: float) -> None:
-        """Ask again soon; in the end, eject."""
+        """Ask again soon; after repeated doubts, eject."""
         replica.good = 0
         if replica.record.suspicion < Suspicion.ACCUSED:
             replica.probe_at = now + _ASK_AGAIN_S
@@ -432,14 +432,14 @@ class CellHealth:
 
 
 def _verdict(answer: Text, truth: Text | None) -> AnswerVerdict:
-    """Return what an answer is worth; a canary has no logprobs, so it is equal or wrong."""
+    """Return the verdict on an answer; a canary has no logprobs, so it is equal or wrong."""
     if truth is None:
         return AnswerVerdict.UNJUDGED
     return AnswerVerdict.RIGHT if answer.token_ids == truth.token_ids else AnswerVerdict.WRONG
 
 
 def _strike(replica: _Replica, now: float) -> None:
-    """Count an ejection or a loss; what lies before a long time of health is forgiven."""
+    """Count an ejection or a loss; those before a long healthy time are dropped."""
     if replica.state is HealthState.HEALTHY and now - replica.since >= FORGIVE_S:
         replica.strikes = 0
     replica.strikes += 1

@@ -1,4 +1,4 @@
-"""Tells how fast a replica of a cell is when it is full; pure."""
+"""The speed of a cell's replicas at their full number of sequences; pure."""
 
 from collections.abc import Sequence
 from statistics import median

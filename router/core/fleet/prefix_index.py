@@ -37,7 +37,7 @@ class BlockHashes(Sequence[int]):
     memory than the bytes, and cost nothing to make.
 
     Attributes:
-        view: The same, without a call into Python for each hash.
+        view: View of the bytes, without a call into Python for each hash.
     """
 
     __slots__ = ("view",)
@@ -80,11 +80,11 @@ class PrefixIndex:
         self._names: dict[int, tuple[str, ...]] = {}  # of sets of holders that were asked for
 
     def __len__(self) -> int:
-        """Return how many pairs of a replica and a block are known."""
+        """Return the number of known pairs of a replica and a block."""
         return sum(len(held.where) for held in self._held.values())
 
     def add_replica(self, replica_id: str, kv_blocks: int) -> None:
-        """Begin with a replica that holds nothing; one that is known is begun anew."""
+        """Begin with an empty replica; a known one is begun anew."""
         self.drop_replica(replica_id)
         if None not in self._numbered:
             self._numbered.append(None)
@@ -93,7 +93,7 @@ class PrefixIndex:
         self._names.clear()
 
     def drop_replica(self, replica_id: str) -> None:
-        """Forget a replica."""
+        """Drop a replica."""
         held = self._held.pop(replica_id, None)
         if held is not None:
             self._clear(held)
@@ -101,7 +101,7 @@ class PrefixIndex:
             self._names.clear()
 
     def reset(self, replica_id: str) -> None:
-        """Forget what a replica holds: its engine is about to say everything anew."""
+        """Drop a replica's blocks: its engine is about to report all of them anew."""
         held = self._held.get(replica_id)
         if held is not None:
             self._clear(held)
@@ -118,7 +118,7 @@ class PrefixIndex:
         self._shrink(held)
 
     def stored(self, replica_id: str, hashes: Sequence[Hashable], now: float) -> None:
-        """Note what an engine says it has cached, now or a few seconds ago."""
+        """Take an engine's report of cached blocks, which may be a few seconds old."""
         del now  # a dispatch that we know of is not older
         held = self._held.get(replica_id)
         if held is None:
@@ -143,7 +143,7 @@ class PrefixIndex:
         self._shrink(held)
 
     def removed(self, replica_id: str, hashes: Sequence[Hashable], now: float) -> None:
-        """Note what an engine says it has evicted, unless that is older than our last dispatch."""
+        """Take an engine's report of evicted blocks, unless it is older than the last dispatch."""
         held = self._held.get(replica_id)
         if held is None:
             return
@@ -249,7 +249,7 @@ class PrefixIndex:
         return run
 
     def _find_loose(self, key: Hashable, holders: int) -> BlockRun:
-        """Make the block with which loose runs go on the first of a run, and return that."""
+        """Make the block with which loose runs continue the first of a run, and return that."""
         for held in self._holding(holders):
             run = held.where[key]
             at = run.keys.index(key)
@@ -275,7 +275,7 @@ class PrefixIndex:
                     shard[key] = others
 
     def _join(self, held: HeldBlocks, use: Use) -> None:
-        """Put runs of a use together that no other use holds, as far as they stay short enough."""
+        """Join runs of a use that no other use holds, within the bound of their length."""
         runs = use.runs
         kept = runs[:1]
         for run in runs[1:]:
@@ -298,7 +298,7 @@ class PrefixIndex:
         return use
 
     def _give(self, held: HeldBlocks, run: BlockRun) -> None:
-        """Make a replica hold a run; what it held of these blocks in other runs becomes part."""
+        """Make a replica hold a run; its blocks in other runs move to this one."""
         where = held.where
         if not where.keys().isdisjoint(run.keys):
             keys = set(run.keys)
@@ -370,7 +370,7 @@ class PrefixIndex:
         return names
 
     def check(self) -> None:
-        """Assert that all directions say the same and that nothing is over its bound."""
+        """Assert that all indices agree and that all bounds hold."""
         runs = {run: None for held in self._held.values() for run in held.uses}
         assert {run.keys[0]: run for run in runs} == self._heads
         assert len(runs) == len(self._heads)

@@ -1,6 +1,6 @@
 """The router's book of one replica: sent work, received results, learned speed.
 
-The engine's present work follows from the book: see `router.core.fleet.engine_model`.
+The engine's present work is predicted from the book: see `router.core.fleet.engine_model`.
 """
 
 from router.core.fleet.engine_model import IDLE, EngineModel, Prompt
@@ -17,16 +17,17 @@ class ReplicaBook:
 
     Attributes:
         limits: None while it is not attached.
-        is_leaving: No longer planned for this cell.
-        is_broken: Its stream is gone, it may be back in a moment.
-        may_take: Attached, not draining, healthy, with a sequence to spare: the rest is time.
+        is_leaving: Whether the replica is no longer planned for this cell.
+        is_broken: Whether the replica's stream is gone; it may be back in a moment.
+        may_take: Whether it is attached, not draining and healthy, with a sequence to spare: only
+            its time window remains.
         slack_s: See `EngineModel`; by the last frame.
         tokens_s: Prompt tokens that it computes per second in full steps.
-        foreign: Sequences of others: of the cell's last owner, or of an operator.
-        foreign_blocks: KV blocks that they hold.
-        sent_at: Last dispatch.
-        gathers_until: Time until which its memory was full, and freed memory is left for a group of
-            those that are late anyway.
+        foreign: Sequences of other senders: the cell's last owner, or an operator.
+        foreign_blocks: KV blocks of these sequences.
+        sent_at: Time of the last dispatch.
+        gathers_until: Time until which freed memory of this full replica is collected for a group
+            of requests that are late anyway.
     """
 
     __slots__ = (
@@ -111,10 +112,10 @@ class ReplicaBook:
         return -(-tokens // self.limits.block_tokens)
 
     def kv_free_blocks(self) -> int:
-        """Return how many KV blocks are free by the books and by the engine's own account.
+        """Return the free KV blocks, the lesser of the books and the engine's own count.
 
-        The books count what sequences share once for each; the engine's account may not yet hold
-        what its sequences grow by.
+        The books count shared blocks once for each sequence; the engine's count lacks the expected
+        growth of its sequences.
         """
         limits = self.limits
         if limits is None:
@@ -127,9 +128,9 @@ class ReplicaBook:
         return limits.kv_blocks - min(used, grown)
 
     def fits(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> bool:
-        """Return whether the KV cache has room; one sequence alone always goes.
+        """Return whether the KV cache has room; one sequence alone always fits.
 
-        Its cached blocks take no more room, or the room of blocks that would be evicted.
+        Its cached blocks take no additional room, or the room of blocks that would be evicted.
         """
         limits = self.limits
         assert limits is not None
@@ -139,7 +140,7 @@ class ReplicaBook:
         return needed <= self.kv_free_blocks() or not self.dispatches
 
     def add(self, dispatch: Dispatch, output_tokens: int, cached_tokens: int, now: float) -> None:
-        """Book a dispatch with the cached tokens and the output that it is expected to have."""
+        """Book a dispatch with its predicted cached tokens and expected output."""
         limits = self.limits
         assert limits is not None
         assert len(self.dispatches) < limits.sequences_max, "a replica was sent more than it holds"
@@ -161,7 +162,7 @@ class ReplicaBook:
         self.engine_model.send(dispatch.prefill_owed, self._work_s(dispatch), now)
 
     def admitted(self, dispatch: Dispatch, cached_tokens: int) -> None:
-        """Take over how much of a prompt the engine really found in its cache."""
+        """Take the engine's count of a prompt's cached tokens."""
         if dispatch.sequence in self._prefills:
             owed = dispatch.prompt_tokens - min(cached_tokens, dispatch.prompt_tokens - 1)
             self._owe(dispatch, owed)
@@ -176,7 +177,7 @@ class ReplicaBook:
             self.engine_model.began(dispatch.slack_s)
 
     def outgrow(self, dispatch: Dispatch) -> None:
-        """Book more for an answer that is longer than was expected, and may get longer yet."""
+        """Book more blocks for an answer that is longer than expected."""
         output = min(
             dispatch.output_max, dispatch.emitted + max(1, dispatch.emitted // _OUTGROWN_PART)
         )
@@ -187,7 +188,7 @@ class ReplicaBook:
         dispatch.kv_blocks = blocks
 
     def finish(self, dispatch: Dispatch) -> None:
-        """Take a sequence that the engine has ended out of the books."""
+        """Remove a sequence that the engine has ended."""
         del self.dispatches[dispatch.sequence]
         if self._prefills.pop(dispatch.sequence, None) is None:
             self.engine_model.ended(dispatch.slack_s)
@@ -207,7 +208,7 @@ class ReplicaBook:
     # --- what the engine says ---------------------------------------------------------------
 
     def progress(self, frame: engine.StepFrame) -> None:
-        """Book the step of a frame before its tokens: what it took, and what it computed."""
+        """Book the step of a frame before its tokens: its duration and its work."""
         state = frame.state
         if not frame.steps or self.limits is None:
             return  # a sign of life
@@ -229,7 +230,7 @@ class ReplicaBook:
             computed -= part
 
     def observe(self, frame: engine.StepFrame, now: float) -> None:
-        """Take over what the engine says of itself, after the frame's ends were booked."""
+        """Take the engine's report on itself, after the frame's ends were booked."""
         state = frame.state
         self.frame_at = now
         self.running = state.running
@@ -282,7 +283,7 @@ class ReplicaBook:
         return max(0, self.output_booked - self.emitted)
 
     def backlog_s(self, now: float) -> float:
-        """Return the time until a prompt that is sent now is begun."""
+        """Return the time until a prompt that is sent now begins."""
         engine_model = self.engine_model
         boundary_at = engine_model.boundary_at
         if boundary_at == IDLE:
@@ -308,7 +309,7 @@ class ReplicaBook:
         return self.speed.prefill_s(uncached, cached)
 
     def opens_at(self, now: float) -> float:
-        """Return when it may be sent more: as soon as its next step is not full."""
+        """Return when it may be sent more work: as soon as its next step is not full."""
         engine_model = self.engine_model
         if engine_model.boundary_at <= now:
             engine_model.advance(now)
@@ -316,7 +317,7 @@ class ReplicaBook:
         return max(at, self.busy_until)
 
     def refresh(self, *, is_healthy: bool) -> None:
-        """Find anew how fast the replica is, and whether it may be sent more at all."""
+        """Recompute the replica's speed, and whether it may be sent more work at all."""
         limits = self.limits
         if limits is not None:
             budget = max(limits.step_tokens_max // 8, limits.step_tokens_max - self.running)
@@ -324,7 +325,7 @@ class ReplicaBook:
         self.recount(is_healthy=is_healthy)
 
     def recount(self, *, is_healthy: bool) -> None:
-        """Find anew whether the replica may be sent more at all; a dispatch changes no more."""
+        """Recompute whether the replica may be sent more work at all, after a dispatch."""
         limits = self.limits
         self.may_take = (
             limits is not None

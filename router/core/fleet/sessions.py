@@ -1,4 +1,4 @@
-"""Where the sessions of a cell were served last: a preference of placement, never more."""
+"""The last replica of each session of a cell: only a preference of placement."""
 
 from collections import OrderedDict
 
@@ -7,7 +7,7 @@ SESSIONS_MAX = 65_536
 
 
 class Sessions:
-    """The last replica of each session that was seen lately; 0 is no session."""
+    """The last replica of each recent session; 0 is no session."""
 
     def __init__(self) -> None:
         # session -> (replica, when); least recently used first
@@ -17,7 +17,7 @@ class Sessions:
         return len(self._homes)
 
     def home(self, session: int, now: float) -> str | None:
-        """Return where a session was served last, or None when that is unknown or long ago."""
+        """Return the last replica of a session; None: unknown or long ago."""
         entry = self._homes.get(session)
         if entry is None or now - entry[1] >= FORGOTTEN_AFTER_S:
             return None
@@ -37,7 +37,7 @@ class Sessions:
                 del homes[oldest]
 
     def forget_replica(self, replica_id: str) -> None:
-        """Forget which sessions a replica served: its cache is gone."""
+        """Drop a replica's sessions: its cache is gone."""
         lost = [session for session, entry in self._homes.items() if entry[0] == replica_id]
         for session in lost:
             del self._homes[session]

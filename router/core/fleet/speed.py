@@ -1,8 +1,8 @@
-"""How fast one replica is, learned from its frames.
+"""The speed of one replica, learned from its frames.
 
 A step takes decode_step_s, and for every prompt token in it token_s + attention_s * (tokens before
-it). All three follow what the last steps took, so that a replica that slows down, or whose batch
-grows, is seen within some steps.
+it). All three follow the last steps, so that a replica that slows down, or whose batch grows, is
+noticed within some steps.
 """
 
 from statistics import median
@@ -26,14 +26,14 @@ _CONTEXT_SPREAD_MIN = 500.0  # contexts as alike as this do not tell a trend
 class MeanSpeed:
     """The mean speed of a cell's replicas.
 
-    This one speed compares the costs of prompts by themselves. By each replica's own speed, a
-    fast replica would be sent everything ahead of time while a slow one does nothing.
+    All costs of prompts are compared at this one speed. With individual speeds, a fast replica
+    would get all requests ahead of time while a slow one is idle.
     """
 
     __slots__ = ("attention_s", "token_s")
 
     def __init__(self, speeds: "Sequence[Speed]" = ()) -> None:
-        """Take the mean; without any replica everything is free."""
+        """Take the mean; without replicas all costs are zero."""
         count = max(1, len(speeds))
         self.token_s = sum(speed.token_s + speed.decode_step_s / speed.budget for speed in speeds)
         self.token_s /= count
@@ -45,13 +45,13 @@ class MeanSpeed:
 
 
 class Speed:
-    """Step times of one replica, and how old what we know of it is.
+    """Step times of one replica, and the age of their frames.
 
     Attributes:
         budget: Tokens per step.
         decode_step_s: Seconds of a step without prompt tokens.
-        token_s: Seconds on top, per prompt token with nothing before it ...
-        attention_s: ... and for every token before it.
+        token_s: Additional seconds per prompt token with nothing before it.
+        attention_s: Additional seconds per prompt token and token before it.
         lag_s: Seconds from the end of a step to its frame here, and back to the engine.
         decode_cost: Cost of an output token, whatever the number of sequences.
     """
@@ -105,13 +105,13 @@ class Speed:
         self.token_s = max(self._costs - self.attention_s * self._contexts, 0.1 * self._costs)
 
     def observe_lag(self, lag_s: float) -> None:
-        """Learn from one round trip how old the knowledge in a frame is."""
+        """Learn the age of a frame's information from one round trip."""
         self._lags += 1
         sample_s = min(max(lag_s, 0.0), _LAG_MAX_S)
         self.lag_s += max(_SMOOTHING, 1 / self._lags) * (sample_s - self.lag_s)
 
     def adopt(self, peers: "Sequence[Speed]") -> None:
-        """Take over what is usual among peers: what was learned in bad times tells nothing now."""
+        """Take the peers' usual speed: values learned in bad times are useless now."""
         if peers:
             self.token_s = median(peer.token_s for peer in peers)
             self.attention_s = median(peer.attention_s for peer in peers)
@@ -126,7 +126,7 @@ class Speed:
         return max(self._costs, self.token_s)
 
     def prompt_work_s(self, uncached: float, cached: float) -> float:
-        """Return what a prompt adds to the steps that compute it."""
+        """Return the seconds that a prompt adds to its steps."""
         return uncached * (self.token_s + self.attention_s * (cached + uncached / 2))
 
     def prefill_s(self, uncached: float, cached: float) -> float:

@@ -46,8 +46,8 @@ class StepTimes:
     """The steps of all attached replicas of a cell.
 
     Attributes:
-        has_suspects: `slow` has something to judge.
-        judged_at: Time of its last judgement.
+        has_suspects: Whether `slow` has a replica to judge.
+        judged_at: Time of the last judgement.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class StepTimes:
         Args:
             steps: Step times of its replica.
             size: Powers of two in bytes: prompt tokens, decodes, and context.
-            step_s: Its duration.
+            step_s: Duration of the step in seconds.
             now: Monotonic seconds.
         """
         step_s = max(step_s, _SHORT_STEP_S)
@@ -96,7 +96,7 @@ class StepTimes:
         return True
 
     def slow(self, now: float) -> list[Steps]:
-        """Return those whose 99th percentile is far above the median of all."""
+        """Return the replicas whose 99th percentile is far above the median of all."""
         self.judged_at = now
         self.has_suspects = False
         known = [entry for entry in self._replicas if len(entry.ratios) >= STEPS_MIN]
@@ -123,9 +123,9 @@ class StepTimes:
         }
 
     def _usual_of_fuller(self, size: int) -> float:
-        """Return the time of the least full step that is at least as full; 0.0: none is known.
+        """Return the usual time of the next fuller step size; 0.0: unknown.
 
-        A step that takes much longer than fuller ones of its peers is slow for certain.
+        A step that takes much longer than fuller steps of its peers is certainly slow.
         """
         best_s, best = 0.0, 1 << 16
         prompt, decodes, context = size >> 16, size >> 8 & 255, size & 255

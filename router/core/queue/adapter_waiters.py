@@ -1,4 +1,4 @@
-"""Waiting requests that need an adapter: under pressure, cold ones go before lower tiers do."""
+"""Waiting requests that need an adapter: under pressure, cold ones are shed before lower tiers."""
 
 from collections.abc import Iterable
 
@@ -11,8 +11,8 @@ _SLACK = 64  # of those that do not wait any more, besides as many as do
 class AdapterWaiters:
     """The waiting requests of a cell by adapter.
 
-    Told of arrivals alone: what does not wait any more is passed over when it is met, and dropped
-    when there is more of it than of what waits.
+    Only arrivals are reported: requests that do not wait any more are skipped, and dropped once
+    they outnumber the waiting ones.
     """
 
     __slots__ = ("_noted", "_waiting")
@@ -22,7 +22,7 @@ class AdapterWaiters:
         self._noted = 0  # at least as many as there are
 
     def add(self, request: Request, waiting: int) -> None:
-        """Note a request that begins to wait; `waiting`: how many do, of all."""
+        """Note a request that begins to wait; `waiting` is the number of all waiting ones."""
         if not request.adapter:
             return
         self._waiting.setdefault(request.adapter, []).append(request)
@@ -38,7 +38,7 @@ class AdapterWaiters:
     def cheapest_cold(self, below_priority: int, residency: AdapterResidency) -> Request | None:
         """Return the request to shed among those whose adapter no replica has; None: there is none.
 
-        The lowest tier goes first, then the latest arrival, seen among the latest of each adapter.
+        The lowest tier goes first, then the latest arrival, among the latest of each adapter.
         """
         best: Request | None = None
         for digest in list(self._waiting):
@@ -57,5 +57,5 @@ class AdapterWaiters:
 
 
 def still_waiting(requests: Iterable[Request]) -> list[Request]:
-    """Return those that wait."""
+    """Return the waiting ones of some requests."""
     return [request for request in requests if request.state is RequestState.QUEUED]

@@ -1,8 +1,8 @@
-"""Where the waiting tenants of a tier stand: a picture of the counters, taken now and then.
+"""The waiting work of a tier's tenants in virtual time: a snapshot, taken at intervals.
 
 In virtual time the waiting work of a tenant spans from its counter to its counter plus that work
 over its weight, and the tier serves these spans from the left. So the work ahead of a point is a
-piecewise linear function, found by bisection. Pictures may be a little old: they are for estimates
+piecewise linear function, found by bisection. Snapshots may be a little old: they are for estimates
 and for the choice of a request to shed, not for the order of service.
 """
 
@@ -19,8 +19,8 @@ class BacklogEstimate:
     """The spans of the tenants that had work waiting when it was made; O(n log n) to make.
 
     Attributes:
-        made_at: When.
-        changes: Pushes, takes and removals since; kept by the tier.
+        made_at: Time at which it was made.
+        changes: Pushes, takes and removals since; counted by the tier.
     """
 
     __slots__ = (
@@ -101,6 +101,6 @@ class BacklogEstimate:
 
 
 def finish_tag(tenant: TenantQueue, output_service: float) -> float:
-    """Return the tenant's counter when all that waits now will have been served."""
+    """Return the tenant's counter when all of its present work will have been served."""
     service = tenant.uncached_tokens + output_service * tenant.requests
     return tenant.counter + max(1.0, service) / tenant.weight

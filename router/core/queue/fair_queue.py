@@ -54,12 +54,12 @@ class FairQueue:
     # --- in and out -------------------------------------------------------------------------
 
     def push(self, request: Request, now: float) -> None:
-        """Let a new request wait."""
+        """Queue a new request."""
         del now
         self._push(request, is_new=True)
 
     def push_front(self, request: Request, now: float) -> None:
-        """Let a request that was taken wait again, before its tenant's others, as it was paid."""
+        """Queue a taken request again, before its tenant's others, since it has been charged."""
         del now
         self._push(request, is_new=False)
 
@@ -73,7 +73,7 @@ class FairQueue:
         self._count(request, 1)
 
     def take(self, request: Request, now: float) -> TenantQueue:
-        """Remove a waiting request that is dispatched; its tenant and its tier are charged."""
+        """Remove a request for dispatch; its tenant and its tier are charged."""
         tier = self._tiers[request.priority]
         service = tier.cost(request)
         for other in self._descending:
@@ -83,10 +83,10 @@ class FairQueue:
         return tier.take(request, now)
 
     def remove(self, request: Request) -> None:
-        """Remove a waiting request that ends here; a charge for nothing is returned.
+        """Remove a waiting request that ends here; an unused charge is returned.
 
         Raises:
-            KeyError: It does not wait.
+            KeyError: The request does not wait.
         """
         tier = self._tiers[request.priority]
         tier.remove(request)
@@ -94,11 +94,11 @@ class FairQueue:
         self._count(request, -1)
 
     def settle(self, dispatch: Dispatch) -> None:
-        """Correct what a request was charged, when it ends while `dispatch` is its dispatch."""
+        """Correct the charge of a request at its end, when `dispatch` is its dispatch."""
         self._tiers[dispatch.request.priority].settle(dispatch)
 
     def reprice(self, request: Request, uncached_tokens: int) -> None:
-        """Set the prediction of a waiting request; its place follows."""
+        """Set the prediction of a waiting request, and move it accordingly."""
         self._tiers[request.priority].reprice(request, uncached_tokens)
 
     def _count(self, request: Request, count: int) -> None:
@@ -108,7 +108,7 @@ class FairQueue:
     # --- other cells ------------------------------------------------------------------------
 
     def report(self, accounts_max: int, now: float) -> list[TenantService]:
-        """Begin a report; return the accounts that have changed most since they were reported."""
+        """Begin a report; return the accounts with the largest changes since their last report."""
         self.reports += 1
         for tier in self._descending:
             tier.follow_provisions(now)
@@ -120,7 +120,7 @@ class FairQueue:
         return told
 
     def recent(self, accounts_max: int) -> list[TenantService]:
-        """Return the accounts that change now, as the last report could have held them."""
+        """Return the accounts with recent changes, for a new reader of reports."""
         tiers = {tenant: tier for tier in self._descending for tenant in tier.ledger.recent()}
         return self._told(list(tiers)[:accounts_max], tiers)
 
@@ -145,17 +145,17 @@ class FairQueue:
     # --- order ------------------------------------------------------------------------------
 
     def peek(self, now: float) -> Request | None:
-        """Return the request that is to be served next, and end a look-ahead."""
+        """Return the next request, and end a look-ahead."""
         self._now = now
         for tier in self._descending:
             tier.look_no_further()
         return self._first()
 
     def skip(self, request: Request) -> Request | None:
-        """Set aside what `peek` or `skip` returned, until the next `peek`; return the one after it.
+        """Set aside the result of `peek` or `skip`, until the next `peek`; return the one after it.
 
-        That is the head of the tenant whose turn is next; a tenant's second request comes after
-        the first ones of all others of its tier.
+        That is the head of the tenant whose turn is next; a tenant's second request comes after the
+        first ones of all others of its tier.
         """
         self._tiers[request.priority].look_further(request)
         return self._first()
@@ -175,14 +175,14 @@ class FairQueue:
         return highest
 
     def drain(self) -> list[Request]:
-        """Remove and return everything, without a charge; highest tier first, by arrival."""
+        """Remove and return all requests, without a charge; highest tier first, by arrival."""
         out = sorted(self.waiting(), key=lambda request: (-request.priority, request.order))
         for request in out:
             self.remove(request)
         return out
 
     def waiting(self) -> list[Request]:
-        """Return everything that waits, by arrival; for checks, not for decisions."""
+        """Return all requests, by arrival; for checks, not for decisions."""
         found = [request for tier in self._descending for request in tier.waiting()]
         return sorted(found, key=lambda request: request.order)
 
@@ -211,7 +211,7 @@ class FairQueue:
     def ahead(
         self, priority: int, tenant_id: str, weight: int, uncached_tokens: int, now: float
     ) -> tuple[int, int]:
-        """Estimate the requests and uncached tokens served before a request if it came now.
+        """Estimate the requests and uncached tokens served before a request that came now.
 
         Later requests that overtake it are not in the estimate.
         """
@@ -233,7 +233,7 @@ class FairQueue:
         return round(requests), round(tokens)
 
     def cheapest_to_lose(self, below_priority: int, now: float) -> Request | None:
-        """Return the waiting request to give up first, of a tier below this one; None: no such.
+        """Return the waiting request to shed first, of a tier below this one; None: no such.
 
         Preemptible tiers first, then the lowest; in it the youngest request of the tenant that
         would be served last.

@@ -1,8 +1,8 @@
 """Merges the reports of a pool's other cells into changes of tenants' service.
 
-Reports hold sums, so this is idempotent: a report that comes twice, late or not at all changes
-nothing for good. Nothing is counted that was served before this cell listened, or while it heard
-nothing: then it goes by its own count, and there is no jump when a cell is heard again.
+Reports hold sums, so this is idempotent: a doubled, late or lost report has no lasting effect.
+Service before this cell listened, or during an interruption, is not counted: the cell then goes by
+its own counts, and there is no jump when reports return.
 """
 
 from collections import OrderedDict
@@ -17,7 +17,7 @@ _SMOOTHING = 0.05  # weight of an interval
 
 
 class Change(NamedTuple):
-    """Virtual service of a tenant in one tier of other cells since the last word; may be < 0."""
+    """Virtual service of a tenant in one tier of other cells since the last report; may be < 0."""
 
     priority: int
     tenant_id: str
@@ -28,10 +28,9 @@ class _Source:
     """The accounts of one cell, as its owner reported them.
 
     Attributes:
-        first: Number of the first report in this epoch that was heard without a pause since; -1:
-            none was.
+        first: Number of the first report of this epoch without an interruption since; -1: none.
         last: Number of the latest one.
-        accounts: (since, service) by tier and tenant, the one that changed last at the end.
+        accounts: (since, service) by tier and tenant, in the order of their changes.
     """
 
     __slots__ = ("accounts", "epoch", "first", "heard_at", "last")
@@ -44,10 +43,10 @@ class _Source:
 
 
 class PoolService:
-    """The service that one cell knows of in the other cells of its pool.
+    """The known service in the other cells of the pool.
 
     Attributes:
-        interval_s: Mean seconds between two reports of a cell, of late.
+        interval_s: Recent mean seconds between two reports of a cell.
     """
 
     __slots__ = ("_sources", "interval_s")
@@ -57,7 +56,7 @@ class PoolService:
         self._sources: OrderedDict[tuple[str, str], _Source] = OrderedDict()
 
     def hear(self, report: ServiceReport, now: float) -> list[Change]:
-        """Take a report; return what it says that was not known."""
+        """Take a report; return its news."""
         source = self._source(report, now)
         if source is None or report.number <= source.last:
             return []
@@ -84,7 +83,7 @@ class PoolService:
         return changes
 
     def _source(self, report: ServiceReport, now: float) -> _Source | None:
-        """Return the state of a report's cell; None: it is of an earlier epoch."""
+        """Return the state of a report's cell; None: the report is of an earlier epoch."""
         key = (report.owner, report.cell_id)
         source = self._sources.get(key)
         if source is not None and report.epoch < source.epoch:
@@ -99,5 +98,5 @@ class PoolService:
 
     @property
     def cells(self) -> int:
-        """How many other cells have been heard."""
+        """Number of other cells with reports."""
         return len(self._sources)

@@ -1,10 +1,10 @@
 """Estimates the service of a tenant in other cells that their reports do not hold yet.
 
 Reports are old. While they are under way, all cells see a tenant behind at the same moment, serve
-it all at once, and then none for long. So what a cell serves is charged together with the
-service elsewhere that goes with it, by the ratio of late. Reports use this provision up before they
-count; what no report claims lapses. At all times the tenant is charged for what was reported and
-for the provision, so the estimate costs no accuracy in the end.
+it all at once, and then none for long. So service in this cell is charged together with the
+estimated service elsewhere, by the recent ratio. Reports use this provision up before they count;
+the rest of it lapses. At all times the tenant is charged for the reported service and for the
+provision, so the estimate causes no lasting error.
 """
 
 import math
@@ -15,9 +15,9 @@ _MEMORY_INTERVALS = 7.0  # of reports: a provision outlives the reports under wa
 
 
 def memory_s(interval_s: float) -> float:
-    """Return the memory of provisions while a cell reports every so many seconds.
+    """Return the memory of provisions for a mean interval between reports.
 
-    A short one forgets a provision before a late report claims it; a long one charges a tenant for
+    A short memory drops a provision before a late report claims it; a long one charges a tenant for
     cells that it has left.
     """
     return min(max(MEMORY_MIN_S, _MEMORY_INTERVALS * interval_s), _MEMORY_MAX_S)
@@ -50,7 +50,7 @@ class Provision:
         return self.amount - before
 
     def settle(self, reported: float) -> float:
-        """Take reported virtual service; return what the provision does not cover."""
+        """Take reported virtual service; return the part that the provision does not cover."""
         self._there = max(0.0, self._there + reported)
         covered = min(self.amount, max(0.0, reported))
         self.amount -= covered

@@ -1,7 +1,7 @@
-"""Decides what a cell tells the other cells of its pool about the service of its tenants.
+"""Chooses the accounts of tenants that a cell reports to the other cells of its pool.
 
-A report holds the accounts that have changed since the last one, the largest changes first.
-Changes without room in it stay, grow, and come later.
+A report holds the accounts that have changed since the last one, the largest changes first. Changes
+that do not fit wait, grow, and come later.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class ServiceLedger:
         self._changed[tenant] = None
 
     def keep(self, tenants: Iterable[TenantQueue]) -> None:
-        """Forget all accounts but these."""
+        """Drop all accounts but these."""
         kept = set(tenants)
         self._changed = {tenant: None for tenant in self._changed if tenant in kept}
 
@@ -41,7 +41,7 @@ class ServiceLedger:
         return list(self._changed)
 
     def told(self, tenants: Iterable[TenantQueue], number: int) -> None:
-        """Note that report `number` holds these accounts as they are."""
+        """Note that report `number` holds these accounts in their present state."""
         self.reports = number
         for tenant in tenants:
             tenant.told = tenant.service

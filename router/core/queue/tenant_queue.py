@@ -1,7 +1,7 @@
-"""Orders the waiting requests of one tenant in one tier, for the tier that serves it.
+"""Orders the waiting requests of one tenant in one tier.
 
-Order inside a tenant: what came back (a replica was lost, or it was preempted), then what is
-overdue, by when it became so, then the rest by `order_key`.
+First come requests that return (a replica was lost, or they were preempted), then overdue ones, by
+the time when they became so, then the rest by `order_key`.
 """
 
 from collections.abc import Iterator
@@ -19,17 +19,17 @@ _SLACK = 64
 def order_key(request: Request) -> float:
     """Rank a request among those of its tenant that are not overdue; the least goes first.
 
-    Shortest uncached prompt first keeps the mean TTFT low; `Request.overdue_at` bounds its cost
-    for long prompts. A request that cannot meet its objective any more makes way for requests
-    that are a little longer and still can. The key must not change while the request waits,
-    except by `FairQueue.reprice` and when `late_at` has come.
+    Shortest uncached prompt first keeps the mean TTFT low; `Request.overdue_at` bounds its cost for
+    long prompts. A request that cannot meet its objective any more makes way for slightly longer
+    ones that still can. The key must not change while the request waits, except by
+    `FairQueue.reprice` and at `late_at`.
     """
     tokens = request.uncached_tokens
     return tokens * _LATE_FACTOR if request.is_late else tokens
 
 
 class Sizes:
-    """How many requests of which uncached size wait, in four classes per doubling."""
+    """Numbers of waiting requests by uncached size, in four classes per doubling."""
 
     __slots__ = ("_classes", "requests", "tokens")
 
@@ -52,7 +52,7 @@ class Sizes:
             del self._classes[size]
 
     def below(self, tokens: int) -> tuple[float, float]:
-        """Return about how many requests, and tokens of theirs, are not longer than `tokens`."""
+        """Return the approximate number of requests, and of their tokens, of at most `tokens`."""
         last = _class_of(tokens)
         requests = total = 0.0
         for size, entry in self._classes.items():
@@ -80,7 +80,7 @@ class _Entry:
         self.tokens = request.uncached_tokens
 
     def __lt__(self, other: "_Entry") -> bool:
-        """Two entries of one request at one price: whichever; the older one is dead."""
+        """Order two entries of one request at one price arbitrarily; the older one is dead."""
         return False
 
 
@@ -93,7 +93,7 @@ class TenantQueue(ServiceAccount):
         tokens: Prompt tokens of the waiting requests.
         listing: Number of the tenant's entry in the tier's heap; 0: no entry.
         since: Number of the first report that could tell of the account.
-        told: `service` in the last report that held it.
+        told: `service` in the last report with the account.
     """
 
     __slots__ = (
@@ -133,7 +133,7 @@ class TenantQueue(ServiceAccount):
         self._sweep()
 
     def push_front(self, request: Request) -> None:
-        """Add one that comes back, behind earlier ones that did."""
+        """Add a returning request, behind earlier returning ones."""
         self.requests += 1
         self.tokens += request.prompt_tokens
         self.totals.uncached_tokens += request.uncached_tokens
@@ -143,7 +143,7 @@ class TenantQueue(ServiceAccount):
         """Remove a waiting request.
 
         Raises:
-            KeyError: It does not wait here.
+            KeyError: The request does not wait here.
         """
         order = request.order
         if order in self._rest:
@@ -158,7 +158,7 @@ class TenantQueue(ServiceAccount):
         self._sweep()
 
     def reprice(self, request: Request, uncached_tokens: int) -> None:
-        """Rank a request anew after its prediction has changed."""
+        """Rank a request anew after a change of its prediction."""
         order = request.order
         request.uncached_tokens = uncached_tokens
         if order in self._rest:
@@ -222,7 +222,7 @@ class TenantQueue(ServiceAccount):
         return None
 
     def _promote(self, now: float) -> None:
-        """Rank what has become late anew, and move what is overdue to the line of the overdue."""
+        """Rank late requests anew, and move overdue ones to their own line."""
         late = self._late
         while late and late[0][0] <= now:
             entry = self._rest.get(heappop(late)[1])
@@ -241,7 +241,7 @@ class TenantQueue(ServiceAccount):
         self._hidden[request.order] = None
 
     def unhide(self) -> None:
-        """End a look-ahead: everything has its place again."""
+        """End a look-ahead: all requests return to their places."""
         self._hidden.clear()
         for entry in self._stash:
             if self._rest.get(entry[1]) is entry[2]:
@@ -250,11 +250,11 @@ class TenantQueue(ServiceAccount):
 
     @property
     def has_candidate(self) -> bool:
-        """Whether anything waits that is not set aside."""
+        """Whether a request waits that is not set aside."""
         return self.requests > len(self._hidden)
 
     def before(self, uncached_tokens: int, now: float) -> tuple[float, float]:
-        """Return about how many requests and uncached tokens go before a new one of this size."""
+        """Return the approximate requests and uncached tokens before a new request of this size."""
         self._promote(now)
         requests, tokens = self._sizes.below(uncached_tokens)
         first = len(self._returned) + len(self._overdue)
@@ -266,16 +266,16 @@ class TenantQueue(ServiceAccount):
         return self._sizes.tokens + self._overdue_tokens
 
     def last(self) -> Request:
-        """Return the request to lose first: the youngest, one that came back only at the end.
+        """Return the request to shed first: the youngest; returning ones only at the end.
 
         Raises:
-            StopIteration: Nothing waits.
+            StopIteration: The queue is empty.
         """
         line = self._rest or self._overdue or self._returned
         return line[next(reversed(line))].request
 
     def waiting(self) -> Iterator[Request]:
-        """Yield everything that waits, in no order that counts."""
+        """Yield all requests, in no particular order."""
         for line in (self._returned, self._overdue, self._rest):
             for entry in line.values():
                 yield entry.request

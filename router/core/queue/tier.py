@@ -138,7 +138,7 @@ class Tier:
         """Remove a waiting request.
 
         Raises:
-            KeyError: It does not wait here.
+            KeyError: The request does not wait here.
         """
         tenant = self._tenants[request.tenant_id]
         tenant.remove(request)

@@ -1,4 +1,4 @@
-"""Measures how fast the virtual time of a tier runs: the counter of the tenant whose turn it is."""
+"""Measures the pace of a tier's virtual time: the counter of the tenant whose turn it is."""
 
 import math
 
@@ -7,7 +7,7 @@ _SAMPLE_S = 0.1  # between two samples, at least
 
 
 class VirtualTime:
-    """The counter of the tenants that are served, and its mean pace.
+    """The counter of the served tenants, and its mean pace.
 
     Attributes:
         now: Greatest counter of a tenant when it was served.
@@ -28,8 +28,8 @@ class VirtualTime:
     def sample(self, served: float, now: float) -> None:
         """Measure the pace; `served` is all service of the tier so far.
 
-        Weights are at least 1, so virtual time runs no faster than service: a greater growth is a
-        tenant that is far ahead and had its turn because no other waited.
+        Weights are at least 1, so virtual time runs no faster than service: a greater growth comes
+        from a tenant that is far ahead and had its turn because no other waited.
         """
         since = self._sampled_at
         if since is None:

@@ -1,4 +1,4 @@
-"""Counts the work that comes to a cell, for those who decide how many replicas it needs."""
+"""Counts the demand of a cell, for the scaling of its pool."""
 
 from router.core.types.request import Request
 from router.core.types.work import TierWork
@@ -11,7 +11,7 @@ _TIERS_MAX = 64  # told apart; further ones count as the last
 class WorkMeter:
     """Sums of a cell's demand since its book was made; pure.
 
-    Requests that were refused for want of room are demand, too: they count as if taken.
+    Requests refused for want of room are demand, too: they count like accepted ones.
 
     Attributes:
         tiers: Sums by priority of the tier.
@@ -28,11 +28,12 @@ class WorkMeter:
         self._seen = 0
 
     def came(self, request: Request, *, is_refused: bool) -> None:
-        """Count a request that has its price.
+        """Count a priced request.
 
         Args:
-            request: Its priority is that of the queue, where each tier has several classes.
-            is_refused: There was no room for it.
+            request: Request; its priority is that of the queue, where each tier has several
+                classes.
+            is_refused: Whether the request was refused for want of room.
         """
         tier = self._tier(request.priority // CLASSES)
         tier.requests += 1

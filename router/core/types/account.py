@@ -1,4 +1,4 @@
-"""Holds the service that tenants have had, where the token path can add to it without a call."""
+"""The service of tenants, where the token path can add to it without a call."""
 
 
 class TierTotals:

@@ -1,4 +1,4 @@
-"""Holds everything that the core hands to its shell: work to do, and figures for metrics."""
+"""The output of the core for its shell: actions, and figures for metrics."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ class Transfer:
     """KV blocks that one replica is to hand to another.
 
     Attributes:
-        dispatch: Booked on the target; the shell sends it there after the transfer.
+        dispatch: Dispatch booked on the target; the shell sends it there after the transfer.
         source: Replica that has the blocks.
         first: Index of the first block among those of the prompt.
         blocks: Number of blocks.
@@ -34,7 +34,7 @@ class EjectionNotice:
 
     Attributes:
         replica_id: Id of the replica.
-        cell_id: Its cell.
+        cell_id: Id of the replica's cell.
         wrong: Wrongly answered canaries, of those that count.
         asked: Canaries that count.
     """
@@ -46,7 +46,7 @@ class EjectionNotice:
 
 
 class Actions:
-    """The work of the shell after a tick.
+    """The actions for the shell after a tick.
 
     Attributes:
         batches: Messages, with the key of their gateway.
@@ -54,7 +54,7 @@ class Actions:
         cancels: Sequences to cancel, by replica; may name some of `dispatches`.
         probes: Replicas that are to run a canary inference.
         transfers: Transfers to start; the shell answers each by `RouterCore.on_transferred`.
-        accusations: Ejections that the quality guard is to hear of.
+        accusations: Ejections to report to the quality guard.
     """
 
     __slots__ = ("accusations", "batches", "cancels", "dispatches", "probes", "transfers")

@@ -52,7 +52,7 @@ class GatewayBatch:
 
     @property
     def entries(self) -> int:
-        """Tokens and their alternatives: the parts that make the message large."""
+        """Number of tokens and their alternatives: the parts that make the message large."""
         tops = 0 if self.logprobs is None else len(self.logprobs.top_token)
         of_prompts = sum(len(it.logprob) + len(it.top_token) for it in self.prompt_logprobs)
         return len(self.tokens) + tops + of_prompts

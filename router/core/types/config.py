@@ -1,4 +1,4 @@
-"""Holds the limits and constants of the router core, which the shell reads from its settings."""
+"""The limits and constants of the router core, from the router's settings."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How requests end: the one place that writes an outcome, and what each engine reason means."""
+"""The endings of requests: the one place that writes an outcome, and maps engine reasons to it."""
 
 from router.core.types.actions import Stats
 from sluice.errors import ErrorCode
@@ -21,7 +21,7 @@ NAMES = {
 
 
 class Ending:
-    """Why a request ends; becomes its `Outcome`."""
+    """The ending of a request; becomes its `Outcome`."""
 
     __slots__ = (
         "code",

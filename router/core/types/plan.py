@@ -1,4 +1,4 @@
-"""Holds the replicas of a cell, as the control plane plans and their engines describe them."""
+"""The replicas of a cell, as the control plane plans them and their engines describe them."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -24,7 +24,7 @@ class ReplicaPlan:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """The sizes and features of an engine, which it tells once per attachment.
+    """The sizes and features of an engine, reported once per attachment.
 
     Attributes:
         adapter_slots: Adapters that one batch may mix; 0: the engine serves no adapters.

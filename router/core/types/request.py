@@ -1,4 +1,4 @@
-"""Holds a request, its dispatch to a replica, and the gateway that it came from."""
+"""A request, its dispatches to replicas, and its gateway."""
 
 from collections.abc import Hashable, Sequence
 from enum import IntEnum
@@ -36,7 +36,7 @@ class FirstTokenPrediction(Protocol):
 
 
 class ConnectedGateway:
-    """One connected gateway worker.
+    """A connected gateway worker.
 
     Attributes:
         requests: Live requests by handle.
@@ -52,9 +52,9 @@ class ConnectedGateway:
 
 
 class Request:
-    """One request, from submit to its single outcome. The shell makes it, the core owns it.
+    """A request, from submit to its single outcome. The shell makes it, the core owns it.
 
-    Decisions read the attributes; the engine alone needs `payload`, which the core gives up at the
+    Decisions read the attributes; the engine alone needs `payload`, which the core drops at the
     end. The core writes the attributes from `gateway` on.
 
     Attributes:
@@ -65,8 +65,8 @@ class Request:
         is_preemptible: Batch work, which may be interrupted while it runs and is shed first.
         weight: Share of the tenant within its tier.
         deadline_s: Seconds from arrival to the first token; 0: the default.
-        admission_s: Seconds to the first token, besides its own prefill, that it is let in for; 0:
-            until the deadline.
+        admission_s: Seconds to the first token, without its own prefill, with which it is admitted;
+            0: until the deadline.
         hashes: Hashes of the prompt's full KV blocks, in order.
         absence_s: Seconds of waiting for a cell without replicas; 0: until the deadline.
         session: Hash of the session; 0: none.
@@ -83,11 +83,11 @@ class Request:
         charged_tokens: Prompt tokens that the tenant has paid for.
         prediction: Prediction of the first token's time; learns once from the real one.
         prefilled_on: Replica that computed the prompt for another replica.
-        is_traced: Whether the placement is worth an explanation: the trace is kept, or the answer
-            began elsewhere.
+        is_traced: Whether the placement is worth an explanation: the trace is sampled, or the
+            answer began elsewhere.
         interrupted: Dispatches that ended without an end of the request.
-        output_expected: Output tokens that it was expected to have when it came.
-        untold: Number of `output_expected` that the gateway has not heard of; None: none.
+        output_expected: Output tokens expected at its arrival.
+        untold: Number of `output_expected` that the gateway has not received; None: none.
     """
 
     __slots__ = (
@@ -166,12 +166,12 @@ class Request:
         return self.state is RequestState.DONE
 
     def longest_wait_s(self, default_s: float) -> float:
-        """Return after how many seconds without a first token it is given up."""
+        """Return the longest wait for a first token, in seconds."""
         return self.deadline_s or max(default_s, self.admission_s)
 
     @property
     def is_begun(self) -> bool:
-        """Whether its client is being answered already: a refusal would break the answer."""
+        """Whether the client has a part of the answer already: a refusal would break it."""
         submit = self.payload
         return submit is not None and (submit.resumed_tokens > 0 or submit.is_begun)
 
@@ -180,7 +180,7 @@ _NO_GATEWAY = ConnectedGateway(0)  # until a request is submitted
 
 
 class Dispatch:
-    """One sequence on one replica: a request's dispatch, from submit to the engine's last word.
+    """A sequence on one replica: a request's dispatch, from submit to the engine's end.
 
     A dispatch outlives its request when that was cancelled or preempted: the engine still holds the
     sequence until it reports the end.
@@ -189,9 +189,9 @@ class Dispatch:
         account: The tenant's account; the token path adds to it.
         charge: Virtual service of the tenant per output token.
         prefill_owed: Prompt tokens that the engine has not computed, by the router's books.
-        cached_tokens: Prompt tokens found in the cache; predicted until the engine tells them.
+        cached_tokens: Prompt tokens found in the cache; predicted until the engine reports them.
         output_booked: Output tokens that KV blocks are booked for.
-        emitted: Tokens that the engine has told.
+        emitted: Tokens that the engine has reported.
         first_at: Time of the first token; 0.0 before it.
         slack_s: `EngineModel.slack_s` of the replica at the first token.
         is_admitted: Whether the engine runs the sequence.
@@ -199,7 +199,8 @@ class Dispatch:
         is_placed: Whether the gateway knows the replica.
         is_prefill: Whether the sequence ends with its first token and the answer goes on elsewhere.
         decision: Explanation of the placement; kept of a sample only.
-        known: Without `decision`: predicted cost and TTFT, in seconds, and waiting requests.
+        known: Predicted cost and TTFT, in seconds, and waiting requests; set where `decision` is
+            not.
     """
 
     __slots__ = (

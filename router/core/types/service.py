@@ -1,4 +1,4 @@
-"""Holds the reports in which the cells of a pool tell what their tenants were served."""
+"""The reports in which the cells of a pool exchange the service of their tenants."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ class TenantService(NamedTuple):
 
     Attributes:
         priority: Priority of the tier.
-        tenant_id: The tenant.
-        since: Number of the first report that could tell of this account.
+        tenant_id: Id of the tenant.
+        since: Number of the first report that could hold this account.
         service: Virtual service since the account was opened: computed prompt tokens and 2 x output
             tokens, over the weight. A sum, so that a report may be lost or come twice.
     """
@@ -24,10 +24,10 @@ class TenantService(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServiceReport:
-    """The accounts of one cell that have changed of late.
+    """The accounts of one cell with recent changes.
 
     Attributes:
-        cell_id: The cell.
+        cell_id: Id of the cell.
         owner: Router that owns it.
         epoch: Epoch of the owner's book of the cell; a later book has a greater one.
         number: Number of this report in the epoch; it grows.

@@ -1,4 +1,4 @@
-"""Holds a cell's report of the work that came to it, and of what its replicas can do."""
+"""A cell's report of its demand, and of its replicas' speed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class EngineSpeed:
         prompt_token_s: Seconds per computed prompt token.
         output_token_s: Seconds per output token.
         sequences: Number of sequences at once.
-        steps: Measured.
+        steps: Number of measured steps.
     """
 
     prompt_token_s: float
@@ -43,11 +43,11 @@ class WorkReport:
     """The report of a cell's work to the control plane.
 
     Attributes:
-        cell_id: The cell.
+        cell_id: Id of the cell.
         epoch: Epoch of the cell's book; a later book has a greater one.
         number: Number of this report in the epoch.
         tiers: Sums by priority of the tier.
-        queued: (requests, prompt tokens to compute) that wait, by priority of the tier.
+        queued: Waiting (requests, prompt tokens to compute), by priority of the tier.
         running: Sequences on replicas.
         replicas_ready: Replicas that are attached and not draining.
         speed: Median speed of the replicas that have measured enough; None: none has.
