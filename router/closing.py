@@ -341,7 +341,7 @@ class Closings:
         return dropped
 
     def _close(self, account: _Account, uncounted: int = 0) -> None:
-        """Tell of a request, whose tokens are not certain; `uncounted`: those counted as such."""
+        """Write a closing with uncertain tokens; `uncounted`: those counted as uncertain before."""
         tokens, placed = account.output_tokens, account.placed
         own, prompts = tokens - account.before, account.cut_prompt()
         if own or any(prompts):

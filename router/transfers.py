@@ -55,7 +55,7 @@ class Transfers:
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
 
     def start(self, transfer: "Transfer") -> None:
-        """Begin a transfer; its end is told to `done`, within its deadline and a moment."""
+        """Begin a transfer; `done` is called at its end, soon after its deadline at the latest."""
         dispatch = transfer.dispatch
         source, target = self._target_of(transfer.source), self._target_of(dispatch.replica_id)
         payload = dispatch.request.payload

@@ -1,7 +1,7 @@
-"""`python -m replica.agent` runs the node agent; with a word, it does less.
+"""`python -m replica.agent` runs the node agent; with a command, it does one job.
 
-`preflight` says whether Triton can run. `uncordon` puts accelerators back into service that the
-agent took out of it; the running agent notices within seconds.
+`preflight` reports whether Triton can run. `uncordon` puts accelerators back into service that the
+agent has cordoned; the running agent notices within seconds.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Tells a frozen engine from a starved one, and both from a standstill of our own."""
+"""Tells a frozen engine from a starved one, and both from a pause of this process."""
 
 import asyncio
 import time
@@ -14,14 +14,14 @@ _WINDOW_MIN_S = 0.01  # the kernel counts processor time in ticks of this length
 
 
 class Activity:
-    """The processor time that the processes of an engine used between two looks."""
+    """The processor time that an engine's processes used between two looks."""
 
     def __init__(self) -> None:
         self._looked_at_s = time.monotonic()
         self._cpu_s = 0.0
 
     def look(self, pids: Sequence[int]) -> float:
-        """Return how many processors these processes used since the last look, e.g. 0.3."""
+        """Return how many processors these processes used on average since the last look."""
         now_s, used_s = time.monotonic(), cpu_s(pids)
         window_s = max(_WINDOW_MIN_S, now_s - self._looked_at_s)
         busy = max(0.0, used_s - self._cpu_s) / window_s
@@ -30,12 +30,12 @@ class Activity:
 
 
 class ProbeWatch:
-    """Watches, as an async context, the two sides of a probe that waits for its answer.
+    """Watches, as an async context, both sides of a probe that waits for its answer.
 
-    A process that gets no processor finds the answer and the deadline at the same time, and cannot
-    tell which came first: `stalled_s` says how long our event loop stood still. An engine that gets
-    none cannot answer either: `wants_processor` says so. That is looked at well before the
-    deadline, because giving up makes even a frozen engine's server work for a moment.
+    A starved process finds the answer and the deadline at the same time, and cannot tell which came
+    first: `stalled_s` is the time that the event loop stood still. A starved engine cannot answer
+    either: see `wants_processor`. That is measured well before the deadline, because giving up
+    makes even a frozen engine's server work for a moment.
     """
 
     def __init__(self, pids: Sequence[int], timeout_s: float) -> None:

@@ -14,10 +14,10 @@ log = structlog.get_logger(__name__)
 
 
 async def find_leftovers(launcher: TritonLauncher) -> dict[str, Leftover]:
-    """Return the engines to adopt, by replica id; whatever else an earlier agent left is ended.
+    """Return the engines to adopt, by replica id; all other leftovers are ended.
 
     An engine is adopted when the process of its record still runs and carries the marks of its
-    replica and spec. Whether it is healthy is not looked at here: its canary will tell.
+    replica and spec. Its health is not checked here: its canary does that.
     """
     leftovers: dict[str, Leftover] = {}
     for record, launch in await asyncio.to_thread(launcher.recorded):

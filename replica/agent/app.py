@@ -50,7 +50,7 @@ class StateDirectoryInUseError(RuntimeError):
 
 
 def no_hardware() -> HardwareReader | None:
-    """Return None: there are no accelerators, or nobody who can be asked about them."""
+    """Return None: there are no accelerators, or no driver to ask."""
     return None
 
 
@@ -69,8 +69,8 @@ class Agent:
         Args:
             settings: Settings of the node.
             launcher: Starts engines.
-            prober: Asks them for a sign of life; None: a real inference.
-            open_hardware: Returns who can be asked about accelerators; called in a thread.
+            prober: Probes engines; None: a real inference.
+            open_hardware: Returns a reader of accelerators; called in a thread.
         """
         self._settings = settings
         self._launcher = launcher
@@ -105,10 +105,10 @@ class Agent:
         self._is_stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set, then stop all engines, or leave them, as the settings say.
+        """Serve until `stop` is set, then stop all engines, or leave them, by the settings.
 
-        Engines that an earlier agent left are adopted. An error leaves the engines running, too:
-        ours are no reason to end theirs.
+        Engines that an earlier agent left are adopted. An error leaves the engines running, too: a
+        fault of the agent is no reason to end them.
 
         Raises:
             StateDirectoryInUseError: Another agent runs with the same state directory.
@@ -168,9 +168,9 @@ class Agent:
         await self._library.save_heat()
 
     async def _report(self) -> None:
-        """Talk to the control plane once it is known which engines are healthy.
+        """Connect to the control plane once the health of adopted engines is known.
 
-        Said earlier, an adopted engine would seem to start, and routers would let go of it.
+        Before that, an adopted engine would seem to start, and routers would drop it.
         """
         assert self._fleet is not None
         await self._fleet.settled()
@@ -218,7 +218,7 @@ class Agent:
         fleet.apply(desired)
 
     async def _keep_library(self) -> None:
-        """Find what others put into the artifact folder, and write down what is used."""
+        """Notice artifacts that others put into the folder, and store the heat of artifacts."""
 
         async def step() -> None:
             await self._library.scan()
@@ -230,7 +230,7 @@ class Agent:
         )
 
     async def _fetch(self) -> None:
-        """Get artifacts, serve them to others, and start replicas whose base has come."""
+        """Fetch artifacts, serve them to other nodes, and start replicas whose base has arrived."""
         if self._artifacts is None:
             return
 
@@ -306,7 +306,7 @@ class Agent:
 
 
 def limits_of(settings: AgentSettings) -> EnginePatience:
-    """Return the patience that the settings ask for."""
+    """Return the patience of the settings."""
     return EnginePatience(
         start_s=settings.start_timeout_s,
         start_stall_s=settings.start_stall_s,
@@ -320,7 +320,7 @@ def limits_of(settings: AgentSettings) -> EnginePatience:
 
 
 def _artifacts(settings: AgentSettings, library: Library) -> ArtifactCache | None:
-    """Return what fetches and serves artifacts; None without a store."""
+    """Return the part that fetches and serves artifacts; None without a store."""
     if not settings.artifact_store_url:
         return None
     options = NodeOptions(
@@ -357,13 +357,13 @@ def build_agent(settings: AgentSettings) -> Agent:
 
 
 def _told(address: str, host: str) -> str:
-    """Return where others reach an address of ours: a wildcard is at the node's own."""
+    """Return the address of a listener for others: a wildcard becomes the node's own address."""
     bound, port = host_and_port(address)
     return f"{host}:{port}" if bound in {"0.0.0.0", "::"} else address
 
 
 def _address_of(host: str) -> str:
-    """Return the IPv4 address of a name: routers are told an address."""
+    """Return the IPv4 address of a name: routers need an address."""
     try:
         return socket.gethostbyname(host)
     except OSError as error:
@@ -372,7 +372,7 @@ def _address_of(host: str) -> str:
 
 @contextmanager
 def _exclusive(state_dir: Path) -> Generator[None]:
-    """Hold the state directory's lock; the kernel releases it when we end, however that happens."""
+    """Hold the state directory's lock; the kernel releases it at any end of the process."""
     state_dir.mkdir(parents=True, exist_ok=True)
     with (state_dir / "lock").open("a+") as file:
         try:

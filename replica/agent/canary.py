@@ -1,4 +1,4 @@
-"""The only proof of health that counts: a real inference through Triton and the step loop."""
+"""The proof of health: a real inference through Triton and the step loop."""
 
 from google.protobuf.message import DecodeError
 
@@ -22,14 +22,14 @@ class LlmCanary:
         self._link = RenewedChannel(address, CertificateRole.ENGINE, options=CHANNEL_OPTIONS)
 
     async def ask(self, spec: EngineSpec, timeout_s: float) -> int:
-        """Let the engine generate one token, and check that it is the engine we mean.
+        """Let the engine generate one token, and check the identity of the engine.
 
         Returns:
-            How many sequences the engine holds for routers.
+            Number of sequences that the engine holds for routers.
 
         Raises:
-            WrongAnswerError: An answer that is none, or of another engine or base.
-            FailedError: No answer in time, or an error.
+            WrongAnswerError: The answer is invalid, or comes from another engine or base.
+            FailedError: There was no answer in time, or an error.
         """
         address = self._address
         channel = await self._link.current()

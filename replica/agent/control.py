@@ -1,8 +1,7 @@
 """The agent's stream to the control plane: observed state up, desired state down.
 
-The control plane may be away for any time: nothing here stops an engine because of that. Every
-desired state is kept on disk, so that an agent that starts without a control plane still starts
-what was desired last.
+The control plane may be away for any time: that stops no engine. Every desired state is stored on
+disk, so that an agent that starts without a control plane still starts the last desired replicas.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ class ControlLink(Link[agent.SyncRequest, agent.SyncResponse]):
         Args:
             address: Address to connect to.
             observe: Returns the whole observed state of the node.
-            on_desired: Called with every desired state, also when it is the same again.
+            on_desired: Called with every desired state, even if it is unchanged.
         """
         super().__init__(address, "control_plane", agent.SyncResponse, _BACKOFF_MAX_S)
         self._observe = observe
@@ -78,7 +77,7 @@ class DesiredFile:
         self._written: list[agent.DesiredReplica] | None = None
 
     def load(self) -> agent.SyncResponse | None:
-        """Return what was saved last; None when there is nothing that can be read."""
+        """Return the last stored state; None when none can be read."""
         try:
             text = self._path.read_text()
             desired = json_format.Parse(text, agent.SyncResponse(), ignore_unknown_fields=True)
@@ -90,7 +89,7 @@ class DesiredFile:
         return desired
 
     def save(self, desired: agent.SyncResponse) -> None:
-        """Write it, whole or not at all; nothing happens when the replicas are those written last.
+        """Write it atomically; skipped when the replicas are unchanged.
 
         An unwritable disk is logged, not raised: serving does not depend on it.
         """

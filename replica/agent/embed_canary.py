@@ -23,16 +23,16 @@ class EmbedCanary:
         self._client = EmbeddingClient(address, EMBED.triton_model)
 
     async def ask(self, spec: EngineSpec, timeout_s: float) -> int:
-        """Let the engine embed four tokens, and check that it is the engine we mean.
+        """Let the engine embed four tokens, and check the identity of the engine.
 
         Waits for 10 s, if `timeout_s` is less: an engine with a long queue is not dead.
 
         Returns:
-            0: nothing of a router's is ever held there, and what came before the canary is done.
+            0: the engine holds no sequences for routers, and earlier requests are done.
 
         Raises:
-            WrongAnswerError: A vector that is none, or another base's.
-            PlatformError: No answer in time, or an error.
+            WrongAnswerError: The vector is invalid, or comes from another base.
+            PlatformError: There was no answer in time, or an error.
         """
         address = self._address
         embedding = await self._client.embed(

@@ -1,4 +1,4 @@
-"""Becomes a program of another user: `python -I -S engine_entry.py ENTRY PROGRAM ARGUMENT...`.
+"""Starts a program as another user: `python -I -S engine_entry.py ENTRY PROGRAM ARGUMENT...`.
 
 ENTRY is JSON: `uid`, the user and group; `closed`, directory -> {`trees`, `links`}, see
 `engine_view`; `environment`, variables for the program alone. Root runs it. It keeps its process
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def open_view(closed: Mapping[str, Any]) -> None:
-    """Put a directory with nothing but trees and links over each closed one, for us alone."""
+    """Mount a directory with only trees and links over each closed one, for this process alone."""
     here = str(Path.cwd())
     _checked(_LIBC.unshare(_CLONE_NEWNS), "unshare")
     _mount(None, "/", None, _MS_REC | _MS_SLAVE)
@@ -56,7 +56,7 @@ def open_view(closed: Mapping[str, Any]) -> None:
 
 
 def become(uid: int) -> None:
-    """Be that user for good: without groups, capabilities, and programs that give them back."""
+    """Become that user for good: without groups, capabilities, and set-user-id programs."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)

@@ -1,4 +1,4 @@
-"""Triton's own metrics, read on the loopback, where alone they are: it asks nobody for a secret."""
+"""Triton's own metrics, read on the loopback, their only address: Triton requires no secret."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The user that engines run as: loaded code must not be root because the agent is."""
+"""The user that engines run as: loaded code must not run as root because the agent does."""
 
 import json
 import os
@@ -31,22 +31,22 @@ sys.exit(f"user id {os.getuid()} may not read {', '.join(closed)}" if closed els
 
 @dataclass(frozen=True, slots=True)
 class EngineUser:
-    """Another user than the agent's, and what is opened for it.
+    """A user other than the agent's, with the directories opened for it.
 
     Attributes:
         uid: User and group id.
-        view: The part of closed directories that its engines see.
+        view: Part of closed directories that its engines see.
     """
 
     uid: int
     view: EngineView = field(default_factory=EngineView)
 
     def command(self, program: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-        """Return what root runs to have a program run as this user.
+        """Return the command with which root runs a program as this user.
 
         Args:
             program: Program with its arguments, as an absolute path.
-            environment: Variables for it alone, added to those that it inherits.
+            environment: Additional variables for the program.
         """
         entry = {
             "uid": self.uid,
@@ -85,7 +85,7 @@ def needed_paths(settings: AgentSettings) -> list[Path]:
 
 
 def find_user(uid: int, paths: Sequence[Path]) -> tuple[EngineUser | None, str]:
-    """Return a user that can run engines, tried by running Python as it; else None, and why not."""
+    """Return a user that can run engines, tested by running Python as it; else None, and why."""
     if lacking := lacking_capabilities(_capabilities(needs_view=False)):
         return None, f"this root lacks the capabilities {', '.join(lacking)}"
     view = view_for(uid, paths)
@@ -109,7 +109,7 @@ def _capabilities(*, needs_view: bool) -> Iterable[str]:
 
 
 def _try(user: EngineUser, paths: Sequence[Path]) -> str:
-    """Return why a user's Python does not work; empty: it does."""
+    """Return why Python does not work as a user; empty: it does."""
     python = str(inspect_installation().bin_dir / "python3")
     known = [str(path.absolute()) for path in paths if path.exists()]
     try:

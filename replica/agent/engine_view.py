@@ -1,7 +1,7 @@
 """The parts of closed directories that engines of another user need to see.
 
-A node's Python may be installed in a home that its owner alone may enter. Its mode stays. Engines
-get a mount namespace in which that directory holds nothing but what they need (`engine_entry`).
+A node's Python may be installed in a home that only its owner may enter. The home's mode stays.
+Engines get a mount namespace in which that directory holds only what they need (`engine_entry`).
 """
 
 import os
@@ -18,8 +18,8 @@ class Closed:
     """A directory that a user may not enter.
 
     Attributes:
-        trees: Files and directories beneath it that the user needs, with all that they hold.
-        links: Symbolic links on the way to them, and what they say.
+        trees: Files and directories beneath it that the user needs, with all their contents.
+        links: Symbolic links on the way to them, with their targets.
     """
 
     trees: tuple[str, ...]
@@ -40,7 +40,7 @@ class EngineView:
 
 
 def view_for(uid: int, paths: Iterable[Path]) -> EngineView:
-    """Return what a user without other groups lacks on the way to `paths`.
+    """Return the closed directories on the way to `paths` for a user without other groups.
 
     Args:
         uid: User and group id.
@@ -71,10 +71,10 @@ def view_for(uid: int, paths: Iterable[Path]) -> EngineView:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How far a path leads.
+    """The result of following a path.
 
     Attributes:
-        end: The path, or where it goes on behind the link.
+        end: Path, or its continuation behind the link.
         closed: First directory on it that the user may not enter; empty: none.
         link: First symbolic link on it; empty: none.
         target: Target of the link.

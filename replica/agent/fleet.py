@@ -28,12 +28,12 @@ class NodeLauncher(Launcher, Protocol):
     """A launcher that also forgets replicas that are gone for good."""
 
     def forget(self, replica_id: str) -> None:
-        """Remove what is kept on disk for the replica."""
+        """Remove the replica's files from the disk."""
         ...
 
 
 def reported_state(state: LocalReplicaState) -> control.ReplicaState:
-    """Return what routers may know: STOPPED and FAILED replicas must not be attached to."""
+    """Return the state for routers: STOPPED and FAILED replicas must not be attached to."""
     if state.has_failed:
         return control.REPLICA_STATE_FAILED
     if state.phase is ReplicaPhase.READY and state.is_draining:
@@ -59,18 +59,18 @@ class NodeReplicas:
         problem_of: Callable[[str], Awaitable[str]],
         why_waiting: Callable[[str], str] = lambda base_digest: "",  # noqa: ARG005
     ) -> None:
-        """Take what replicas need.
+        """Compose.
 
         Args:
-            group: Owns all tasks.
+            group: TaskGroup of all tasks.
             launcher: Starts engines.
-            prober: Asks them for a sign of life.
-            limits: Patience with them.
-            on_change: Called at every change that the control plane may want to know.
+            prober: Probes engines.
+            limits: Patience with engines.
+            on_change: Called at every change that the control plane should see.
             observer: Receiver of events, for metrics.
-            why_cordoned: Says why one of some accelerators is out of service; empty: none is.
-            problem_of: Says why a base's artifact must not be used; empty: it may.
-            why_waiting: Says why a replica of a base cannot start yet; empty: it can.
+            why_cordoned: Returns why one of some accelerators is out of service; empty: none is.
+            problem_of: Returns why a base's artifact must not be used; empty: it may.
+            why_waiting: Returns why a replica of a base cannot start yet; empty: it can.
         """
         self.runners: dict[str, ReplicaRunner] = {}
         self._group = group
@@ -90,12 +90,12 @@ class NodeReplicas:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def adopt(self, leftovers: Mapping[str, Leftover]) -> None:
-        """Take over engines, by replica id; they are what is desired until `apply` says else."""
+        """Adopt engines, by replica id; they are the desired ones until `apply`."""
         for replica_id, leftover in leftovers.items():
             self._runner(replica_id, leftover)
 
     async def settled(self) -> None:
-        """Wait until it is known which of the adopted engines are healthy: some probes."""
+        """Wait for some probes, until the health of adopted engines is known."""
         for runner in list(self.runners.values()):
             await runner.has_settled.wait()
 
@@ -128,7 +128,7 @@ class NodeReplicas:
             runner.want(spec, is_draining=is_draining, sleeps=wish.sleeps)
 
     def look_again(self) -> None:
-        """Start replicas whose base has come, and note how far the others' are."""
+        """Start replicas whose base has come, and update the progress of the others."""
         if self._waiting and self._desired is not None:
             before = self._waiting
             self.apply(self._desired)
@@ -141,14 +141,14 @@ class NodeReplicas:
             self.apply(self._desired)
 
     async def stop(self) -> None:
-        """End all replicas, engines asked first, and wait until nothing is left of them."""
+        """End all replicas, engines asked first, and wait until all their processes are gone."""
         self._is_stopping = True
         for runner in self.runners.values():
             runner.want(None)
         await self._is_empty.wait()
 
     async def leave(self) -> None:
-        """Watch the engines no longer, and let them run."""
+        """Stop watching the engines, and let them run."""
         self._is_stopping = True
         for task in self._tasks:
             task.cancel()
@@ -156,7 +156,7 @@ class NodeReplicas:
             await asyncio.wait(self._tasks)
 
     async def measure(self) -> None:
-        """Update what is known about the memory of the engines."""
+        """Update the memory use of the engines."""
         for runner in list(self.runners.values()):
             await runner.measure_memory()
 
@@ -167,7 +167,7 @@ class NodeReplicas:
 
     @property
     def waiting(self) -> Mapping[str, str]:
-        """Why replicas that are desired have not been begun, by replica id."""
+        """Reasons why desired replicas have not been started, by replica id."""
         return self._waiting
 
     def observed(self) -> list[agent.ObservedReplica]:

@@ -155,7 +155,7 @@ class RequestLifecycle:
         self.end(request, ending)
 
     def expire(self, now: float) -> None:
-        """Evict what has no first token at its deadline, or waits for replicas that are away."""
+        """Evict requests that miss their deadline, or wait too long for replicas."""
         self._now = now
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now:

@@ -1,4 +1,4 @@
-"""Log probabilities, from an engine's columns to the gateways': only for who asked for them."""
+"""Log probabilities, from an engine's columns to the gateways', for requests that want them."""
 
 from collections import Counter
 from collections.abc import Iterable

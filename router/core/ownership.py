@@ -1,4 +1,4 @@
-"""Decides which cells and replicas a router has books of: those that the control plane names."""
+"""Opens, updates and closes the books of a router's cells and replicas, by its assignment."""
 
 from collections.abc import Iterable
 

@@ -343,7 +343,7 @@ class RouterCore:
         return self.lifecycle.live
 
     def end_all(self) -> None:
-        """End what the drain time was too short for, so that no gateway waits in vain."""
+        """End the requests that are left at the end of the drain time."""
         for gateway in self.gateways.values():
             for request in list(gateway.requests.values()):
                 has_emitted = request.output or (

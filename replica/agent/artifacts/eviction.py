@@ -1,4 +1,4 @@
-"""Chooses the artifacts that leave the disk to make room for another. Pure."""
+"""Chooses the artifacts to evict from the disk to make room for another. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ HALF_LIFE_S = 6 * 3600.0
 
 
 class Hold(IntEnum):
-    """How firmly an artifact is held."""
+    """How firmly an artifact is kept."""
 
     NONE = 0
     PREFETCHED = 1  # wanted here, but no request waits for it
@@ -18,7 +18,7 @@ class Hold(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """How much an artifact is used.
+    """The use of an artifact.
 
     Attributes:
         score: Uses, older ones counting less, as of `at_s`.
@@ -43,7 +43,7 @@ class EvictionCandidate:
 
     Attributes:
         heat: Present score of use.
-        is_adapter: Adapters go before bases, which take long to come back.
+        is_adapter: Whether it is an adapter; adapters go before bases, which take long to fetch.
     """
 
     digest: str
@@ -56,16 +56,16 @@ class EvictionCandidate:
 def to_evict(
     items: Iterable[EvictionCandidate], room_bytes: int, *, needed: bool
 ) -> list[str] | None:
-    """Return what has to go for `room_bytes`, the coldest adapter first; None: there is no way.
+    """Return the artifacts to evict for `room_bytes`, the coldest adapter first; None: impossible.
 
-    Nothing goes that would not help, and nothing at all when it would not be enough.
+    No artifact goes whose eviction would not help, and none at all when all together are not
+    enough.
 
     Args:
-        items: All that is there.
+        items: All artifacts on the disk.
         room_bytes: Bytes to be freed; 0 or less: none.
-        needed: A request waits for the room. Otherwise wanted artifacts stay: one prefetched
-            artifact
-            is worth as much as another.
+        needed: Whether a request waits for the room. Otherwise wanted artifacts stay: one
+            prefetched artifact is worth as much as another.
     """
     highest = Hold.PREFETCHED if needed else Hold.NONE
     movable = sorted(

@@ -1,4 +1,4 @@
-"""The agent's stream of distribution: the node's chunks go up, its orders to fetch come down."""
+"""The agent's stream of distribution: reports of chunks up, orders to fetch down."""
 
 import asyncio
 import json
@@ -41,17 +41,17 @@ class NodeIdentity:
 
 
 class ArtifactNews:
-    """Signals that the control plane should hear a change at once."""
+    """Signals that the control plane should get a report at once."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def note(self) -> None:
-        """Have a report sent soon."""
+        """Request a report soon."""
         self._event.set()
 
     async def wait(self, at_most_s: float) -> None:
-        """Wait for news, but no longer than that."""
+        """Wait for news, at most so long."""
         try:
             async with asyncio.timeout(at_most_s):
                 await self._event.wait()
@@ -78,7 +78,7 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
         Args:
             address: host:port of the control plane.
             identity: Id and place of the node.
-            fetcher: Says what is new, and does what is answered.
+            fetcher: Provides reports, and carries out orders.
             keys: Keys of this node for the tickets that other nodes show; they change every hour.
             news: Event that asks for a report at once.
             directory: Directory of artifacts; its disk's free space is reported.
@@ -94,7 +94,7 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
         self._peer_address = ""
 
     def serve_at(self, peer_address: str) -> None:
-        """Tell from now on where other nodes are served, host:port; empty: nowhere."""
+        """Set the address at which other nodes are served, host:port; empty: none."""
         self._peer_address = peer_address
         self._news.note()
 
@@ -140,7 +140,7 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
 
 
 def free_bytes(directory: Path) -> int:
-    """Return what the disk of a folder has left; 0 when it cannot be asked."""
+    """Return the free bytes on the disk of a folder; 0 when unknown."""
     try:
         return shutil.disk_usage(directory).free
     except OSError:

@@ -1,7 +1,7 @@
-"""Gets artifacts chunk by chunk, as the control plane orders; from the store while it is away.
+"""Fetches artifacts chunk by chunk, as the control plane orders; from the store while it is away.
 
-Orders are replaced as a whole by every answer. A few downloads run at once; every chunk is verified
-before it is written, noted once it is on the disk, and from then on served to others.
+Every answer replaces all orders. A few downloads run at once. Every chunk is verified before it is
+written, recorded once it is on the disk, and from then on served to other nodes.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class ChunkSource(Protocol):
     async def get(
         self, address: str, digest: str, number: int, piece: Piece, ticket: str = ""
     ) -> bytes:
-        """Return what is said to be a chunk; RefusedError or TimeoutError when nothing comes."""
+        """Return the alleged bytes of a chunk; RefusedError or TimeoutError when none come."""
         ...
 
 
@@ -77,7 +77,7 @@ class _Download:
 
 @dataclass(slots=True)
 class _State:
-    """The fetcher's memory of waits, problems and downloads; all by digest."""
+    """The fetcher's waits, problems and downloads; all by digest."""
 
     waits: dict[str, _Wait] = field(default_factory=dict[str, _Wait])
     problems: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
@@ -110,8 +110,8 @@ class Fetcher:
         Args:
             holdings: The node's artifacts and parts.
             source: Source of chunks.
-            ask_manifest: Asks the control plane what an artifact consists of.
-            node_id: Id of the node; the moment when it asks the store by itself depends on it.
+            ask_manifest: Asks the control plane for an artifact's manifest.
+            node_id: Id of the node; decides when it asks the store by itself.
             downloads_max: Chunks that are fetched at once.
             on_news: Called when the control plane should get a report at once.
         """
@@ -143,7 +143,7 @@ class Fetcher:
             self._away_since_s = time.monotonic()
 
     def take(self, answer: wire.DistributionAnswer) -> None:
-        """Take over what is to be fetched from now on."""
+        """Replace the orders."""
         self._orders = tuple(answer.orders)
         self._ordered_s = time.monotonic()
         if not answer.is_wanted_unchanged:
@@ -160,7 +160,7 @@ class Fetcher:
         self._note_change()
 
     def report(self, *, is_full: bool) -> wire.DistributionReport:
-        """Return what is new; the rest of the report is the sender's."""
+        """Return the changes; the sender adds the rest of the report."""
         failures, self._failures = self._failures, []
         now_s = time.monotonic()
         state = self._state
@@ -181,15 +181,15 @@ class Fetcher:
     # --- towards the node
 
     async def ensure(self, digest: str, *, needed: bool) -> None:
-        """Return when the artifact lies complete in the library.
+        """Return when the artifact is complete in the library.
 
         Args:
             digest: Digest of the artifact.
-            needed: A request waits for it; else it is waited for in any case.
+            needed: Whether a request waits for it.
 
         Raises:
-            PlatformError: ADAPTER_NOT_FOUND when nobody knows it. If it is needed, also
-                ENGINE_BUSY when there is no room for it, and UNAVAILABLE when nobody can be asked.
+            PlatformError: ADAPTER_NOT_FOUND when it is unknown. If needed, also ENGINE_BUSY when
+                there is no room for it, and UNAVAILABLE when no source answers.
         """
         if self._library.has(digest):
             return
@@ -213,7 +213,7 @@ class Fetcher:
                 del self._state.waits[digest]
 
     def progress(self, digest: str) -> str:
-        """Return how far an artifact is, in words; empty when it is complete."""
+        """Return the progress of an artifact, in words; empty when it is complete."""
         if self._library.has(digest):
             return ""
         have, count = self._holdings.progress(digest)
@@ -252,7 +252,7 @@ class Fetcher:
         return None
 
     def _all_orders(self, now_s: float) -> Iterator[wire.Order]:
-        """Yield the control plane's orders, and ours for what it does not see to."""
+        """Yield the control plane's orders, and own ones for artifacts that it does not serve."""
         ordered = {order.digest for order in self._orders}
         away_since_s = self._away_since_s
         is_away = away_since_s is not None and now_s - away_since_s > self._patience_s
@@ -288,7 +288,7 @@ class Fetcher:
                 await self._do(*found)
 
     async def _do(self, order: wire.Order, number: int) -> None:
-        """Fetch a chunk, or begin or end an artifact; no error of one ends the others."""
+        """Fetch a chunk, or begin or end an artifact; an error does not affect other artifacts."""
         try:
             if number < 0:
                 await self._prepare(order.digest)
@@ -349,7 +349,7 @@ class Fetcher:
         self._on_news()
 
     async def _drop_idle(self, after_s: float) -> bool:
-        """Remove what is on its way that nobody has asked for so long; return if there was any."""
+        """Remove partial artifacts that were not requested for so long; return if there was any."""
         now_s, state = time.monotonic(), self._state
         asked = {order.digest for order in self._orders} | self._wanted.keys() | state.waits.keys()
         busy = {digest for digest, _ in state.running} | state.preparing
@@ -444,7 +444,7 @@ class Fetcher:
         return manifest
 
     async def _tidy(self) -> None:
-        """Look at what others put into the folder, if it should be here; drop what is left over."""
+        """Adopt artifacts that others put into the folder, if they are wanted; drop leftovers."""
         while True:
             try:
                 await self._drop_idle(_IDLE_S)
@@ -471,7 +471,7 @@ class Fetcher:
 
 
 def _with_own(shared: Mapping[str, int], own: Collection[wire.Wanted]) -> Mapping[str, int]:
-    """Return what is wanted, with what an answer says of this node alone."""
+    """Return the wanted artifacts, with those that an answer adds for this node alone."""
     if not own:
         return shared
     without = {item.digest for item in own}

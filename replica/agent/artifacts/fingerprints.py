@@ -1,7 +1,7 @@
-"""Inode, size and time of verified artifacts' files, so that a second look need not read them.
+"""Inode, size and time of verified artifacts' files, so that they need not be read again.
 
-A file that has the inode, size and time of change that it had when it was verified is taken to be
-the same one. A disk that rots changes none of the three: after a doubt everything is read again.
+A file with the same inode, size and time of change as at its verification counts as unchanged.
+Decay of the disk changes none of the three: after a doubt all files are read again.
 """
 
 import json
@@ -16,7 +16,7 @@ Fingerprint = dict[str, list[int]]  # name below the artifact -> inode, size in 
 
 
 def fingerprint_of(directory: Path) -> Fingerprint:
-    """Return what the files below a directory look like.
+    """Return the fingerprint of the files below a directory.
 
     Raises:
         OSError: A file vanished, or cannot be looked at.
@@ -42,7 +42,7 @@ class Fingerprints:
         self._directory = directory
 
     def matches(self, digest: str, artifact: Path) -> bool:
-        """Return whether an artifact looks as it did when it was verified."""
+        """Return whether an artifact has the fingerprint of its verification."""
         try:
             kept = json.loads(self._path(digest).read_bytes())
             return bool(kept) and kept == fingerprint_of(artifact)
@@ -53,7 +53,7 @@ class Fingerprints:
             return False
 
     def keep(self, digest: str, seen: Fingerprint) -> None:
-        """Write down what a verified artifact looks like; a full disk costs another reading."""
+        """Store a verified artifact's fingerprint; on a full disk it is read again later."""
         path = self._path(digest)
         staging = path.with_suffix(".new")
         try:
@@ -64,7 +64,7 @@ class Fingerprints:
             log.warning("fingerprint_not_kept", digest=digest, error=str(error))
 
     def forget(self, digest: str) -> None:
-        """Have an artifact read again before its next use."""
+        """Let an artifact be read again before its next use."""
         self._path(digest).unlink(missing_ok=True)
 
     def _path(self, digest: str) -> Path:

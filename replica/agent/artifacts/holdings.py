@@ -31,7 +31,7 @@ _MANIFESTS = ".manifests"
 
 
 class Holdings:
-    """Belongs to one event loop; what takes long is done in threads."""
+    """The artifacts of a node; belongs to one event loop, slow work runs in threads."""
 
     def __init__(self, directory: Path, library: Library) -> None:
         self.library = library
@@ -42,7 +42,7 @@ class Holdings:
         self._spoiled: set[str] = set()  # not what their names say
 
     async def start(self) -> None:
-        """Look at what is there; OSError when the folder cannot be used."""
+        """Read the folder; OSError when it cannot be used."""
         await self.library.scan()
         found = await asyncio.to_thread(self._find_partials)
         self.partials = {partial.digest: partial for partial in found}
@@ -54,7 +54,7 @@ class Holdings:
                 self._pieces[digest] = pieces_of(manifest)
 
     def close(self) -> None:
-        """Close what is on its way; it goes on with the next agent."""
+        """Close partial artifacts; the next agent continues them."""
         for partial in self.partials.values():
             partial.close()
 
@@ -64,21 +64,21 @@ class Holdings:
         return partial.manifest if partial else await asyncio.to_thread(self._load, digest)
 
     async def keep(self, manifest: Manifest) -> None:
-        """Remember a manifest; OSError when the disk is full."""
+        """Store a manifest; OSError when the disk is full."""
         path = self._manifest_path(manifest.digest)
         await asyncio.to_thread(write_synced, path, manifest.canonical_json())
 
     async def begin(self, manifest: Manifest) -> Partial:
-        """Begin to collect an artifact; OSError when the disk does not allow it."""
+        """Begin a partial artifact; OSError when the disk refuses it."""
         root = self._directory / PARTIAL / manifest.digest
         partial = await asyncio.to_thread(Partial, root, manifest)
         return self.partials.setdefault(partial.digest, partial)
 
     async def complete(self, partial: Partial) -> None:
-        """Make a whole artifact out of all its chunks.
+        """Turn a complete set of chunks into an artifact.
 
         Raises:
-            CorruptChunkError: The disk spoiled it; it is begun anew.
+            CorruptChunkError: The disk has corrupted it; it is begun anew.
             OSError: The artifact cannot be read or renamed.
         """
         try:
@@ -91,7 +91,7 @@ class Holdings:
         await asyncio.to_thread(partial.remove)
 
     async def drop(self, digest: str) -> None:
-        """Remove what is on its way of an artifact, if anything is, and the room kept for it."""
+        """Remove a partial artifact, if there is one, and its reserved room."""
         partial = self.partials.pop(digest, None)
         if partial is not None:
             await asyncio.to_thread(partial.remove)
@@ -99,7 +99,7 @@ class Holdings:
         self.library.give_up(digest)
 
     async def adopt(self, digest: str) -> None:
-        """Learn what a whole artifact consists of that others put there; reads all of it, once."""
+        """Compute the manifest of a whole artifact that others put there; reads all of it, once."""
         if digest in self._pieces or digest in self._spoiled or not self.library.has(digest):
             return
         manifest = await asyncio.to_thread(self._load, digest)
@@ -118,7 +118,7 @@ class Holdings:
         self._pieces[digest] = pieces_of(manifest)
 
     def progress(self, digest: str) -> tuple[int, int]:
-        """Return how many of the chunks of an artifact on its way are here, and how many it has."""
+        """Return the numbers of present and of all chunks of a partial artifact."""
         partial = self.partials.get(digest)
         return (partial.held.bit_count(), len(partial.pieces)) if partial else (0, 0)
 
@@ -136,7 +136,7 @@ class Holdings:
         return None
 
     def held(self, *, is_full: bool) -> list[wire.Held]:
-        """Return what there is, or what changed since the last call."""
+        """Return all chunks, or those that changed since the last call."""
         now = self._now()
         if is_full:
             self._told = {}

@@ -1,8 +1,8 @@
 """The journal of an artifact's chunks that are verified and on the disk.
 
-A file that only grows: a header with the artifact's digest, then a record for each chunk. It is
-read up to the first byte that is not as it was written, and goes on from there. So a crash
-while we write costs the last records, and no chunk is believed that was not there.
+The file only grows: a header with the artifact's digest, then a record for each chunk. It is read
+up to the first invalid byte, and continued from there. So a crash during a write costs the last
+records, and never adds a chunk that was not there.
 """
 
 import os
@@ -17,7 +17,7 @@ _HEADER_BYTES = 32
 
 
 class Journal:
-    """Blocks: call it in a thread."""
+    """The journal of one artifact; blocks: call it in a thread."""
 
     def __init__(self, file: int, seed: int, held: int) -> None:
         self._file = file
@@ -56,7 +56,7 @@ class Journal:
         return cls(file, seed, held)
 
     def add(self, chunks: Iterable[int]) -> None:
-        """Note chunks whose bytes have been synced before; OSError when that cannot be written."""
+        """Record chunks whose bytes have been synced before; OSError."""
         numbers = list(chunks)
         records = b"".join(_RECORD.pack(i, _checksum(i, self._seed)) for i in numbers)
         begin = os.lseek(self._file, 0, os.SEEK_CUR)

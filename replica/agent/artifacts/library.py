@@ -45,7 +45,7 @@ class _Entry:
 class Library:
     """The artifact folder of a node.
 
-    All methods belong to one event loop; what takes long is done in threads.
+    All methods belong to one event loop; slow work runs in threads.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Library:
         clock: Callable[[], float] = time.time,
         free_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """Take the folder; `scan` it before anything else.
+        """Take the folder; call `scan` before anything else.
 
         Args:
-            directory: Made when it is missing.
+            directory: Folder, made when it is missing.
             max_bytes: Most bytes of all artifacts together; 0: the disk's size decides.
             reserve_bytes: Bytes of the disk that stay free for others.
             clock: Unix time in seconds.
@@ -85,7 +85,7 @@ class Library:
         self.spoiled = 0
 
     async def scan(self) -> None:
-        """Look at what is there: at the start, and now and then for what others put there."""
+        """Read the folder: at the start, and at intervals for artifacts that others put there."""
         known = frozenset(self._entries)
         found, heat = await asyncio.to_thread(self._look, known)
         for digest in known - found.keys():
@@ -99,7 +99,7 @@ class Library:
             del self._heat[digest]
 
     def complete(self) -> Mapping[str, int]:
-        """Return digest -> bytes of what is there as a whole."""
+        """Return the bytes of whole artifacts by digest."""
         return {digest: entry.size_bytes for digest, entry in self._entries.items()}
 
     def looks_sound(self, digest: str) -> bool:
@@ -107,10 +107,10 @@ class Library:
         return self.has(digest) and self._fingerprints.matches(digest, self._directory / digest)
 
     async def problem_of(self, digest: str) -> str:
-        """Return why an artifact that is there must not be used; empty if it may, or is not there.
+        """Return why a present artifact must not be used; empty if it may, or is not there.
 
-        One that was touched since it was verified, or is in doubt, is read as a whole. One that is
-        not what its digest says is moved away, so that it is fetched anew.
+        An artifact that was touched since its verification, or is in doubt, is read as a whole. One
+        that does not match its digest is moved away, so that it is fetched anew.
         """
         if not self.has(digest) or self.looks_sound(digest):
             return ""
@@ -120,30 +120,30 @@ class Library:
             return await self._verify(digest)
 
     def doubt(self, digest: str, *, with_adapters: bool) -> None:
-        """Have an artifact read as a whole before its next use, with_adapters all of those, too."""
+        """Let an artifact, or with `with_adapters` all adapters, be read as a whole before use."""
         adapters = [name for name, entry in self._entries.items() if entry.is_adapter]
         for name in (digest, *(adapters if with_adapters else ())):
             self._fingerprints.forget(name)
 
     def has(self, digest: str) -> bool:
-        """Return whether an artifact is there now, also when it came a moment ago."""
+        """Return whether an artifact is there now, even if it came a moment ago."""
         return bool(_DIGEST.fullmatch(digest)) and (self._directory / digest).is_dir()
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all artifacts that are there as a whole."""
+        """Bytes of all whole artifacts."""
         return sum(entry.size_bytes for entry in self._entries.values())
 
     def want(self, wanted: Mapping[str, int]) -> None:
-        """Take over what the node should have: digest -> 0 needed, 1 warming, 2 prefetch."""
+        """Set the wanted artifacts: digest -> 0 needed, 1 warming, 2 prefetch."""
         self._wanted = wanted
 
     def desire(self, bases: Collection[str]) -> None:
-        """Take over the bases of the desired replicas: they stay."""
+        """Set the bases of the desired replicas: they stay."""
         self._desired = frozenset(bases)
 
     def use(self, engine: str, digests: Collection[str]) -> None:
-        """Take over what an engine reads, or will read again: that stays; empty: nothing."""
+        """Set the artifacts that an engine reads, or will read again: they stay; empty: none."""
         if digests:
             self._in_use[engine] = frozenset(digests)
         else:
@@ -157,13 +157,14 @@ class Library:
             self._is_heat_saved = False
 
     async def make_room(self, size_bytes: int, *, needed: bool, digest: str = "") -> bool:
-        """Free so much room that an artifact fits; False, and nothing is evicted, if it cannot be.
+        """Free room for an artifact; False, and no eviction, if that is impossible.
 
         Args:
             size_bytes: Size of the whole artifact.
-            needed: A request waits for it: artifacts that were only prefetched make way for it.
-            digest: Keeps the room for this one until it is admitted or given up; empty: whoever
-                comes first takes it.
+            needed: Whether a request waits for it: then artifacts that were only prefetched make
+                way.
+            digest: Reserves the room for this artifact until it is admitted or given up; empty: no
+                reservation.
         """
         async with self._room:
             if digest:
@@ -186,11 +187,11 @@ class Library:
             return True
 
     def expect(self, digest: str, size_bytes: int) -> None:
-        """Keep room for an artifact that is on its way already, whether or not there is room."""
+        """Reserve room for an artifact under way, whether or not there is room."""
         self._coming[digest] = size_bytes
 
     def give_up(self, digest: str) -> None:
-        """Let go of the room that was kept for an artifact."""
+        """Release the room reserved for an artifact."""
         self._coming.pop(digest, None)
 
     def admit(self, digest: str, staging: Path) -> None:
@@ -215,7 +216,7 @@ class Library:
         self._coming.pop(digest, None)
 
     async def save_heat(self) -> None:
-        """Write down what is used, so that the next agent knows it; nothing if it is written."""
+        """Store the heat of artifacts for the next agent, if it has changed."""
         if not self._is_heat_saved:
             self._is_heat_saved = True
             saved = {digest: (heat.score, heat.at_s) for digest, heat in self._heat.items()}
@@ -267,7 +268,7 @@ class Library:
             yield EvictionCandidate(digest, entry.size_bytes, heat, entry.is_adapter, hold)
 
     def _left(self, coming: Mapping[str, int], used_bytes: int) -> int:
-        """Return the bytes that are left, beside those that were promised to others."""
+        """Return the free bytes, without reserved ones."""
         owed = 0  # on the disk: what is written of a promise is gone from there already
         for digest, size in coming.items():
             written = sum(size for size, _ in _files(self._directory / PARTIAL / digest))
@@ -278,7 +279,7 @@ class Library:
         return left
 
     def _take_away(self, digest: str) -> Path | None:
-        """Return where an artifact lies from now on, to be deleted; None if it is gone."""
+        """Move an artifact aside for deletion, and return its new place; None if it is gone."""
         leaving = self._directory / new_id(_LEAVING)
         try:
             (self._directory / digest).rename(leaving)  # from here on nobody finds it
@@ -294,7 +295,7 @@ class Library:
         return leaving
 
     def _look(self, known: frozenset[str]) -> tuple[dict[str, _Entry | None], dict[str, Heat]]:
-        """Return what is in the folder, None for what is known already, and saved heat."""
+        """Return the contents of the folder, None for known ones, and saved heat."""
         self._directory.mkdir(parents=True, exist_ok=True)
         found: dict[str, _Entry | None] = {}
         for path in self._directory.iterdir():

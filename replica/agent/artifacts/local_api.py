@@ -1,6 +1,6 @@
-"""Where the engines of a node say which artifacts they need: a socket in the agent's directory.
+"""The socket on which a node's engines request artifacts, in the agent's directory.
 
-A socket of the file system, because only engines of this agent may make the node fetch something.
+A socket of the file system, because only engines of this agent may make the node fetch artifacts.
 However many engines and requests wait for an artifact, it is fetched once.
 """
 
@@ -29,20 +29,20 @@ _UNSENT_BYTES_MAX = 1 << 20
 
 
 class AdapterFetcher(Protocol):
-    """Gets artifacts from peers or the store into the library."""
+    """Fetches artifacts from peers or the store into the library."""
 
     async def ensure(self, digest: str, *, needed: bool) -> None:
-        """Return when the artifact lies there complete.
+        """Return when the artifact is complete in the library.
 
         Raises:
-            PlatformError: ADAPTER_NOT_FOUND when nobody knows it, ENGINE_BUSY when there is no
-                room for it.
+            PlatformError: ADAPTER_NOT_FOUND when it is unknown, ENGINE_BUSY when there is no room
+                for it.
         """
         ...
 
 
 class OnlyHere:
-    """Knows no artifacts but those that lie in the library: of an agent that fetches nothing."""
+    """A fetcher that fetches nothing: only artifacts in the library are known."""
 
     async def ensure(self, digest: str, *, needed: bool) -> None:  # noqa: ARG002 - of the protocol
         """Refuse."""
@@ -56,13 +56,13 @@ class LocalApi:
     def __init__(
         self, state_dir: Path, library: Library, fetcher: AdapterFetcher, *, uid: int | None = None
     ) -> None:
-        """Take the agent's directory, and who knows and gets artifacts.
+        """Take the agent's directory, and the source of artifacts.
 
         Args:
             state_dir: Directory of the socket.
             library: The artifacts on the node.
             fetcher: Gets missing artifacts.
-            uid: User that engines run as; None: as we do.
+            uid: User of the engines; None: the agent's own.
         """
         self._uid = uid
         self._state_dir = state_dir
@@ -76,7 +76,7 @@ class LocalApi:
 
     @property
     def fetches(self) -> int:
-        """Artifacts that are on their way because somebody waits."""
+        """Artifacts under way for waiting requests."""
         return len(self._fetches)
 
     @asynccontextmanager
@@ -137,7 +137,7 @@ class LocalApi:
                 _send(writer, ArtifactOutcome(digest, ErrorCode.ENGINE_BUSY, text))
 
     def _forget(self, writer: asyncio.StreamWriter, waits: Collection[str]) -> None:
-        """Tell an engine only what it still waits for; what is on its way comes all the same."""
+        """Report to an engine only what it still waits for; downloads go on in any case."""
         for digest, writers in self._waiting.items():
             if digest not in waits:
                 writers.discard(writer)
@@ -181,7 +181,7 @@ class LocalApi:
 
 
 def _code_of(error: PlatformError) -> ErrorCode:
-    """Return what the request is told; what says nothing about the artifact may work elsewhere."""
+    """Return the error for a request; some failures may not occur elsewhere."""
     lasting = (ErrorCode.ADAPTER_NOT_FOUND, ErrorCode.ADAPTER_INVALID)
     return error.code if error.code in lasting else ErrorCode.ENGINE_BUSY
 

@@ -42,16 +42,16 @@ class NodeOptions:
     Attributes:
         node_id: Id of the node.
         region: Region of the node.
-        rack: Unique within its region.
+        rack: Rack of the node, unique within its region.
         control_address: host:port of the control plane's gRPC.
         directory: Directory of artifacts.
         store_url: URL of the store of chunks.
-        keys_file: File of the keys that check others' tickets.
-        peer_address: host:port on which others are served; port 0 picks one.
-        peer_advertised: host:port at which they reach it, port 0 the bound one; empty: the bound
-            address, unless it is known to be of no use to others.
-        downloads_max: Chunks that are fetched at once.
-        uploads_max: Chunks that are served at once.
+        keys_file: File of the keys that verify other nodes' tickets.
+        peer_address: host:port on which other nodes are served; port 0 picks one.
+        peer_advertised: host:port at which other nodes reach it, port 0 the bound one; empty: the
+            bound address, unless it cannot be reached from other machines.
+        downloads_max: Largest number of concurrent downloads.
+        uploads_max: Largest number of concurrent uploads.
         download_bytes_per_s: Bytes per second of all downloads; 0: any.
         upload_bytes_per_s: Bytes per second of all uploads; 0: any.
     """
@@ -72,12 +72,12 @@ class NodeOptions:
 
 
 def advertised(bound: str, told: str, control_address: str) -> str:
-    """Return the address that other nodes are told; empty: none, they could not come.
+    """Return the address for other nodes; empty: none is reachable.
 
     Args:
-        bound: host:port that is listened on.
-        told: host:port that the operator says others reach, port 0 the bound one; empty: nothing.
-        control_address: Address of the control plane: if it is of this machine, so are the other
+        bound: host:port of the listener.
+        told: host:port of the operator's setting, port 0 the bound one; empty: none.
+        control_address: Address of the control plane: if it is on this machine, so are the other
             nodes.
     """
     port = bound.rpartition(":")[2]
@@ -106,10 +106,10 @@ def _is_any(address: str) -> bool:
 
 
 class ArtifactCache:
-    """Gets what the node should have, and serves what it has; `run` it."""
+    """Fetches the wanted artifacts, and serves the present ones; `run` it."""
 
     def __init__(self, options: NodeOptions, library: Library) -> None:
-        """Take the options, and what holds whole artifacts."""
+        """Take the options, and the library."""
         self._options = options
         self._library = library
         self._fetcher: Fetcher | None = None
@@ -125,8 +125,8 @@ class ArtifactCache:
     async def run(self) -> None:
         """Fetch and serve until cancelled.
 
-        While that is impossible, because the folder cannot be used, engines do without, and it is
-        tried again. Without an address to serve others at, the node only fetches.
+        While the folder cannot be used, engines run without new artifacts, and it is tried again.
+        Without an address for other nodes, the node only fetches.
         """
         while True:
             try:
@@ -200,7 +200,7 @@ class ArtifactCache:
             await asyncio.sleep(_START_AGAIN_S)
 
     async def ensure(self, digest: str, *, needed: bool) -> None:
-        """Return when an artifact lies complete in the library; see `Fetcher.ensure`."""
+        """Return when an artifact is complete in the library; see `Fetcher.ensure`."""
         while not self._is_up.is_set():
             if needed and self._trouble:
                 text = f"the node cannot fetch artifacts: {self._trouble}"
@@ -210,13 +210,13 @@ class ArtifactCache:
         await self._fetcher.ensure(digest, needed=needed)
 
     def desire(self, bases: Collection[str]) -> None:
-        """Take over the bases of the desired replicas: they are fetched, whoever answers."""
+        """Set the bases of the desired replicas: they are fetched even without a control plane."""
         self._bases = frozenset(bases)
 
     def why_waiting(self, base_digest: str) -> str:
-        """Return what a replica of a base waits for; empty when it may start.
+        """Return why a replica of a base waits; empty when it may start.
 
-        It may also start if nobody knows the base: then its start says so.
+        It may also start if the base is unknown: then its start reports that.
         """
         if self._library.has(base_digest) or base_digest in self._unknown:
             return ""
@@ -225,7 +225,7 @@ class ArtifactCache:
 
     @property
     def downloaded_bytes(self) -> dict[str, int]:
-        """Bytes of chunks that came, by what they came from: peer or store."""
+        """Bytes of received chunks, by their source: peer or store."""
         come = self._sources.bytes_from if self._sources else {"peer": 0, "store": 0}
         return {name: count + self._before.get(name, 0) for name, count in come.items()}
 
@@ -233,7 +233,7 @@ class ArtifactCache:
         self.uploaded_bytes += size_bytes
 
     async def _warm(self, group: asyncio.TaskGroup) -> None:
-        """Wait for each base that is not here, so that it is fetched if need be from the store."""
+        """Wait for each missing base, so that it is fetched from the store if necessary."""
 
         async def look() -> None:
             now_s = time.monotonic()

@@ -1,7 +1,7 @@
-"""An artifact that is on its way: sparse files, and a journal of what in them is verified.
+"""A partial artifact: sparse files, and a journal of their verified chunks.
 
-Everything lies in `<artifacts>/.partial/<digest>/`: `files/` grows into the artifact, chunk by
-chunk in any order, and is renamed when it is whole. All methods block: call them in threads.
+It lies in `<artifacts>/.partial/<digest>/`: `files/` grows into the artifact, chunk by chunk in any
+order, and is renamed when it is whole. All methods block: call them in threads.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ STAGING = ".staging"  # of small files; one that is found was left by somebody w
 
 
 class CorruptChunkError(ValueError):
-    """Bytes that are not the chunk they should be."""
+    """Bytes that do not have the chunk's hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk, and where it belongs: in which files (by name), at which offsets."""
+    """A chunk, and its place: the files (by name), and the offsets in them."""
 
     sha256: str
     size_bytes: int
@@ -57,10 +57,10 @@ def read_piece(directory: Path, piece: Piece) -> bytes:
 
 
 class Partial:
-    """One artifact; chunks may come from any number of threads."""
+    """A partial artifact; chunks may come from any number of threads."""
 
     def __init__(self, root: Path, manifest: Manifest) -> None:
-        """Take up what is there already, or begin.
+        """Continue what is there already, or begin.
 
         Args:
             root: The artifact's own directory, made if need be.
@@ -91,16 +91,16 @@ class Partial:
 
     @property
     def missing(self) -> int:
-        """The chunks that are not, one bit each."""
+        """The missing chunks, one bit each."""
         return ((1 << len(self.pieces)) - 1) & ~self._journal.held
 
     def write(self, number: int, content: bytes) -> None:
-        """Put a chunk where it belongs, and return when it will outlast any crash.
+        """Write a chunk, and return when it will survive any crash.
 
-        Threads that write at once share the syncs.
+        Concurrent threads share the syncs.
 
         Raises:
-            CorruptChunkError: These are other bytes.
+            CorruptChunkError: The bytes do not match.
             OSError: Disk full, no permission, a disk that fails.
         """
         piece = self.pieces[number]
@@ -134,7 +134,7 @@ class Partial:
         """Return the directory of the whole artifact, verified once more, synced, to be renamed.
 
         Raises:
-            CorruptChunkError: The disk does not hold what was written; nothing is left of it.
+            CorruptChunkError: The disk does not hold the written bytes; all of it was removed.
             OSError: The artifact cannot be read.
         """
         assert not self.missing
@@ -146,7 +146,7 @@ class Partial:
         return self.files
 
     def remove(self) -> None:
-        """Remove all that there is, the journal first."""
+        """Remove all files, the journal first."""
         self.close()
         (self.root / "journal").unlink(missing_ok=True)
         shutil.rmtree(self.root, ignore_errors=True)
@@ -197,12 +197,12 @@ def _sync(path: Path) -> None:
 
 
 def bitmap(chunks: int) -> bytes:
-    """Return a set of chunks as the wire has it."""
+    """Return a set of chunks in wire form."""
     return chunks.to_bytes((chunks.bit_length() + 7) // 8, "little")
 
 
 def members(mask: int) -> Iterable[int]:
-    """Return the numbers of the bits that are set, rising."""
+    """Return the numbers of the set bits, ascending."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

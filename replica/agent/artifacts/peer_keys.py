@@ -1,4 +1,4 @@
-"""The keys with which this node checks the tickets of others, kept for the next start."""
+"""The keys with which this node verifies the tickets of others, stored for the next start."""
 
 import json
 import os
@@ -11,7 +11,7 @@ log = structlog.get_logger(__name__)
 
 
 class PeerKeys:
-    """The last keys that the control plane told; on disk, for their owner alone."""
+    """The last keys from the control plane; on disk, readable by their owner alone."""
 
     def __init__(self, path: Path) -> None:
         """Take where they are kept, and read them if they are there."""
@@ -27,11 +27,11 @@ class PeerKeys:
 
     @property
     def known(self) -> Mapping[int, bytes]:
-        """All keys that count now, by id; none before the control plane has told any."""
+        """All valid keys, by id; none before the control plane has sent any."""
         return self._keys
 
     def take(self, keys: Mapping[int, bytes]) -> None:
-        """Let these keys count instead, and keep them. Blocks when they are others.
+        """Replace the keys, and store them. Blocks when they have changed.
 
         An unwritable disk is logged, not raised: serving does not depend on it.
         """

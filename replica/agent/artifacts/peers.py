@@ -1,8 +1,8 @@
 """Serves verified chunks to other nodes: `GET /v1/artifacts/{digest}/chunks/{number}`.
 
 Artifacts are tenants' property: only a request with the control plane's ticket for an artifact gets
-chunks of it, and learns whether they are here. With mutual TLS it must be an agent, too; without,
-nothing is encrypted.
+its chunks, and learns whether they are here. With mutual TLS the peer must be an agent, too;
+without, there is no encryption.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Where chunks come from: peers over HTTP, and the store."""
+"""The sources of chunks: peers over HTTP, and the store."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ class FetchPace:
 
 
 class Sources:
-    """Gets chunks; what comes is not verified yet. Made by `open_sources`."""
+    """Fetches chunks, without verification. Made by `open_sources`."""
 
     def __init__(self, session: aiohttp.ClientSession, store: ChunkStore, pace: FetchPace) -> None:
         self._session = session
@@ -74,7 +74,7 @@ class Sources:
     async def get(
         self, address: str, digest: str, number: int, piece: Piece, ticket: str = ""
     ) -> bytes:
-        """Return the bytes that are said to be a chunk.
+        """Return the alleged bytes of a chunk.
 
         Args:
             address: host:port of a peer; empty: the store.
@@ -128,7 +128,7 @@ class Sources:
 
 
 async def _body(answer: aiohttp.ClientResponse, size_bytes: int) -> bytes:
-    """Return what was sent, up to one byte more than it should be."""
+    """Return the received bytes, up to one byte more than expected."""
     parts: list[bytes] = []
     have = 0
     async for part in answer.content.iter_any():

@@ -1,4 +1,4 @@
-"""Which replicas of a cell may take work: slow, lying and failing ones are ejected and tried again.
+"""Health of a cell's replicas: slow, lying and failing ones are ejected, and tried again.
 
 A replica is ejected as *slow* when the 99th percentile of its recent steps is more than three times
 the median of its peers', each step measured against what steps of its size usually take in this
@@ -7,8 +7,8 @@ cell; as *lying* when its canaries accuse it, by the rules of the detector (`slu
 share of the work, and is healthy again after good answers. A lost replica that comes back begins
 with the trial; one that is lost again and again waits like the rest.
 
-Never is more than a third of the attached replicas ejected: when many seem ill, it is the measure
-that is wrong, or the load, and a pool that serves badly is better than one that does not.
+At most a third of the attached replicas is ejected at a time. When many seem ill, the measure or
+the load is at fault, and a pool that serves badly is better than one that does not serve.
 """
 
 from collections.abc import Sequence

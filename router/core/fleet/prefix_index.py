@@ -1,9 +1,9 @@
-"""Which replica of a cell holds which KV block: what placement knows about prefix caches.
+"""The KV blocks of each replica of a cell, as far as placement knows them.
 
-It is told what was dispatched and what engines report. Block hashes form chains, so blocks that
-came together are kept together, as a *run*: consecutive blocks of a chain with the same holders,
-found by the first of them. To look a prompt up costs as much as it has runs, not blocks. A wrong
-answer costs no more than a worse placement: the engine computes what it lacks.
+Its sources are dispatches and reports of engines. Block hashes form chains, so blocks that came
+together are kept together, as a *run*: consecutive blocks of a chain with the same holders, found
+by the first of them. To look a prompt up costs as much as it has runs, not blocks. A wrong answer
+costs no more than a worse placement: the engine computes what it lacks.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence

@@ -90,14 +90,14 @@ class ReplicaBook:
         return dispatches
 
     def resume(self, epoch: int, listed: set[int], now: float) -> None:
-        """Go on under a new epoch; what is not `listed` was ended, or never arrived."""
+        """Continue under a new epoch; sequences not `listed` were ended, or never arrived."""
         self.epoch = epoch
         self.frame_at = now
         self.is_broken = False
         self._unlisted = set(self.dispatches) - listed
 
     def take_unlisted(self) -> list[Dispatch]:
-        """Return, after the first frame of a resumed attachment, what the engine does not know."""
+        """Return the sequences unknown to the engine, after a resumed attachment's first frame."""
         if not self._unlisted:
             return []
         gone = [self.dispatches[key] for key in sorted(self._unlisted) if key in self.dispatches]

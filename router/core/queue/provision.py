@@ -38,7 +38,7 @@ class Provision:
         self._at = now
 
     def follow(self, service: float, ratio_max: int, memory_s: float, now: float) -> float:
-        """Take the tenant's virtual service here so far; return the change of the amount."""
+        """Take the tenant's virtual service in this cell; return the change of the amount."""
         kept = math.exp((self._at - now) / memory_s)
         self._at = now
         self._there *= kept
@@ -58,5 +58,5 @@ class Provision:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is provided for, and hardly anything was served elsewhere of late."""
+        """Whether the provision is empty, and hardly any recent service elsewhere was reported."""
         return self.amount < 1.0 and self._there < 1.0

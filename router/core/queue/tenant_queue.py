@@ -71,7 +71,7 @@ def _class_of(tokens: int) -> int:
 
 
 class _Entry:
-    """A waiting request as it was ranked: the request's own figures may move before it does."""
+    """A waiting request with the figures of its rank, which the request's own may differ from."""
 
     __slots__ = ("request", "tokens")
 

@@ -1,4 +1,4 @@
-"""One tier: whose turn it is among its tenants, and what share of the cell the tier has had."""
+"""A tier: the turn of its tenants, and its share of the cell's service."""
 
 import math
 from collections.abc import Iterable
@@ -31,20 +31,20 @@ class Tier:
     """The waiting requests of one priority.
 
     Tenants by virtual counters: the least goes first; one that returns is lifted to the least among
-    the waiting ones (the last one served when none waits), so that idleness earns nothing. One with
-    requests that still run was not away: it keeps a credit of a few requests, which it has when
-    others got more while its queue was empty for a moment.
+    the waiting ones (the last one served when none waits), so that idleness earns nothing. A tenant
+    with running requests was not idle: it keeps a credit of a few requests, for the service that
+    others got while its queue was briefly empty.
 
     Service in other cells of the pool counts like service here, but puts a tenant behind the others
-    by at most `LAG_S` and `LAG_REQUESTS`: what it had elsewhere is not held against it for longer.
+    by at most `LAG_S` and `LAG_REQUESTS`: older service elsewhere does not count against it.
 
     Attributes:
         totals: Service so far, and uncached tokens that wait; its tenants keep the sums.
         credit: Service that the tier may claim before higher ones. While it waits it earns its
-            share of all service of the cell; what it is served is paid from it.
+            share of all service of the cell; its own service is paid from it.
         requests: Number of waiting requests.
         tokens: Prompt tokens of the waiting requests.
-        ledger: Accounts to tell other cells of.
+        ledger: Accounts to report to other cells.
     """
 
     __slots__ = (
@@ -95,7 +95,7 @@ class Tier:
     # --- in and out -------------------------------------------------------------------------
 
     def push(self, request: Request, *, is_new: bool) -> None:
-        """Add a request; one that is not new comes back and goes before its tenant's others."""
+        """Add a request; a returning one goes before its tenant's others."""
         self.look_no_further()
         if not self.requests:
             self.credit = min(self.credit, 0.0)  # waiting earns credit, being away does not
@@ -150,7 +150,7 @@ class Tier:
         self._tenants[request.tenant_id].reprice(request, uncached_tokens)
 
     def settle(self, dispatch: Dispatch) -> None:
-        """Correct the charge of a request that ends to what was computed, and learn from it."""
+        """Correct the charge of a request at its end to the computed tokens, and learn from it."""
         request = dispatch.request
         tenant = self._tenants[request.tenant_id]
         assert tenant is dispatch.account, "a tenant with a running request is kept"
@@ -166,7 +166,7 @@ class Tier:
         self._correct(tenant, request, computed)
 
     def give_back(self, request: Request) -> None:
-        """Return the charge of a request that ends while it waits again, without any output."""
+        """Return the charge of a request that ends while it waits again, without output."""
         if request.is_charged and not request.output:
             self._correct(self._tenant(request.tenant_id), request, 0)
 
@@ -205,7 +205,7 @@ class Tier:
 
     @property
     def lift_credit(self) -> float:
-        """Service that a tenant may lack when its queue fills again while it has some running."""
+        """Service that a tenant with running requests may lack when its queue fills again."""
         return _CREDIT_REQUESTS * self._service_mean
 
     def _list(self, tenant: TenantQueue) -> None:
@@ -214,7 +214,7 @@ class Tier:
         heappush(self._heap, (tenant.counter, tenant.listing, tenant))
 
     def _top(self) -> TenantQueue | None:
-        """Return the listed tenant with the least counter that has anything to offer."""
+        """Return the listed tenant with the least counter and a request to offer."""
         heap = self._heap
         while heap:
             counter, listing, tenant = heap[0]
@@ -230,7 +230,7 @@ class Tier:
         return None
 
     def _forget_idle(self) -> None:
-        """Drop tenants that would be lifted anyway; the limit grows so that this stays rare."""
+        """Drop idle tenants that would be lifted anyway; a growing limit keeps this rare."""
         top = self._top() or self._last
         least = 0.0 if top is None else top.counter
         self._tenants = {
@@ -255,9 +255,7 @@ class Tier:
     ) -> None:
         """Count virtual service of tenants in other cells of the pool.
 
-        So many cells report, each at this interval.
-
-        A tenant that is unknown here has nothing to lose or to win.
+        `cells` report, each at `interval_s`. A tenant that is unknown here is not affected.
         """
         self._cells = cells
         self._memory_s = memory_s(interval_s)
@@ -282,14 +280,14 @@ class Tier:
                 del self._provisions[tenant]
 
     def _turn(self, now: float) -> tuple[float, float]:
-        """Return the counter of the tenant whose turn it is, and what that grows by in `LAG_S`."""
+        """Return the counter of the tenant whose turn it is, and its growth in `LAG_S`."""
         self._virtual_time.sample(self.totals.served, now)
         top = self._top() or self._last
         turn = 0.0 if top is None else top.counter
         return turn, LAG_S * self._virtual_time.pace
 
     def _shift(self, tenant: TenantQueue, service: float, turn: float, lag: float) -> None:
-        """Charge service elsewhere up to the limit, or give it back, but no further than a turn."""
+        """Charge service elsewhere up to the limit, or return it, but no further than a turn."""
         before = tenant.counter
         limit = turn + max(lag, LAG_REQUESTS * self._service_mean / tenant.weight)
         if service >= 0.0:
@@ -315,7 +313,7 @@ class Tier:
         return None if tenant is None else tenant.head(now)
 
     def look_further(self, request: Request) -> None:
-        """Set aside what `head` returned."""
+        """Set aside the result of `head`."""
         tenant = self._tenants[request.tenant_id]
         tenant.hide(request)
         self._looked_at[tenant] = None
@@ -326,7 +324,7 @@ class Tier:
         self._behind.append(tenant)
 
     def look_no_further(self) -> None:
-        """End a look-ahead: everything has its place again."""
+        """End a look-ahead: all requests return to their places."""
         if self._looked_at:
             for tenant in self._looked_at:
                 tenant.unhide()
@@ -343,7 +341,7 @@ class Tier:
         return prompt + OUTPUT_SERVICE * self._output_mean
 
     def earn(self, service: float, now: float) -> None:
-        """Note service of the cell, to whomever; old debt is forgotten."""
+        """Note service of the cell to any tier; old debt is dropped."""
         if self.credit < 0.0:
             self.credit *= math.exp((self._debt_at - now) / _DEBT_MEMORY_S)
         self._debt_at = now
@@ -360,7 +358,7 @@ class Tier:
     def before(
         self, tenant_id: str, weight: int, uncached_tokens: int, now: float
     ) -> tuple[float, float]:
-        """Estimate the requests and uncached tokens served before a request if it came now."""
+        """Estimate the requests and uncached tokens served before a request that came now."""
         if not self.requests:
             return 0.0, 0.0
         tenant = self._tenants.get(tenant_id)
@@ -403,11 +401,11 @@ class Tier:
         return estimate
 
     def waiting(self) -> list[Request]:
-        """Return everything that waits; for checks and for the end, not for decisions."""
+        """Return all waiting requests; for checks and for the end, not for decisions."""
         return [request for tenant in self._tenants.values() for request in tenant.waiting()]
 
 
 def _move(tenant: TenantQueue, counter: float) -> None:
-    """Set a tenant's counter for another reason than service in this cell."""
+    """Set a tenant's counter for a reason other than service in this cell."""
     tenant.elsewhere += counter - tenant.counter
     tenant.counter = counter
