@@ -12,6 +12,7 @@ from cli.admin import AsJson, Tenant, ask, given, show_one
 from cli.limit_options import limit_options
 from cli.render import console, show_json, show_objects
 from sluice.limits import METERED, METERED_NAMES, Limits
+from sluice.pacing import INTERVAL_MS_MAX
 from sluice.scopes import Scope
 
 keys = typer.Typer(help="API keys of a tenant.", no_args_is_help=True)
@@ -56,6 +57,14 @@ Models = Annotated[
 Expires = Annotated[
     str | None, typer.Option(help="90d, 12h, the last day as 2030-12-31, or never.")
 ]
+IntervalMs = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=INTERVAL_MS_MAX,
+        help="At most one write of a stream in so long, unless a request says otherwise; 0: live.",
+    ),
+]
 Grace = Annotated[str, typer.Option(help="How long the old key still works: 1d, 12h, 30m, 45s.")]
 
 
@@ -81,10 +90,11 @@ def create_key(
     models: Models = None,
     limits: Limits,
     expires: Expires = None,
+    interval_ms: IntervalMs = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a key and show it, this one time."""
-    body = _properties(scopes, models, limits, expires)
+    body = _properties(scopes, models, limits, expires, interval_ms)
     show_once(
         ask(lambda api: api.call("POST", f"/v1/tenants/{tenant}/keys", body)), as_json=as_json
     )
@@ -100,13 +110,14 @@ def update_key(
     models: Models = None,
     limits: Limits,
     expires: Expires = None,
+    interval_ms: IntervalMs = None,
     is_disabled: Annotated[
         bool | None, typer.Option("--disable/--enable", help="Refuse it, or take it again.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Change what is given of a key; gateways follow within a second."""
-    body = _properties(scopes, models, limits, expires)
+    body = _properties(scopes, models, limits, expires, interval_ms)
     body |= given(is_disabled=is_disabled)
     changed = ask(lambda api: api.call("PATCH", f"/v1/tenants/{tenant}/keys/{key}", body))
     show_objects([changed if as_json else readable(changed)], _SHOWN, as_json=as_json)
@@ -136,6 +147,7 @@ def _properties(
     models: list[str] | None,
     limits: Limits,
     expires: str | None,
+    interval_ms: int | None,
 ) -> dict[str, Any]:
     """Return those properties of a key that were given."""
     return given(
@@ -143,6 +155,7 @@ def _properties(
         models=models or None,
         **limits,
         expires_at_unix_ms=None if expires is None else expiry_unix_ms(expires, time.time()),
+        interval_ms=interval_ms,
     )
 
 

@@ -12,6 +12,7 @@ from cli.limit_options import limit_options
 from cli.render import show_objects
 from cli.stack_commands import fail
 from sluice.limits import KINDS, Limits
+from sluice.pacing import GATHER_MS_MAX
 
 tenants = typer.Typer(help="Who may use the platform.", no_args_is_help=True)
 
@@ -39,6 +40,14 @@ ServerUrls = Annotated[
     typer.Option(
         "--server-urls/--no-server-urls",
         help="Requests may name MCP servers by address, or registered ones only.",
+    ),
+]
+GatherMs = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=GATHER_MS_MAX,
+        help="In streams, pieces of reasoning and of calls wait so long for more; 0: not at all.",
     ),
 ]
 
@@ -92,6 +101,7 @@ def update_tenant(
     fallback: Fallback = None,
     is_disabled: Disabled = None,
     server_urls: ServerUrls = None,
+    gather_ms: GatherMs = None,
     as_json: AsJson = False,
 ) -> None:
     """Change what is given of a tenant."""
@@ -101,6 +111,7 @@ def update_tenant(
         weight=weight,
         is_disabled=is_disabled,
         allows_server_urls=server_urls,
+        gather_ms=gather_ms,
     )
     fallbacks = _fallbacks(fallback or [])
     _put(tenant, changes, limits, fallbacks, as_json=as_json)

@@ -121,6 +121,7 @@ tenants = Table(
     object_column("fallbacks"),
     object_column("pins"),
     flag_column("allows_server_urls"),
+    count_column("gather_ms"),
 )
 
 api_keys = Table(
@@ -137,6 +138,7 @@ api_keys = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     list_column("scopes"),
     list_column("models"),
+    count_column("interval_ms"),
 )
 
 bases = Table(

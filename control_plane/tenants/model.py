@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, create_model, model_serializer
 from control_plane.fields import AdminBody, Count, Id, Text, is_id
 from control_plane.percent import PercentInTenths, ShareField
 from sluice.limits import METERED_NAMES, NAMES
+from sluice.pacing import GATHER_MS_MAX, INTERVAL_MS_MAX
 from sluice.scopes import Scope
 
 SALT_BYTES = 16
@@ -114,7 +115,9 @@ class TenantBody(AdminBody):
     `limits` replace the tier's where they are not 0. `fallbacks` name the model that answers while
     another is saturated or down; `*` stands for any other. `pins` name, by model, the release that
     the tenant gets, whatever the model points at and whatever is rolled out. `allows_server_urls`:
-    requests may name MCP servers by address, besides registered ones.
+    requests may name MCP servers by address, besides registered ones. `gather_ms`: in streams,
+    pieces of reasoning and of tool calls wait so many milliseconds for the next pieces; 0: none
+    waits.
     """
 
     name: Text = ""
@@ -125,15 +128,18 @@ class TenantBody(AdminBody):
     fallbacks: Fallbacks
     pins: Pins
     allows_server_urls: bool = False
+    gather_ms: Annotated[int, Field(ge=0, le=GATHER_MS_MAX)] = 0
 
 
 class KeyBody(_MeteredLimits):
     """An API key; without limits only the tenant's hold; without scopes or models all are allowed.
 
-    `models` are public names; a name that ends in `*` is a prefix.
+    `models` are public names; a name that ends in `*` is a prefix. `interval_ms`: milliseconds
+    between two writes of a stream, where the request does not say; 0: tokens leave as they come.
     """
 
     expires_at_unix_ms: Annotated[int, Field(ge=0, le=2**53)] = 0
     is_disabled: bool = False
     scopes: Scopes
     models: Patterns
+    interval_ms: Annotated[int, Field(ge=0, le=INTERVAL_MS_MAX)] = 0

@@ -30,6 +30,7 @@ from gateway.bodies.parsing import Body, Strict
 from gateway.bodies.prompts import check_ids
 from gateway.bodies.vllm_names import translated
 from sluice.errors import BadRequestError, ErrorCode
+from sluice.pacing import INTERVAL_MS_MAX
 from sluice.priority import CLASSES, queue_priority
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -39,7 +40,6 @@ STOPS_MAX = 4
 _STOP_CHARACTERS_MAX = 1024
 _BIASES_MAX = 300
 _DEADLINE_MS_MAX = 600_000
-_INTERVAL_MS_MAX = 5_000  # well below the time that a stream may be silent
 # The engine reads 0 as "off". So little of the distribution is always the one best token.
 _TOP_P_LEAST = 1e-6
 _REPETITION_LEAST = 0.01
@@ -85,7 +85,11 @@ class StreamOptions(Strict):
     interval_ms: (
         Annotated[
             Integer,
-            Field(ge=0, le=_INTERVAL_MS_MAX, description="At most one write in so long; 0: live."),
+            Field(
+                ge=0,
+                le=INTERVAL_MS_MAX,
+                description="At most one write in so long; 0: live. Without it, the key decides.",
+            ),
         ]
         | None
     ) = None
@@ -188,10 +192,12 @@ class GenerationFields(Body):
         return self.include_usage and options is not None and bool(options.continuous_usage_stats)
 
     @property
-    def interval_ms(self) -> int:
-        """Milliseconds between two writes of a stream; 0: tokens leave as they come."""
-        options = self.stream_options
-        return 0 if options is None else options.interval_ms or 0
+    def interval_ms(self) -> int | None:
+        """Milliseconds between two writes of a stream; 0: tokens leave as they come; None: unset.
+
+        The key of the request decides where it is unset.
+        """
+        return None if self.stream_options is None else self.stream_options.interval_ms
 
     @property
     def session(self) -> str:

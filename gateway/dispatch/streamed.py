@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from gateway.dialects.delta import NOTHING, AnswerDelta
+from gateway.dispatch.gathering import DeltaGatherer
 from gateway.dispatch.generation import EndKind, Generation, GenerationEnd, GenerationSpec
 from gateway.dispatch.interval_writer import IntervalWriter
 from gateway.dispatch.pace import AttemptPace
@@ -44,6 +45,7 @@ class StreamedGeneration(Generation):
         "_early",
         "_fragments",
         "_frame_bytes",
+        "_gatherer",
         "_head",
         "_held",
         "_interval",
@@ -89,10 +91,15 @@ class StreamedGeneration(Generation):
         self._until_check = _CHECK_EVERY
         self._interval_s = 0.0
         self._interval: IntervalWriter | None = None
+        self._gatherer: DeltaGatherer | None = None
 
     def write_every(self, interval_s: float) -> None:
         """Write at most once per interval, 0: whenever tokens come; call before `go_live`."""
         self._interval_s = interval_s
+
+    def gather_for(self, pause_s: float) -> None:
+        """Let pieces of reasoning and of calls wait at most so long; call before `go_live`."""
+        self._gatherer = DeltaGatherer(pause_s, self._show_gathered) if pause_s else None
 
     def take_head(self) -> None:
         """Take the bytes before the text of a chunk; call again when they change."""
@@ -146,6 +153,8 @@ class StreamedGeneration(Generation):
             delta, entries = guard.passed(delta, entries, len(self.emitted))
         elif self._line is None:
             self._is_plain = pipe.is_transparent and not self._is_counted
+            if self._is_plain and self._gatherer is not None:
+                self._show_gathered()  # content may come that does not pass there
         if delta is not NOTHING or entries:
             self.show(delta, entries)
         if guard is not None and guard.blocked_by:
@@ -155,6 +164,21 @@ class StreamedGeneration(Generation):
 
     def show(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
         """See `Generation`."""
+        gatherer = self._gatherer
+        if gatherer is None or self._early is not None:
+            self._show(delta, entries)
+        elif entries or self._is_plain:
+            self._show_gathered()
+            self._show(delta, entries)
+        else:
+            for piece in gatherer.passed(delta):
+                self._show(piece, [])
+
+    def _show_gathered(self) -> None:
+        if self._gatherer is not None and (kept := self._gatherer.take()) is not NOTHING:
+            self._show(kept, [])
+
+    def _show(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
         if not (delta.reasoning or delta.calls or entries or self._is_counted):
             if delta.content:
                 self._send(json_fragment(delta.content))
@@ -200,6 +224,12 @@ class StreamedGeneration(Generation):
     def _taken_held(self) -> bytes:
         held, self._held = self._held, b""
         return held
+
+    def _taken_gathered(self) -> bytes:
+        """Return the event of what is gathered; nothing is from now on."""
+        gatherer, self._gatherer = self._gatherer, None
+        kept = NOTHING if gatherer is None else gatherer.close()
+        return b"" if kept is NOTHING else self._chunk(kept, [])
 
     def keep_alive(self) -> None:
         """Send a comment that shows client and proxies a living stream, between attempts, too."""
@@ -255,7 +285,7 @@ class StreamedGeneration(Generation):
         if self._interval is not None:
             interval, self._interval = self._interval, None
             interval.close()
-        unsent = self._taken_held() + self.take_early()
+        unsent = self._taken_held() + self._taken_gathered() + self.take_early()
         self._early = []
         return unsent
 
@@ -270,7 +300,7 @@ class StreamedGeneration(Generation):
     def last_chunks(self, reason: str) -> bytes:
         """Return the chunks held back until the end of the answer, with the finish reason."""
         delta, entries = self.held_back()
-        held = self._taken_held() + self.take_early()
+        held = self._taken_held() + self._taken_gathered() + self.take_early()
         if delta.content or delta.reasoning or delta.calls or entries:
             held += self._chunk(delta, entries)
         found = None if self.guard is None else self.guard.annotations()

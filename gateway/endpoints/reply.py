@@ -115,9 +115,12 @@ class ReplyWriter:
             body.streamed(spec, chunks, self._itl, self._pace)
             for spec, chunks in zip(exchange.specs, writers.chunks, strict=True)
         ]
-        if interval_ms := body.interval_ms:
+        key, tenant = exchange.principal.key, exchange.principal.tenant
+        interval_ms = key.interval_ms if body.interval_ms is None else body.interval_ms
+        if interval_ms or tenant.gather_ms:
             for stream in streams:
                 stream.write_every(interval_ms / 1000)
+                stream.gather_for(tenant.gather_ms / 1000)
         if writers.counted is not None:
             for stream in streams:
                 stream.count_usage(writers.counted)

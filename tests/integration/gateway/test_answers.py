@@ -6,6 +6,7 @@ import json
 import openai
 import pytest
 
+from gateway.dispatch.streamed import StreamedGeneration
 from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
@@ -85,6 +86,37 @@ async def test_a_stream_with_an_interval_says_the_same(world) -> None:
         )
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "stream_options.interval_ms"
+
+
+async def test_a_key_and_a_tenant_say_what_streams_wait_for(world, eventually, monkeypatch) -> None:
+    body = {"model": "tiny", "messages": HELLO, "stream": True}
+    waits: list[float] = []
+    write_every = StreamedGeneration.write_every
+
+    def noted(stream: StreamedGeneration, interval_s: float) -> None:
+        waits.append(interval_s)
+        write_every(stream, interval_s)
+
+    monkeypatch.setattr(StreamedGeneration, "write_every", noted)
+    async with world() as w, w.http() as http:
+        objects = w.feed.objects
+        objects.tenants[0].gather_ms = 50
+        objects.keys[0].interval_ms = 30
+        w.feed.replace(objects)
+        tenants = lambda: w.gateway.watcher.state.tenants  # noqa: E731
+        await eventually(lambda: tenants()["one"].gather_ms)
+        for options in ({}, {"stream_options": {"interval_ms": 0}}):
+            answer = await http.post("/v1/chat/completions", json=body | options)
+            events = [json.loads(e[6:])["choices"][0] for e in answer.text.split("\n\n")[:-2]]
+            assert "".join(e["delta"].get("content", "") for e in events) == w.text
+        assert waits == [0.03, 0.0]
+        function = {"name": "get", "parameters": {"type": "object"}}
+        w.text = '<tool_call>\n{"name": "get", "arguments": {"a": "one two"}}\n</tool_call>'
+        tools = {"tools": [{"type": "function", "function": function}]}
+        answer = await http.post("/v1/chat/completions", json=body | tools)
+        events = [json.loads(e[6:])["choices"][0]["delta"] for e in answer.text.split("\n\n")[:-2]]
+        calls = [call["function"] for event in events for call in event.get("tool_calls", ())]
+        assert "".join(call["arguments"] for call in calls) == '{"a": "one two"}'
 
 
 async def test_the_paths_that_load_generators_ask_first(world) -> None:

@@ -47,7 +47,7 @@ scaling budget --accelerators 8
 tenants list
 tenants show t
 tenants create t --tier standard
-tenants update t --rpm 5 --server-urls
+tenants update t --rpm 5 --server-urls --gather-ms 50
 tenants delete t
 tenants pin t m 1
 tenants unpin t m
@@ -81,7 +81,7 @@ tenants texts delete t --yes
 keys list t
 keys show t k
 keys create t --expires 1d
-keys update t k --rpm 5
+keys update t k --rpm 5 --interval-ms 100
 keys rotate t k
 keys revoke t k
 tiers list

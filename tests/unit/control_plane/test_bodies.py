@@ -61,6 +61,8 @@ _DIGEST = "ab" * 32
         (PoolBody, {"base_digest": _DIGEST, "engine": "sim", "cell_replicas_max": -1}),
         (PoolBody, {"base_digest": _DIGEST, "engine": "sim", "roles": {"both": 1}}),
         (PoolBody, {"base_digest": _DIGEST, "engine": "sim", "roles": {"prefill": -1}}),
+        (TenantBody, {"tier_id": "t", "gather_ms": 51}),
+        (KeyBody, {"interval_ms": 5001}),
     ],
 )
 def test_bad_bodies_are_refused(kind, body) -> None:

@@ -311,7 +311,7 @@ class Tier(_message.Message):
     def __init__(self, id: _Optional[str] = ..., priority: _Optional[int] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., ttft_deadline_ms: _Optional[int] = ..., reserved_permille: _Optional[int] = ..., is_preemptible: _Optional[bool] = ..., requests_max: _Optional[int] = ..., model_limits: _Optional[_Mapping[str, Limits]] = ..., rpd: _Optional[int] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("id", "name", "tier_id", "cache_salt", "is_disabled", "weight", "limits", "fallbacks", "pins", "allows_server_urls")
+    __slots__ = ("id", "name", "tier_id", "cache_salt", "is_disabled", "weight", "limits", "fallbacks", "pins", "allows_server_urls", "gather_ms")
     class FallbacksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +336,7 @@ class Tenant(_message.Message):
     FALLBACKS_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
     ALLOWS_SERVER_URLS_FIELD_NUMBER: _ClassVar[int]
+    GATHER_MS_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     tier_id: str
@@ -346,10 +347,11 @@ class Tenant(_message.Message):
     fallbacks: _containers.ScalarMap[str, str]
     pins: _containers.ScalarMap[str, str]
     allows_server_urls: bool
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., tier_id: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., is_disabled: _Optional[bool] = ..., weight: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., fallbacks: _Optional[_Mapping[str, str]] = ..., pins: _Optional[_Mapping[str, str]] = ..., allows_server_urls: _Optional[bool] = ...) -> None: ...
+    gather_ms: int
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., tier_id: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., is_disabled: _Optional[bool] = ..., weight: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., fallbacks: _Optional[_Mapping[str, str]] = ..., pins: _Optional[_Mapping[str, str]] = ..., allows_server_urls: _Optional[bool] = ..., gather_ms: _Optional[int] = ...) -> None: ...
 
 class ApiKey(_message.Message):
-    __slots__ = ("id", "tenant_id", "secret_sha256", "expires_at_unix_ms", "is_disabled", "rpm", "tpm", "requests_max", "scopes", "models", "rpd")
+    __slots__ = ("id", "tenant_id", "secret_sha256", "expires_at_unix_ms", "is_disabled", "rpm", "tpm", "requests_max", "scopes", "models", "rpd", "interval_ms")
     ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     SECRET_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -361,6 +363,7 @@ class ApiKey(_message.Message):
     SCOPES_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     RPD_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     id: str
     tenant_id: str
     secret_sha256: bytes
@@ -372,7 +375,8 @@ class ApiKey(_message.Message):
     scopes: _containers.RepeatedScalarFieldContainer[str]
     models: _containers.RepeatedScalarFieldContainer[str]
     rpd: int
-    def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., secret_sha256: _Optional[bytes] = ..., expires_at_unix_ms: _Optional[int] = ..., is_disabled: _Optional[bool] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., requests_max: _Optional[int] = ..., scopes: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., rpd: _Optional[int] = ...) -> None: ...
+    interval_ms: int
+    def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., secret_sha256: _Optional[bytes] = ..., expires_at_unix_ms: _Optional[int] = ..., is_disabled: _Optional[bool] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., requests_max: _Optional[int] = ..., scopes: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., rpd: _Optional[int] = ..., interval_ms: _Optional[int] = ...) -> None: ...
 
 class Base(_message.Message):
     __slots__ = ("digest", "name", "context_tokens_max")
