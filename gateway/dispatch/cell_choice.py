@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sluice.hashing import HASH_BYTES
 
@@ -77,6 +77,15 @@ class Wish(NamedTuple):
     prefix: int
     prompt_tokens: int
     salt: int
+
+
+class Wishing(Protocol):
+    """A request that goes to a cell."""
+
+    @property
+    def wish(self) -> Wish:
+        """The traits that decide the cell; finding them takes a while."""
+        ...
 
 
 def prefix_key(block_hashes: bytes) -> int:

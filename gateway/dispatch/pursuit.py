@@ -116,7 +116,7 @@ class Pursuit:
             return
         home = patience.home
         if home is None:
-            found = links.find(spec.pool_id, spec.wish)
+            found = links.find(spec.pool_id, spec)
         else:
             found = links.owner(spec.pool_id, home.cell_id)
         if found is not None:

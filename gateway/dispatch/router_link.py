@@ -220,7 +220,7 @@ class RouterLink:
         """
         batch = self._batches.popleft() if self._batches else wire.ConnectRequest()
         self._unsent -= len(batch.submits)
-        if not self._batches:
+        if self._cancels and not self._batches:
             batch.cancels.extend(self._cancels)
             batch.cancel_took.extend(self._cancel_took)
             batch.cancel_placed.extend(self._cancel_placed)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.directory import Directory
-from gateway.dispatch.cell_choice import CellView, Wish, choose
+from gateway.dispatch.cell_choice import CellView, Wishing, choose
 from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.router_link import RouterLink
 
@@ -120,15 +120,20 @@ class RouterLinks:
         views = self.views(pool_id)
         return any(view.replicas_ready and not view.is_refusing for view in views)
 
-    def find(self, pool_id: str, wish: Wish) -> Found | None:
-        """Return a connected owner of a cell of the pool, with the cell's id; None without any."""
+    def find(self, pool_id: str, of: Wishing) -> Found | None:
+        """Return a connected owner of a cell of the pool, with the cell's id; None without any.
+
+        Args:
+            pool_id: Id of the pool.
+            of: The request; its wish is looked at where there is a choice.
+        """
         reachable = self._reachable(pool_id)
         if not reachable:
             return None
         if len(reachable) == 1:  # as of most pools
             only, link = reachable[0]
             return link, only.cell_id
-        chosen = choose([view for view, _ in reachable], wish)
+        chosen = choose([view for view, _ in reachable], of.wish)
         links = [link for view, link in reachable if view is chosen]
         return links[0], chosen.cell_id
 

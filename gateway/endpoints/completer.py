@@ -25,7 +25,6 @@ from gateway.endpoints.submission import specs_of
 from gateway.endpoints.task import TextTask
 from gateway.endpoints.texts import KeptRequest, Texts
 from gateway.guard.findings import rule_ids
-from gateway.guard.requests import RequestFindings
 from gateway.limits.limiter import Limiter, Reservation
 from gateway.metrics import GatewayMetrics
 from gateway.rollouts.decided import Decided
@@ -232,7 +231,7 @@ class Completer:
         principal: Principal,
         resolved: ResolvedModel,
     ) -> list[GenerationSpec]:
-        identity, plan, found = identity_of(request), None, RequestFindings()
+        identity, plan, found = identity_of(request), None, None
         if principal.guard_sets:
             plan = await self._guards.plan(principal, (task.model, resolved.model.id))
         if plan is not None:
@@ -242,7 +241,7 @@ class Completer:
         specs = await specs_of(
             task, identity=identity, principal=principal, resolved=resolved, cache=self._assets
         )
-        if plan is None:
+        if plan is None or found is None:
             return specs
         is_told = request.headers.get(_FILTER_RESULTS) == "true"
         return self._guards.guarded(specs, plan, found, is_told=is_told)

@@ -1,7 +1,6 @@
 """Turns a validated body into specs for a router: tokens, budget, sampling, session."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from hashlib import blake2b
 from sys import intern
 
@@ -74,8 +73,8 @@ def generation_specs(
     """
     sampling = task.sampling(assets.defaults)
     if (grammar := task.enforced(assets, prompt)) is not None:
+        sampling = _own(sampling)
         sampling.grammar.CopyFrom(grammar)
-    sampling = _shared(sampling)
     tier, context = principal.tier, resolved.context_tokens_max
     choices = task.choices
     leader = GenerationSpec(
@@ -116,19 +115,11 @@ def generation_specs(
     return [first, *[_sibling(leader, first_index + number) for number in range(1, choices)]]
 
 
-def _shared(sampling: engine.Sampling) -> engine.Sampling:
-    """Return an equal object that many requests share, where that is likely.
-
-    An object of its own would cost each request half a kilobyte until it is answered.
-    """
-    if sampling.HasField("seed") or sampling.HasField("grammar"):
-        return sampling
-    return _sampling_of(sampling.SerializeToString())
-
-
-@lru_cache(maxsize=256)
-def _sampling_of(serialised: bytes) -> engine.Sampling:
-    return engine.Sampling.FromString(serialised)
+def _own(shared: engine.Sampling) -> engine.Sampling:
+    """Return an equal message that may be changed."""
+    sampling = engine.Sampling()
+    sampling.CopyFrom(shared)
+    return sampling
 
 
 def derived_seed(seed: int, index: int) -> int:
@@ -145,8 +136,7 @@ def derived_seed(seed: int, index: int) -> int:
 
 
 def _sibling(leader: GenerationSpec, index: int, *, is_begun: bool = True) -> GenerationSpec:
-    sampling = engine.Sampling()
-    sampling.CopyFrom(leader.sampling)
+    sampling = _own(leader.sampling)
     if sampling.HasField("seed"):
         sampling.seed = derived_seed(sampling.seed, index)
     request_id = f"{leader.request_id}-{index}"

@@ -1,6 +1,6 @@
 """A request whose memory is freed early: an answer may take an hour, and needs little of it."""
 
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 from aiohttp.http_parser import RawRequestMessage
@@ -22,6 +22,10 @@ class _DropsParser(Protocol):
 
 class HttpRequest(web.Request):
     """A request; the names with an underscore are aiohttp's, see `protocol`."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return what was noted under a key; the base raises and catches for what was not."""
+        return self._state.get(key, default)
 
     def forget(self) -> None:
         """Drop headers and body, which were read; notes on the request stay.
