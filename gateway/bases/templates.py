@@ -136,7 +136,7 @@ class ChatTemplate:
         """
         listed = _listed(tools) if tools else []
         rows = [self._row(message) for message in messages]
-        texts = _texts([rows, listed])
+        texts = _texts(rows, listed)
         try:
             if self._reserved is None or self._reserved.search(texts) is None:
                 return [self._written(rows, listed, options, cpu_s, len(texts))]
@@ -251,13 +251,16 @@ def _arguments(text: str) -> object:
     return text if _levels(value) > _LEVELS_MAX else value
 
 
-def _texts(value: object) -> str:
-    """Return all strings in `value` joined, with a filler for all other values.
+def _texts(rows: list[dict[str, Any]], listed: list[dict[str, Any]]) -> str:
+    """Return all strings in messages and tools joined, with a filler for all other values.
 
     A special token may be found across two strings: the prompt is then cut nowhere.
     """
     found: list[str] = []
-    _collect(value, found)
+    for row in rows:
+        _collect(row, found)
+    if listed:
+        _collect(listed, found)
     return _BETWEEN.join(found)
 
 

@@ -30,11 +30,11 @@ if TYPE_CHECKING:  # the class takes no arguments at run time
     _Call = grpc.aio.StreamStreamCall[wire.ConnectRequest, wire.ConnectResponse]
 
 _WELCOME_TIMEOUT_S = 2.0
-_WRITE_TIMEOUT_S = 5.0
 # Routers say something every 0.25 s, if only that they live: one that does not is frozen. Silence
 # is counted in naps of our own, so that a pause of this process is not taken for one of the router.
 _NAP_S = 0.1
 _SILENT_NAPS_MAX = 9
+_STUCK_NAPS_MAX = 50  # of one write
 _UNSENT_MAX = 20_000  # submits and cancels waiting for the socket
 # A message ends behind the submit that brings it to so many tokens, of up to five bytes: routers
 # take 64 MiB. The rest of a submit, a grammar of 64 KiB perhaps, counts as some tokens.
@@ -111,6 +111,8 @@ class RouterLink:
         self._cancel_placed: list[bool] = []
         self._has_outgoing = asyncio.Event()
         self._heard_at_s = 0.0
+        self._writes = 0
+        self._is_writing = False
 
     @property
     def in_flight(self) -> int:
@@ -192,7 +194,7 @@ class RouterLink:
             self._go_up(first)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(call))
-                tasks.create_task(self._watch_silence())
+                tasks.create_task(self._watch())
                 await self._read(call)
         finally:
             call.cancel()
@@ -210,8 +212,10 @@ class RouterLink:
             await self._has_outgoing.wait()
             self._has_outgoing.clear()
             while (batch := self.take_batch()) is not None:
-                async with asyncio.timeout(_WRITE_TIMEOUT_S):
-                    await call.write(batch)
+                self._writes += 1
+                self._is_writing = True
+                await call.write(batch)
+                self._is_writing = False
 
     def take_batch(self) -> wire.ConnectRequest | None:
         """Return the next message to send, of bounded size; None: there is none.
@@ -232,14 +236,22 @@ class RouterLink:
         self._cancel_took.clear()
         self._cancel_placed.clear()
 
-    async def _watch_silence(self) -> None:
+    async def _watch(self) -> None:
+        """Give up a router that is silent, or that does not take what is written to it.
+
+        A timer for each write would cost more than what is in most of them.
+        """
         heard_at_s, silent_naps = self._heard_at_s, 0
-        while silent_naps < _SILENT_NAPS_MAX:
+        writes, stuck_naps = self._writes, 0
+        while silent_naps < _SILENT_NAPS_MAX and stuck_naps < _STUCK_NAPS_MAX:
             await asyncio.sleep(_NAP_S)
             silent_naps += 1
             if heard_at_s != self._heard_at_s:
                 heard_at_s, silent_naps = self._heard_at_s, 0
-        raise TimeoutError(f"silent for {_NAP_S * _SILENT_NAPS_MAX:g} s")
+            stuck_naps = stuck_naps + 1 if self._is_writing and writes == self._writes else 0
+            writes = self._writes
+        naps, what = (stuck_naps, "takes nothing") if stuck_naps else (silent_naps, "is silent")
+        raise TimeoutError(f"it {what} for {_NAP_S * naps:g} s")
 
     def deliver(self, message: wire.ConnectResponse, now_s: float) -> None:
         """Distribute the contents of a message: placements before tokens, outcomes after them.
@@ -338,6 +350,7 @@ class RouterLink:
     def _go_down(self) -> bool:
         """End all requests at the router; return whether the link was up."""
         was_up, self.is_up = self.is_up, False
+        self._is_writing = False
         self._batches.clear()
         self._unsent = 0
         self._clear_cancels()

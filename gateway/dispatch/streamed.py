@@ -225,11 +225,13 @@ class StreamedGeneration(Generation):
         held, self._held = self._held, b""
         return held
 
-    def _taken_gathered(self) -> bytes:
-        """Return the event of what is gathered; nothing is from now on."""
-        gatherer, self._gatherer = self._gatherer, None
-        kept = NOTHING if gatherer is None else gatherer.close()
-        return b"" if kept is NOTHING else self._chunk(kept, [])
+    def _taken_rest(self) -> bytes:
+        """Return all that waits, in its order; nothing is gathered any more."""
+        rest, self._held = self._held, b""
+        if self._gatherer is not None:
+            kept, self._gatherer = self._gatherer.close(), None
+            rest += b"" if kept is NOTHING else self._chunk(kept, [])
+        return rest + self.take_early() if self._early else rest
 
     def keep_alive(self) -> None:
         """Send a comment that shows client and proxies a living stream, between attempts, too."""
@@ -285,7 +287,7 @@ class StreamedGeneration(Generation):
         if self._interval is not None:
             interval, self._interval = self._interval, None
             interval.close()
-        unsent = self._taken_held() + self._taken_gathered() + self.take_early()
+        unsent = self._taken_rest()
         self._early = []
         return unsent
 
@@ -300,7 +302,7 @@ class StreamedGeneration(Generation):
     def last_chunks(self, reason: str) -> bytes:
         """Return the chunks held back until the end of the answer, with the finish reason."""
         delta, entries = self.held_back()
-        held = self._taken_held() + self._taken_gathered() + self.take_early()
+        held = self._taken_rest()
         if delta.content or delta.reasoning or delta.calls or entries:
             held += self._chunk(delta, entries)
         found = None if self.guard is None else self.guard.annotations()

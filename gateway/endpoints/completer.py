@@ -176,6 +176,8 @@ class Completer:
         """Return the answer of the wanted model or of a stand-in; end the request once."""
         try:
             try:
+                if control is None:  # as nearly always
+                    return await self._replies.reply(request, exchange)
                 return await self._answer_by_release(request, exchange, control)
             except PlatformError as refusal:
                 if not await self._stands_in(request, exchange, refusal):
@@ -197,13 +199,13 @@ class Completer:
             self._close(request, exchange, kept)
 
     async def _answer_by_release(
-        self, request: web.Request, exchange: HttpExchange, control: ResolvedModel | None
+        self, request: web.Request, exchange: HttpExchange, control: ResolvedModel
     ) -> web.StreamResponse:
         """Return the answer of the release that a split chose; of control if that is not loaded."""
         try:
             return await self._replies.reply(request, exchange)
         except PlatformError as refusal:
-            if control is None or not refusal.code.policy.goes_to_control or exchange.has_begun:
+            if not refusal.code.policy.goes_to_control or exchange.has_begun:
                 raise
             self._copies.tell_fault(exchange, identity_of(request), exchange.tally, refusal)
         specs = await self._specs_with_time_left(request, exchange, control)

@@ -87,7 +87,8 @@ class ReplyWriter:
             _begin(response, streams, exchange)
             last = b""
             async for ended in answers:
-                await settled(ended)
+                if ended.guard is not None:
+                    await settled(ended)
                 last = _end_choice(streams, ended.spec.choice, exchange)
         if answers.refusal is None:
             last += await end.last(_usage(exchange, api), int(time.time()))
@@ -213,9 +214,10 @@ def _headers(
         headers["x-sluice-release"] = exchange.model.release
     if exchange.auto is not None:
         headers |= exchange.auto.headers
-    unjudged = {name for it in generations if it.guard is not None for name in it.guard.unjudged}
-    if unjudged:
-        headers["x-sluice-unjudged"] = ", ".join(sorted(unjudged))
+    if exchange.principal.guard_sets:
+        guards = [it.guard for it in generations if it.guard is not None]
+        if unjudged := {name for guard in guards for name in guard.unjudged}:
+            headers["x-sluice-unjudged"] = ", ".join(sorted(unjudged))
     return headers if exchange.reservation is None else headers | exchange.reservation.headers
 
 
