@@ -1,8 +1,13 @@
 """What a link makes of a router's messages, and what it sends."""
 
+import asyncio
+import itertools
 from collections.abc import Sequence
 
+import pytest
+
 from gateway.dialects.delta import AnswerDelta
+from gateway.dispatch import router_link
 from gateway.dispatch.generation import EndKind, WholeGeneration
 from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.router_link import RouterLink
@@ -107,3 +112,25 @@ def test_the_last_token_leaves_together_with_the_end_of_a_good_answer() -> None:
     shown = texts(unframed(ended) + answers[0].last_chunks("length") + DONE)
     assert [text for text in shown if text] == [TOKENIZER.decode([40])] * 2
     assert len(lost) > len(before[1]), "it goes on elsewhere: nothing is kept back until then"
+
+
+async def test_a_router_that_takes_nothing_is_given_up_though_it_speaks(monkeypatch) -> None:
+    monkeypatch.setattr(router_link, "_NAP_S", 0.001)
+    link = up()
+
+    class Call:
+        async def write(self, _: wire.ConnectRequest) -> None:
+            await asyncio.Event().wait()
+
+    async def speak() -> None:
+        for number in itertools.count():
+            link._heard_at_s = float(number)
+            await asyncio.sleep(0.0005)
+
+    link.submit(WholeGeneration(SPEC), "c", 0, 0)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        others = [tasks.create_task(it) for it in (link._write(Call()), speak())]
+        with pytest.raises(TimeoutError, match="takes nothing"):
+            await link._watch()
+        for other in others:
+            other.cancel()
