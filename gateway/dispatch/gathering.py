@@ -1,6 +1,6 @@
 """Reasoning and arguments of calls, gathered for a moment: clients only add them up.
 
-Nobody reads half of an argument, and an event for each token of it costs a write.
+Half an argument is of no use to a reader, and an event for each token costs a write.
 """
 
 import asyncio
