@@ -103,6 +103,10 @@ docs: setup ## Write docs/config.md, docs/metrics.md and the tables of docs/over
 	@$(BIN)/python -m cli.reference
 	@$(BIN)/python -m benchmarks.page
 
+sbom: setup ## Bills of materials (CycloneDX) of the images and of the wheel, which is built for it, into build/sbom
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir build/sbom .
+	@$(BIN)/python deploy/sbom.py build/sbom --wheel build/sbom/sluice-*.whl
+
 train-default: ## Train the default model and its adapters anew into build/ (about two hours of one core)
 	@$(PYTHON) -m venv build/train && build/train/bin/pip install --quiet 'torch>=2.10' 'numpy<2' 'tokenizers>=0.22' 'safetensors>=0.6'
 	@build/train/bin/python -m training.train --out build/default
@@ -117,4 +121,4 @@ bench: setup ## Run the benchmarks and write benchmarks/results/
 clean: ## Remove .venv and caches (never .sluice, which holds data)
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: compose-env compose-check help setup up down collect test test-two test-all test-unit test-last-release lint lint-types lint-rest fix proto proto-check lock docs bench train-default clean
+.PHONY: compose-env compose-check help setup up down collect test test-two test-all test-unit test-last-release lint lint-types lint-rest fix proto proto-check lock docs bench sbom train-default clean
