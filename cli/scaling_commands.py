@@ -18,8 +18,9 @@ _STATUS = (
 _CHANGES = ("changed_at", "before", "after", "cause", "text")
 _BOUNDS = (
     *("replicas_min", "replicas_max", "minute_worth", "idle_s", "hold_s", "price", "is_on"),
-    *("sleepers_share", "sleepers_min"),
+    *("sleepers_share", "sleepers_min", "actuator", "replicas_per_node"),
 )
+_ASKS = ("name", "nodes_wanted", "nodes_present", "result", "short_since", "warning")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 Pool = Annotated[str, typer.Argument(help="Id of a pool.")]
@@ -58,6 +59,12 @@ def set_bounds(
     sleepers_min: Annotated[
         int | None, typer.Option(min=0, help="Sleeping replicas at least.")
     ] = None,
+    actuator: Annotated[
+        str | None, typer.Option(help="Who brings nodes for it; '' for nobody.")
+    ] = None,
+    per_node: Annotated[
+        int | None, typer.Option(min=1, help="Replicas that a node of the actuator takes.")
+    ] = None,
     is_on: Annotated[
         bool | None, typer.Option("--on/--off", help="Off: plan, but change nothing.")
     ] = None,
@@ -73,6 +80,8 @@ def set_bounds(
         price=price,
         sleepers_share=sleepers,
         sleepers_min=sleepers_min,
+        actuator=actuator,
+        replicas_per_node=per_node,
         is_on=is_on,
     )
 
@@ -160,6 +169,12 @@ def history(
     """List the changes of a pool's number."""
     path = f"/v1/pools/{pool}/scaling/changes"
     show_objects(ask(lambda api: api.list(path, limit=limit)), _CHANGES, as_json=as_json)
+
+
+@scaling.command("actuators")
+def show_actuators(*, as_json: AsJson = False) -> None:
+    """List those who are asked for nodes, and how that goes."""
+    show_objects(ask(lambda api: api.list("/v1/scaling/actuators")), _ASKS, as_json=as_json)
 
 
 @scaling.command("budget")

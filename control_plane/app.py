@@ -1,7 +1,7 @@
 """Composition root: builds all parts, serves until told to stop."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -72,6 +72,8 @@ from control_plane.rollouts.plan_routes import PlanRoutes
 from control_plane.rollouts.rollback_routes import RollbackRoutes
 from control_plane.rollouts.routes import RolloutRoutes
 from control_plane.rollouts.service import Rollouts
+from control_plane.scaling.actuators import Actuator, ActuatorsError, read_actuators
+from control_plane.scaling.asking import NodeAsking
 from control_plane.scaling.routes import INTERVAL_S as SCALING_INTERVAL_S
 from control_plane.scaling.routes import ScalingRoutes
 from control_plane.scaling.service import Scaling
@@ -143,7 +145,8 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         quality = Quality(
             database, feed, metrics.quality, budget, token_ids=lambda: base_prompts.token_ids
         )
-        scaling = Scaling(database, settings.scaling_interval_s, metrics.show_scaling)
+        actuators = _actuators(settings)
+        scaling = _scaling(database, settings, metrics, actuators)
         console = await stack.enter_async_context(open_console(database, settings))
         parts = (
             *(feed, fleet, artifacts, distribution, rollouts, quality, base_prompts, budgets),
@@ -164,6 +167,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
                 rollouts.unreadable,
                 budget_interval_s=settings.budget_interval_s,
                 scaling_interval_s=settings.scaling_interval_s,
+                actuators=actuators.keys(),
                 texts=await _texts(stack, settings),
             ),
         ]
@@ -213,6 +217,7 @@ def admin_routes(
     *,
     budget_interval_s: float = INTERVAL_S,
     scaling_interval_s: float = SCALING_INTERVAL_S,
+    actuators: Collection[str] = (),
     texts: TextStore = NO_TEXTS,
 ) -> list[AdminRoute]:
     """Return the routes of the admin REST, of all domains that need only the database."""
@@ -231,7 +236,7 @@ def admin_routes(
         *tenants.routes(database),
         *models.routes(database),
         *FleetRoutes(database).routes(),
-        *ScalingRoutes(database, scaling_interval_s).routes(),
+        *ScalingRoutes(database, scaling_interval_s, actuators).routes(),
         *HoursRoutes(database).routes(),
         *KeyRoutes(database, ADMIN_KEYS).routes(),
         *AuditRoutes(database).routes(),
@@ -274,6 +279,24 @@ def _rules(database: Database, settings: Settings, metrics: ControlPlaneMetrics)
         raise OSError(f"CONTROL_PLANE__ALERT_TARGETS: {error}") from None
     except RulesError as error:
         raise OSError(f"CONTROL_PLANE__ALERT_RULES: {error}") from None
+
+
+def _actuators(settings: Settings) -> dict[str, Actuator]:
+    try:
+        return read_actuators(settings.scaling_actuators)
+    except ActuatorsError as error:
+        raise OSError(f"CONTROL_PLANE__SCALING_ACTUATORS: {error}") from None
+
+
+def _scaling(
+    database: Database,
+    settings: Settings,
+    metrics: ControlPlaneMetrics,
+    actuators: Mapping[str, Actuator],
+) -> Scaling:
+    asking = NodeAsking(actuators, metrics.count_ask, metrics.show_nodes)
+    show, count_late = metrics.show_scaling, metrics.count_late_pool
+    return Scaling(database, settings.scaling_interval_s, show, count_late, asking)
 
 
 async def _texts(stack: AsyncExitStack, settings: Settings) -> TextStore:

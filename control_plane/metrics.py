@@ -10,6 +10,7 @@ from control_plane.budgets.repository import NOTHING, Summary
 from control_plane.quality.metrics import QualityMetrics
 from control_plane.rollouts.state import UNREADABLE, Phase
 from control_plane.scaling.model import Shown
+from control_plane.scaling.nodes import NodesAsk
 from control_plane.watch.feed import Feed
 from sluice.certificate_metric import CertificateExpiry
 from sluice.watch import KINDS
@@ -172,6 +173,48 @@ class ControlPlaneMetrics:
             ["pool"],
             registry=self.registry,
         )
+
+        self._late = Counter(
+            "sluice_pool_replicas_late_total",
+            "Times that replicas of a pool began to be late beyond the longest boot: who carries"
+            " the number out did nothing",
+            ["pool"],
+            registry=self.registry,
+        )
+        self._asks = Counter(
+            "control_plane_node_asks_total",
+            "Asks for nodes by actuator: kept (nothing to change), changed, failed",
+            ["actuator", "result"],
+            registry=self.registry,
+        )
+        self._nodes_wanted = Gauge(
+            "control_plane_nodes_wanted_count",
+            "Nodes that an actuator is asked for; told by who leads",
+            ["actuator"],
+            registry=self.registry,
+        )
+        self._nodes_missing = Gauge(
+            "control_plane_nodes_missing_count",
+            "Nodes that an actuator is asked for, and whose agents are not heard; told by who leads",
+            ["actuator"],
+            registry=self.registry,
+        )
+
+    def count_late_pool(self, pool_id: str) -> None:
+        """Count a pool whose replicas begin to be late."""
+        self._late.labels(pool_id).inc()
+
+    def count_ask(self, actuator: str, result: str) -> None:
+        """Count an ask for nodes."""
+        self._asks.labels(actuator, result).inc()
+
+    def show_nodes(self, asks: Mapping[str, NodesAsk]) -> None:
+        """Set what actuators are asked for; nothing while another control plane leads."""
+        for gauge in (self._nodes_wanted, self._nodes_missing):
+            gauge.clear()
+        for actuator, ask in asks.items():
+            self._nodes_wanted.labels(actuator).set(ask.wanted)
+            self._nodes_missing.labels(actuator).set(ask.missing)
 
     def _define_rules(self) -> None:
         self._rule_series = Gauge(

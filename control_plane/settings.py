@@ -48,6 +48,8 @@ class Settings(ServiceSettings):
         budget_interval_s: Seconds between two comparisons of a budget with the ledger.
         scaling_interval_s: Seconds between two decisions of scaling; also the length of a bucket of
             demand.
+        scaling_actuators: JSON file of the actuators that bring nodes, read at the start; without
+            one, replicas go to the nodes that exist.
         console_session_s: Seconds after which a session of the console ends and its user has to
             sign in again.
         openid: JSON file of the provider for sign-in to the console, read at the start; without
@@ -93,6 +95,7 @@ class Settings(ServiceSettings):
     replica_hours_days: Annotated[int, Field(ge=1, le=36_500)] = 400
     budget_interval_s: Annotated[float, Field(ge=1, le=3600)] = 15
     scaling_interval_s: Annotated[float, Field(ge=0.5, le=60)] = 15
+    scaling_actuators: Path | None = None
     console_session_s: Annotated[float, Field(ge=60, le=86_400)] = 14_400
     quality_pool_hour_max: Annotated[int, Field(ge=0)] = 3
     quality_node_day_max: Annotated[int, Field(ge=0)] = 3
@@ -133,6 +136,7 @@ class MigrateSettings(ServiceSettings):
     replica_hours_days: str = ""
     budget_interval_s: str = ""
     scaling_interval_s: str = ""
+    scaling_actuators: str = ""
     console_session_s: str = ""
     quality_pool_hour_max: str = ""
     quality_node_day_max: str = ""

@@ -391,6 +391,7 @@ nodes = Table(
     flag_column("is_draining"),
     words_column("order_reason"),
     words_column("drain_note"),
+    flag_column("is_surplus"),  # scaling gives it back: it drains, too
     Column("accelerator_facts", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
     list_column("lifted_cordons"),  # ids; until the agent does not report them any more
     words_column("region"),

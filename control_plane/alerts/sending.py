@@ -5,6 +5,7 @@ import smtplib
 import socket
 import ssl
 import time
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from email.message import EmailMessage
 from ipaddress import ip_address
@@ -44,12 +45,33 @@ async def send(receiver: Receiver, notice: Notice, source: str) -> None:
     Raises:
         SendError: The receiver did not accept the notice, or its address must not be called.
     """
+    if receiver.kind == "email":
+        await in_time(_mail(receiver, notice))
+    else:
+        url, body, headers = request_of(receiver, notice, source)
+        await post(url, body, headers, is_internal=receiver.is_internal)
+
+
+async def post(
+    url: str, body: bytes, headers: Mapping[str, str], *, is_internal: bool = False
+) -> None:
+    """Post a body; only to an address that was looked at.
+
+    Raises:
+        SendError: It was not taken, or its address must not be called.
+    """
+    await in_time(_post(url, body, headers, is_internal=is_internal))
+
+
+async def in_time[Result](work: Awaitable[Result]) -> Result:
+    """Return what `work` returns within the deadline.
+
+    Raises:
+        SendError: It did not succeed.
+    """
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            if receiver.kind == "email":
-                await _mail(receiver, notice)
-            else:
-                await _post(receiver, notice, source)
+            return await work
     except TimeoutError:
         raise SendError(f"no answer within {TIMEOUT_S:g} s") from None
     except (OSError, aiohttp.ClientError, smtplib.SMTPException) as error:
@@ -108,27 +130,34 @@ class AllowedResolver(AbstractResolver):
         """Do nothing: the resolver holds no resources."""
 
 
-async def _post(receiver: Receiver, notice: Notice, source: str) -> None:
-    url, body, headers = request_of(receiver, notice, source)
+async def _post(url: str, body: bytes, headers: Mapping[str, str], *, is_internal: bool) -> None:
     parts = urlsplit(url)
     if parts.hostname is None:
         raise SendError("the URL has no host", may_repeat=False)
-    _check_literal(parts.hostname, is_internal=receiver.is_internal)
+    _check_literal(parts.hostname, is_internal=is_internal)
     connector = aiohttp.TCPConnector(
-        resolver=AllowedResolver(is_internal=receiver.is_internal), force_close=True
+        resolver=AllowedResolver(is_internal=is_internal), force_close=True
     )
     async with (
         aiohttp.ClientSession(connector=connector, trust_env=False) as http,
         http.post(url, data=body, headers=headers, allow_redirects=False) as answer,
     ):
-        if answer.status < 300:
-            return
-        said = (await answer.content.read(_ANSWER_BYTES_MAX)).decode(errors="replace")
-        may_repeat = answer.status in _AGAIN or answer.status >= 500
-        wait = answer.headers.get("Retry-After", "")
-        after_ms = int(wait) * 1000 if wait.isdigit() and len(wait) < 6 else 0
-        reason = f"status {answer.status}: {' '.join(said.split())[:160]}"
-        raise SendError(reason, may_repeat=may_repeat, after_ms=after_ms)
+        if answer.status >= 300:
+            said = (await answer.content.read(_ANSWER_BYTES_MAX)).decode(errors="replace")
+            raise refused(answer.status, said, answer.headers.get("Retry-After", ""))
+
+
+def refused(status: int, said: str, wait: str) -> SendError:
+    """Return what an answer without success means.
+
+    Args:
+        status: Status of the answer.
+        said: Beginning of its text.
+        wait: Its Retry-After, or nothing.
+    """
+    after_ms = int(wait) * 1000 if wait.isdigit() and len(wait) < 6 else 0
+    reason = f"status {status}: {' '.join(said.split())[:160]}"
+    return SendError(reason, may_repeat=status in _AGAIN or status >= 500, after_ms=after_ms)
 
 
 def _check_literal(host: str, *, is_internal: bool) -> None:

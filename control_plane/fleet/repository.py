@@ -190,7 +190,7 @@ def _node(row: Mapping[str, Any]) -> Node:
         is_lost=row["is_lost"],
         is_cordoned=row["is_cordoned"],
         is_unschedulable=row["is_unschedulable"],
-        is_draining=row["is_draining"],
+        is_draining=row["is_draining"] or row["is_surplus"],
         memory_bytes=memory_bytes,
         accelerators=tuple(accelerators) if is_known else None,
         rack=f"{row['region']}/{row['rack']}" if row["rack"] else "",

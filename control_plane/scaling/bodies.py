@@ -21,6 +21,9 @@ class ScalingBody(AdminBody):
     Replicas that sleep serve within seconds: `sleepers_share` per replica of the busiest quarter of
     an hour of the day, and at least `sleepers_min`. The share is 0.05 where nothing is said and the
     engine can sleep; for others anything but 0 is refused.
+
+    `actuator` names who brings nodes for the pool, of which each takes `replicas_per_node`; empty:
+    replicas go to the nodes that there are.
     """
 
     is_on: bool = True
@@ -32,6 +35,8 @@ class ScalingBody(AdminBody):
     price: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     sleepers_share: Annotated[float, Field(ge=0, le=1)] | None = None
     sleepers_min: _Replicas = 0
+    actuator: Annotated[str, Field(max_length=63)] = ""
+    replicas_per_node: Annotated[int, Field(ge=1, le=1000)] = 1
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:

@@ -13,7 +13,7 @@ from control_plane.scaling.work import CellWork, PoolSpeed, Seen, Sums, news
 
 _ABSENT_LOOKS = 4.0  # after so many intervals without a look nobody knows what was decided
 _OBSERVE_LOOKS = 2  # after that; then numbers change again
-_EFFECT_FACTOR = 1.5  # times the longest boot: later than that an actuator has done nothing
+EFFECT_FACTOR = 1.5  # times the longest boot: later than that an actuator has done nothing
 
 
 def _no_sums() -> dict[int, Sums]:
@@ -246,4 +246,4 @@ def without_effect_s(memory: Memory, state: PoolState, wanted: int, now: float) 
         return 0.0
     if not memory.missing_since:
         memory.missing_since = now
-    return max(0.0, now - memory.missing_since - _EFFECT_FACTOR * state.boot_s(1.0))
+    return max(0.0, now - memory.missing_since - EFFECT_FACTOR * state.boot_s(1.0))

@@ -18,6 +18,7 @@ from control_plane.fleet.model import ReplicaState
 from control_plane.scaling.memory import PoolSight
 from control_plane.scaling.model import FleetBudget, PoolPlan, ScalingSettings
 from control_plane.scaling.tables import (
+    actuator_asks,
     cell_demands,
     engine_speeds,
     pool_scaling_states,
@@ -46,6 +47,7 @@ class ScaledPool:
         scaled: Replicas that the last plan asked for; None: it did not count.
         sight: Present observations.
         sleepers: Sleeping replicas that the last plan asked for.
+        ask_warning: Trouble that the pool's actuator has; empty: none.
     """
 
     id: str
@@ -57,6 +59,7 @@ class ScaledPool:
     scaled: int | None
     sight: PoolSight
     sleepers: int = 0
+    ask_warning: str = ""
 
 
 # --- reports -----------------------------------------------------------------------------------
@@ -129,13 +132,14 @@ async def scaled_pools(
         select(
             *(p.id, p.base_digest, p.engine, p.engine_options, p.needs, p.replicas_wanted),
             *(p.scaled_replicas, p.rollout_replicas, *s, kept.memory, said.unplaced),
-            p.scaled_sleepers,
+            *(p.scaled_sleepers, actuator_asks.c.warning),
             (_epoch(s.pin_until)).label("pin_until_s"),
             _epoch(func.now() - said.since).label("unplaced_s"),
         )
         .join(pool_scalings, s.pool_id == p.id)
         .outerjoin(pool_scaling_states, kept.pool_id == p.id)
         .outerjoin(tables.pool_conditions, said.pool_id == p.id)
+        .outerjoin(actuator_asks, actuator_asks.c.name == s.actuator)
         .order_by(p.id)
     )
     if pool_ids is not None:
@@ -192,6 +196,7 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_Seen") -> ScaledPool:
         planned,
         sight,
         row["scaled_sleepers"],
+        (row["warning"] or "") if row["is_on"] else "",
     )
 
 

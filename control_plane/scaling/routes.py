@@ -1,7 +1,7 @@
 """REST of scaling: bounds of pools, numbers set by hand, and why a pool has the number it has."""
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,8 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.access.roles import Action
 from control_plane.database import Database
+from control_plane.fleet.node_routes import shown_times
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
+from control_plane.http.columns import columns
 from control_plane.http.resources import Values, asked_page, fetch, first, page, shown
 from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
@@ -23,6 +25,7 @@ from control_plane.scaling.bodies import ScalingBody, ScalingBudgetBody, Scaling
 from control_plane.scaling.model import SLEEPING_ENGINES
 from control_plane.scaling.service import decision_of, look_at
 from control_plane.scaling.tables import (
+    actuator_asks,
     pool_scaling_states,
     pool_scalings,
     scaling_budgets,
@@ -69,11 +72,23 @@ Set = Callable[[Write, str, Values], Awaitable[Values]]
 class ScalingRoutes:
     """Handlers of scaling."""
 
-    def __init__(self, database: Database, interval_s: float = INTERVAL_S) -> None:
-        """Prepare; `interval_s` is that of the loop."""
+    def __init__(
+        self,
+        database: Database,
+        interval_s: float = INTERVAL_S,
+        actuators: Collection[str] = (),
+    ) -> None:
+        """Prepare.
+
+        Args:
+            database: Database of the pools.
+            interval_s: That of the loop.
+            actuators: Names that a pool may choose.
+        """
         self._database = database
         self._writes = Writes(database)
         self._interval_s = interval_s
+        self._actuators = actuators
 
     def routes(self) -> list[AdminRoute]:
         """Return the routes."""
@@ -124,9 +139,14 @@ class ScalingRoutes:
         told, listing = describe.operation, describe.listing
         status = listing("List the pools that have bounds, with what was decided last", row)
         plan = told("Plan for a pool, with other bounds if given", answer=decision, query=_ASKED)
+        asked = listing(
+            "List the actuators that pools have chosen, with how asking for nodes goes",
+            describe.shown(actuator_asks.c.keys(), types=columns(actuator_asks)),
+        )
         history = listing("List the changes of a pool's number, the newest first", change)
         return [
             AdminRoute("GET", "/v1/scaling", self.list, _READ, _KIND, status),
+            AdminRoute("GET", "/v1/scaling/actuators", self.list_asks, _READ, _KIND, asked),
             AdminRoute("GET", f"{_ONE}/plan", self.plan, _READ, _KIND, plan),
             AdminRoute("GET", f"{_ONE}/changes", self.changes, _READ, _KIND, history),
         ]
@@ -140,6 +160,11 @@ class ScalingRoutes:
             pool_scaling_states, kept.pool_id == t.c.pool_id
         )
         return await page(self._database, query, t.c.pool_id, request, _listed)
+
+    async def list_asks(self, request: web.Request) -> web.Response:
+        """Return a page of actuators with how asking for nodes goes."""
+        query = select(actuator_asks)
+        return await page(self._database, query, actuator_asks.c.name, request, shown_times)
 
     async def get(self, request: web.Request) -> web.Response:
         """Return the bounds of one."""
@@ -197,6 +222,12 @@ class ScalingRoutes:
         """Create or replace the bounds of one; off, it keeps the replicas that it has."""
         body = await read_body(request, ScalingBody)
         values = body.model_dump()
+        if body.actuator and body.actuator not in self._actuators:
+            known = ", ".join(sorted(self._actuators)) or "none"
+            message = f"there is no actuator {body.actuator}: CONTROL_PLANE__SCALING_ACTUATORS has"
+            raise BadRequestError(
+                ErrorCode.INVALID_REQUEST, f"{message} {known}", param="actuator"
+            )
 
         async def set_bounds(write: Write, key: str, before: Values) -> Values:
             why = await _why_awake(write, key)

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.budgets.repository import hold_lease
 from control_plane.database import Database, DatabaseDownError
 from control_plane.scaling import repository
+from control_plane.scaling.asking import NodeAsking
 from control_plane.scaling.memory import Memory, look, without_effect_s
 from control_plane.scaling.model import (
     Cause,
@@ -27,6 +28,7 @@ from control_plane.scaling.model import (
     ScalingReason,
     Shown,
 )
+from control_plane.scaling.nodes import NodesAsk
 from control_plane.scaling.plan import plan, remember, urgent
 from control_plane.scaling.repository import ScaledPool
 from control_plane.scaling.work import CELLS_MAX, PoolSpeed, checked, told_speed
@@ -72,6 +74,8 @@ class Scaling:
         database: Database,
         interval_s: float,
         show: Callable[[Mapping[str, Shown]], None],
+        count_late: Callable[[str], None],
+        asking: NodeAsking,
     ) -> None:
         """Prepare; `run` belongs into a TaskGroup.
 
@@ -79,10 +83,14 @@ class Scaling:
             database: Database of scaling.
             interval_s: Seconds between two looks.
             show: Takes what metrics say of each pool; nothing while another one leads.
+            count_late: Takes a pool whose replicas begin to be late.
+            asking: Asks actuators for nodes.
         """
         self._database = database
         self._interval_s = interval_s
         self._show = show
+        self._count_late = count_late
+        self._asking = asking
         self._process = new_id("scaling")
         self._late: set[str] = set()
         self._looks = 0
@@ -91,20 +99,30 @@ class Scaling:
 
     async def run(self) -> None:
         """Run until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._asking.run())
+            await self._look_for_ever()
+
+    async def _look_for_ever(self) -> None:
         while True:
             try:
                 await self.step()
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("scaling_step_failed", error=str(getattr(error, "reason", error)))
-                self._show({})
+                self._rest()
             except Exception:  # the numbers stand as they are; serving goes on
                 log.exception("scaling_step_broken")
-                self._show({})
+                self._rest()
             until_s = time.monotonic() + self._interval_s
             while (left_s := until_s - time.monotonic()) > 0:
                 await asyncio.sleep(min(left_s, _WAKE_LOOK_S) if self._sleepers else left_s)
                 if self._sleepers and time.monotonic() < until_s:
                     await self._wake_or_tell()
+
+    def _rest(self) -> None:
+        """Say nothing and ask for nothing: nobody knows whether we lead."""
+        self._show({})
+        self._asking.offer({})
 
     async def wake(self) -> list[str]:
         """Wake sleeping replicas of pools where work waits, if we are the one who does.
@@ -146,7 +164,8 @@ class Scaling:
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
         """
-        looked = await self._database.run(self._look, deadline_s=_DEADLINE_S)
+        looked, asks = await self._database.run(self._look, deadline_s=_DEADLINE_S)
+        self._asking.offer(asks)
         self._show({one.pool.id: _shown(one) for one in looked})
         self._sleepers = frozenset(it.pool.id for it in looked if it.decided.asleep)
         self._tell(looked)
@@ -170,9 +189,9 @@ class Scaling:
             interval_s = min(interval_s, _WAKE_LOOK_S)
         return round(interval_s * 1000)
 
-    async def _look(self, connection: AsyncConnection) -> list[Looked]:
+    async def _look(self, connection: AsyncConnection) -> tuple[list[Looked], dict[str, NodesAsk]]:
         if not await hold_lease(connection, _LEASE, self._process, self._lease_s):
-            return []
+            return [], {}
         self._looks += 1
         if self._looks % _PRUNE_LOOKS == 1:
             await repository.forget_demands(connection)
@@ -187,7 +206,9 @@ class Scaling:
             await repository.write_decision(connection, one.pool, one.memory.as_json(), decision)
             if one.pool.is_on:
                 await repository.write_number(connection, one.pool, one.decided)
-        return looked
+        # In the same transaction: else the fleet would drain replicas on nodes that stay.
+        boots_s = {it.pool.id: it.state.boot_s(1.0) for it in looked}
+        return looked, await self._asking.look(connection, boots_s)
 
     def _tell(self, looked: Sequence[Looked]) -> None:
         for one in looked:
@@ -204,6 +225,7 @@ class Scaling:
         late = {one.pool.id for one in looked if one.pool.is_on and one.late_s > 0}
         for pool_id in sorted(late - self._late):
             log.error("scaling_without_effect", pool=pool_id)
+            self._count_late(pool_id)
         self._late = late
 
 
@@ -293,7 +315,7 @@ def decision_of(one: Looked) -> dict[str, Any]:
         "sleepers": one.decided.asleep,
         "cause": str(repository.decisive(one.decided).cause),
         "reasons": [asdict(reason) for reason in one.decided.reasons],
-        "warnings": [*one.decided.warnings, *_late_warning(one)],
+        "warnings": [*one.decided.warnings, *_late_warnings(one)],
         "demand": round(forecast.now, 3),
         "expected": round(forecast.expected, 3),
         "base": round(forecast.base, 3),
@@ -307,11 +329,13 @@ def decision_of(one: Looked) -> dict[str, Any]:
     }
 
 
-def _late_warning(one: Looked) -> list[str]:
+def _late_warnings(one: Looked) -> list[str]:
+    told = [one.pool.ask_warning] if one.pool.ask_warning else []
     if not one.late_s:
-        return []
+        return told
     missing = one.decided.wanted - one.state.facts.ready
     return [
+        *told,
         f"{missing} replicas are wanted and not ready, {one.late_s / 60:.0f} min longer than the"
         " longest boot: see `sluice fleet pool show` and the logs of the agents"
     ]

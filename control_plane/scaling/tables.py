@@ -31,6 +31,14 @@ pool_scalings = Table(
     Column("price", Double, nullable=False, server_default="0"),
     Column("sleepers_share", Double, nullable=False, server_default="0"),
     count_column("sleepers_min"),
+    words_column("actuator"),  # empty: replicas go to the nodes that there are
+    Column(
+        "replicas_per_node",
+        Integer,
+        CheckConstraint("replicas_per_node > 0", name="replicas_per_node"),
+        nullable=False,
+        server_default="1",
+    ),
     flag_column("is_paused"),
     Column("pin", Integer, CheckConstraint("pin >= 0", name="pin")),
     Column("pin_until", DateTime(timezone=True)),  # NULL: until it is lifted
@@ -93,4 +101,17 @@ scaling_budgets = Table(
     Column("id", Text, primary_key=True),
     Column("accelerators", Integer),  # NULL: any
     Column("price", Double),
+)
+
+# How asking for nodes goes, by actuator; those that a pool has chosen.
+actuator_asks = Table(
+    "actuator_asks",
+    metadata,
+    Column("name", Text, primary_key=True),
+    count_column("nodes_wanted"),
+    count_column("nodes_present"),
+    words_column("result"),
+    words_column("warning"),
+    Column("asked_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("short_since", DateTime(timezone=True)),  # NULL: no node is missing
 )

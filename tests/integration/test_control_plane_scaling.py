@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc.aio
 import pytest
@@ -16,6 +16,7 @@ from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
 from tests.integration.conftest import ADMIN_KEY, ControlPlane, PostgresServer
 from tests.integration.obedient_agent import node
 from tests.links import trusted_channel
+from tests.support.kubernetes_api import StandInApi, kubernetes_api
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -90,17 +91,29 @@ async def reporting(address: str, router_id: str = "router-s") -> AsyncIterator[
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[StandInApi]:
+    async with kubernetes_api(tmp_path_factory.mktemp("api")) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def plane(
-    postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory, start_control_plane
+    postgres_server: PostgresServer,
+    tmp_path_factory: pytest.TempPathFactory,
+    start_control_plane,
+    api: StandInApi,
 ) -> AsyncIterator[ControlPlane]:
     """A control plane that looks twice a second, and a node with room for everything."""
     await postgres_server.execute(f"CREATE DATABASE scaling TEMPLATE {postgres_server.template}")
     directory = tmp_path_factory.mktemp("scaling")
+    actuators = directory / "actuators.json"
+    actuators.write_text(json.dumps([api.actuator("gpu", nodes_min=1, nodes_max=4)]))
     async with (
         start_control_plane(
             postgres_server.url("scaling"),
             directory,
             CONTROL_PLANE__SCALING_INTERVAL_S=str(INTERVAL_S),
+            CONTROL_PLANE__SCALING_ACTUATORS=str(actuators),
         ) as found,
         node(found, "node-s", "sim-s"),
     ):
@@ -331,3 +344,47 @@ async def test_a_sleeper_wakes_when_work_waits_and_engines_that_cannot_are_refus
     answer = await plane.admin.put("/v1/pools/pool-y/scaling", json=BOUNDS | {"sleepers_min": 1})
     assert answer.status_code == 400
     assert "cannot sleep" in answer.text
+
+
+async def test_kubernetes_is_asked_for_nodes_and_loses_those_that_are_empty(
+    plane: ControlPlane, eventually: Eventually, sluice, api: StandInApi
+) -> None:
+    api.add("gpu-node", 1)
+    needs = {"accelerators": 1, "is_dedicated": True}
+    pool = {"base_digest": DIGEST, "engine": "sim-g", "replicas_wanted": 1, "needs": needs}
+    await plane.put("pools/grown", **pool)
+    await sluice("set", "grown", "--max", "4", "--actuator", "cloud", status=1)
+    await sluice("set", "grown", "--max", "4", "--sleepers", "0", "--actuator", "gpu")
+    async with AsyncExitStack() as stack:
+        running = 0
+
+        async def serves(replicas: int) -> bool:
+            nonlocal running
+            while running < api.replicas["sluice", "gpu-node"]:
+                await stack.enter_async_context(node(plane, f"gpu-node-{running}", "sim-g", 1))
+                running += 1
+            return await _ready(plane, "grown") == replicas
+
+        await eventually(lambda: serves(1), "the node that is there has a replica")
+        await sluice("pin", "grown", "3")
+        await eventually(lambda: serves(3), "nodes come, and replicas on them")
+        assert api.writes == [3]
+        api.trouble = (403, "Forbidden", "statefulsets.apps is forbidden", {})
+
+        async def is_told() -> bool:
+            return "statefulsets/scale" in await sluice("explain", "grown")
+
+        await eventually(is_told, "a refusal is a warning")
+        await sluice("pin", "grown", "1")
+        await eventually(lambda: serves(1), "replicas go, whatever the actuator says")
+        assert api.writes == [3]
+        api.trouble = None
+
+        async def is_smaller() -> bool:
+            return api.replicas["sluice", "gpu-node"] == 1
+
+        await eventually(is_smaller, "empty nodes are given back")
+        assert await _ready(plane, "grown") == 1
+        asked = json.loads(await sluice("actuators", "--json"))
+        assert [(it["name"], it["nodes_wanted"]) for it in asked] == [("gpu", 1)]
+    assert (await plane.admin.delete("/v1/pools/grown/scaling")).status_code == 204

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
-from tests.integration.gateway.test_tls import CHAT, client_of, plan, write_certificate
+from tests.integration.gateway.test_tls import CHAT, client_of, plan
 
 pytestmark = pytest.mark.real
 

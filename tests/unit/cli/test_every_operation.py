@@ -43,6 +43,7 @@ scaling pin p 3 --for 2h
 scaling pause p
 scaling resume p
 scaling history p
+scaling actuators
 scaling budget --accelerators 8
 tenants list
 tenants show t

@@ -1,0 +1,181 @@
+"""Asks actuators for nodes: one task per actuator, so that one that hangs delays itself alone.
+
+Only the newest ask counts. An actuator that refuses is asked again later and later.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.alerts.notices import encoded, signature
+from control_plane.alerts.sending import SendError, post
+from control_plane.scaling import nodes_repository
+from control_plane.scaling.actuators import Actuator
+from control_plane.scaling.kubernetes import set_scale
+from control_plane.scaling.memory import EFFECT_FACTOR
+from control_plane.scaling.nodes import AskOutcome, NodesAsk, asked_nodes
+from sluice.ids import new_id
+
+log = structlog.get_logger(__name__)
+
+_AGAIN_MAX_S = 300.0
+_FIRST_AGAIN_S = 5.0
+_FAILURES_MAX = 8
+# A webhook is told the same again so often: one that was told once may have lost it.
+_REPEAT_S = 60.0
+
+
+class NodeAsking:
+    """Owns the tasks; looks at the nodes of each actuator, and asks for others."""
+
+    def __init__(
+        self,
+        actuators: Mapping[str, Actuator],
+        count: Callable[[str, str], None],
+        show: Callable[[Mapping[str, NodesAsk]], None],
+    ) -> None:
+        """Prepare; `run` belongs into a TaskGroup.
+
+        Args:
+            actuators: All of them, by name.
+            count: Takes the name of an actuator and the result of an ask.
+            show: Takes what metrics say of each actuator; nothing while another one leads.
+        """
+        self._actuators = actuators
+        self._show = show
+        self._tasks = {name: _Asker(one, count) for name, one in actuators.items()}
+
+    async def look(
+        self, connection: AsyncConnection, boots_s: Mapping[str, float]
+    ) -> dict[str, NodesAsk]:
+        """Return what to ask for; write down which nodes are given back, and how asking goes.
+
+        Args:
+            connection: Connection of the transaction that has written the pools' numbers.
+            boots_s: Longest boot of each pool.
+        """
+        groups = await nodes_repository.groups(connection, self._actuators)
+        asks = {name: asked_nodes(group) for name, group in groups.items()}
+        surplus = {node_id for ask in asks.values() for node_id in ask.surplus}
+        await nodes_repository.write_surplus(connection, surplus)
+        late_s = {
+            name: EFFECT_FACTOR * max((boots_s.get(it, 0.0) for it in group.replicas), default=0.0)
+            for name, group in groups.items()
+        }
+        outcomes = {name: it.outcome or AskOutcome("kept") for name, it in self._tasks.items()}
+        await nodes_repository.write_asks(connection, asks, outcomes, late_s)
+        return asks
+
+    def offer(self, asks: Mapping[str, NodesAsk]) -> None:
+        """Let these asks count from now on; an actuator without one is asked nothing."""
+        self._show(asks)
+        for name, asker in self._tasks.items():
+            asker.offer(asks.get(name))
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for asker in self._tasks.values():
+                tasks.create_task(asker.run())
+
+
+class _Asker:
+    """Asks one actuator."""
+
+    def __init__(self, actuator: Actuator, count: Callable[[str, str], None]) -> None:
+        self._actuator = actuator
+        self._count = count
+        self._ask: NodesAsk | None = None
+        self._is_offered = asyncio.Event()
+        self._failures = 0
+        self._set: int | None = None  # number that we have set last
+        self._told: tuple[NodesAsk, float] | None = None
+        self.outcome: AskOutcome | None = None
+
+    def offer(self, ask: NodesAsk | None) -> None:
+        self._ask = ask
+        if ask is None:
+            self.outcome, self._set, self._told = None, None, None
+            self._is_offered.clear()
+        else:
+            self._is_offered.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._is_offered.wait()
+            self._is_offered.clear()
+            ask = self._ask
+            if ask is None:
+                continue
+            again_s = 0.0
+            try:
+                outcome = await self._asked(ask)
+                self._failures = 0
+            except SendError as error:
+                outcome = AskOutcome("failed", error.reason)
+                again_s = max(error.after_ms / 1000, self._again_s())
+            except Exception as error:  # others are asked, and serving goes on
+                log.exception("nodes_ask_broken", actuator=self._actuator.name)
+                outcome = AskOutcome("failed", f"{type(error).__name__}: see the log")
+                again_s = self._again_s()
+            if self._ask is not None:  # else another control plane leads by now
+                self._tell(outcome, ask)
+            await asyncio.sleep(min(_AGAIN_MAX_S, again_s))
+
+    def _again_s(self) -> float:
+        """Count a failure; return the seconds until the next ask."""
+        self._failures = min(_FAILURES_MAX, self._failures + 1)
+        return _FIRST_AGAIN_S * 2 ** (self._failures - 1)
+
+    def _tell(self, outcome: AskOutcome, ask: NodesAsk) -> None:
+        name = self._actuator.name
+        self._count(name, outcome.result)
+        if outcome != self.outcome or outcome.result == "changed":
+            told = log.warning if outcome.text else log.info
+            said = {"result": outcome.result, "why": outcome.text}
+            told("nodes_asked", actuator=name, nodes=ask.wanted, **said)
+        self.outcome = outcome
+
+    async def _asked(self, ask: NodesAsk) -> AskOutcome:
+        if self._actuator.kind == "webhook":
+            return await self._webhook(ask)
+        before, (found, now) = self._set, await set_scale(self._actuator, ask)
+        self._set = now
+        text = ""
+        if before is not None and found != before:
+            text = f"something else set {found} nodes after our {before}: scale the pools instead"
+        return AskOutcome("kept" if found == now else "changed", text)
+
+    async def _webhook(self, ask: NodesAsk) -> AskOutcome:
+        is_same = self._told is not None and self._told[0] == ask
+        if is_same and self._told is not None and time.monotonic() - self._told[1] < _REPEAT_S:
+            return AskOutcome("kept")
+        actuator = self._actuator
+        body = encoded(body_of(actuator, ask))
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": "sluice-scaling",
+            "Sluice-Delivery": new_id("delivery"),
+            "Sluice-Signature": signature(
+                actuator.secret.get_secret_value(), body, round(time.time())
+            ),
+        }
+        await post(actuator.url, body, headers, is_internal=actuator.is_internal)
+        self._told = (ask, time.monotonic())
+        return AskOutcome("kept" if is_same else "changed")
+
+
+def body_of(actuator: Actuator, ask: NodesAsk) -> dict[str, Any]:
+    """Return what a webhook is told: a number of nodes, and which may end."""
+    return {
+        "version": "1",
+        "actuator": actuator.name,
+        "nodes": actuator.nodes,
+        "nodes_wanted": ask.step(ask.present),
+        "nodes_present": ask.present,
+        "nodes_to_end": list(ask.empty),
+    }
