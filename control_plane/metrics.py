@@ -195,7 +195,7 @@ class ControlPlaneMetrics:
         )
         self._nodes_missing = Gauge(
             "control_plane_nodes_missing_count",
-            "Nodes that an actuator is asked for, and whose agents are not heard; told by who leads",
+            "Nodes that are asked for, and whose agents are not heard; told by who leads",
             ["actuator"],
             registry=self.registry,
         )

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from email.message import EmailMessage
 from ipaddress import ip_address
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -18,6 +19,8 @@ from control_plane.alerts import notices
 from control_plane.alerts.notices import Notice
 from control_plane.alerts.receivers import Receiver, refusal
 from sluice.ids import new_id
+
+_Result = TypeVar("_Result")
 
 TIMEOUT_S = 10.0
 _ANSWER_BYTES_MAX = 2000
@@ -63,7 +66,7 @@ async def post(
     await in_time(_post(url, body, headers, is_internal=is_internal))
 
 
-async def in_time[Result](work: Awaitable[Result]) -> Result:
+async def in_time(work: Awaitable[_Result]) -> _Result:
     """Return what `work` returns within the deadline.
 
     Raises:

@@ -225,9 +225,7 @@ class ScalingRoutes:
         if body.actuator and body.actuator not in self._actuators:
             known = ", ".join(sorted(self._actuators)) or "none"
             message = f"there is no actuator {body.actuator}: CONTROL_PLANE__SCALING_ACTUATORS has"
-            raise BadRequestError(
-                ErrorCode.INVALID_REQUEST, f"{message} {known}", param="actuator"
-            )
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, f"{message} {known}", param="actuator")
 
         async def set_bounds(write: Write, key: str, before: Values) -> Values:
             why = await _why_awake(write, key)

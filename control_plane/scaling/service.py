@@ -337,7 +337,7 @@ def _late_warnings(one: Looked) -> list[str]:
     return [
         *told,
         f"{missing} replicas are wanted and not ready, {one.late_s / 60:.0f} min longer than the"
-        " longest boot: see `sluice fleet pool show` and the logs of the agents"
+        " longest boot: see `sluice fleet pool show` and the logs of the agents",
     ]
 
 

@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -156,17 +157,20 @@ class Running:
         self.counts[name, result] += 1
 
     async def until(self, name: str, result: str, count: int = 1) -> None:
-        async with asyncio.timeout(20):
-            while self.counts[name, result] < count:
-                await asyncio.sleep(0.01)
+        for _ in range(2000):
+            if self.counts[name, result] >= count:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError((name, result, self.counts))
 
-    async def __aenter__(self) -> "Running":
-        self._task = asyncio.create_task(self.asking.run())
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+@asynccontextmanager
+async def running(*actuators: Actuator) -> AsyncIterator[Running]:
+    found = Running(*actuators)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(found.asking.run())
+        yield found
+        task.cancel()
 
 
 async def test_a_webhook_is_told_once_and_proves_who_sends(
@@ -174,13 +178,13 @@ async def test_a_webhook_is_told_once_and_proves_who_sends(
 ) -> None:
     monkeypatch.setattr(asking, "_FIRST_AGAIN_S", 0.01)
     cloud.statuses = [503]
-    async with Running(_hook(cloud)) as running:
-        running.asking.offer({"cloud": THREE})
-        await running.until("cloud", "failed")
-        running.asking.offer({"cloud": THREE})
-        await running.until("cloud", "changed")
-        running.asking.offer({"cloud": THREE})
-        await running.until("cloud", "kept")
+    async with running(_hook(cloud)) as asks:
+        asks.asking.offer({"cloud": THREE})
+        await asks.until("cloud", "failed")
+        asks.asking.offer({"cloud": THREE})
+        await asks.until("cloud", "changed")
+        asks.asking.offer({"cloud": THREE})
+        await asks.until("cloud", "kept")
     assert len(cloud.told) == 2
     told, proof, body = cloud.told[-1]
     assert told["nodes_wanted"] == 3
@@ -188,9 +192,9 @@ async def test_a_webhook_is_told_once_and_proves_who_sends(
 
 
 async def test_an_address_of_this_network_is_not_called(cloud: Cloud) -> None:
-    async with Running(_hook(cloud, is_internal=False)) as running:
-        running.asking.offer({"cloud": THREE})
-        await running.until("cloud", "failed")
+    async with running(_hook(cloud, is_internal=False)) as asks:
+        asks.asking.offer({"cloud": THREE})
+        await asks.until("cloud", "failed")
     assert not cloud.told
 
 
@@ -200,13 +204,13 @@ async def test_an_actuator_that_hangs_delays_no_other_one(
     monkeypatch.setattr(sending, "TIMEOUT_S", 0.5)
     monkeypatch.setattr(asking, "_FIRST_AGAIN_S", 0.01)
     api.hangs = True
-    async with Running(_actuator(api), _hook(cloud)) as running:
-        running.asking.offer({"gpu": THREE, "cloud": THREE})
-        await running.until("cloud", "changed")
-        assert not running.counts["gpu", "failed"]
-        await running.until("gpu", "failed")
+    async with running(_actuator(api), _hook(cloud)) as asks:
+        asks.asking.offer({"gpu": THREE, "cloud": THREE})
+        await asks.until("cloud", "changed")
+        assert not asks.counts["gpu", "failed"]
+        await asks.until("gpu", "failed")
         api.hangs = False
         # Only the newest ask counts.
-        running.asking.offer({"gpu": NodesAsk(2, 0, 2), "cloud": THREE})
-        await running.until("gpu", "changed")
+        asks.asking.offer({"gpu": NodesAsk(2, 0, 2), "cloud": THREE})
+        await asks.until("gpu", "changed")
     assert api.writes == [2]

@@ -16,6 +16,7 @@ import pytest
 
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from tests.integration.gateway.test_tls import CHAT, client_of, plan
+from tests.support.own_certificate import write_certificate
 
 pytestmark = pytest.mark.real
 

@@ -4,6 +4,7 @@ import asyncio
 import re
 import ssl
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import httpx

@@ -72,7 +72,9 @@ def test_a_pool_that_the_actuator_does_not_serve_keeps_its_node_and_those_below(
 
 
 def test_a_webhook_is_told_a_number_and_the_names_of_empty_nodes() -> None:
-    nodes = tuple(GroupNode(f"cloud-{name}", count) for name, count in zip("abc", (1, 0, 2)))
+    nodes = tuple(
+        GroupNode(f"cloud-{name}", count) for name, count in zip("abc", (1, 0, 2), strict=True)
+    )
     ask = asked_nodes(NodeGroup(nodes, {"pool": (2, 1)}))
     assert ask.surplus == ask.empty == ("cloud-b",)
     told = body_of(Actuator.model_validate(HOOK), ask)
