@@ -3,7 +3,7 @@
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ def _status(
 
 
 @asynccontextmanager
-async def kubernetes_api(home: Path) -> AsyncIterator[StandInApi]:
+async def kubernetes_api(home: Path) -> AsyncGenerator[StandInApi]:
     """Serve until the context ends; its certificate and a token lie in `home`."""
     found, app = StandInApi(), web.Application()
     app.router.add_route("*", _PATH, found.answer)

@@ -19,6 +19,7 @@ PROMISED = (
 LABELS = {
     *(
         "adapter",
+        "actuator",
         "alert",
         "arm",
         "budget",
