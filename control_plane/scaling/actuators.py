@@ -1,4 +1,4 @@
-"""Actuators: the file that names who brings nodes, checked before anything starts."""
+"""Actuators: the file of the systems that bring nodes, checked at the start."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ _Count = Annotated[int, Field(ge=0, le=NODES_MAX)]
 
 
 class Actuator(BaseModel):
-    """Somebody who brings nodes, and takes them away.
+    """A system that brings nodes, and takes them away.
 
     Attributes:
         name: For people, and for the pools that choose it.
@@ -28,8 +28,8 @@ class Actuator(BaseModel):
         nodes: Nodes whose ids begin so, with `-` after it; of Kubernetes the StatefulSet's name.
         nodes_min: Nodes at least.
         nodes_max: Nodes at most.
-        namespace: Of the StatefulSet; empty: that of our own pod.
-        url: Of the webhook, or of Kubernetes' API server if it is another one.
+        namespace: Namespace of the StatefulSet; empty: that of our own pod.
+        url: URL of the webhook, or of Kubernetes' API server if it is another one.
         token_file: Token for the API server; read for each call, because kubelets renew it.
         ca_file: Certificates that may have signed the API server's.
         secret: Signs the bodies of a webhook.

@@ -19,7 +19,7 @@ class GroupNode:
 
     Attributes:
         replicas: Replicas on it, whatever their state.
-        foreign: Those of pools that the actuator does not serve.
+        foreign: Replicas of pools that the actuator does not serve.
         is_lost: Whether its agent is silent.
         is_surplus: Whether an earlier look chose it to be given back.
     """
@@ -60,7 +60,7 @@ class NodesAsk:
         held: Nodes that there must be until replicas have left them.
         present: Nodes whose agents are heard.
         surplus: Nodes that get no new replica, and lose those that they have.
-        empty: Those of them that have none any more.
+        empty: Surplus nodes without replicas.
     """
 
     wanted: int
