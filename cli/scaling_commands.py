@@ -20,6 +20,10 @@ _BOUNDS = (
     *("replicas_min", "replicas_max", "minute_worth", "idle_s", "hold_s", "price", "is_on"),
     *("sleepers_share", "sleepers_min", "actuator", "replicas_per_node"),
 )
+_REPLAY = (
+    *("violation_minutes", "violated_work_share", "replica_hours", "accelerator_hours", "price"),
+    *("changes", "replicas_most"),
+)
 _ASKS = ("name", "nodes_wanted", "nodes_present", "result", "short_since", "warning")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -130,6 +134,28 @@ def plan(
     query = given(replicas_min=least, replicas_max=most, minute_worth=minute_worth)
     found = ask(lambda api: api.call("GET", f"/v1/pools/{pool}/scaling/plan", query=query))
     _explain(found, as_json=as_json)
+
+
+@scaling.command("replay")
+def replay(
+    pool: Pool,
+    *,
+    least: Least = None,
+    most: Most = None,
+    minute_worth: Worth = None,
+    hours: Annotated[int, typer.Option(min=1, max=48, help="Hours of demand to replay.")] = 24,
+    as_json: AsJson = False,
+) -> None:
+    """Replay the kept demand of a pool with its bounds, and with others; nothing is changed."""
+    query = given(
+        replicas_min=least, replicas_max=most, minute_worth=minute_worth, hours=str(hours)
+    )
+    found = ask(lambda api: api.call("GET", f"/v1/pools/{pool}/scaling/replay", query=query))
+    if as_json:
+        show_json(found)
+        return
+    rows = [{"bounds": name, **found[name]} for name in ("present", "asked")]
+    show_objects(rows, ("bounds", *_REPLAY), as_json=False)
 
 
 @scaling.command("pin")

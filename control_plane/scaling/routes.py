@@ -1,8 +1,9 @@
 """REST of scaling: bounds of pools, numbers set by hand, and why a pool has the number it has."""
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,7 +24,8 @@ from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.scaling import repository
 from control_plane.scaling.bodies import ScalingBody, ScalingBudgetBody, ScalingPinBody
 from control_plane.scaling.model import SLEEPING_ENGINES
-from control_plane.scaling.service import decision_of, look_at
+from control_plane.scaling.replay import QUARTER_S, QUARTERS_MIN, kept_curve, replay
+from control_plane.scaling.service import Looked, decision_of, look_at
 from control_plane.scaling.tables import (
     actuator_asks,
     pool_scaling_states,
@@ -65,6 +67,12 @@ _LISTED = ("pool_id", *_SETTINGS, *_BY_HAND, *_DECISION)
 _CHANGE = ("id", "pool_id", "changed_at", "before", "after", "cause", "text")
 _BUDGET = tuple(ScalingBudgetBody.model_fields)
 _ASKED = ("replicas_min", "replicas_max", "minute_worth")
+_HOURS, _HOURS_MAX = 24, 48
+_REPLAYED: dict[str, Any] = {
+    "hours": describe.NUMBER,
+    "present": describe.OBJECT,
+    "asked": describe.OBJECT,
+}
 
 Set = Callable[[Write, str, Values], Awaitable[Values]]
 
@@ -89,6 +97,7 @@ class ScalingRoutes:
         self._writes = Writes(database)
         self._interval_s = interval_s
         self._actuators = actuators
+        self._replaying = asyncio.Lock()
 
     def routes(self) -> list[AdminRoute]:
         """Return the routes."""
@@ -143,11 +152,17 @@ class ScalingRoutes:
             "List the actuators that pools have chosen, with how asking for nodes goes",
             describe.shown(actuator_asks.c.keys(), types=columns(actuator_asks)),
         )
+        replayed = told(
+            "Replay the kept demand of a pool, with its bounds and with others",
+            answer=describe.shown(("pool_id", *_REPLAYED), types=_REPLAYED),
+            query=(*_ASKED, "hours"),
+        )
         history = listing("List the changes of a pool's number, the newest first", change)
         return [
             AdminRoute("GET", "/v1/scaling", self.list, _READ, _KIND, status),
             AdminRoute("GET", "/v1/scaling/actuators", self.list_asks, _READ, _KIND, asked),
             AdminRoute("GET", f"{_ONE}/plan", self.plan, _READ, _KIND, plan),
+            AdminRoute("GET", f"{_ONE}/replay", self.replay, _READ, _KIND, replayed),
             AdminRoute("GET", f"{_ONE}/changes", self.changes, _READ, _KIND, history),
         ]
 
@@ -195,6 +210,30 @@ class ScalingRoutes:
             return {"pool_id": key, **decision_of(one), "decided_at": None}
 
         return shown(request, await self._database.run(work))
+
+    async def replay(self, request: web.Request) -> web.Response:
+        """Return what the present bounds, and others, would have come to; takes seconds."""
+        key, asked, hours = path_id(request), _asked(request), _hours(request)
+
+        async def work(connection: AsyncConnection) -> Looked:
+            found = await repository.scaled_pools(connection, 2 * self._interval_s, [key])
+            if not found:
+                raise _missing(key)
+            return (await look_at(connection, self._interval_s, found))[0]
+
+        one = await self._database.run(work)
+        curve = kept_curve(one.state.history, hours)
+        if len(curve) < QUARTERS_MIN * QUARTER_S:
+            message = "less than an hour of demand is kept of this pool: ask again later"
+            raise PlatformError(ErrorCode.CONFLICT, message)
+        bounds = replace(one.pool.settings, pin=None, is_paused=False)
+        async with self._replaying:  # each takes a processor
+            tried = {"present": bounds, "asked": replace(bounds, **asked)}
+            results = {
+                name: asdict(await asyncio.to_thread(replay, curve, one.state, it))
+                for name, it in tried.items()
+            }
+        return shown(request, {"pool_id": key, "hours": len(curve) / 3600, **results})
 
     async def changes(self, request: web.Request) -> web.Response:
         """Return a page of changes; `?after=` the last id of a page continues it."""
@@ -401,6 +440,14 @@ def _asked(request: web.Request) -> dict[str, Any]:
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=name)
         found[name] = float(text) if name == "minute_worth" else int(text)
     return found
+
+
+def _hours(request: web.Request) -> int:
+    text = request.query.get("hours", str(_HOURS))
+    if not re.fullmatch(r"[0-9]{1,3}", text) or not 1 <= int(text) <= _HOURS_MAX:
+        message = f"hours must be a whole number from 1 to {_HOURS_MAX}"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="hours")
+    return int(text)
 
 
 def _missing(key: str) -> PlatformError:

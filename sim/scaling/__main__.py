@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sim.scaling.fluid import ScalingOutcome, Terms, play
+from control_plane.scaling.fluid import ScalingOutcome, Terms, play
 from sim.scaling.rules import RULES, rule_of
 
 _LADDER_TIERS = (0.4, 0.3, 0.3)

@@ -5,13 +5,11 @@ from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean
 
-from control_plane.scaling.demand import BUCKET_S
-from control_plane.scaling.model import FleetBudget, PoolFacts, PoolState, ScalingSettings
-from control_plane.scaling.plan import plan, remember, urgent
-from sim.scaling.fluid import ScalingRule, Sight, Terms
+from control_plane.scaling.fluid import ScalingRule, Sight, Terms
+from control_plane.scaling.model import ScalingSettings
+from control_plane.scaling.replay import PlanRule
 
 _EVERY_S = 15
-_POOL = "pool"
 
 
 def _percentile(values: Sequence[float], share: float) -> float:
@@ -22,47 +20,11 @@ def _percentile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-class SluiceRule:
-    """The product's `plan`."""
-
-    every_s = int(BUCKET_S)
-
-    def __init__(self, terms: Terms) -> None:
-        settings = ScalingSettings(
-            terms.replicas_min, terms.replicas_max, sleepers_share=terms.sleepers_share
-        )
-        self._state = PoolState(settings, PoolFacts(0, 0, 0.0))
-        self._terms = terms
-        self.sleepers = 0
-
-    def target(self, t: int, sight: Sight) -> float:
-        """Return what `plan` decides."""
-        state = self._state
-        state.history.add(fmean(sight.demand[-self.every_s :]))
-        state.facts = self._facts(sight)
-        decided = plan({_POOL: state}, FleetBudget(), float(t))[_POOL]
-        remember(state, decided, float(t))
-        self.sleepers = decided.asleep
-        return decided.wanted
-
-    def woken(self, t: int, sight: Sight) -> int:
-        """Return how many sleepers wake now, between two looks."""
-        self._state.facts = self._facts(sight)
-        return urgent(self._state, float(t))
-
-    def _facts(self, sight: Sight) -> PoolFacts:
-        terms = self._terms
-        is_tiered = len(terms.tiers) > 1
-        return PoolFacts(
-            sight.ready,
-            sight.booting,
-            sight.backlog_work_s,
-            terms.objective_s,
-            asleep=sight.asleep,
-            deferrable_share=terms.tiers[-1] if is_tiered else 0.0,
-            deferrable_s=terms.batch_deadline_s,
-            deferred_work_s=sight.deferred_work_s,
-        )
+def _sluice(terms: Terms) -> PlanRule:
+    settings = ScalingSettings(
+        terms.replicas_min, terms.replicas_max, sleepers_share=terms.sleepers_share
+    )
+    return PlanRule(settings, terms)
 
 
 @dataclass(slots=True)
@@ -227,7 +189,7 @@ class OracleRule:
 
 
 RULES: dict[str, Callable[[Terms], ScalingRule]] = {
-    "sluice": SluiceRule,
+    "sluice": _sluice,
     "static": StaticRule,
     "requirements": StepRule,
     "hpa": HpaRule,

@@ -250,6 +250,7 @@ async def test_a_number_by_hand_stands_until_it_is_lifted_or_over(
     assert (await _row(plane, "hand"))["wanted"] == 1
     assert json.loads(await sluice("history", "hand", "--json"))[0]["after"] == 1
     await sluice("set", "hand", "--min", "7", "--max", "3", status=1)
+    assert "less than an hour" in await sluice("replay", "hand", "--max", "3", status=1)
     await sluice("pin", "hand", "2", "--for", "soon", status=2)
     told = (await plane.admin.get("/v1/audit", params={"kind": "scaling"})).json()["data"]
     assert {"create", "change"} <= {row["action"] for row in told}

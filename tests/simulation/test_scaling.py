@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from control_plane.scaling.fluid import Terms, play
 from sim.scaling.__main__ import main
-from sim.scaling.fluid import Terms, play
 from sim.scaling.rules import RULES, rule_of
 
 _HOURS = 6

@@ -44,6 +44,7 @@ scaling pause p
 scaling resume p
 scaling history p
 scaling actuators
+scaling replay p --max 4
 scaling budget --accelerators 8
 tenants list
 tenants show t

@@ -1,0 +1,127 @@
+"""Replays demand through `plan` with other settings, in the fluid model; pure."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from math import exp
+from statistics import fmean
+
+from control_plane.scaling.demand import BUCKET_S, DemandHistory
+from control_plane.scaling.fluid import ScalingOutcome, Sight, Terms, play
+from control_plane.scaling.model import FleetBudget, PoolFacts, PoolState, ScalingSettings
+from control_plane.scaling.plan import plan, remember, urgent
+
+QUARTER_S = 900
+QUARTERS_MIN = 4  # less says nothing
+_POOL = "pool"
+
+
+class PlanRule:
+    """The product's `plan` as a policy of the fluid model."""
+
+    every_s = int(BUCKET_S)
+
+    def __init__(self, settings: ScalingSettings, terms: Terms) -> None:
+        """Begin with a pool that knows nothing yet."""
+        self._state = PoolState(settings, PoolFacts(0, 0, 0.0))
+        self._terms = terms
+        self.sleepers = 0
+
+    def target(self, t: int, sight: Sight) -> float:
+        """Return the number of `plan`."""
+        state = self._state
+        state.history.add(fmean(sight.demand[-self.every_s :]))
+        state.facts = self._facts(sight)
+        decided = plan({_POOL: state}, FleetBudget(), float(t))[_POOL]
+        remember(state, decided, float(t))
+        self.sleepers = decided.asleep
+        return decided.wanted
+
+    def woken(self, t: int, sight: Sight) -> int:
+        """Return how many sleepers wake now, between two looks."""
+        self._state.facts = self._facts(sight)
+        return urgent(self._state, float(t))
+
+    def _facts(self, sight: Sight) -> PoolFacts:
+        terms = self._terms
+        is_tiered = len(terms.tiers) > 1
+        return PoolFacts(
+            sight.ready,
+            sight.booting,
+            sight.backlog_work_s,
+            terms.objective_s,
+            asleep=sight.asleep,
+            deferrable_share=terms.tiers[-1] if is_tiered else 0.0,
+            deferrable_s=terms.batch_deadline_s,
+            deferred_work_s=sight.deferred_work_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The result of some settings on a pool's own demand.
+
+    Attributes:
+        violation_minutes: Minutes in which first tokens miss the objective.
+        violated_work_share: Share of the work that comes in such seconds.
+        replica_hours: Hours of all replicas, also of those that boot or sleep.
+        accelerator_hours: Hours of their accelerators.
+        price: Money for these hours.
+        changes: Changes of the number.
+        replicas_most: Most replicas at once.
+    """
+
+    violation_minutes: int
+    violated_work_share: float
+    replica_hours: float
+    accelerator_hours: float
+    price: float
+    changes: int
+    replicas_most: int
+
+
+def kept_curve(history: DemandHistory, hours: int) -> list[float]:
+    """Return the demand of the last hours in work-seconds per second, one number per second.
+
+    Quarters of an hour are kept, and how noisy demand is. Each bucket gets noise of that size, the
+    same in every replay. Surges shorter than a quarter are flattened.
+    """
+    noise = random.Random(0)  # noqa: S311 -- no secrets
+    curve: list[float] = []
+    for mean in list(history.days)[-hours * 3600 // QUARTER_S :]:
+        for _ in range(QUARTER_S // int(BUCKET_S)):
+            level = mean * exp(noise.gauss(0.0, history.noise))
+            curve += repeat(level, int(BUCKET_S))
+    return curve
+
+
+def replay(curve: Sequence[float], state: PoolState, settings: ScalingSettings) -> Replay:
+    """Play demand with some settings, in a pool that begins without memory.
+
+    Args:
+        curve: Work-seconds per second, one number per second.
+        state: The pool, for its boot times and its objective.
+        settings: Settings to try; a number set by hand and a pause do not count.
+    """
+    terms = Terms(
+        boot_s=(state.boot_s(0.0), state.boot_s(1.0)),
+        replicas_min=settings.replicas_min,
+        replicas_max=max(settings.replicas_min, settings.replicas_max),
+        objective_s=state.facts.objective_s,
+        sleepers_share=settings.sleepers_share,
+    )
+    return _result(play(curve, PlanRule(settings, terms), terms), settings)
+
+
+def _result(outcome: ScalingOutcome, settings: ScalingSettings) -> Replay:
+    hours = outcome.gpu_hours
+    return Replay(
+        outcome.violation_minutes,
+        round(outcome.violated_work_share, 4),
+        round(hours, 2),
+        round(hours * settings.accelerators, 2),
+        round(hours * settings.price, 2),
+        outcome.changes,
+        max(outcome.provisioned, default=0),
+    )
