@@ -243,6 +243,7 @@ def play(demand: Sequence[float], rule: ScalingRule, terms: Terms, seed: int = 0
         first = own
     pool = _Pool(min(first, terms.replicas_max), terms, seed)
     queues, sight, totals = _Queues(terms), Sight(demand), _Totals(terms)
+    sleeping = rule if isinstance(rule, SleepingRule) else None
     for t, work in enumerate(demand):
         pool.tick(t)
         queues.add(t, work)
@@ -259,21 +260,36 @@ def play(demand: Sequence[float], rule: ScalingRule, terms: Terms, seed: int = 0
         sight.deferred_work_s = sum(queues.waiting) - sight.backlog_work_s
         tiers_s = [_TTFT_IDLE_S + it / max(pool.ready, 1) + busy_s for it in queues.ahead()]
         totals.add(work, ttft_s, tiers_s, pool)
-        totals.changes += _decide(t, rule, sight, pool, totals.minutes.most_ready)
+        totals.changes += _decide(t, rule, sleeping, sight, pool, totals.minutes.most_ready)
     return totals.outcome(sight, queues)
 
 
-def _decide(t: int, rule: ScalingRule, sight: Sight, pool: _Pool, most_ready: int) -> bool:
-    """Let the rule decide if it is its turn; return whether its number is another."""
+def _decide(
+    t: int,
+    rule: ScalingRule,
+    sleeping: SleepingRule | None,
+    sight: Sight,
+    pool: _Pool,
+    most_ready: int,
+) -> bool:
+    """Let the rule decide if it is its turn; return whether its number is another.
+
+    Args:
+        t: Second.
+        rule: The rule.
+        sleeping: The same rule if it decides about sleepers, too; looking is dear.
+        sight: As the rule sees the pool.
+        pool: The pool.
+        most_ready: Most replicas that were ready in a minute so far.
+    """
     terms = pool.terms
-    sleeps = isinstance(rule, SleepingRule)
-    if sleeps and pool.sleeping:
-        pool.wake(t, rule.woken(t, sight))
+    if sleeping is not None and pool.sleeping:
+        pool.wake(t, sleeping.woken(t, sight))
     if not t or t % rule.every_s:
         return False
     want = int(max(terms.replicas_min, min(terms.replicas_max, rule.target(t, sight))))
     share = round(terms.sleepers_share * max(most_ready, pool.ready))
-    pool.scale(t, want, rule.sleepers if sleeps else share)
+    pool.scale(t, want, share if sleeping is None else sleeping.sleepers)
     return want != sight.provisioned
 
 
