@@ -3,7 +3,9 @@
 One operation: a Triton response with one step frame (one token per row) from bytes through
 `read_response`, the hub and the core, one tick of the loop, and the gateway's bytes. One replica,
 one gateway; `waiting`: so many prompts wait in the engine meanwhile, as after a burst. Frames come
-faster here than from any engine, so messages to the gateway do not wait for each other. Not
+faster here than from any engine, so neither ticks nor messages to the gateway wait for each other.
+`steps`: a frame of eight rows from each of many replicas, one after the other within a millisecond,
+with the ticks that follow and the one message to the gateway; `us_per_step`: of all of them. Not
 measured: gRPC and sockets. The figure is that of the best of 30 parts of the run, which a busy
 machine disturbs least; CPU time of one core.
 Run: `python -m benchmarks.micro.router_shell`.
@@ -17,6 +19,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.results import write_result
+from router import hub as hubs
 from router import outgoing
 from router.core.router import RouterCore
 from router.core.types.config import CoreConfig
@@ -33,6 +36,8 @@ CELL, REPLICA, EPOCH = "cell", "replica", 1
 LIMITS = EngineLimits(1 << 20, 512, 8192, 1 << 20, 32)
 FRAMES = 6000
 PARTS = 30
+STEPS = 20  # of a part
+_PAUSE_S = outgoing.PAUSE_S
 
 
 async def dispatched(hub: Hub, outbox: HostOutbox, rows: int) -> list[int]:
@@ -106,15 +111,63 @@ async def per_frame(rows: int, waiting: int) -> dict[str, Any]:
     }
 
 
+async def per_step(replicas: int, rows: int = 8) -> dict[str, Any]:
+    """Return the CPU of a step of so many replicas, whose frames come one by one."""
+    hub = Hub(RouterCore(CoreConfig()), RouterMetrics())
+    outboxes = {f"replica-{it}": HostOutbox(it + 1) for it in range(replicas)}
+    hub.plan([CELL], [ReplicaPlan(name, CELL) for name in outboxes])
+    link = hub.connect("gateway")
+    for name, outbox in outboxes.items():
+        hub.attached(name, outbox, LIMITS)
+    prompt, handles = [1] * 20, range(1, replicas * rows + 1)
+    submits = [
+        wire.Submit(handle=it, cell_id=CELL, prompt=prompt, output_tokens_max=1 << 19)
+        for it in handles
+    ]
+    hub.request(link, wire.ConnectRequest(submits=submits))
+    sequences: dict[str, list[int]] = {name: [] for name in outboxes}
+    while sum(map(len, sequences.values())) < len(handles):
+        hub.tick()
+        for name, outbox in outboxes.items():
+            sent = [it.id for message in outbox.take() for it in message.submit.sequences]
+            sequences[name] += sent
+            idle = engine.EngineState(running=len(sequences[name]), step_us=1000)
+            hub.frame(name, outbox.epoch, engine.StepFrame(steps=1, state=idle))
+        await asyncio.sleep(0.001)
+    best_s = float("inf")
+    for _ in range(PARTS):
+        started_s = time.process_time()
+        for step in range(STEPS):
+            for name, outbox in outboxes.items():
+                running = sequences[name]
+                hub.frame(name, outbox.epoch, _frame(running, step))
+                await asyncio.sleep(0)  # each comes over a socket of its own
+            await asyncio.sleep(2 * _PAUSE_S)
+            while link.take() is None:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(_PAUSE_S)  # a busy machine is late
+        best_s = min(best_s, (time.process_time() - started_s) / STEPS)
+    hub.close()
+    return {"replicas": replicas, "rows": rows, "us_per_step": round(1e6 * best_s, 1)}
+
+
+def _frame(sequences: list[int], step: int) -> engine.StepFrame:
+    rows = len(sequences)
+    state = engine.EngineState(running=rows, step_us=20_000)
+    return engine.StepFrame(
+        step=step, steps=1, sequence=sequences, count=[1] * rows, token=[7] * rows, state=state
+    )
+
+
 def main() -> None:
     """Measure, print and record."""
-    outgoing.PAUSE_S = 0.0
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    steps = [uvloop.run(per_step(replicas)) for replicas in (1, 4, 16)]
+    outgoing.PAUSE_S = hubs.PASS_S = 0.0
     cases = ((8, 0), (64, 0), (256, 0), (64, 100))
     figures = [uvloop.run(per_frame(*case)) for case in cases]
-    path = write_result("router_shell", __doc__ or "", {"frames": figures})
-    for row in figures:
+    path = write_result("router_shell", __doc__ or "", {"frames": figures, "steps": steps})
+    for row in (*figures, *steps):
         print(row)
     print(path)
 

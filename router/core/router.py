@@ -264,6 +264,13 @@ class RouterCore:
                 gateway.batch = GatewayBatch()
         return actions
 
+    @property
+    def has_decisions(self) -> bool:
+        """Whether a tick may have more to do than to hand out what frames have brought."""
+        if not self.handovers.is_idle:
+            return True
+        return any(cell.queue.requests for cell in self.cells.values())
+
     def next_tick_at(self, now: float) -> float:
         """Return when `tick` is due even if nothing happens."""
         due = [self._alive_at + SIGN_OF_LIFE_S, self.lifecycle.next_deadline()]

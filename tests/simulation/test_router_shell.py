@@ -15,10 +15,11 @@ from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Dispatch
 from router.hub import Hub
 from router.metrics import RouterMetrics
-from router.outgoing import GatewayLink
+from router.outgoing import GatewayLink, HostOutbox
 from sim.engine import StepCost, token_at
 from sim.host import SimHost, SimHostStream
 from sim.loop import VirtualLoop, run
+from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 CELL = "cell-0"
@@ -28,7 +29,12 @@ SILENCE_S = 1.0
 
 def dispatches(setup: "Setup") -> list[Dispatch]:
     """What is open on any replica."""
-    books = setup.hub.core.replicas.values()
+    return dispatched(setup.hub)
+
+
+def dispatched(hub: Hub) -> list[Dispatch]:
+    """The same of a hub."""
+    books = hub.core.replicas.values()
     return [dispatch for book in books for dispatch in book.dispatches.values() if dispatch.is_open]
 
 
@@ -100,6 +106,49 @@ def simulate(scenario: Callable[[Setup], Awaitable[None]], replicas: int = 2) ->
         return setup
 
     return run(main())
+
+
+@pytest.mark.parametrize("waiting", [0, 200])
+def test_frames_within_a_millisecond_are_one_pass_unless_somebody_waits(waiting: int):
+    async def passes() -> int:
+        hub = Hub(RouterCore(CoreConfig()), RouterMetrics())
+        outboxes = {f"replica-{it}": HostOutbox(it + 1) for it in range(8)}
+        hub.plan([CELL], [ReplicaPlan(name, CELL) for name in outboxes])
+        link = hub.connect("gateway")
+        for name, outbox in outboxes.items():
+            hub.attached(name, outbox, LIMITS)
+        submits = [
+            wire.Submit(handle=it, cell_id=CELL, prompt=[it] * 20, output_tokens_max=1000)
+            for it in range(1, 9 + waiting)
+        ]
+        hub.request(link, wire.ConnectRequest(submits=submits))
+        await asyncio.sleep(0.01)
+        sequences = {
+            name: [it.id for message in outbox.take() for it in message.submit.sequences]
+            for name, outbox in outboxes.items()
+        }
+        running = {row.handle for row in dispatched(hub)}
+        ticked: list[float] = []
+        tick = hub.core.tick
+        monkeypatch = pytest.MonkeyPatch()
+        monkeypatch.setattr(hub.core, "tick", lambda now: (ticked.append(now), tick(now))[1])
+        for (name, outbox), ids in zip(outboxes.items(), sequences.values(), strict=True):
+            rows = len(ids)
+            state = engine.EngineState(running=rows, step_us=20_000)
+            frame = engine.StepFrame(
+                step=1, steps=1, sequence=ids, count=[1] * rows, token=[7] * rows, state=state
+            )
+            hub.frame(name, outbox.epoch, frame)
+            await asyncio.sleep(0.0001)
+        await asyncio.sleep(0.01)
+        told = wire.ConnectResponse.FromString(link.take())
+        assert set(told.handle) >= running
+        monkeypatch.undo()
+        hub.close()
+        return len(ticked)
+
+    ticks = run(passes())
+    assert ticks >= 8 if waiting else ticks <= 3
 
 
 def test_tokens_arrive_whole_and_in_order():
