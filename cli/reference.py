@@ -52,7 +52,8 @@ _SETTINGS_TAIL = """
 _METRICS_HEAD = """# Metrics
 
 Each process answers `GET /metrics` on its HTTP address in Prometheus' text format. Labels come from
-closed sets: requests and replicas are never labels, tenants only as the busiest ones and `other`.
+closed sets. Requests and replicas are never labels, tenants only as the busiest ones and `other`,
+models only as the 20 busiest.
 Rules and dashboards on them are in [alerts](alerts.md). Gateways with several workers tell
 of all of them at their [operations address](operations.md#operations-address).
 """

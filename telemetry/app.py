@@ -18,6 +18,7 @@ from telemetry.costs.prices import Prices
 from telemetry.costs.recorded import RecordedHours
 from telemetry.http import TelemetryApi
 from telemetry.metrics import TelemetryMetrics
+from telemetry.model_watch import ModelWatch
 from telemetry.observer import SinkObserver
 from telemetry.reconciliation import Reconciler
 from telemetry.rollups_worker import Rollups
@@ -78,9 +79,10 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
         async with asyncio.TaskGroup() as group:
             task = group.create_task(sink.run())
             texts_task = group.create_task(texts_sink.run())
+            watches = Eraser(store, metrics), ModelWatch(store, metrics)
             loops = [
                 group.create_task(loop.run())
-                for loop in (observer, closer, reconciler, rollups, Eraser(store, metrics))
+                for loop in (observer, closer, reconciler, rollups, *watches)
             ]
             exporting = group.create_task(_nowhere() if spans is None else spans.run())
             await stop.wait()

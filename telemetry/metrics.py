@@ -1,7 +1,8 @@
 """Every metric of the service, in one place; a test holds their names."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -156,6 +157,34 @@ class TelemetryMetrics:
         for level in Level:
             self.rollup_marks.labels(level=level)
             self.rolled_up.labels(level=level)
+        self._define_models()
+
+    def _define_models(self) -> None:
+        of_model = partial(Gauge, labelnames=["model"], registry=self.registry)
+        self.model_ttft_s = of_model(
+            "llm_model_ttft_p99_seconds",
+            "99th percentile of TTFT in the last five minutes, of the 20 busiest models.",
+        )
+        self.model_goodput = of_model(
+            "llm_model_goodput_ratio",
+            "Share of requests that met the default objectives in the last five minutes, of the 20"
+            " busiest models.",
+        )
+        self.model_requests = of_model(
+            "llm_model_requests_count",
+            "Requests of the last five minutes, of the 20 busiest models.",
+        )
+
+    def show_models(self, models: Sequence[Mapping[str, Any]]) -> None:
+        """Show how models fared, as `telemetry.slo` tells; others are forgotten."""
+        for gauge in (self.model_ttft_s, self.model_goodput, self.model_requests):
+            gauge.clear()
+        for it in models:
+            self.model_requests.labels(it["model"]).set(it["requests"])
+            if it["ttft_ms"][-1] is not None:
+                self.model_ttft_s.labels(it["model"]).set(it["ttft_ms"][-1] / 1000)
+            if it["goodput"] is not None:
+                self.model_goodput.labels(it["model"]).set(it["goodput"])
 
     def show_prices(self, prices: Mapping[str, float], currency: str) -> None:
         """Show what an hour of one replica costs, by pool."""

@@ -14,6 +14,7 @@ from telemetry.store import Store
 MINUTES_MAX = 7 * 24 * 60
 _POINTS = 60  # of a chart
 _MODELS_MAX = 100
+_BUSIEST, _BUSIEST_MINUTES = 20, 5
 _QUANTILES = "0.5, 0.95, 0.99"
 _STATES = {
     "ttft_ms": f"quantilesTDigestIfMerge({_QUANTILES})(ttft)",
@@ -56,6 +57,17 @@ async def fared(store: Store, minutes: int) -> dict[str, Any]:
         "models": [{"model": row["group"]} | _shown(row) for row in by_model],
         "series": [{"at": iso(row["group"])} | _shown(row) for row in over_time],
     }
+
+
+async def busiest(store: Store) -> list[dict[str, Any]]:
+    """Return how the 20 busiest models fared in the last five minutes, as `fared` tells of them.
+
+    Raises:
+        STORE_ERRORS: ClickHouse is away.
+    """
+    query = _FARED.format(group="model", order="requests DESC, group", limit=_BUSIEST)
+    rows = await store.query(query, {"minutes": _BUSIEST_MINUTES})
+    return [{"model": row["group"]} | _shown(row) for row in rows]
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

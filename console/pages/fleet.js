@@ -131,6 +131,7 @@ const NUMBERS = [
   ["wanted", (it) => it.wanted ?? NONE, "number"],
   ["ready", (it) => it.ready ?? NONE, "number"],
   ["starting", (it) => it.booting ?? NONE, "number"],
+  ["asleep", (it) => (it.sleepers ? `${it.asleep ?? 0} of ${it.sleepers}` : (it.asleep ?? NONE)), "number"],
   ["bounds", (it) => `${it.replicas_min} to ${it.replicas_max}`],
   [
     "mode",
@@ -211,6 +212,9 @@ function Pool({ id, query, me }) {
       ["expected", count(plan.expected)],
       ["backlog, s of work", count(plan.backlog_work_s)],
       ["a start takes, s", count(plan.boot_s)],
+      ["asleep, and wanted asleep", `${count(plan.asleep)}, ${count(plan.sleepers)}`],
+      ["sleepers per replica of the busiest quarter of an hour", bounds ? String(bounds.sleepers_share) : NONE],
+      ["sleepers at least", count(bounds?.sleepers_min)],
     ]} />`
         : null
     }

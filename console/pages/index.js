@@ -8,6 +8,7 @@ import { Fleet, Scaling } from "./fleet.js";
 import { Budgets, Costs, Usage } from "./usage.js";
 import { Alerts, Incidents } from "./alerts.js";
 import { Batches, Rules } from "./rules.js";
+import { Auto, Tools } from "./policies.js";
 import { Playground } from "./playground.js";
 import { Access, Audit, Quality } from "./records.js";
 
@@ -30,6 +31,8 @@ export const PAGES = [
   { path: "rollouts", label: "Rollouts", show: Rollouts, roles: ALL },
   { path: "batches", label: "Batches", show: Batches, roles: USERS },
   { path: "rules", label: "Rules on texts", show: Rules, roles: ["admin", "publisher"] },
+  { path: "tools", label: "Server tools", show: Tools, roles: ALL },
+  { path: "auto", label: "Automatic choice", show: Auto, roles: ALL },
   { path: "fleet", label: "Fleet", show: Fleet, roles: PLATFORM },
   { path: "scaling", label: "Scaling", show: Scaling, roles: PLATFORM },
   { path: "quality", label: "Quality", show: Quality, roles: PLATFORM },

@@ -113,6 +113,10 @@ def pages_of(request_id: str, incident_id: str) -> dict[str, str]:
         "incident": f"#/incidents/{incident_id}",
         "rules": "#/rules",
         "rule set": "#/rules/console-markup",
+        "tools": "#/tools?tenant=console-markup",
+        "tool": "#/tools/console-markup",
+        "auto": "#/auto",
+        "policy": "#/auto/console-markup",
         "batches": "#/batches",
         "overview": "#/overview",
         "live": "#/live",
@@ -146,6 +150,11 @@ async def test_every_page_works_and_everybody_can_read_it(
             "rules": [{"id": "names", "action": "rewrite", "words": [MARKUP], "replacement": "-"}]
         }
         admin.put("/v1/guard-sets/console-markup", json=body).raise_for_status()
+        tool = {"owner_tenant_id": "console-markup", "kind": "http", "name": "look_up"}
+        tool |= {"description": MARKUP, "url": "https://tools.example/look-up"}
+        admin.put("/v1/tools/console-markup", json=tool).raise_for_status()
+        policy = {"candidates": [{"model": "sluice-tiny", "output_price": 1.5}]}
+        admin.put("/v1/auto-policies/console-markup", json=policy).raise_for_status()
     pages = pages_of(request_id, incident_id)
     axe = (node_project / "node_modules" / "axe-core" / "axe.min.js").read_text()
     await sign_in(page, stack, stack.admin_key)
@@ -169,6 +178,27 @@ async def test_every_page_works_and_everybody_can_read_it(
     await show(page, "#/tenants/console-markup")
     assert MARKUP in await page.evaluate("document.querySelector('h1').innerText")
     assert await page.evaluate("window.wasRun === undefined")
+
+
+@pytest.mark.parametrize("role", ["reader", "publisher", "viewer"])
+async def test_each_role_can_read_each_page_that_it_is_shown(
+    page: Chromium, stack, request_id: str, role: str
+) -> None:
+    body = {"role": role} | ({} if role == "viewer" else {"tenant_id": "console-markup"})
+    with stack.admin() as admin:
+        key = admin.post("/v1/admin-keys", json=body).json()["key"]
+    await sign_in(page, stack, key)
+    links = "[...document.querySelectorAll('.side a[href^=\"#/\"]')].map((it) => it.hash)"
+    shown = await page.evaluate(links)
+    assert len(shown) >= {"reader": 4, "publisher": 10, "viewer": 18}[role], shown
+    bad = {}
+    for where in shown:
+        await show(page, where)
+        if await page.evaluate("document.querySelectorAll('.note.bad').length"):
+            bad[where] = await page.evaluate("document.querySelector('main').innerText")
+    assert not bad
+    # A stack without a price list: the page of costs says so.
+    assert not [it for it in page.errors if "data/costs" not in it]
 
 
 async def test_a_key_is_made_with_the_mouse_and_shown_once(

@@ -32,7 +32,17 @@ LABELS = {
     ),
     "direction",
     *("endpoint", "fate", "general_type", "health", "index", "inflight_batcher_specific_metric"),
-    *("kind", "kv_cache_block_type", "level", "memory_type", "phase", "place", "pool", "priority"),
+    *(
+        "kind",
+        "kv_cache_block_type",
+        "level",
+        "memory_type",
+        "model",
+        "phase",
+        "place",
+        "pool",
+        "priority",
+    ),
     *(
         "reason",
         "receiver",

@@ -1,0 +1,30 @@
+"""Watches how the busiest models fare, for alert rules by model.
+
+It reads some rows of rollups per minute and model, however many requests there were.
+"""
+
+from sluice.lifecycle import run_every
+from telemetry import slo
+from telemetry.metrics import TelemetryMetrics
+from telemetry.store import STORE_ERRORS, Store
+
+_EVERY_S = 15.0
+_STEP_S = 10.0
+
+
+class ModelWatch:
+    """Owns the loop."""
+
+    def __init__(self, store: Store, metrics: TelemetryMetrics) -> None:
+        self._store = store
+        self._metrics = metrics
+
+    async def run(self) -> None:
+        """Look every 15 s, until cancelled; while ClickHouse is away the last figures stay."""
+        await run_every(
+            _EVERY_S, self.step, name="models", expected=STORE_ERRORS, step_timeout_s=_STEP_S
+        )
+
+    async def step(self) -> None:
+        """Show the figures of the last five minutes."""
+        self._metrics.show_models(await slo.busiest(self._store))
