@@ -189,6 +189,7 @@ def test_the_metrics_are_known() -> None:
     names = {metric.name for metric in TelemetryMetrics().registry.collect()}
     assert names == {
         "llm_ledger_mismatch_tokens",
+        *("llm_model_goodput_ratio", "llm_model_requests_count", "llm_model_ttft_p99_seconds"),
         "llm_replica_hour_price",
         "mtls_certificate_expiry_seconds",
         "telemetry_closings_written",
