@@ -30,7 +30,10 @@ from gateway.server.routes import Routes
 from gateway.server_tools import ServerTools
 from gateway.settings import GatewaySettings
 from gateway.websocket.endpoint import ResponseSockets
+from sluice.lifecycle import run_every
 from sluice.shared_secret import ours as shared_secret
+
+_IDLE_LOOK_S = 60.0
 
 
 class StatefulApis:
@@ -89,7 +92,7 @@ class StatefulApis:
         self.background = BackgroundResponses(answering, store)
         conversations = ConversationStore(self.records)
         seals = CompactionSeals(self._secret)
-        contexts = ContextReader(store, conversations, seals)
+        self._contexts = contexts = ContextReader(store, conversations, seals)
         compactor = Compactor(completer, assets, seals)
         responses = Responses(
             directory=directory,
@@ -130,10 +133,22 @@ class StatefulApis:
                 tasks.create_task(self.background.run())
                 tasks.create_task(self.lines.run())
                 tasks.create_task(self.completions.keeper.run())
+                tasks.create_task(
+                    run_every(
+                        _IDLE_LOOK_S,
+                        self._forget_idle,
+                        name="chains",
+                        expected=(),
+                        step_timeout_s=_IDLE_LOOK_S,
+                    )
+                )
         finally:
             await self.records.close()
             await self.batches.close()
             await self.tools.close()
+
+    async def _forget_idle(self) -> None:
+        self._contexts.forget_idle()
 
     async def stop(self) -> None:
         """Begin no more, and drop running work once its generations have ended."""

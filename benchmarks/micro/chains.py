@@ -1,100 +1,170 @@
-"""CPU of the gateway for a turn of a long chain, from Valkey's bytes to a prompt for the router.
+"""CPU of the gateway for a turn of a long chain, from the stores to a prompt for the router.
 
-One operation: a turn of 1,200 new tokens behind stored turns. `read_us`: these are made items and
-messages of; `encoded_us`: rendered, tokenized, hashed and packed with the new ones. `turn_2`
-continues one turn, `turn_50` forty-nine. The worker has answered the turn before, so segments and
-spans of it are known; `known_us` is what hashing and packing all of it would have added. Not
-measured: limits, the router, the stream. Read the medians of the rounds.
+One operation: a turn of 1,200 new tokens behind stored turns. `read_us`: its chain is read from a
+real Valkey, and its items become messages; `encoded_us`: these are rendered, tokenized, hashed and
+packed. `turn_2` continues one turn, `turn_50` about forty-nine: twelve more or less. The worker has
+answered the turn before; `other_worker` has seen nothing of the chain. Not measured: limits, the
+router, the stream. Read the medians of the rounds.
 Run: `python -m benchmarks.micro.chains`.
 """
 
 import asyncio
+import gc
 import statistics
 import tempfile
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import orjson
-from pydantic import TypeAdapter
 
 from benchmarks.results import write_result
+from cli.stack.valkey import valkey_spec, valkey_url
 from gateway.bases.assets import BaseAssets, load_base
-from gateway.bodies.messages import Message
-from gateway.bodies.response_items import (
-    InputItem,
-    InputItems,
-    MessageItem,
-    messages_of,
-    stored_items,
-)
-from gateway.text.packed_prompt import packed_ids
-from sluice.hashing import chained_hashes
+from gateway.bodies.response_items import MessageItem, stored_items
+from gateway.bodies.responses import ResponseRequest
+from gateway.limits.valkey import ValkeyClient
+from gateway.responses.compaction_seal import CompactionSeals
+from gateway.responses.context import ContextReader
+from gateway.responses.hot_store import HotStore
+from gateway.responses.store import ResponseStore
+from gateway.responses.task import response_task
+from sluice.process import ChildProcess, free_port
+from sluice.response_ids import new_response_id
+from sluice.shared_secret import SharedSecret
 from sluice.wire.state.v1 import state_pb2 as wire
 from tests.support.random_models import write_random_model
 
-_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
-_ROUNDS, _TURNS, _REPEATS = 9, (2, 50), 40
-_ROOT = b"r" * 16
+_ROUNDS, _LONG, _OTHERS, _REPEATS = 25, 50, 5, 40
+_TENANT, _SECRET = "one", SharedSecret(["s" * 32])
+_MODEL: Any = SimpleNamespace(
+    cache_root=b"r" * 16, tenant_id=_TENANT, context_tokens_max=0, warm_prompts=None
+)
+_GC_THRESHOLDS = (10_000, 20, 100)  # of `gateway.__main__`
 _WORDS = " tell me of the river"
 
 
-def _turn(number: int) -> bytes:
-    """Return a stored turn."""
-    said = MessageItem(role="user", content=f"question {number}:" + _WORDS * _REPEATS)
-    part = {"type": "output_text", "text": f"answer {number}:" + _WORDS * _REPEATS}
-    answer = {"type": "message", "role": "assistant", "content": [part], "id": f"msg_{number}"}
-    return wire.StoredResponse(
-        id=f"resp_{number}",
-        input_items=orjson.dumps(stored_items([said], f"{number}")),
-        response=orjson.dumps({"output": [answer]}),
-    ).SerializeToString()
+class _Site:
+    """A Valkey with responses, and one worker's reader of them."""
 
+    def __init__(self, url: str, base: Path) -> None:
+        self._base = base
+        self._client = ValkeyClient(url)
+        self._writer = HotStore(self._client, idle_s=3600.0)
+        self._store = ResponseStore(url, "127.0.0.1:9", idle_s=3600.0, secret=_SECRET)
+        self.new_worker()
 
-def _messages(chain: list[bytes], turn: int) -> list[Message]:
-    before = list[Any]()
-    for data in chain:
-        stored = wire.StoredResponse.FromString(data)
-        before += _ITEMS.validate_python(orjson.loads(stored.input_items))
-        before += _ITEMS.validate_python(orjson.loads(stored.response)["output"])
-    own = MessageItem(role="user", content=f"now {turn}:" + _WORDS * 2 * _REPEATS)
-    return messages_of([own], before)
+    def new_worker(self) -> None:
+        """Forget all that a worker knows."""
+        self._reader = ContextReader(self._store, cast("Any", None), CompactionSeals(_SECRET))
+        self._assets: BaseAssets = load_base(self._base)
 
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._client.run())
+            tasks.create_task(self._store.run())
 
-def _us_since(started_ns: int) -> float:
-    return (time.process_time_ns() - started_ns) / 1e3
+    async def ready(self) -> None:
+        while not (  # noqa: ASYNC110
+            self._client.is_connected and self._store.is_hot
+        ):
+            await asyncio.sleep(0.01)  # they have no event
 
+    async def keep(self, ancestors: list[str], text: str) -> str:
+        """Store a turn; return its id."""
+        response_id = new_response_id(_TENANT, _SECRET)
+        said = MessageItem(role="user", content=text)
+        part = {"type": "output_text", "text": f"answer {response_id}:" + _WORDS * _REPEATS}
+        answer = {"type": "message", "role": "assistant", "content": [part], "id": "msg"}
+        stored = wire.StoredResponse(
+            id=response_id,
+            tenant_id=_TENANT,
+            created_at_unix_ms=time.time_ns() // 1_000_000,
+            ancestors=ancestors,
+            input_items=orjson.dumps(stored_items([said], response_id)),
+            response=orjson.dumps({"output": [answer]}),
+        )
+        await self._writer.keep(stored)
+        return response_id
 
-async def _measured(assets: BaseAssets, turns: int) -> dict[str, float]:
-    chain = [_turn(number) for number in range(turns - 1)]
-    found: dict[str, list[float]] = {"read_us": [], "encoded_us": [], "known_us": []}
-    await assets.encode_chat(_messages(chain, 0), (), _ROOT)
-    tokens = 0
-    for turn in range(1, _ROUNDS + 1):
+    async def turn(self, previous: str | None, text: str) -> tuple[int, float, float]:
+        """Prepare a turn; return its tokens, and the microseconds to read and to encode it."""
+        wanted = ResponseRequest(model="m", input=text, previous_response_id=previous)
         started_ns = time.process_time_ns()
-        messages = _messages(chain, turn)
-        found["read_us"].append(_us_since(started_ns))
-        started_ns = time.process_time_ns()
-        prompt = await assets.encode_chat(messages, (), _ROOT)
-        found["encoded_us"].append(_us_since(started_ns))
-        started_ns, tokens = time.process_time_ns(), len(prompt.ids)
-        chained_hashes(prompt.ids, _ROOT)
-        packed_ids(prompt.ids)
-        found["known_us"].append(_us_since(started_ns))
+        context = await self._reader.read(_TENANT, wanted)
+        task = response_task(wanted, "", context=context, session=context.session)
+        read_ns = time.process_time_ns()
+        (prompt,) = await task.encoded(self._assets, _MODEL)
+        ended_ns = time.process_time_ns()
+        return len(prompt.ids), (read_ns - started_ns) / 1e3, (ended_ns - read_ns) / 1e3
+
+
+def _said(name: str) -> str:
+    return f"{name}:" + _WORDS * _REPEATS
+
+
+async def _measured(site: _Site, turns: int, per_chain: int) -> dict[str, float]:
+    """Return the figures of one turn; of each chain so many are measured, around that one."""
+    found: dict[str, list[float]] = {"prompt_tokens": [], "read_us": [], "encoded_us": []}
+    chain = list[str]()
+    for number in range(_ROUNDS):
+        if number % per_chain == 0:
+            chain = [await site.keep([], _said("first"))]
+            while len(chain) < turns - 1 - per_chain // 2:
+                chain.append(await site.keep(chain, _said(f"question {len(chain)}")))
+            await site.turn(chain[-2] if chain[1:] else None, _said(f"question {len(chain) - 1}"))
+        now = _said(f"now {number}") + _WORDS * _REPEATS
+        for name, value in zip(found, await site.turn(chain[-1], now), strict=True):
+            found[name].append(value)
+        chain.append(await site.keep(chain, now))
     figures = {name: round(statistics.median(it)) for name, it in found.items()}
-    total_us = figures["read_us"] + figures["encoded_us"]
-    return {"prompt_tokens": tokens, **figures, "total_us": total_us}
+    return {**figures, "total_us": figures["read_us"] + figures["encoded_us"]}
+
+
+async def _of_another_worker(site: _Site, turns: int) -> float:
+    """Return the microseconds of a turn in a worker that has seen nothing of the chain."""
+    chain, found = list[str](), list[float]()
+    for number in range(turns - 1):
+        chain.append(await site.keep(chain, _said(f"question {number}")))
+    for _ in range(_OTHERS):
+        site.new_worker()
+        found.append(sum((await site.turn(chain[-1], _said("now")))[1:]))
+    return round(statistics.median(found))
+
+
+@asynccontextmanager
+async def _running_site(home: Path) -> AsyncGenerator[_Site]:
+    port = free_port()
+    server = await ChildProcess.start(valkey_spec(port, home / "valkey", home / "log", {}))
+    write_random_model(home / "base")
+    try:
+        await server.wait_ready(10)
+        site = _Site(valkey_url(port), home / "base")
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(site.run())
+            await site.ready()
+            yield site
+            running.cancel()
+    finally:
+        await server.stop()
 
 
 async def _run() -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
-        write_random_model(Path(folder) / "base")
-        assets = load_base(Path(folder) / "base")
-    return {f"turn_{turns}": await _measured(assets, turns) for turns in _TURNS}
+        async with _running_site(Path(folder)) as site:
+            return {
+                "turn_2": await _measured(site, 2, 1),
+                "turn_50": await _measured(site, _LONG, _ROUNDS),
+                "other_worker": {"total_us": await _of_another_worker(site, _LONG)},
+            }
 
 
 def main() -> None:
     """Run both and write `benchmarks/results/chains.json`."""
+    gc.set_threshold(*_GC_THRESHOLDS)
     figures = asyncio.run(_run())
     assert __doc__ is not None
     operation = __doc__.split("\n\n")[1].strip().replace("\n", " ")

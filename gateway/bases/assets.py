@@ -5,7 +5,7 @@ A base is loaded once from its artifact directory, in a thread: a large tokenize
 
 import asyncio
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +26,17 @@ from gateway.bases.files import (
     special_tokens,
     template_sources,
 )
+from gateway.bases.grown_prompts import (
+    ENDING_CHARACTERS,
+    GrownPrompt,
+    GrownPrompts,
+    PromptPlace,
+    PromptTokens,
+)
 from gateway.bases.sandbox import OutOfTimeError
 from gateway.bases.slices import Steps, finished
 from gateway.bases.spans import PromptSpans
-from gateway.bases.templates import CPU_S, ChatTemplate
+from gateway.bases.templates import CPU_S, ChatTemplate, WrittenChat
 from gateway.bases.text_bound import characters_per_token_max
 from gateway.bases.threads import PromptThreads
 from gateway.bodies.messages import Message, Tool
@@ -46,7 +53,6 @@ _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_MESSAGE = 256  # what rendering one costs beside its text, in these terms
 _INLINE_TOKENS_MAX = 8 << 10  # hashing takes 30 ms per million
 _INLINE_CPU_S = 0.003
-_TAIL_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,7 @@ class BaseAssets:
     _reasoning_table: TokenTable
     _tools_table: TokenTable
     _spans: PromptSpans
+    _grown: GrownPrompts
     characters_per_token_max: int = 0
     threads: PromptThreads | None = None
 
@@ -132,6 +139,7 @@ class BaseAssets:
         cache_root: bytes,
         *,
         owner: str = "",
+        session: str = "",
         options: Mapping[str, object] = MappingProxyType({}),
         context_tokens_max: int = 0,
         param: str = "messages",
@@ -143,6 +151,7 @@ class BaseAssets:
             tools: Tools that the model sees.
             cache_root: Root of the chain of hashes.
             owner: Owner of the prompt: owners take turns at the threads.
+            session: Session of the owner's, whose turns begin with the turns before; empty: none.
             options: Options for the template, e.g. `enable_thinking`.
             context_tokens_max: Context of the model, in tokens; 0: no bound is checked here.
             param: Field of the body that the conversation came in.
@@ -150,10 +159,13 @@ class BaseAssets:
         Raises:
             BadRequestError: CONTEXT_LENGTH_EXCEEDED, for a text that has too many characters.
         """
+        place = PromptPlace(owner, cache_root, session)
+        known = self._grown.find(place, messages)
         encode = partial(
-            self._encode, messages, tools, cache_root, options, context_tokens_max, param
+            self._encode, messages, tools, place, known, options, context_tokens_max, param
         )
-        if _size(messages, tools) <= _INLINE_CHARACTERS_MAX:
+        new = messages if known is None else messages[len(known.chat.messages) - 1 :]
+        if _size(new, tools) <= _INLINE_CHARACTERS_MAX:
             try:
                 return finished(encode(_INLINE_CPU_S, None))
             except OutOfTimeError:
@@ -212,7 +224,8 @@ class BaseAssets:
         self,
         messages: Sequence[Message],
         tools: Sequence[Tool],
-        cache_root: bytes,
+        place: PromptPlace,
+        known: GrownPrompt | None,
         options: Mapping[str, object],
         context_tokens_max: int,
         param: str,
@@ -220,11 +233,36 @@ class BaseAssets:
         tokenizing: Executor | None,
     ) -> Steps[EncodedPrompt]:
         template = self.calling_template if tools else self.template
-        pieces = template.pieces(messages, tools, options, cpu_s=cpu_s, param=param)
+        if known is not None:
+            more = template.continued(known.chat, messages, tools, options, cpu_s=cpu_s)
+            if more is not None:
+                fit = partial(self.require_fit, context_tokens_max=context_tokens_max, param=param)
+                return (yield from self._encode_more(place, known, more, fit, tokenizing))
+            if cpu_s < CPU_S:
+                raise OutOfTimeError("all of it has to be written anew")
+        pieces, chat = template.written(messages, tools, options, cpu_s=cpu_s, param=param)
         self.require_fit(sum(map(len, pieces)), context_tokens_max, param)
-        is_reasoning = self.dialect.opens_reasoning(pieces[-1][-_TAIL_CHARACTERS:])
-        ids = yield from self._encoder.encode(pieces, cache_root, tokenizing)
-        return self._hashed(ids, cache_root, is_reasoning=is_reasoning)
+        is_reasoning = self.dialect.opens_reasoning(pieces[-1][-ENDING_CHARACTERS:])
+        if chat is not None and self._grown.can_keep(place, chat):
+            tokens = yield from self._grown.encode(place, chat, None, tokenizing)
+            return _encoded(tokens, is_reasoning=is_reasoning)
+        ids = yield from self._encoder.encode(pieces, place.root, tokenizing)
+        return self._hashed(ids, place.root, is_reasoning=is_reasoning)
+
+    def _encode_more(
+        self,
+        place: PromptPlace,
+        known: GrownPrompt,
+        chat: WrittenChat,
+        require_fit: Callable[[int], None],
+        tokenizing: Executor | None,
+    ) -> Steps[EncodedPrompt]:
+        """Return a conversation that goes on behind a known one."""
+        new = "".join([*chat.texts, chat.behind])
+        require_fit(known.characters + len(new))
+        ending = (known.ending + new)[-ENDING_CHARACTERS:]
+        tokens = yield from self._grown.encode(place, chat, known, tokenizing)
+        return _encoded(tokens, is_reasoning=self.dialect.opens_reasoning(ending))
 
     def _encode_text(
         self, text: str, cache_root: bytes, add_special_tokens: bool, tokenizing: Executor | None
@@ -249,6 +287,10 @@ class BaseAssets:
         """Hash a prompt that came as ids, in one step."""
         yield from ()
         return self._hashed(ids, cache_root)
+
+
+def _encoded(tokens: PromptTokens, *, is_reasoning: bool) -> EncodedPrompt:
+    return EncodedPrompt(tokens.ids, tokens.hashes, is_reasoning, PackedPrompt(tokens.packed))
 
 
 def _size(messages: Sequence[Message], tools: Sequence[Tool]) -> int:
@@ -291,6 +333,7 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
         table.showing({dialect.mark_ids[mark] for mark in marks if mark in dialect.mark_ids} - ends)
         for marks in (dialect.marks(tools=False), dialect.marks(tools=True))
     ]
+    encoder, spans = PromptEncoder(tokenizer), PromptSpans()
     return BaseAssets(
         tokenizer=tokenizer,
         template=templates[sources[0]],
@@ -303,10 +346,11 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
             top_k=int(generation.get("top_k") or 0),
         ),
         dialect=dialect,
-        _encoder=PromptEncoder(tokenizer),
+        _encoder=encoder,
         _reasoning_table=marked[0],
         _tools_table=marked[1],
-        _spans=PromptSpans(),
+        _spans=spans,
+        _grown=GrownPrompts(encoder, spans),
         characters_per_token_max=characters_per_token_max(tokenizer),
         threads=threads,
     )

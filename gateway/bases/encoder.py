@@ -60,12 +60,36 @@ class PromptEncoder:
             owner: Owner of the prompt: each owner has a cache of its own.
             tokenizing: Threads for segments that are not cached; None: the caller's thread.
         """
+        if self._cuts:
+            return (yield from self.encode_segments(self.segments(pieces), owner, tokenizing))
         joined = array("I")
-        if not self._cuts:
-            for ids in (yield from self._slicing.encode(pieces, tokenizing)):
-                joined.extend(ids)
-            return joined
-        segments = [segment for piece in pieces for segment in self._split(piece) if segment]
+        for ids in (yield from self._slicing.encode(pieces, tokenizing)):
+            joined.extend(ids)
+        return joined
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether prompts come in segments at all."""
+        return bool(self._cuts)
+
+    def segments(self, pieces: Sequence[str]) -> list[str]:
+        """Return the segments of a prompt, special tokens among them."""
+        return [segment for piece in pieces for segment in self._split(piece) if segment]
+
+    def cut(self, text: str) -> tuple[list[str], str]:
+        """Return the segments before the last special token of a text, and the text from it on.
+
+        More text behind this one changes no ids of these segments.
+        """
+        segments = self.segments([text])
+        last = max((at for at, it in enumerate(segments) if it in self._cuts), default=0)
+        return segments[:last], "".join(segments[last:])
+
+    def encode_segments(
+        self, segments: Sequence[str], owner: bytes, tokenizing: Executor | None
+    ) -> "Steps[array[int]]":
+        """Return the ids of segments; see `encode`."""
+        joined = array("I")
         found = self._find(owner, segments)
         missing = [segment for segment, ids in zip(segments, found, strict=True) if ids is None]
         new = iter((yield from self._slicing.encode(missing, tokenizing)))

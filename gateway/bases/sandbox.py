@@ -22,6 +22,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from gateway.bases.growing import SEAM
+
+TreeChange = Callable[[nodes.Template], nodes.Template]
+
 # A template adds some marks per message; one that writes much more than it was given is broken.
 _OUTPUT_FACTOR = 4
 _OUTPUT_ALLOWANCE = 64 << 10
@@ -157,6 +161,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """The environment of Hugging Face's `apply_chat_template`, under a budget."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
+    seam = SEAM
 
     def __init__(
         self,
@@ -182,13 +187,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for name, function in self.filters.items():
             self.filters[name] = _bounded_filter(name, function)
 
-    def compiled(self, source: str) -> Template:
-        """Compile a template; ValueError when it is none."""
+    def compiled(self, source: str, change: TreeChange | None = None) -> Template:
+        """Compile a template, changed before; ValueError when it is none."""
         if len(source) > _SOURCE_CHARACTERS_MAX:
             raise ValueError(f"it has more than {_SOURCE_CHARACTERS_MAX} characters")
         token = _budget.set(RenderBudget(_COMPILE_CPU_S, len(source)))
         try:
             tree = self.parse(source)
+            if change is not None:
+                tree = change(tree)
             code = self.compile(cast("nodes.Template", _Charging().visit(tree)))
             return Template.from_code(self, code, dict(self.globals))
         except (TemplateError, SyntaxError, RecursionError, ExhaustedError) as error:
@@ -220,11 +227,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         _budget.get().check_size(sum(map(len, texts)))
         return "".join(texts)
 
-    def render(self, template: Template, values: Mapping[str, Any], budget: RenderBudget) -> str:
-        """Return the template's output; ExhaustedError, or any error of the template itself."""
+    def render(
+        self, template: Template, values: Mapping[str, Any], budget: RenderBudget
+    ) -> list[str]:
+        """Return the template's output, cut at its seams.
+
+        ExhaustedError, or any error of the template itself.
+        """
         token = _budget.set(budget)
         try:
-            parts: list[str] = []
+            texts, parts = list[str](), list[str]()
             size = 0
             # Merged and made here: the library's way takes two calls more, and copies twice.
             known = template.globals
@@ -232,11 +244,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 self, {**known, **values}, template.name, template.blocks, globals=known
             )
             for part in template.root_render_func(context):
+                if part is SEAM:
+                    texts.append("".join(parts))
+                    parts.clear()
+                    continue
                 size += len(part)
                 if size > budget.output_max:
                     raise ExhaustedError(_TOO_LARGE)
                 parts.append(part)
-            return "".join(parts)
+            texts.append("".join(parts))
+            return texts
         finally:
             _budget.reset(token)
 

@@ -15,8 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
+from jinja2 import Template, nodes
+
+from gateway.bases.growing import KEPT, NEW, going_on, head_messages, with_seams
 from gateway.bases.sandbox import BoundedEnvironment, OutOfTimeError, RenderBudget
 from gateway.bodies.messages import Message, Tool
 from sluice.errors import BadRequestError, ErrorCode
@@ -78,6 +81,32 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)  # noqa: DTZ005 - what the templates of Llama 3 expect
 
 
+class WrittenChat(NamedTuple):
+    """A rendered conversation, by messages.
+
+    Attributes:
+        messages: All of them.
+        rows: The same as templates take them.
+        tools: Tools, likewise.
+        options: Options for the template.
+        given: Characters of all texts that the template was given.
+        kept: How many of the first messages have no text here.
+        before: Text before the first message.
+        texts: Texts of the others, one each.
+        behind: Text behind the last message.
+    """
+
+    messages: Sequence[Message]
+    rows: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    options: Mapping[str, object]
+    given: int
+    kept: int
+    before: str
+    texts: Sequence[str]
+    behind: str
+
+
 class ChatTemplate:
     """A compiled template with the special tokens it may refer to.
 
@@ -99,7 +128,11 @@ class ChatTemplate:
             filters={"tojson": _tojson},
             functions={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
         )
-        self._template = self._environment.compiled(source)
+        self._head: int | None = None
+        self._going_on: Template | None = None
+        self._template = self._environment.compiled(source, self._seamed)
+        if self._head is not None:
+            self._going_on = self._environment.compiled(source, going_on)
         self._special_tokens = special_tokens
         self.heeds_effort = _EFFORT.search(source) is not None
         self._knows_developer = "developer" in source
@@ -107,6 +140,10 @@ class ChatTemplate:
         words = "|".join(map(re.escape, sorted(reserved, key=len, reverse=True)))
         self._reserved = re.compile(words) if words else None
         self._first_character = re.compile(f"(?={words})(.)", re.DOTALL)
+
+    def _seamed(self, tree: nodes.Template) -> nodes.Template:
+        self._head = head_messages(tree)
+        return tree if self._head is None else with_seams(tree)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """Return the prompt text; BadRequestError when these messages do not fit the template."""
@@ -121,7 +158,22 @@ class ChatTemplate:
         cpu_s: float = CPU_S,
         param: str = "messages",
     ) -> list[str]:
+        """Return the prompt text cut for the tokenizer, nearly always in one piece."""
+        return self.written(messages, tools, options, cpu_s=cpu_s, param=param)[0]
+
+    def written(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, object] = MappingProxyType({}),
+        *,
+        cpu_s: float = CPU_S,
+        param: str = "messages",
+    ) -> tuple[list[str], WrittenChat | None]:
         """Return the prompt text cut for the tokenizer, nearly always in one piece.
+
+        And the same by messages; None where a longer conversation may change what is written of
+        these.
 
         Args:
             messages: The conversation.
@@ -138,11 +190,18 @@ class ChatTemplate:
         rows = [self._row(message) for message in messages]
         texts = _texts(rows, listed)
         try:
+            given = len(texts)
             if self._reserved is None or self._reserved.search(texts) is None:
-                return [self._written(rows, listed, options, cpu_s, len(texts))]
+                parts = self._rendered(self._template, rows, listed, options, cpu_s, given)
+                if self._head is None or len(parts) != len(rows) + 2:
+                    return ["".join(parts)], None
+                before, *own, behind = parts
+                chat = WrittenChat(messages, rows, listed, options, given, 0, before, own, behind)
+                return ["".join(parts)], chat
             mark = _unused_mark(texts)
             rows, listed = self._marked(rows, mark), self._marked(listed, mark)
-            return self._written(rows, listed, options, cpu_s, len(texts)).split(mark)
+            parts = self._rendered(self._template, rows, listed, options, cpu_s, given)
+            return "".join(parts).split(mark), None
         except Exception as error:
             if isinstance(error, OutOfTimeError) and cpu_s < CPU_S:
                 raise
@@ -151,6 +210,41 @@ class ChatTemplate:
                 f"These messages do not fit the model's chat template: {error}",
                 param=param,
             ) from None
+
+    def continued(
+        self,
+        known: WrittenChat,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        options: Mapping[str, object],
+        *,
+        cpu_s: float = CPU_S,
+    ) -> WrittenChat | None:
+        """Return a conversation, whose messages begin with known ones, without what is known of it.
+
+        None: it has to be written as a whole. The last message that is known is written anew, since
+        templates look at the next one.
+        """
+        kept = len(known.messages) - 1
+        if self._going_on is None or kept < max(1, (self._head or 1) - 1):
+            return None
+        listed = _listed(tools) if tools else []
+        if listed != known.tools or options != known.options:
+            return None
+        new = [self._row(message) for message in messages[kept + 1 :]]
+        texts = _texts(new)
+        if self._reserved is not None and self._reserved.search(texts) is not None:
+            return None
+        rows, given = [*known.rows, *new], known.given + len(texts)
+        more = {NEW: rows[kept:], KEPT: kept}
+        try:
+            parts = self._rendered(self._going_on, rows, listed, {**options, **more}, cpu_s, given)
+        except Exception:  # noqa: BLE001 - a template's: the whole one says the same to the client
+            return None
+        before, *own, behind = parts
+        if before != known.before or len(own) != len(rows) - kept:
+            return None
+        return WrittenChat(messages, rows, listed, options, given, kept, before, own, behind)
 
     def _marked(self, value: Any, mark: str) -> Any:
         """Return `value` with a mark after the first character of every special token's text."""
@@ -163,14 +257,15 @@ class ChatTemplate:
             return [self._marked(item, mark) for item in cast("list[Any]", value)]
         return value
 
-    def _written(
+    def _rendered(
         self,
+        template: Template,
         rows: list[dict[str, Any]],
         tools: list[dict[str, Any]],
         options: Mapping[str, object],
         cpu_s: float,
         given: int,
-    ) -> str:
+    ) -> list[str]:
         values = {
             **options,
             **self._special_tokens,
@@ -178,7 +273,7 @@ class ChatTemplate:
             "tools": tools or None,
             "add_generation_prompt": True,
         }
-        return self._environment.render(self._template, values, RenderBudget(cpu_s, given))
+        return self._environment.render(template, values, RenderBudget(cpu_s, given))
 
     def _row(self, message: Message) -> dict[str, Any]:
         role: str = message.role

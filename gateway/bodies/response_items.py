@@ -5,7 +5,7 @@ items. So consecutive items of the assistant become one message.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
@@ -210,17 +210,41 @@ class _Turn:
         )
 
 
-class _Turns:
-    """Joins items into turns; BadRequestError where their order is not valid."""
+class ItemTurns:
+    """Joins items into turns; BadRequestError where their order is not valid.
 
-    def __init__(self, param: str) -> None:
+    Attributes:
+        messages: The turns that are complete.
+    """
+
+    def __init__(self, param: str = "input") -> None:
+        """Begin; `param` is the field that the items are in."""
         self._param = param
         self.messages: list[Message] = []
         self._turn = _Turn()
         self._open: dict[str, int] = {}  # calls without a result -> number of the item
         self._answered: set[str] = set()
 
-    def add(self, index: int, item: PlainItem) -> None:
+    def copy(self) -> "ItemTurns":
+        """Return the same, to go on from here."""
+        made = ItemTurns(self._param)
+        made.messages = [*self.messages]
+        made._turn = replace(self._turn, calls=[*self._turn.calls])
+        made._open, made._answered = dict(self._open), {*self._answered}
+        return made
+
+    def take(self, items: Sequence[InputItem], start: int) -> None:
+        """Take items, of which the first has this number; below 0: of an earlier turn."""
+        ran = {
+            it.approval_request_id: it
+            for it in items
+            if isinstance(it, ServerCallItem) and it.approval_request_id
+        }
+        for index, item in enumerate(items, start):
+            for plain in _plain(item, ran):
+                self._add(index, plain)
+
+    def _add(self, index: int, item: PlainItem) -> None:
         at = f"{self._param}[{index}]"
         if isinstance(item, ItemReference):
             raise bad_value(f"{at}.type", "send the item itself: no reference is followed here")
@@ -282,7 +306,10 @@ def _require_said(at: str, item: MessageItem) -> None:
 
 
 def messages_of(
-    items: Sequence[InputItem], before: Sequence[InputItem] = (), param: str = "input"
+    items: Sequence[InputItem],
+    before: Sequence[InputItem] = (),
+    param: str = "input",
+    begun: ItemTurns | None = None,
 ) -> list[Message]:
     """Return the turns that items translate to.
 
@@ -290,21 +317,28 @@ def messages_of(
         items: Items in the order in which they came.
         before: Items of earlier turns, which `items` continue.
         param: The field that `items` are in.
+        begun: The turns that `before` comes to; None: that is to be found out.
 
     Raises:
         BadRequestError: A call has no output, an output has no call, or ids are not unique.
     """
-    ran = {
-        it.approval_request_id: it
-        for it in (*before, *items)
-        if isinstance(it, ServerCallItem) and it.approval_request_id
-    }
-    turns = _Turns(param)
-    for index, item in enumerate((*before, *items), -len(before)):
-        for plain in _plain(item, ran):
-            turns.add(index, plain)
+    if begun is None or _answers_earlier(items):
+        turns = ItemTurns(param)
+        turns.take([*before, *items], -len(before))
+    else:
+        turns = begun.copy()
+        turns.take(items, 0)
     turns.end_turn()
     return turns.messages
+
+
+def _answers_earlier(items: Sequence[InputItem]) -> bool:
+    """Return whether items have a call whose place is in an earlier turn."""
+    answered = {it.approval_request_id for it in items if isinstance(it, ApprovalResponseItem)}
+    return any(
+        isinstance(it, ServerCallItem) and it.approval_request_id not in {None, *answered}
+        for it in items
+    )
 
 
 def _plain(item: InputItem, ran: Mapping[str, ServerCallItem]) -> Iterator[PlainItem]:
@@ -360,6 +394,8 @@ def open_approvals(
     Raises:
         BadRequestError: An answer belongs to no request, or to one that has an answer.
     """
+    if not any(isinstance(it, ApprovalResponseItem) for it in items):
+        return []
     everything = [*before, *items]
     asked = {it.id: it for it in everything if isinstance(it, ApprovalRequestItem)}
     answered = {it.approval_request_id for it in before if isinstance(it, ApprovalResponseItem)}

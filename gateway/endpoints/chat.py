@@ -52,7 +52,8 @@ class ChatTask(ChatRequest, TextTask):
             context_tokens_max=resolved.context_tokens_max,
             param=self.prompt_param(0),
         )
-        messages = self.shown_messages
+        messages, other = self.shown_messages, encode
+        encode = partial(encode, session=self.session)
         if self.truncation == "auto" and resolved.context_tokens_max:
             room_tokens = prompt_room(resolved.context_tokens_max, self.output_tokens_max)
             prompt = await fitted(encode, messages, room_tokens)
@@ -61,7 +62,7 @@ class ChatTask(ChatRequest, TextTask):
         warm = resolved.warm_prompts
         if warm is not None and messages[0].text() in warm.prompts:
             # The same beginning before another message: all that both share is warm.
-            prompt = prompt.pinned_as(await encode([messages[0], _OTHER_MESSAGE]))
+            prompt = prompt.pinned_as(await other([messages[0], _OTHER_MESSAGE]))
         return (prompt,)
 
     async def predicted(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[int]:

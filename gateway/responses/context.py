@@ -1,17 +1,16 @@
 """Earlier turns of a response: a chain or a conversation, and items that it refers to."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-import orjson
-from pydantic import TypeAdapter
-
 from gateway.bodies.compaction import expanded, has_compaction
 from gateway.bodies.mistakes import bad_value
-from gateway.bodies.response_items import InputItem, InputItems, ItemReference
+from gateway.bodies.response_items import InputItem, ItemReference, ItemTurns
 from gateway.conversations.store import ConversationStore
+from gateway.responses.chain_memory import ChainMemory, KnownChain, items_of
 from gateway.responses.compaction_seal import CompactionSeals
 from gateway.responses.local_turns import LocalTurns
 from gateway.responses.store import ResponseStore
@@ -20,7 +19,6 @@ from sluice.wire.state.v1 import state_pb2 as wire
 TURNS_MAX = 1000  # of a chain
 _PREVIOUS, _CONVERSATION = "previous_response_id", "conversation"
 _REFERENCES_MAX = 64  # to other responses, of one request
-_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,7 @@ class ResponseContext:
         conversation_id: Conversation that gets the items; empty: none.
         is_local: Whether a continued response is stored nowhere, so that this one cannot be stored.
         shown: `before` and `items` as a model is shown them; None: as they are.
+        begun: Turns of a chat that `before` comes to, where that is known.
     """
 
     before: Sequence[InputItem]
@@ -44,6 +43,7 @@ class ResponseContext:
     conversation_id: str = ""
     is_local: bool = False
     shown: tuple[Sequence[InputItem], Sequence[InputItem]] | None = None
+    begun: ItemTurns | None = None
 
     @property
     def all_shown(self) -> list[InputItem]:
@@ -79,6 +79,11 @@ class ContextReader:
     ) -> None:
         """Compose."""
         self._store, self._conversations, self._seals = store, conversations, seals
+        self._memory = ChainMemory()
+
+    def forget_idle(self) -> None:
+        """Let go of chains that no request has continued for a while."""
+        self._memory.expire(time.monotonic())
 
     async def read(
         self, tenant_id: str, wanted: ContinuingRequest, local: LocalTurns | None = None
@@ -104,7 +109,7 @@ class ContextReader:
                 lambda index, item: opened(item, f"input[{index - behind}].encrypted_content"),
             )
             return replace(context, shown=((), shown))
-        if has_compaction(before):
+        if context.begun is None and has_compaction(before):
             shown = expanded(before, lambda _, item: opened(item, _PREVIOUS))
             return replace(context, shown=(shown, items))
         return context
@@ -124,18 +129,43 @@ class ContextReader:
             return ResponseContext((), await self._followed(tenant_id, wanted.items, ()))
         newest = None if local is None else local.find(wanted.previous_response_id, _PREVIOUS)
         if local is None or newest is None:
-            chain = await self._store.chain(tenant_id, wanted.previous_response_id, _PREVIOUS)
+            chain = await self._stored_chain(tenant_id, wanted.previous_response_id)
         else:
-            chain = await self._local_chain(tenant_id, newest, local)
-        if conversation := orjson.loads(chain[-1].response).get(_CONVERSATION):
-            text = f"it belongs to conversation '{conversation['id']}': continue that one"
+            chain = KnownChain().extended(await self._local_chain(tenant_id, newest, local))
+        if chain.conversation_id:
+            text = f"it belongs to conversation '{chain.conversation_id}': continue that one"
             raise bad_value(_PREVIOUS, text)
-        if len(chain) >= TURNS_MAX:
+        if len(chain.ids) >= TURNS_MAX:
             raise bad_value(_PREVIOUS, f"a chain has at most {TURNS_MAX} turns; begin another one")
-        before = [item for turn in chain for item in _items_of(turn)]
-        items = await self._followed(tenant_id, wanted.items, before)
-        ids = [turn.id for turn in chain]
-        return ResponseContext(before, items, ids, chain[0].id, is_local=newest is not None)
+        items = await self._followed(tenant_id, wanted.items, chain.items)
+        return ResponseContext(
+            chain.items,
+            items,
+            chain.ids,
+            chain.ids[0],
+            is_local=newest is not None,
+            begun=chain.turns,
+        )
+
+    async def _stored_chain(self, tenant_id: str, response_id: str) -> KnownChain:
+        """Return a chain of stored responses, of which this worker may know a part."""
+        known = dict[str, KnownChain]()
+
+        def ids_of(newest: str) -> Sequence[str]:
+            chain = self._memory.find(tenant_id, newest, time.monotonic())
+            if chain is None:
+                return ()
+            known[newest] = chain
+            return chain.ids
+
+        turns = await self._store.chain(tenant_id, response_id, _PREVIOUS, ids_of)
+        if not turns:
+            return known[response_id]
+        before = turns[0].ancestors
+        chain = (known[before[-1]] if before else KnownChain()).extended(turns)
+        if not chain.conversation_id:
+            self._memory.keep(tenant_id, chain, time.monotonic())
+        return chain
 
     async def _local_chain(
         self, tenant_id: str, newest: wire.StoredResponse, local: LocalTurns
@@ -179,15 +209,7 @@ class ContextReader:
     ) -> Mapping[str, InputItem]:
         """Return the items of the response that an item belongs to; PlatformError NOT_FOUND."""
         turn = await self._store.turn_of_item(tenant_id, item_id, param)
-        found = {it.id: it for it in _items_of(turn) if not isinstance(it, ItemReference) and it.id}
+        found = {it.id: it for it in items_of(turn) if not isinstance(it, ItemReference) and it.id}
         if item_id not in found:
             raise self._store.no_item(item_id, param)
         return found
-
-
-def _items_of(turn: wire.StoredResponse) -> list[InputItem]:
-    """Return a turn's input and output."""
-    return [
-        *_ITEMS.validate_json(turn.input_items),
-        *_ITEMS.validate_python(orjson.loads(turn.response)["output"]),
-    ]

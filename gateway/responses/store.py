@@ -6,7 +6,7 @@ PostgreSQL. So it survives the loss of any one of gateway, Valkey, control plane
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import structlog
@@ -14,7 +14,7 @@ import structlog
 from gateway.limits.valkey import ValkeyClient
 from gateway.responses.background_log import BackgroundLog
 from gateway.responses.durable import RECORD_BYTES_MAX, Durable, DurableDownError
-from gateway.responses.hot_store import COMMANDS_MAX, Found, HotStore, HotStoreDownError
+from gateway.responses.hot_store import COMMANDS_MAX, NOTHING, Found, HotStore, HotStoreDownError
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 from sluice.lifecycle import run_every
 from sluice.response_ids import belongs_to, new_response_id, response_of_item
@@ -123,28 +123,41 @@ class ResponseStore:
         return found
 
     async def chain(
-        self, tenant_id: str, response_id: str, param: str
+        self,
+        tenant_id: str,
+        response_id: str,
+        param: str,
+        known: Callable[[str], Sequence[str]] = lambda _: (),
     ) -> list[wire.StoredResponse]:
         """Return a response that is to be continued, behind all responses that it continues.
+
+        Args:
+            tenant_id: Tenant that owns it.
+            response_id: Id of the response.
+            param: Field that names it.
+            known: Returns the ids of a chain that is known up to a response, oldest first. Of
+                these it is made sure alone that they are still there; they are not returned.
 
         Raises:
             PlatformError: NOT_FOUND, also if a continued response was deleted; CONFLICT: it is
                 under way.
             RejectedError: UNAVAILABLE: no store answers.
         """
+        if ids := known(response_id):
+            *before, found = await self._find_all(tenant_id, ids, len(ids))
+            if not found.is_stored:
+                raise _not_found(response_id, param)
+            _require_all(response_id, ids[:-1], before, param)
+            return []
         found = await self.find(tenant_id, response_id, param)
         if found.stored is None:
             text = f"Response '{response_id}' is still under way: continue it when it has ended."
             raise PlatformError(ErrorCode.CONFLICT, text, param=param)
-        before = await self._find_all(tenant_id, found.stored.ancestors)
-        turns = [it.stored for it in before]
-        for ancestor, stored in zip(found.stored.ancestors, turns, strict=True):
-            if stored is None:
-                text = (
-                    f"Response '{response_id}' cannot be continued: '{ancestor}', which it"
-                    " continues, was deleted or is over."
-                )
-                raise PlatformError(ErrorCode.NOT_FOUND, text, param=param)
+        ids = found.stored.ancestors
+        behind = next((at for at in range(len(ids), 0, -1) if known(ids[at - 1])), 0)
+        before = await self._find_all(tenant_id, ids, behind)
+        _require_all(response_id, ids, before, param)
+        turns = [it.stored for it in before[behind:]]
         return [*(it for it in turns if it is not None), found.stored]
 
     async def turn_of_item(self, tenant_id: str, item_id: str, param: str) -> wire.StoredResponse:
@@ -204,26 +217,31 @@ class ResponseStore:
         """Write waiting responses to PostgreSQL, at most for so long."""
         await self._durable.flush(timeout_s)
 
-    async def _find_all(self, tenant_id: str, ids: Sequence[str]) -> list[Found]:
-        """Return the states of responses; RejectedError when no store answers."""
+    async def _find_all(self, tenant_id: str, ids: Sequence[str], known: int = 0) -> list[Found]:
+        """Return the states of responses; RejectedError when no store answers.
+
+        Of the first `known`, which this tenant has read before, the state says whether they are
+        there, perhaps without their text.
+        """
         if not ids:
             return []
-        if not all(belongs_to(it, tenant_id, self._secret) for it in ids):
+        if not all(belongs_to(it, tenant_id, self._secret) for it in ids[known:]):
             return [Found() for _ in ids]
-        found, is_hot = [Found(stored=self._durable.waits(it)) for it in ids], True
-        if any(it.stored is None for it in found):
+        near = [self._durable.waits(it) for it in ids] if self._durable.waiting else []
+        found, is_hot = [Found(it) if it else NOTHING for it in near] or [NOTHING] * len(ids), True
+        if NOTHING in found:
             try:
-                hot = await self._hot.find(ids)
-                found = [near if near.stored else far for near, far in zip(found, hot, strict=True)]
+                hot = await self._hot.find(ids, known)
+                found = [it if it.stored else far for it, far in zip(found, hot, strict=True)]
             except HotStoreDownError:
                 is_hot = False
-        missing = [it for it, known in zip(ids, found, strict=True) if known == Found()]
-        if not missing:
+        if NOTHING not in found:
             return found
+        missing = [it for it, state in zip(ids, found, strict=True) if state == NOTHING]
         read = await self._read(tenant_id, missing, is_hot=is_hot)
         return [
-            Found(stored=read.get(it)) if known == Found() else known
-            for it, known in zip(ids, found, strict=True)
+            Found(read.get(it)) if state == NOTHING else state
+            for it, state in zip(ids, found, strict=True)
         ]
 
     async def _read(
@@ -258,6 +276,19 @@ def cannot_store() -> RejectedError:
     """Return the error for a response that has to be stored, and cannot be."""
     text = "Responses cannot be stored now; try again shortly."
     return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=2.0)
+
+
+def _require_all(
+    response_id: str, ancestors: Sequence[str], found: Sequence[Found], param: str
+) -> None:
+    """Require that all are there that a response continues; PlatformError NOT_FOUND."""
+    for ancestor, it in zip(ancestors, found, strict=True):
+        if not it.is_stored:
+            text = (
+                f"Response '{response_id}' cannot be continued: '{ancestor}', which it continues,"
+                " was deleted or is over."
+            )
+            raise PlatformError(ErrorCode.NOT_FOUND, text, param=param)
 
 
 def _not_found(response_id: str, param: str | None) -> PlatformError:

@@ -205,7 +205,8 @@ def messages_for(
     BadRequestError: the order of the items is not valid.
     """
     before, items = context.shown or (context.before, context.items)
-    messages = messages_of([*items, *output], before)
+    begun = context.begun if context.shown is None else None
+    messages = messages_of([*items, *output], before, begun=begun)
     if instructions is not None:
         messages.insert(0, Message.model_construct(role="system", content=instructions))
     return messages

@@ -1,0 +1,256 @@
+"""Tells whether a chat template writes each message by itself, and makes one that goes on. Pure.
+
+The template then has one loop over all messages. A message's text depends on this message and its
+neighbours, on the first messages, and on nothing that a longer conversation changes. So the text of
+a conversation is the text that is known, and the text of its last messages anew.
+
+The analysis knows what is allowed, and refuses everything else: a template that counts messages,
+looks for the last of them, or carries a value from one to the next is rendered as a whole.
+"""
+
+from enum import Enum, auto
+from typing import cast
+
+from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
+
+MESSAGES, NEW, KEPT = "messages", "_new", "_kept"
+# Stands in the output before each message, and behind the last one; known by its identity, since a
+# message may hold the same text.
+SEAM = "".join(("\ufdd0", "seam"))  # noqa: FLY002 - an object of its own
+_LOOP = "loop"
+_STATEFUL = frozenset({"joiner", "cycler", "strftime_now", "self", "caller", NEW, KEPT})
+_NEIGHBOURS = frozenset({"first", "index", "index0", "last", "previtem", "nextitem"})
+_PURE = (
+    *(nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.Assign, nodes.AssignBlock),
+    *(nodes.With, nodes.Macro, nodes.FilterBlock, nodes.Name, nodes.NSRef, nodes.Const),
+    *(nodes.Tuple, nodes.List, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.CondExpr),
+    *(nodes.Filter, nodes.Test, nodes.Call, nodes.Getitem, nodes.Getattr, nodes.Slice),
+    *(nodes.Concat, nodes.Compare, nodes.Operand, nodes.Mul, nodes.Div, nodes.FloorDiv),
+    *(nodes.Add, nodes.Sub, nodes.Mod, nodes.Pow, nodes.And, nodes.Or, nodes.Not, nodes.Neg),
+    *(nodes.Pos, nodes.Continue, nodes.Break),
+)
+
+
+class _Place(Enum):
+    """Where a node stands."""
+
+    BEFORE = auto()  # the loop over messages
+    MACRO = auto()
+    LOOP = auto()  # in the loop over messages, whose `loop` it sees
+    INNER = auto()  # in a loop in that one
+    NOWHERE = auto()  # in that one, where it is not clear which `loop` is seen
+
+
+class _NotGrowingError(Exception):
+    """The template has something that is not known to be harmless."""
+
+
+def head_messages(tree: nodes.Template) -> int | None:
+    """Return how many of the first messages others look at; None: it has to be rendered whole."""
+    loop = _main_loop(tree)
+    if loop is None:
+        return None
+    check = _Check()
+    try:
+        for node in tree.body[: tree.body.index(loop)]:
+            check.visit(node, _Place.BEFORE)
+        check.all(loop.body, _Place.LOOP)
+    except _NotGrowingError:
+        return None
+    return check.head
+
+
+def with_seams(tree: nodes.Template) -> nodes.Template:
+    """Return the template with seams in its output; `head_messages` knows that it has the loop."""
+    loop = _main_loop(tree)
+    assert loop is not None, "it was looked for"
+    return _with_seams(tree, loop)
+
+
+def going_on(tree: nodes.Template) -> nodes.Template:
+    """Return a template with seams that writes the messages in `_new`, the first `_kept` not."""
+    loop = _main_loop(tree)
+    assert loop is not None, "it was looked for"
+    shifted = _Shifted()
+    loop.body = [cast("nodes.Node", shifted.visit(node)) for node in loop.body]
+    loop.iter = nodes.Name(NEW, "load", lineno=loop.lineno)
+    return _with_seams(tree, loop)
+
+
+def _with_seams(tree: nodes.Template, loop: nodes.For) -> nodes.Template:
+    behind = tree.body.index(loop) + 1
+    loop.body.insert(0, _seam(loop))
+    tree.body.insert(behind, _seam(loop))
+    return tree
+
+
+def _seam(loop: nodes.For) -> nodes.Output:
+    return nodes.Output([nodes.EnvironmentAttribute("seam")], lineno=loop.lineno)
+
+
+def _main_loop(tree: nodes.Template) -> nodes.For | None:
+    found = [
+        it
+        for it in tree.body
+        if isinstance(it, nodes.For) and _is_name(it.iter, MESSAGES)
+        if isinstance(it.target, nodes.Name) and it.target.name not in (MESSAGES, _LOOP)
+        if it.test is None and not it.else_ and not it.recursive
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+class _Check:
+    """Looks at all that comes before the loop's end.
+
+    Attributes:
+        head: How many of the first messages are looked at by their number.
+    """
+
+    def __init__(self) -> None:
+        self.head = 1
+
+    def all(self, found: list[nodes.Node], place: _Place) -> None:
+        """Look at several nodes."""
+        for node in found:
+            self.visit(node, place)
+
+    def visit(self, node: nodes.Node, place: _Place, *, is_behind_first: bool = False) -> None:
+        """Look at a node; `is_behind_first`: it is not reached for the first message."""
+        if not isinstance(node, _PURE) or _is_refused(node, place):
+            raise _NotGrowingError
+        match node:
+            case nodes.Macro():
+                self._below(node, _Place.MACRO)
+            case nodes.For():
+                self._for(node, place)
+            case nodes.Getitem() if _is_name(node.node, MESSAGES):
+                self._message(node.arg, place, is_behind_first=is_behind_first)
+            case nodes.Getattr() | nodes.Getitem() if place is _Place.LOOP and _of_loop(node):
+                if _of_loop(node) not in _NEIGHBOURS:
+                    raise _NotGrowingError
+            case nodes.And() | nodes.Or():
+                self._either(node, place, is_behind_first=is_behind_first)
+            case nodes.If() | nodes.CondExpr() if _is_name(node.test, MESSAGES):
+                self._below(node, place, but=node.test)
+            case _:
+                for child in node.iter_child_nodes():
+                    self.visit(child, place, is_behind_first=is_behind_first)
+
+    def _below(self, node: nodes.Node, place: _Place, but: nodes.Node | None = None) -> None:
+        self.all([it for it in node.iter_child_nodes() if it is not but], place)
+
+    def _for(self, node: nodes.For, place: _Place) -> None:
+        if node.recursive:
+            raise _NotGrowingError
+        is_within = place in (_Place.LOOP, _Place.INNER, _Place.NOWHERE)
+        self.visit(node.target, place)
+        self.visit(node.iter, place)
+        if node.test is not None:
+            self.visit(node.test, _Place.NOWHERE if is_within else place)
+        self.all(node.else_, _Place.NOWHERE if is_within else place)
+        self.all(node.body, _Place.INNER if is_within else place)
+
+    def _message(self, at: nodes.Expr, place: _Place, *, is_behind_first: bool) -> None:
+        """Look at one of the messages: the first ones, or a neighbour of the loop's."""
+        match at:
+            case nodes.Const(value=int(index)) if index >= 0:
+                self.head = max(self.head, index + 1)
+            case nodes.Sub(left=left, right=nodes.Const(value=1)) if (
+                place is _Place.LOOP and is_behind_first and _of_loop(left) == "index0"
+            ):
+                return  # never the last one, which is number -1
+            case nodes.Add(left=left, right=nodes.Const(value=1)) if (
+                place is _Place.LOOP and _of_loop(left) == "index0"
+            ):
+                return
+            case _:
+                raise _NotGrowingError
+
+    def _either(self, node: nodes.And | nodes.Or, place: _Place, *, is_behind_first: bool) -> None:
+        left = node.left
+        if not _is_name(left, MESSAGES):  # there are some, always
+            self.visit(left, place, is_behind_first=is_behind_first)
+        if place is _Place.LOOP:
+            is_first = isinstance(node, nodes.Or) and _says_first(left)
+            is_later = isinstance(node, nodes.And) and _says_later(left)
+            is_behind_first = is_behind_first or is_first or is_later
+        self.visit(node.right, place, is_behind_first=is_behind_first)
+
+
+def _is_refused(node: nodes.Node, place: _Place) -> bool:
+    """Return whether a node is not allowed where it stands."""
+    match node:
+        case nodes.Name(name="loop"):
+            return place in (_Place.LOOP, _Place.NOWHERE)
+        case nodes.Name(name=name):
+            return name == MESSAGES or name in _STATEFUL
+        case nodes.NSRef() | nodes.Macro():
+            return place is not _Place.BEFORE
+        case nodes.Break():
+            return place in (_Place.LOOP, _Place.NOWHERE)
+        case _:
+            return False
+
+
+class _Shifted(NodeTransformer):
+    """Numbers messages as if the loop had begun with the first one, which it never is at."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - the library's name
+        node.iter = cast("nodes.Expr", self.visit(node.iter))
+        return node  # has a `loop` of its own
+
+    def visit_Getattr(self, node: nodes.Getattr) -> nodes.Node:  # noqa: N802 - likewise
+        return self._shifted(node)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802 - likewise
+        return self._shifted(node)
+
+    def _shifted(self, node: nodes.Getattr | nodes.Getitem) -> nodes.Node:
+        line = node.lineno
+        match _of_loop(node):
+            case "index" | "index0":
+                return nodes.Add(node, nodes.Name(KEPT, "load", lineno=line), lineno=line)
+            case "first":
+                return nodes.Const(False, lineno=line)
+            case "previtem":
+                at = nodes.Getattr(nodes.Name(_LOOP, "load"), "index0", "load", lineno=line)
+                behind = nodes.Add(at, nodes.Name(KEPT, "load"), lineno=line)
+                before = nodes.Sub(behind, nodes.Const(1), lineno=line)
+                messages = nodes.Name(MESSAGES, "load", lineno=line)
+                return nodes.Getitem(messages, before, "load", lineno=line)
+            case _:
+                return self.generic_visit(node)
+
+
+def _is_name(node: nodes.Node | None, name: str) -> bool:
+    return isinstance(node, nodes.Name) and node.name == name
+
+
+def _of_loop(node: nodes.Node) -> str:
+    """Return the attribute of `loop` that a node is; empty: it is none."""
+    match node:
+        case nodes.Getattr(node=nodes.Name(name="loop"), attr=name):
+            return name
+        case nodes.Getitem(node=nodes.Name(name="loop"), arg=nodes.Const(value=str(name))):
+            return name
+        case _:
+            return ""
+
+
+def _says_first(node: nodes.Node) -> bool:
+    return _of_loop(node) == "first" or _compares(node, "eq")
+
+
+def _says_later(node: nodes.Node) -> bool:
+    is_negated = isinstance(node, nodes.Not) and _says_first(node.node)
+    return is_negated or _compares(node, "gt") or _compares(node, "ne")
+
+
+def _compares(node: nodes.Node, how: str) -> bool:
+    """Return whether a node compares the number of the loop's message with that of the first."""
+    match node:
+        case nodes.Compare(expr=expr, ops=[nodes.Operand(op=op, expr=nodes.Const(value=0))]):
+            return op == how and _of_loop(expr) == "index0"
+        case _:
+            return False

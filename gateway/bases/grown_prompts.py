@@ -1,0 +1,165 @@
+"""Prompts of conversations that go on: what was rendered, tokenized, hashed and packed is kept.
+
+A session's next turn begins with all of the last one. Where the template writes each message by
+itself, only what is new is worked on; everything else takes the way of every other prompt. A kept
+prompt is known by its tenant, its model and its session, and used for messages that begin with its
+own alone.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple
+
+from gateway.bases.encoder import PromptEncoder
+from gateway.bases.slices import Steps
+from gateway.bases.spans import PromptSpans
+from gateway.bases.templates import WrittenChat
+from gateway.bodies.messages import Message
+from gateway.text.packed_prompt import packed_ids
+from sluice.hashing import BLOCK_TOKENS, HASH_BYTES, chained_hashes
+
+if TYPE_CHECKING:
+    from array import array
+
+_BYTES_MAX = 64 << 20  # of all prompts kept: two hundred of 50,000 tokens
+_SHARE_MAX = 4  # a prompt that takes more than this part of it is not kept
+_MESSAGE_BYTES = 1024  # of a message besides its text
+ENDING_CHARACTERS = 64
+
+
+class PromptPlace(NamedTuple):
+    """The tenant, the model's root and the session of a prompt; an empty session: none."""
+
+    owner: str
+    root: bytes
+    session: str
+
+
+class GrownPrompt(NamedTuple):
+    """All of a prompt but its last message.
+
+    Attributes:
+        chat: The conversation, without texts.
+        ids: Token ids of the text before `tail`.
+        tail: Text from the last special token on: more text may change its tokens.
+        ending: The last characters of the text.
+        characters: Characters of the text.
+        hashes: Hashes of the full blocks of `ids`.
+        packed: The ids of these blocks, as they go over the wire.
+    """
+
+    chat: WrittenChat
+    ids: "array[int]"
+    tail: str
+    ending: str
+    characters: int
+    hashes: bytes
+    packed: bytes
+
+    def begins(self, messages: Sequence[Message]) -> bool:
+        """Return whether messages begin with those of the prompt."""
+        own = self.chat.messages
+        return list(messages[: len(own)]) == own
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        made = 4 * len(self.ids) + len(self.hashes) + len(self.packed)
+        return made + self.chat.given + _MESSAGE_BYTES * len(self.chat.messages)
+
+
+class PromptTokens(NamedTuple):
+    """All ids of a prompt, the hashes of its full blocks, and its ids as they go over the wire."""
+
+    ids: "array[int]"
+    hashes: bytes
+    packed: bytes
+
+
+class GrownPrompts:
+    """The kept prompts of one base; called from several threads."""
+
+    def __init__(
+        self, encoder: PromptEncoder, spans: PromptSpans, bytes_max: int = _BYTES_MAX
+    ) -> None:
+        """Prepare without kept prompts."""
+        self._encoder, self._spans, self._bytes_max = encoder, spans, bytes_max
+        self._kept: OrderedDict[PromptPlace, GrownPrompt] = OrderedDict()
+        self._lock = Lock()
+        self.held_bytes = 0
+
+    def find(self, place: PromptPlace, messages: Sequence[Message]) -> GrownPrompt | None:
+        """Return what is kept in a place, if messages begin with it."""
+        if not place.session:
+            return None
+        with self._lock:
+            known = self._kept.get(place)
+            if known is None or not known.begins(messages):
+                return None
+            self._kept.move_to_end(place)
+            return known
+
+    def can_keep(self, place: PromptPlace, chat: WrittenChat | None) -> bool:
+        """Return whether a further turn of a conversation may have less to do."""
+        has_turns = chat is not None and len(chat.messages) > 1
+        return has_turns and bool(place.session) and self._encoder.can_cut
+
+    def encode(
+        self,
+        place: PromptPlace,
+        chat: WrittenChat,
+        known: GrownPrompt | None,
+        tokenizing: Executor | None,
+    ) -> Steps[PromptTokens]:
+        """Return the tokens of a conversation that is behind a known one, and keep them."""
+        encoder, root = self._encoder, place.root
+        before = chat.before if known is None else known.tail
+        more = before + "".join(chat.texts[:-1])
+        stable, tail = encoder.cut(more)
+        ids = yield from encoder.encode_segments(stable, root, tokenizing)
+        last = encoder.segments([tail + chat.texts[-1] + chat.behind])
+        rest = yield from encoder.encode_segments(last, root, tokenizing)
+        if known is not None:
+            ids = known.ids + ids
+        whole = ids + rest
+        end = len(ids) - len(ids) % BLOCK_TOKENS
+        hashes, packed = self._of_blocks(known, whole[:end], root)
+        grown = GrownPrompt(
+            chat._replace(messages=list(chat.messages), texts=(), behind=""),
+            ids,
+            tail,
+            more[-ENDING_CHARACTERS:],
+            (0 if known is None else known.characters - len(known.tail)) + len(more),
+            hashes,
+            packed,
+        )
+        self._keep(place, grown)
+        behind = whole[end:]
+        hashes += chained_hashes(behind, hashes[-HASH_BYTES:] or root)
+        return PromptTokens(whole, hashes, packed + packed_ids(behind))
+
+    def _of_blocks(
+        self, known: GrownPrompt | None, ids: "array[int]", root: bytes
+    ) -> tuple[bytes, bytes]:
+        """Return hashes and packed form of full blocks."""
+        if known is None or not known.hashes:
+            return self._spans.hashed(ids, root)
+        start = len(known.hashes) // HASH_BYTES * BLOCK_TOKENS
+        more = ids[start:]
+        hashes = chained_hashes(more, known.hashes[-HASH_BYTES:])
+        return known.hashes + hashes, known.packed + packed_ids(more)
+
+    def _keep(self, place: PromptPlace, grown: GrownPrompt) -> None:
+        with self._lock:
+            before = self._kept.pop(place, None)
+            if before is not None:
+                self.held_bytes -= before.size
+            if grown.size > self._bytes_max // _SHARE_MAX:
+                return
+            self._kept[place] = grown
+            self.held_bytes += grown.size
+            while self.held_bytes > self._bytes_max:
+                _, oldest = self._kept.popitem(last=False)
+                self.held_bytes -= oldest.size
