@@ -232,7 +232,7 @@ class ChatTemplate:
         if listed != known.tools or options != known.options:
             return None
         new = [self._row(message) for message in messages[kept + 1 :]]
-        texts = _texts(new)
+        texts = _texts(new, [])
         if self._reserved is not None and self._reserved.search(texts) is not None:
             return None
         rows, given = [*known.rows, *new], known.given + len(texts)
