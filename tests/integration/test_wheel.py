@@ -35,6 +35,7 @@ for name in names:
         strangers[name] = module.__file__
 
 from cli.stack.preflight import find_base
+from control_plane.alerts.evaluator import shipped_rules
 from control_plane.migrate import scripts
 from replica.agent.triton import model_repository
 from telemetry.migrations import load, migrations_folder
@@ -44,6 +45,7 @@ print(json.dumps({
     "strangers": strangers,
     "base": str(find_base(None)),
     "postgres": str(scripts()),
+    "rules": str(shipped_rules()[0].parent),
     "clickhouse": str(migrations_folder()),
     "clickhouse_files": len(load(migrations_folder())),
     "triton": str(model_repository()),
@@ -125,6 +127,7 @@ def test_data_are_found_in_the_wheel(installed: Path, probe: dict) -> None:
         ("triton", "profiles/trtllm/llama-8b-bf16.json"),
         ("triton", "adapters/butler/adapter_config.json"),
         ("postgres", "versions/0001_initial.py"),
+        ("rules", "alerts.yml"),
         ("clickhouse", "0001_requests.sql"),
         ("clickhouse", "0002_requested_model.sql"),
     ):
