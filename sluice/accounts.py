@@ -1,4 +1,4 @@
-"""Reach of other users on this machine, and permissions of this process."""
+"""Checks the rights of other users on this machine, and the capabilities of this process."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ _BITS = {
 def can_traverse(path: Path, uid: int, gid: int) -> bool:
     """Return whether a user without other groups may enter every directory down to `path`.
 
-    Parts that do not exist yet are left out: whoever makes them makes them open.
+    Missing directories are left out: their creator makes them accessible.
     """
     return not closed_part(path, uid, gid)
 
@@ -51,7 +51,7 @@ def lacking_capabilities(names: Iterable[str]) -> list[str]:
 
 
 def is_root() -> bool:
-    """Return whether we are root."""
+    """Return whether this process runs as root."""
     return os.geteuid() == 0
 
 

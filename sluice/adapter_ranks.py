@@ -1,6 +1,6 @@
 """The largest rank of adapters that a replica serves, by its engine and its options; pure.
 
-Engines take their defaults from here, so the control plane refuses the ranks that they refuse.
+Engines take their defaults from this table, so the control plane refuses the same ranks.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ RANK_MAX = 1024  # of the option
 
 @dataclass(frozen=True, slots=True)
 class AdapterRoom:
-    """An engine's room for adapters, by default.
+    """An engine's default room for adapters.
 
     Attributes:
         slots: Adapters in one batch; 0: none are served.
@@ -30,11 +30,11 @@ _ROOMS: Mapping[str, AdapterRoom] = {"openvino": OPENVINO, "sim": SIM, "trtllm":
 
 
 def adapter_rank_max(engine: str, options: Mapping[str, str]) -> int | None:
-    """Return the largest rank that is served; 0: no adapters are, None: the engine is not known.
+    """Return the largest served rank; 0: no adapters, None: the engine is unknown.
 
     Args:
         engine: Name of the engine.
-        options: Engine options of its pool; a value that is no number counts as not set.
+        options: Engine options of its pool; a value that is no number counts as missing.
     """
     room = _ROOMS.get(engine)
     if room is None:

@@ -1,4 +1,4 @@
-"""Addresses of servers: `host:port` as settings tell them, and which are the internet's. Pure."""
+"""Addresses of servers: `host:port` in settings, and the test for public addresses. Pure."""
 
 import ipaddress
 import re
@@ -25,7 +25,7 @@ def is_address(text: str) -> bool:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Return the parts of an address; the host without brackets, as sockets want it."""
+    """Return host and port; the host without brackets, in the form for sockets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 

@@ -1,4 +1,4 @@
-"""The small files of a base: what whoever turns text into tokens needs of it, and no weights."""
+"""The small files of a base: all that tokenizing needs, without weights."""
 
 from typing import Final
 

@@ -14,6 +14,6 @@ def bucket_of(value: float) -> int:
 
 
 def sql_bucket_of(value: str) -> str:
-    """Return the SQL of `bucket_of`, as the trace store understands it."""
+    """Return the SQL of `bucket_of` for the trace store."""
     place = f"floor(log2(greatest({value}, 1)) * {BUCKETS_PER_OCTAVE})"
     return f"toUInt8(least({place}, {BUCKETS - 1}))"

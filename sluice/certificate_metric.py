@@ -1,4 +1,4 @@
-"""Until when this process' certificate for mutual TLS is good; for alerts."""
+"""The expiry of this process's mTLS certificate, as a metric for alerts."""
 
 import time
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from sluice.certificates import ours
 
 
 class CertificateExpiry(Collector):
-    """Shows what is in use now, whatever the files hold."""
+    """The gauge of the certificate in use, whatever the files hold."""
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Yield the gauge; infinite without mutual TLS, so that no alert misses its metric."""

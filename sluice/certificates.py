@@ -1,8 +1,8 @@
-"""Mutual TLS between our processes: the files, and what is made of them. Off unless set.
+"""Mutual TLS between platform processes: files and TLS contexts. Off unless set.
 
-A process has one certificate, for calling and for being called. It is set once, at the start, and
-found here by whoever connects or listens; the files are looked at again with each new connection,
-so that replaced ones need no restart, and no loop.
+A process has one certificate, as client and as server. It is set once, at the start, and every
+connection and listener finds it here. The files are checked again with each new connection, so that
+replaced ones need neither a restart nor a loop.
 """
 
 import asyncio
@@ -46,12 +46,12 @@ class MtlsSettings(ServiceSettings):
     Attributes:
         ca: PEM file of the CAs that sign our processes' certificates, or a directory of such files
             (*.pem, *.crt).
-        certificate: PEM file of this process' certificate and of CAs between; it has the DNS name
-            `role.domain`, e.g. `router.sluice.internal`, and an agent's also `engine.domain`.
-        key: PEM file of its key. All files are read again when they change.
+        certificate: PEM file of this process's certificate and of intermediate CAs; it has the DNS
+            name `role.domain`, e.g. `router.sluice.internal`, and an agent's also `engine.domain`.
+        key: PEM file of the certificate's key. All files are read again when they change.
         engine_ca: PEM file of the CA that signs the allowed callers of engines; for agents. Triton
-            asks for no role; without this setting whoever has a certificate of ours may call.
-        domain: The end of those DNS names; another one for each platform that shares a CA.
+            checks no role: without this setting any certificate of the platform may call.
+        domain: End of those DNS names; different for each platform that shares a CA.
     """
 
     model_config = SettingsConfigDict(env_prefix="MTLS__")
@@ -64,20 +64,20 @@ class MtlsSettings(ServiceSettings):
 
     @property
     def is_on(self) -> bool:
-        """Whether any of the files is named."""
+        """Whether any file is set."""
         return any((self.ca, self.certificate, self.key, self.engine_ca))
 
 
 class CertificateError(ValueError):
-    """Certificates cannot be used; the message names the setting and what to do."""
+    """Certificates cannot be used; the message names the setting and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The contents of the certificate files: good together, and in time.
+    """The contents of the certificate files, which match and are valid now.
 
     Attributes:
-        expires_unix_s: End of the certificate.
+        expires_unix_s: Unix seconds of the certificate's end.
     """
 
     ca: bytes
@@ -98,7 +98,7 @@ class Certificates:
         """Load.
 
         Raises:
-            CertificateError: Files lack, or do not fit together.
+            CertificateError: Files are missing, or do not match.
         """
         lacking = [
             f"MTLS__{name.upper()}"
@@ -129,13 +129,13 @@ class Certificates:
         }
 
     def engine_callers(self) -> bytes:
-        """Return the CAs of those who may call engines, in PEM."""
+        """Return the CAs of allowed callers of engines, in PEM."""
         if self.engine_ca is None:
             return self.fresh().ca
         return _read("MTLS__ENGINE_CA", self.engine_ca)
 
     def fresh(self) -> Loaded:
-        """Return what the files hold now; while they are unusable, what they held before."""
+        """Return the present contents of the files, or the last good ones."""
         with self._lock:
             versions: Versions = ()
             try:
@@ -157,16 +157,16 @@ class Certificates:
         """Return a context for servers; each connection gets the newest files.
 
         Args:
-            is_required: Whether clients need a certificate. If not, one that is shown must be good.
+            is_required: Whether clients need a certificate. If not, one that is sent must be valid.
         """
         return self._servers[is_required]
 
     def client_context(self) -> ssl.SSLContext:
-        """Return a context for clients, of the newest files: ask again for each connection."""
+        """Return a context for clients with the newest files: call it for each connection."""
         return self.fresh().calling
 
     def identity(self, names: Mapping[str, Any] | None) -> Identity:
-        """Return who a peer is.
+        """Return the identity of a peer.
 
         Args:
             names: Names in the certificate, from `SSLObject.getpeercert`.
@@ -246,7 +246,7 @@ class Certificates:
         )
 
     def _seen_by_itself(self, server: ssl.SSLContext) -> dict[str, Any]:
-        """Return the certificate as a peer of ours sees it, calling or being called.
+        """Return the certificate as a platform process sees it, as client or as server.
 
         Raises:
             CertificateError: A peer would not take it.
@@ -270,7 +270,7 @@ def shaken_hands(
     """Return the certificates that a client and a server see of each other, in memory alone.
 
     Raises:
-        ssl.SSLError: One does not take the other.
+        ssl.SSLError: A side refuses the other's certificate.
     """
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (
@@ -312,24 +312,24 @@ def _read(setting: str, file: Path) -> bytes:
 
 
 class _Ours:
-    """The certificates of this process; None: its connections are without TLS."""
+    """The certificates of this process; None: no TLS between processes."""
 
     certificates: Certificates | None = None
 
 
 def no_passphrase() -> str:
-    """Refuse, as `password` of `load_cert_chain`: OpenSSL would ask at the terminal, and wait."""
+    """Refuse, as `password` of `load_cert_chain`: OpenSSL would wait for input at the terminal."""
     raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the key has a passphrase, which nobody is there to give")
 
 
 def use(role: CertificateRole | None = None, called: Mapping[str, str] | None = None) -> None:
-    """Take the certificates that the environment names, for this process, from now on.
+    """Take the certificates of the environment for this process, from now on.
 
     Ends the process with status 2 and a line on stderr when they cannot be used.
 
     Args:
         role: Role of this process; None: any.
-        called: URLs of platform processes that this one calls, by setting; empty: it calls none.
+        called: URLs of platform processes that this one calls, by setting; empty: none.
     """
     settings = MtlsSettings.from_environment()
     if not settings.is_on:
@@ -352,10 +352,10 @@ def _check_https(called: Mapping[str, str]) -> None:
 
 
 def install(certificates: Certificates | None, role: CertificateRole | None = None) -> None:
-    """Use these from now on.
+    """Use these certificates from now on.
 
     Raises:
-        CertificateError: They are not of this role.
+        CertificateError: The certificates are not for this role.
     """
     if certificates is not None and role is not None:
         # A process that starts engines serves them with its own certificate.
@@ -375,7 +375,7 @@ def install(certificates: Certificates | None, role: CertificateRole | None = No
 
 
 def ours() -> Certificates | None:
-    """Return what this process uses; None without mutual TLS."""
+    """Return this process's certificates; None without mutual TLS."""
     return _Ours.certificates
 
 
@@ -399,7 +399,7 @@ def refusal_of(transport: asyncio.BaseTransport | None, service: str) -> str:
 
 
 def server_tls(*, is_required: bool) -> ssl.SSLContext | None:
-    """Return what HTTP servers of ours take as `ssl`; see `Certificates.server_context`."""
+    """Return the `ssl` argument of HTTP servers; see `Certificates.server_context`."""
     certificates = _Ours.certificates
     return certificates and certificates.server_context(is_required=is_required)
 

@@ -1,7 +1,7 @@
-"""gRPC between our processes: with the installation's token, and mutual TLS where that is set.
+"""gRPC between platform processes: with the installation's token, and mutual TLS if set.
 
-Every call carries a token of the installation's secret for the service that is called, and every
-server asks for it. Both are done once per call, never per message.
+Every call carries a token derived from the installation's secret for the called service, and every
+server checks it. Both happen once per call, never per message.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ _UNKNOWN = (
 
 
 def channel_to(address: str, role: CertificateRole, *, options: Options) -> grpc.aio.Channel:
-    """Return a channel to a process of ours.
+    """Return a channel to a platform process.
 
-    Its certificate is read now: one that lives longer than a connection is a `RenewedChannel`.
+    Its certificate is read now: a channel that outlives a connection is a `RenewedChannel`.
 
     Args:
         address: host:port.
@@ -55,10 +55,10 @@ def channel_to(address: str, role: CertificateRole, *, options: Options) -> grpc
 
 
 def engine_header() -> tuple[str, str]:
-    """Return the name of the header, and its value, that our engines ask for.
+    """Return the name of the header, and its value, that the engines require.
 
-    Triton puts a prefix of its own before the name. It takes one secret only, so the name says
-    which one it is, and callers show all that they have.
+    Triton puts a prefix of its own before the name. It accepts one secret only, so the name
+    identifies it, and callers send all that they have.
     """
     return _engine_headers()[0]
 
@@ -80,7 +80,7 @@ def _service_of(method: str | bytes) -> str:
 
 
 class _TokenChannel(grpc.aio.Channel):
-    """A channel whose calls carry the token of the service that they call."""
+    """A channel whose calls carry the token of the called service."""
 
     def __init__(self, bare: grpc.aio.Channel) -> None:
         self._bare = bare
@@ -134,9 +134,9 @@ def _secure(
 
 
 class RenewedChannel:
-    """A channel for a long time: another one when the certificate has been replaced.
+    """A long-lived channel: renewed when the certificate has been replaced.
 
-    gRPC connects again by itself, but always with the certificate that the channel was made with.
+    gRPC reconnects by itself, but always with the certificate of the channel's start.
     """
 
     def __init__(self, address: str, role: CertificateRole, *, options: Options) -> None:
@@ -157,9 +157,9 @@ class RenewedChannel:
         return self._certificates.fresh()
 
     async def current(self) -> grpc.aio.Channel:
-        """Return the channel for the next call; calls that are under way on others go on.
+        """Return the channel for the next call; running calls on older ones go on.
 
-        Of the one before the last they have `_GRACE_S`: a certificate and its CA may be replaced
+        Those on channels before the last have `_GRACE_S`: a certificate and its CA may be replaced
         one shortly after the other.
         """
         loaded = self._now()
@@ -184,10 +184,10 @@ class RenewedChannel:
 
 
 def server(options: Options) -> grpc.aio.Server:
-    """Return a server for our processes; `add_port` makes it listen.
+    """Return a server for platform processes; `add_port` makes it listen.
 
     Raises:
-        RuntimeError: This process took no secret of an installation.
+        RuntimeError: This process has no installation secret.
     """
     return grpc.aio.server(options=options, interceptors=(_Callers(shared_secret(), ours()),))
 
@@ -212,7 +212,7 @@ def _server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
     told = certificates.fresh()
 
     def newest() -> grpc.ServerCertificateConfiguration | None:
-        """Return what the next connection uses; None: what the last one did. In any thread."""
+        """Return the certificates for the next connection; None: unchanged. Thread-safe."""
         nonlocal told
         now = certificates.fresh()
         if now is told:
@@ -228,7 +228,7 @@ def _server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
 
 
 class _Callers(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] - none at run time
-    """Lets only those call who show a token and, with mutual TLS, a certificate of a right role."""
+    """Admits only calls with a token and, with mutual TLS, a certificate of an allowed role."""
 
     def __init__(self, secret: SharedSecret, certificates: Certificates | None) -> None:
         self._secret = secret
@@ -239,7 +239,7 @@ class _Callers(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingType
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Return the method with the check before it; all of ours are coroutines."""
+        """Return the method with the check in front; all methods here are coroutines."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None

@@ -1,10 +1,10 @@
 """Stores the bytes of artifacts: immutable chunks by SHA-256, on a disk or in S3.
 
-No chunk can be half there: it is created whole or not at all, and a reader gets bytes with this
-hash or an error. PostgreSQL has the manifests that point at chunks.
+A chunk is never incomplete: it is created whole or not at all, and a reader gets bytes with this
+hash or an error. PostgreSQL has the manifests that refer to chunks.
 
-Only the blocking calls of obstore are used, in threads of our own: its asynchronous ones may abort
-the interpreter when it ends while their last answer is on its way (obstore 0.12).
+Only the blocking calls of obstore are used, in threads of this class: its asynchronous ones may
+abort the interpreter when it ends while their last answer is on its way (obstore 0.12).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _ERRORS = (BaseError, OSError)
 
 
 class StoreDownError(PlatformError):
-    """The store of artifacts did not do it in time."""
+    """The store did not answer in time."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -50,7 +50,7 @@ class StoreDownError(PlatformError):
 
 
 class LostChunkError(PlatformError):
-    """The store does not hold what it should; the artifact has to be uploaded again."""
+    """The store lacks a chunk; the artifact has to be uploaded again."""
 
     def __init__(self, sha256: str, problem: str) -> None:
         message = f"chunk {sha256} {problem}: upload the artifacts that have it again"
@@ -58,11 +58,11 @@ class LostChunkError(PlatformError):
 
 
 def open_backend(url: str) -> Backend:
-    """Return the place that a URL names.
+    """Return the store at a URL.
 
     Args:
-        url: `file:///directory`, which is made if need be, or `s3://bucket/prefix`, with the usual
-            AWS_* variables of the environment.
+        url: `file:///directory`, which is made if necessary, or `s3://bucket/prefix`, with the
+            usual AWS_* variables of the environment.
 
     Raises:
         ValueError: The URL has no known scheme.
@@ -93,12 +93,12 @@ def open_bucket(bucket: str, prefix: str) -> S3Store:
 
 
 def awake_s() -> float:
-    """Return seconds since the machine started, also those in which it or this process slept."""
+    """Return seconds since the machine started, including suspended time."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def chunk_path(sha256: str) -> str:
-    """Return where a chunk lies; directories stay small."""
+    """Return the path of a chunk; directories stay small."""
     return f"chunks/{sha256[:2]}/{sha256[2:4]}/{sha256}"
 
 
@@ -111,11 +111,11 @@ class ChunkStore:
         self._threads = ThreadPoolExecutor(_THREADS, "artifact-store")
 
     def close(self) -> None:
-        """End the threads, each after the call that it is in."""
+        """End the threads, each after its present call."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def put(self, sha256: str, content: bytes) -> None:
-        """Make sure that a chunk is there.
+        """Store a chunk, unless it exists.
 
         Args:
             sha256: Hash of the content, computed by the caller.
@@ -161,12 +161,12 @@ class ChunkStore:
         return content
 
     async def delete(self, sha256: str, *, before_s: float) -> None:
-        """Make sure that a chunk is not there.
+        """Delete a chunk, if it exists.
 
         Args:
             sha256: Hash of the chunk.
-            before_s: Time by `awake_s` from which on nothing is deleted. A process that stood still
-                may not delete what others have put there since.
+            before_s: Time by `awake_s` after which the deletion is skipped. A process that stood
+                still must not delete a chunk that was stored again since.
 
         Raises:
             StoreDownError: The store does not answer; the chunk may be there, or not.

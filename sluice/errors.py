@@ -1,7 +1,7 @@
 """The platform's errors: one closed list of codes for every service, the wire and the metrics.
 
-A code says what happened; the class says which family it belongs to, which decides what may be
-retried. Backpressure (`rejected`, `evicted`) is never counted as a failure of anybody.
+A code names the reason; the class names the family, which decides about retries. Backpressure
+(`rejected`, `evicted`) never counts as a failure.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class ErrorCode(StrEnum):
 
     @property
     def policy(self) -> "ErrorPolicy":
-        """The policy that follows from the code."""
+        """The policy of the code."""
         return POLICIES[self]
 
 
@@ -65,18 +65,21 @@ class ErrorPolicy:
     """The consequences of an error, wherever it is met.
 
     Attributes:
-        status: HTTP status. 429: the caller is over its own limit; 503: the platform is over its.
-        moves: A request without a token goes to the next owner of its cell.
-        is_asked_again: An answer that has begun asks again until its patience ends.
-        lets_stand_in: A model that stands in may answer: the wanted one is saturated or down.
+        status: HTTP status. 429: the caller is over its own limit; 503: the platform is over its
+            own.
+        moves: Whether a request without any token goes to the next owner of its cell.
+        is_asked_again: Whether an answer that has begun is retried until its patience ends.
+        lets_stand_in: Whether another model may answer: the wanted one is saturated or down.
         is_passed_over: Whether a stand-in's refusal with this code is hidden: the client gets the
             refusal of the requested model instead.
-        goes_to_control: No engine can load canary's adapter: control answers.
-        is_charged: The request counts, though nothing was served: it can be work.
+        goes_to_control: Whether control answers, because no engine can load canary's adapter.
+        is_charged: Whether the request counts although it was not served, because it may have
+            caused work.
         is_failure: Whether traces and alerts count the request as failed; a hang-up of the client
             never does.
-        is_of_engine: An engine may refuse a request for it; another code is `engine_refused`.
-        is_of_health: A probe that ends so speaks against the engine.
+        is_of_engine: Whether an engine may refuse a request with it; any other code becomes
+            `engine_refused`.
+        is_of_health: Whether a probe with this result counts against the engine.
         release: Evidence in a rollout.
         own_kind: OpenAI's `type` where it does not follow from the status.
     """
@@ -166,7 +169,7 @@ POLICIES: dict[ErrorCode, ErrorPolicy] = {
 
 
 def policy_of(outcome: str) -> ErrorPolicy | None:
-    """Return what follows from an outcome as events name it; None: it was no error."""
+    """Return the policy of an outcome in an event; None: it was no error."""
     return _OF_OUTCOME.get(outcome)
 
 
@@ -178,9 +181,9 @@ class PlatformError(Exception):
 
     Attributes:
         code: Code of the error.
-        message: Text for people, with the remedy. Never holds secrets or another tenant's data.
-        retry_after_s: Seconds after which trying again makes sense; None when it never does.
-        param: The request field at fault, if one is.
+        message: Text for people, with the fix. Never holds secrets or another tenant's data.
+        retry_after_s: Seconds after which a retry makes sense; None: never.
+        param: Request field at fault, if there is one.
     """
 
     def __init__(
@@ -208,8 +211,8 @@ class BadRequestError(PlatformError):
 
 
 class RejectedError(PlatformError):
-    """Refused before any queue: the caller's limit (429) or ours (503)."""
+    """A refusal before any queue: over the caller's limit (429) or the platform's (503)."""
 
 
 class FailedError(PlatformError):
-    """Dispatched, and failed there."""
+    """A failure after the dispatch."""

@@ -1,4 +1,4 @@
-"""Proof that an event is of this installation: brokers take messages from whoever reaches them."""
+"""Proof that an event is of this installation: brokers accept messages from any client."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,14 +12,14 @@ Header = tuple[str, Value]
 
 
 def proof(topic: str, payload: bytes) -> dict[str, str | bytes | None]:
-    """Return the headers of a message that prove that one of ours made it for this topic."""
+    """Return the headers that prove that a platform process made a message for this topic."""
     return {HEADER: ours().mac(_PURPOSE + topic, payload)}
 
 
 def is_genuine(topic: str, payload: bytes, headers: Mapping[str, Value] | Iterable[Header]) -> bool:
-    """Return whether a message may count.
+    """Return whether a message is accepted.
 
-    One that proves nothing may where the installation does not require it (yet).
+    A message without a proof is accepted only while the installation does not require proofs (yet).
     """
     secret, shown = ours(), dict(headers).get(HEADER)
     if shown is None:

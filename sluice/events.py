@@ -1,15 +1,14 @@
 """Ships events to the broker without ever making a request wait.
 
-`emit` appends to a bounded queue in memory; one owned thread does the rest. While
-the broker answers, events go straight to it. Once it has been away for `broker_wait_s`, or the
-client's own queue is full, everything goes to the disk spool instead, and the thread replays the
-spool in order until it is empty; only then do events go straight again. Nothing is lost silently:
-what cannot be kept is counted.
+`emit` appends to a bounded queue in memory; one owned thread does the rest. While the broker
+answers, events go straight to it. Once it has been away for `broker_wait_s`, or the client's own
+queue is full, all events go to the disk spool instead, and the thread replays the spool in order
+until it is empty; only then do events go straight again. Every lost event is counted.
 
-Delivery is at least once (a replayed batch may have arrived before): consumers go by `event_id`.
-In memory only, and so lost by a crash of the process: the last `_TICK_S` of events, and what the
-broker has not acknowledged within `broker_wait_s`. Routers tell of these instead. A router that is
-lost cannot: then `put_on_disk` spools what the broker does not take at once.
+Delivery is at least once (a replayed batch may have arrived before): consumers deduplicate by
+`event_id`. A crash of the process loses events in memory only: the last `_TICK_S` of them, and
+those that the broker has not acknowledged within `broker_wait_s`. Routers report these instead.
+After the loss of a router, `put_on_disk` spools events that the broker does not take at once.
 """
 
 import threading
@@ -48,13 +47,13 @@ class EventStats:
 
     Attributes:
         emitted: Calls of `emit`.
-        delivered: Acknowledged by the broker, replayed ones included.
+        delivered: Events acknowledged by the broker, replayed ones included.
         delivery_failures: Attempts that the broker did not acknowledge; the events were spooled.
-        spooled: Written to the disk spool.
-        dropped: Lost: no room in memory or on disk, too large, or no spool configured.
+        spooled: Events written to the disk spool.
+        dropped: Lost events: no room in memory or on disk, too large, or no spool configured.
         damaged: Records of the spool that could not be read back.
-        queued: Gauge, in memory now.
-        spool_bytes: Gauge, on disk now.
+        queued: Events in memory now; a gauge.
+        spool_bytes: Bytes on disk now; a gauge.
         evicted: Records of the lesser spool that were deleted for these, because the disk was full.
     """
 
@@ -111,23 +110,24 @@ class EventProducer:
         may_spool: Callable[[], bool] = lambda: True,
         is_over: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
-        """Start shipping; the broker need not be there.
+        """Start shipping; the broker need not run yet.
 
         Args:
             bootstrap: `host:port,...` of the brokers.
             topic: Topic of all events.
             spool_directory: Root of the disk spool; several processes may share it. None: events
                 that cannot be delivered are dropped and counted.
-            spool_max_bytes: Above it the oldest events are dropped and counted.
+            spool_max_bytes: Bound of the spool; above it the oldest events are dropped and counted.
             spool_segment_bytes: Size of one file of the spool; also what a crash during replay
                 may deliver twice.
-            lesser_spool: Root of the spool of what matters less; it goes when the disk is full.
+            lesser_spool: Root of the spool of less important events, which are deleted first when
+                the disk is full.
             queue_max: Events in memory, and the same number again inside the client.
             broker_wait_s: Seconds that the broker may be away before events go to disk.
             linger_ms: Milliseconds that the client waits to fill a batch.
-            may_spool: Whether there is room on disk for these events; without, because better ones
-                need it, those that are there go, and are counted.
-            is_over: Whether the time of what comes from the spool is over: then it is not sent.
+            may_spool: Whether these events may use the disk; without, since better ones need it,
+                the spooled ones are deleted and counted.
+            is_over: Returns whether an event from the spool has expired: then it is not sent.
 
         Raises:
             OSError: The spool directory cannot be written.
@@ -165,10 +165,10 @@ class EventProducer:
         self._emitted += 1
 
     def put_on_disk(self) -> None:
-        """Let no event lie in memory alone for longer than a moment; never blocks.
+        """Spool events at once from now on instead of keeping them in memory; never blocks.
 
-        To be called when nobody else could tell of them any more if this process were killed. They
-        may arrive twice.
+        To be called when no other process could report them if this one were killed. They may
+        arrive twice.
         """
         self._disk_wanted = True
 
@@ -259,7 +259,7 @@ class EventProducer:
             self._keep(self._take())
 
     def _is_disk_due(self, now: float) -> bool:
-        """Return whether what is in memory has to be written to disk now."""
+        """Return whether events in memory have to be spooled now."""
         if self._disk_wanted:
             self._disk_wanted, self._disk_at = False, self._disk_at or now + _ACKNOWLEDGED_S
         if self._disk_at is None or now < self._disk_at:
@@ -270,8 +270,8 @@ class EventProducer:
     def _may_wait(self) -> bool:
         """Whether the queue can stay in memory until the spool is empty.
 
-        Otherwise events that come while the last spooled ones are on their way would be spooled,
-        and so on: under steady load the spool would never be empty.
+        Otherwise events that come during the replay would be spooled as well, and so on: under
+        steady load the spool would never be empty.
         """
         assert self._spool is not None
         is_last = self._replaying > 0 and not self._failed and self._spool.is_all_peeked
@@ -321,7 +321,7 @@ class EventProducer:
         return True
 
     def _fall_back(self) -> None:
-        """Take back everything unacknowledged, oldest first, and go by the spool from now on."""
+        """Take back all unacknowledged events, oldest first, and use the spool from now on."""
         self._reset()
         failed, self._failed = self._failed, []
         self._keep(failed)
@@ -330,7 +330,7 @@ class EventProducer:
             log.warning("events_spooled", topic=self._topic, events=len(failed))
 
     def _reset(self) -> None:
-        """Begin anew with a fresh client: a fatal error or a lost sequence stays behind."""
+        """Begin anew with a fresh client, without the old one's fatal error or lost sequence."""
         self._purge()
         self._producer = Producer(self._config)
 

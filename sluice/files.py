@@ -1,4 +1,4 @@
-"""Files of tenants: records whose items are parts of a file, in their order."""
+"""Files of tenants: records whose items are the parts of a file, in order."""
 
 import json
 
@@ -12,6 +12,6 @@ def part_id(number: int) -> str:
 
 
 def file_content(filename: str, purpose: str, size_bytes: int, status: str = "processed") -> bytes:
-    """Return what the record of a file says of it, as JSON."""
+    """Return the metadata of a file for its record, as JSON."""
     told = {"filename": filename, "purpose": purpose, "bytes": size_bytes, "status": status}
     return json.dumps(told).encode()

@@ -85,8 +85,8 @@ def shared_blocks(one: bytes, other: bytes) -> int:
 def _extend(hashes: list[bytes], ids: Sequence[int], key: bytes) -> None:
     """Append the hash of each block of `ids`, which follow the block whose hash is `key`.
 
-    The ids are packed once: cutting a list per block costs as much as the hash. Unsigned, because
-    that is the code which arrays fill fastest; no token id is so large that it would matter.
+    The ids are packed once: cutting a list per block costs as much as the hash. They are unsigned,
+    the format that arrays fill fastest; no token id is too large for it.
     """
     blake2b = hashlib.blake2b
     packed = ids if isinstance(ids, array) and ids.typecode == "I" else array("I", ids)

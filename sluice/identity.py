@@ -13,7 +13,7 @@ DOMAIN = "sluice.internal"
 
 
 class CertificateRole(StrEnum):
-    """A role that a certificate may be for."""
+    """The role of a certificate."""
 
     GATEWAY = "gateway"
     ROUTER = "router"
@@ -99,19 +99,19 @@ def server_name(role: CertificateRole, domain: str) -> str:
 
 
 def identity_of(names: Iterable[str], domain: str) -> Identity:
-    """Return who has a certificate with these DNS names; other names than roles' are let be."""
+    """Return the identity of a certificate with these DNS names; unknown names are ignored."""
     listed = tuple(names)
     known = {server_name(role, domain): role for role in CertificateRole}
     return Identity(frozenset(known[name] for name in listed if name in known), listed)
 
 
 def allowed(identity: Identity, service: str) -> bool:
-    """Return whether somebody may call a service; nobody may call what is not listed."""
+    """Return whether a peer may call a service; unlisted services allow none."""
     return service in CALLERS and not CALLERS[Service(service)].isdisjoint(identity.roles)
 
 
 def refusal(identity: Identity, service: str, domain: str) -> str:
-    """Return the reason of a refusal, and its remedy."""
+    """Return the reason of a refusal, and the fix."""
     callers = CALLERS[Service(service)] if service in CALLERS else frozenset[CertificateRole]()
     wanted = sorted(server_name(role, domain) for role in callers)
     return (

@@ -1,4 +1,4 @@
-"""Where ids come from: one place, so that simulations can replace it by a seeded source."""
+"""The source of ids: one place, so that simulations can replace it by a seeded source."""
 
 import re
 import secrets
@@ -35,8 +35,8 @@ def new_secret(prefix: str) -> str:
 
 
 def is_request_id(text: str) -> bool:
-    """Return whether a text may be a request's id, which is a segment of a path for those who ask.
+    """Return whether a text may be a request's id, which is also a segment of URL paths.
 
-    `.` and `..` may not: whoever makes a URL of them asks for something else.
+    `.` and `..` are excluded: in a URL they would name another resource.
     """
     return _REQUEST_ID.fullmatch(text) is not None and text not in {".", ".."}

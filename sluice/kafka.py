@@ -1,4 +1,4 @@
-"""How brokers are spoken to: plain, by TLS, with names and passwords; for all clients of ours."""
+"""Security of the connections to brokers, the same for all clients: plain, TLS, SASL."""
 
 import re
 from collections.abc import Iterator
@@ -43,8 +43,8 @@ class KafkaSettings(ServiceSettings):
     Attributes:
         security_protocol: Protocol of the connections, by Kafka's name.
         ssl_ca_location: PEM file of the CA that signs brokers' certificates; empty: the system's.
-        ssl_certificate_location: PEM file of our certificate, for brokers that ask for one.
-        ssl_key_location: PEM file of its key.
+        ssl_certificate_location: PEM file of the client certificate, for brokers that require one.
+        ssl_key_location: PEM file of the client certificate's key.
         sasl_mechanism: Login mechanism of `sasl_plaintext` and `sasl_ssl`.
         sasl_username: User of the SASL login.
         sasl_password: Password of the SASL login.
@@ -61,7 +61,7 @@ class KafkaSettings(ServiceSettings):
     sasl_password: SecretStr = SecretStr("")
 
     def options(self) -> dict[str, str]:
-        """Return what was set, as librdkafka names it; it verifies names of brokers by itself."""
+        """Return the settings by librdkafka's names; it verifies brokers' names by itself."""
         values = self.model_dump(exclude_defaults=True)
         return {
             name.replace("_", "."): value.get_secret_value() if name == "sasl_password" else value
@@ -70,12 +70,12 @@ class KafkaSettings(ServiceSettings):
 
 
 def security() -> dict[str, str]:
-    """Return the options of the environment; ends the process if they are none (see settings)."""
+    """Return the options of the environment; ends the process if they are invalid."""
     return KafkaSettings.from_environment().options()
 
 
 def problems(brokers: str) -> Iterator[str]:
-    """Yield why no client can be made for these brokers and this environment, line by line."""
+    """Yield the problems of these brokers and this environment, line by line."""
     from confluent_kafka import KafkaException, Producer  # many need the settings alone
 
     settings, wrong = KafkaSettings.check()

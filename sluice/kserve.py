@@ -101,7 +101,8 @@ class HostStream:
             model: Name of the model that holds the engine host.
             silence_s: Longest wait of the iteration for the next frame; None waits forever.
             send_timeout_s: Longest wait for gRPC to take a message.
-            channel: To the address, with `CHANNEL_OPTIONS`; it stays open. None: one of its own.
+            channel: Channel to the address, with `CHANNEL_OPTIONS`; stays open. None: one of its
+                own.
         """
         self._address = address
         self._model = model
@@ -204,7 +205,7 @@ class HostStream:
                 return None
 
     async def close(self, *, timeout_s: float) -> None:
-        """Detach, half-close and read to the end; cancel what is not over within `timeout_s`."""
+        """Detach, half-close and read to the end; cancel after `timeout_s`."""
         call, channel = self._call, self._channel
         self._call = self._channel = None
         if call is not None and not call.done():
@@ -266,13 +267,13 @@ async def ask(
     timeout_s: float,
     channel: grpc.aio.Channel | None = None,
 ) -> engine.HostFrame:
-    """Return the host's only answer to a request that has one, as `adapters` or `probe`.
+    """Return the host's only answer to a request such as `adapters` or `probe`.
 
-    It is asked over a connection of its own, or over `channel`.
+    Uses a connection of its own, or `channel`.
 
     Raises:
-        FailedError: UNAVAILABLE or REPLICA_LOST: nobody answered in time; any other code: the host
-            refused, and says why.
+        FailedError: UNAVAILABLE or REPLICA_LOST: no answer in time; any other code: the host
+            refused, with its reason.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
     async with HostStream(address, model, send_timeout_s=timeout_s, channel=channel) as stream:
@@ -325,7 +326,7 @@ async def probe(
         timeout_s: Seconds for all of it, the adapter's loading included; the host drops it then,
             too.
         adapter_digest: Digest of the adapter; empty: the base alone.
-        cache_root: Root of the prefix cache, 16 bytes; a fresh one has all computed anew.
+        cache_root: Root of the prefix cache, 16 bytes; a fresh one forces a full computation.
         wants_logprobs: Whether the tokens' log probabilities are wanted, where the engine has them.
         channel: Connection to the address; None: one of its own.
 

@@ -1,7 +1,7 @@
-"""How services run: background loops with an owner, and the two-step stop.
+"""The lifecycle of services: background loops with an owner, and the two-step stop.
 
-Nothing here knows what a service does. Background tasks exist only inside an `asyncio.TaskGroup`;
-an unexpected error ends the group and with it the process, whose supervisor restarts it.
+This module knows no service. Background tasks exist only inside an `asyncio.TaskGroup`; an
+unexpected error ends the group and with it the process, whose supervisor restarts it.
 """
 
 import asyncio

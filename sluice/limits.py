@@ -1,8 +1,8 @@
 """The kinds of limits, for database, admin REST, wire, CLI and gateways alike. Pure.
 
-A limit is what one kind may come to in one scope: an account, a key, or a model in an account. A
-set of limits is a dictionary of values by the names of their kinds; what is not in it, or is 0, is
-not limited. A new kind is one more line of `KINDS`.
+A limit bounds one kind in one scope: an account, a key, or a model in an account. A set of limits
+is a dictionary of values by the names of their kinds; a missing kind, or 0, means no limit. A new
+kind is one more line of `KINDS`.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ Holder: TypeAlias = "wire.Tier | wire.Tenant | wire.ApiKey"
 
 
 class Counted(IntEnum):
-    """The quantity that a limit counts; the first three as gateways tell it to Valkey."""
+    """The counted quantity; the first three are those that gateways send to Valkey."""
 
     REQUESTS = 1
     TOKENS = 2  # of prompts and answers
@@ -41,15 +41,15 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LimitKind:
-    """One kind of limit.
+    """A kind of limit.
 
     Attributes:
         number: Number in Valkey, 1 to 255; never reused for another kind.
         name: Name in JSON, in options, and on the wire.
-        counted: Unit that adds up: requests, tokens or open requests.
+        counted: Counted quantity: requests, tokens or open requests.
         text: The unit in words that follow a number.
         window_s: Seconds in which an empty bucket refills; 0: no refill.
-        header: End of its `x-ratelimit-*` headers; empty: it has none.
+        header: Suffix of its `x-ratelimit-*` headers; empty: it has none.
         event_name: Name in the events of requests; empty: `name`.
     """
 
@@ -68,15 +68,15 @@ class LimitKind:
 
     @property
     def window_ms(self) -> int:
-        """The same in milliseconds."""
+        """The window in milliseconds."""
         return self.window_s * 1000
 
     def help(self, of: str) -> str:
-        """Return a sentence for an option; `of` says whose limit it is."""
+        """Return a sentence for an option; `of` is the owner of the limit."""
         return f"{self.text[0].upper()}{self.text[1:]} {of}"
 
     def ms_each(self, value: float) -> float:
-        """Return how long one takes to come back where `value` is the limit."""
+        """Return the milliseconds in which one unit refills under a limit of `value`."""
         return self.window_ms / value if self.window_s else SLOT_WAIT_MS
 
 
@@ -130,12 +130,12 @@ METERED_NAMES = tuple(kind.name for kind in METERED)
 
 
 def metered(limits: Mapping[str, int]) -> Limits:
-    """Return those that add up, in the order of kinds."""
+    """Return the kinds that add up, in the order of kinds."""
     return {name: limits[name] for name in METERED_NAMES if name in limits}
 
 
 def narrowest(*all_limits: Mapping[str, int]) -> Limits:
-    """Return the least of each kind that is limited somewhere."""
+    """Return the least limit of each kind."""
     found: Limits = {}
     for limits in all_limits:
         for name, value in limits.items():
@@ -144,7 +144,7 @@ def narrowest(*all_limits: Mapping[str, int]) -> Limits:
 
 
 def limits_of(holder: Holder, model_id: str = "") -> Limits:
-    """Return the limits in a message of the control plane; of a kind that we do not know, none.
+    """Return the limits in a message of the control plane; unknown kinds are ignored.
 
     Args:
         holder: Message with the limits.
@@ -154,7 +154,7 @@ def limits_of(holder: Holder, model_id: str = "") -> Limits:
 
 
 def _columns_of(holder: Holder, model_id: str) -> Limits:
-    """Return what the fields say that had a kind each."""
+    """Return the limits in messages of the older form, with a field for each kind."""
     # Tiers alone have limits for one model; a tenant's own stand in a message inside it.
     if model_id:
         found = getattr(holder, "model_limits", {}).get(model_id)

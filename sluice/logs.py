@@ -17,7 +17,7 @@ import structlog
 
 
 class _JsonFormatter(logging.Formatter):
-    """Lines of libraries, in the same form: what clients sent may stand in their messages."""
+    """Lines of libraries, in the same form; their messages may contain data of clients."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -38,15 +38,14 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Unfailing(io.TextIOBase):
-    """Drops lines that cannot be written: the disk is full, or nobody reads the log any more.
+    """Drops lines that cannot be written: the disk is full, or the reader has stopped.
 
-    A log is no reason to fail a request, or the process with all its streams, or to hold them up.
-    Of a line that has begun, the rest goes out before the next one; how many lines were dropped is
-    told by the next one that can be written.
+    Logging must neither fail nor delay a request or the process. The rest of a half-written line
+    goes out before the next one, which also reports the number of dropped lines.
     """
 
     def __init__(self, service: str, descriptor: int) -> None:
-        """Write there."""
+        """Write to this stream."""
         self._service = service
         self._send = _sender(descriptor)
         self._lock = threading.RLock()  # the collector may log, in the middle of a line
@@ -84,11 +83,11 @@ class _Unfailing(io.TextIOBase):
 
 
 def _sender(descriptor: int) -> Callable[[bytes], int]:
-    """Return what writes as much as can be written at once, and returns how much that was.
+    """Return a function that writes without blocking, and returns the number of bytes written.
 
     Other holders of a pipe or a socket must not notice a change, so neither is made non-blocking: a
-    pipe is opened once more, for us alone. Where that is impossible, for instance without /proc, a
-    reader that stops reading holds us up; so does a terminal.
+    pipe is opened once more, for this process alone. Where that is impossible, for instance without
+    /proc, a reader that stops reading delays this process; so does a terminal.
     """
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISSOCK(kind):

@@ -26,7 +26,7 @@ _EMPTY_SHA256 = hashlib.sha256().hexdigest()
 
 
 class ManifestError(ValueError):
-    """Something is no manifest, or a directory cannot have one; the message says how to fix it."""
+    """An invalid manifest, or a directory that cannot have one; the message names the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class FileEntry:
     """A file of an artifact.
 
     Attributes:
-        name: Relative to the artifact, with slashes.
-        size_bytes: May be 0; then there are no chunks.
+        name: Name, relative to the artifact, with slashes.
+        size_bytes: Bytes of the file; may be 0, then there are no chunks.
         sha256: SHA-256 of the whole file, in hex.
         chunk_sha256s: SHA-256 of each chunk of `CHUNK_BYTES`; the last one may be shorter.
     """
@@ -69,7 +69,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """The artifact's digest, the same one that `digest_directory` has for its files."""
+        """The artifact's digest, equal to `digest_directory` of its files."""
         found = hashlib.sha256()
         for file in self.files:
             found.update(f"{file.sha256}  {file.name}\n".encode())
@@ -93,7 +93,7 @@ class Manifest:
         return next((file for file in self.files if file.name == name), None)
 
     def document(self) -> dict[str, Any]:
-        """Return what JSON holds of it."""
+        """Return the content of its JSON form."""
         files = [
             {
                 "name": file.name,
@@ -106,7 +106,7 @@ class Manifest:
         return {"format": FORMAT, "chunk_bytes": CHUNK_BYTES, "files": files}
 
     def canonical_json(self) -> bytes:
-        """Return the one JSON text that equal manifests have in common."""
+        """Return the canonical JSON text, equal for equal manifests."""
         return json.dumps(self.document(), sort_keys=True, separators=(",", ":")).encode()
 
     @property
@@ -119,7 +119,7 @@ def parse_manifest(document: object) -> Manifest:
     """Return the manifest in a JSON value.
 
     Raises:
-        ManifestError: With the first thing that is wrong, and in which file.
+        ManifestError: The value is no manifest; the message names the first mistake and its file.
     """
     fields = _object(document, "a manifest", {"format", "chunk_bytes", "files"})
     if type(fields["format"]) is not int or fields["format"] != FORMAT:
@@ -138,7 +138,7 @@ def parse_manifest(document: object) -> Manifest:
 
 
 def manifest_of_directory(directory: Path) -> Manifest:
-    """Return the manifest of what a directory holds; no more than a chunk is in memory at once.
+    """Return the manifest of a directory; at most a chunk is in memory at once.
 
     Raises:
         ManifestError: The directory is empty, too large, or holds a file that cannot be in an
@@ -161,7 +161,7 @@ def manifest_of_directory(directory: Path) -> Manifest:
 
 
 def read_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield what is left of a file in pieces of `CHUNK_BYTES`; only the last may be shorter."""
+    """Yield the rest of a file in pieces of `CHUNK_BYTES`; only the last may be shorter."""
     while piece := file.read(CHUNK_BYTES):
         yield piece
 
@@ -246,7 +246,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_names(names: list[str]) -> None:
-    """Refuse names that are one file, or a file and a directory, where case does not count."""
+    """Refuse names that would collide on a system without distinction of case."""
     files: dict[str, str] = {}
     directories: dict[str, str] = {}
     for name in names:

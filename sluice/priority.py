@@ -1,7 +1,7 @@
-"""Which requests go first at a router: one scale for everybody who submits or asks.
+"""Priorities of requests at a router: one scale for all senders.
 
-Every tier is served in classes: its ordinary requests, and below them those that their callers
-themselves put behind. All of a tier's classes go before the tiers below.
+Every tier is served in classes: its ordinary requests, and below them those that callers have
+lowered themselves. All of a tier's classes come before the tiers below.
 """
 
 CLASSES = 4

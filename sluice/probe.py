@@ -1,7 +1,7 @@
-"""`python -m sluice.probe`: ask this container's process whether it is ready; for health checks.
+"""`python -m sluice.probe`: query the readiness of this container's process, for health checks.
 
-It finds the address where the process itself does, in the environment, so that no health check has
-to repeat it. Standard library only: a check runs every few seconds.
+It reads the address from the environment, like the process itself, so that no health check has to
+repeat it. Standard library only: a check runs every few seconds.
 """
 
 import http.client
@@ -26,7 +26,7 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def target(environment: Mapping[str, str]) -> tuple[str, int, bool]:
-    """Return host, port and whether TLS is spoken there.
+    """Return host, port and whether the port speaks TLS.
 
     Raises:
         LookupError: No service is configured.
@@ -41,7 +41,7 @@ def target(environment: Mapping[str, str]) -> tuple[str, int, bool]:
 
 
 def main() -> int:
-    """Return 0 when `/readyz` answers 200; else say why on stderr and return 1."""
+    """Return 0 when `/readyz` answers 200; else print the reason on stderr and return 1."""
     try:
         host, port, is_tls = target(os.environ)
         # Its own process, on its own machine: the name in the certificate is the public one.

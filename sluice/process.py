@@ -52,15 +52,15 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """How to run one child.
+    """The command, environment, stop and clean-up of a child.
 
     Attributes:
-        name: Unique within its owner; names the log file.
+        name: Name, unique within its owner; also of the log file.
         command: Program and arguments.
         env: The child's whole environment; nothing is inherited.
-        log_file: Receives stdout and stderr, appended. None: they go where ours go.
+        log_file: File for stdout and stderr, appended. None: this process's own.
         ready: Raises (OSError, ConnectionError, RuntimeError, ...) until the child can serve.
-        uid: User and group id to run as; None keeps ours. Needs root.
+        uid: User and group id to run as; None: this process's. Needs root.
         stop_signal: Asks the child to end.
         stop_grace_s: Seconds from `stop_signal` to SIGKILL of the group.
         pass_fds: File handles that the child inherits under the same numbers.
@@ -86,10 +86,10 @@ class ProcessFailedError(RuntimeError):
 
 
 class OwnedProcess:
-    """The owner of a process group: watches its leader, and ends all of it.
+    """The owner of a process group: watches its leader, and ends the whole group.
 
-    Always `stop` it, also after a crash: the group may outlive its leader. `release` instead leaves
-    the group running, for the next owner.
+    Always call `stop`, also after a crash: the group may outlive its leader. `release` instead
+    leaves the group running, for the next owner.
     """
 
     def __init__(self, spec: ProcessSpec, pid: int, pidfd: int) -> None:
@@ -133,7 +133,7 @@ class OwnedProcess:
         await self._ended.wait()
 
     def release(self) -> None:
-        """Answer for the group no longer: it goes on, and nothing of it is watched or cleaned."""
+        """Give up the ownership: the group goes on, unwatched."""
         self._close_pidfd()
 
     async def stop(self, *, grace_s: float | None = None) -> None:
@@ -188,7 +188,7 @@ class OwnedProcess:
 
 
 class ChildProcess(OwnedProcess):
-    """One run of a spec, started by us.
+    """A running child of a spec, started by this process.
 
     Not asyncio's own subprocess: uvloop's takes no user, and both can be cancelled half-way. Here
     starting is one synchronous call, so a child either exists with an owner or does not exist.
@@ -222,7 +222,7 @@ class ChildProcess(OwnedProcess):
             self._ready_limit.reschedule(self._loop.time())
 
     def release(self) -> None:
-        """Answer for the group no longer; see `OwnedProcess`."""
+        """Give up the ownership; see `OwnedProcess`."""
         super().release()
         if self.is_running:
             self._process.returncode = 0  # else it warns of a running child when it is collected
@@ -270,7 +270,7 @@ class ChildProcess(OwnedProcess):
 
 
 class AdoptedProcess(OwnedProcess):
-    """A process group that an earlier process of ours started and left running."""
+    """A process group that an earlier process started and left running."""
 
     @classmethod
     def adopt(
@@ -281,8 +281,8 @@ class AdoptedProcess(OwnedProcess):
         Args:
             spec: Spec that the process was started with.
             pid: Process id of the leader.
-            is_it: Whether the process that has this id now is the one that is meant. Ids are used
-                again; while we look, this one cannot be, unless the leader has ended.
+            is_it: Returns whether the process with this id now is the right one. Ids are reused;
+                during the call this one cannot be, unless the leader has ended.
         """
         try:
             pidfd = os.pidfd_open(pid)
@@ -392,7 +392,7 @@ def _has_ended(pidfd: int) -> bool:
 
 
 def _reap_group(pgid: int) -> None:
-    """Collect orphans of a group that have become our children, as they do in a container."""
+    """Collect orphans of a group that have become this process's children, as in a container."""
     with suppress(ChildProcessError):
         while os.waitpid(-pgid, os.WNOHANG)[0]:
             pass

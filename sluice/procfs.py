@@ -37,7 +37,7 @@ def group_processes(pgid: int) -> list[int]:
 def start_ticks(pid: int) -> int:
     """Return when a process started, in clock ticks since boot; 0 when it is gone.
 
-    With the id, this names a process for ever: ids are used again, within a tick they are not.
+    Together with the id, this identifies a process for ever: ids are reused, but not within a tick.
     """
     with suppress(OSError, ValueError):
         return int(_stat_fields(pid)[19])
@@ -45,7 +45,7 @@ def start_ticks(pid: int) -> int:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """Return the environment that a process was started with; empty when we may not see it."""
+    """Return the environment that a process was started with; empty when it is not readable."""
     entries: list[bytes] = []
     with suppress(OSError):
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -64,7 +64,7 @@ def program_name(pid: int) -> str:
 async def first_end(pids: Sequence[int]) -> int:
     """Wait until the first of these processes ends, and return its id; for ever without any.
 
-    They need not be children of ours.
+    They need not be children of this process.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
@@ -103,9 +103,9 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 def wants_processor(pids: Iterable[int]) -> bool:
-    """Return whether a thread of these processes runs, waits for a processor, or for a disk.
+    """Return whether a thread of these processes runs, or waits for a processor or a disk.
 
-    One that sleeps or is stopped does not. Tells a starved process from a frozen one.
+    A sleeping or stopped thread does not. Tells a starved process from a frozen one.
     """
     for pid in pids:
         with suppress(OSError, ValueError):
@@ -125,7 +125,7 @@ def _pss_bytes(pid: int) -> int:
 
 
 def _group(pid: int) -> int:
-    """Return the process group of a process; 0, which nobody has, when it is gone."""
+    """Return the process group of a process; 0 when it is gone."""
     with suppress(OSError):
         return os.getpgid(pid)
     return 0
@@ -159,7 +159,7 @@ async def kill_marked(
         timeout_s: Longest wait.
 
     Raises:
-        TimeoutError: Some still live after `timeout_s`; the message names them.
+        TimeoutError: Some processes are still alive after `timeout_s`; the message names them.
     """
     mark = f"{variable}={marker}".encode()
     killed: set[int] = set()

@@ -1,15 +1,15 @@
-"""How a replica is talked to, by the engine that its pool runs."""
+"""The protocol of a replica, by the engine of its pool."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A way to talk to a replica.
+    """The protocol of a replica.
 
     Attributes:
-        name: `frames`: step frames, through the router that owns the cell; `embed`: one request per
-            text, no router.
+        name: Name. `frames`: step frames, through the router that owns the cell; `embed`: one
+            request per text, no router.
         triton_model: Name of the model in the replica's Triton.
     """
 

@@ -1,8 +1,8 @@
-"""Ids of responses and records: when one was made, and a proof of whose it is.
+"""Ids of responses and records, with their creation time and a proof of their owner.
 
-A prefix such as `resp_` and 42 characters: what `new_id` makes (milliseconds, 80 random bits), and
-the first 80 bits of a keyed digest of that and of the tenant. So whose id a caller shows is known
-without a look.
+A prefix such as `resp_` and 42 characters: the parts of `new_id` (milliseconds, 80 random bits),
+and the first 80 bits of a keyed digest of these and of the tenant. So the owner of an id is
+verified without a look-up.
 """
 
 import hmac
@@ -28,7 +28,7 @@ def new_response_id(tenant_id: str, secret: SharedSecret) -> str:
 
 
 def new_owned_id(prefix: str, tenant_id: str, secret: SharedSecret) -> str:
-    """Return the id of something new of a tenant."""
+    """Return the id of a new object of a tenant."""
     stem = new_id(prefix)
     return stem + _proofs(stem, tenant_id, secret)[0]
 
@@ -43,7 +43,7 @@ def is_owned(owned_id: str, prefix: str, tenant_id: str, secret: SharedSecret) -
 
 
 def response_of_item(item_id: str, tenant_id: str, secret: SharedSecret) -> list[str]:
-    """Return the ids of the response that an item may have come with; none: with no response."""
+    """Return the possible ids of the response that an item came with; none: no response."""
     found = _ITEM.fullmatch(item_id)
     if found is None:
         return []
@@ -52,7 +52,7 @@ def response_of_item(item_id: str, tenant_id: str, secret: SharedSecret) -> list
 
 
 def is_response_id(text: str) -> bool:
-    """Return whether a text has the form of an id, whoever made it."""
+    """Return whether a text has the form of an id, of any origin."""
     return _FORM.fullmatch(text) is not None and created_unix_ms(text) < _UNIX_MS_MAX
 
 
@@ -71,7 +71,7 @@ def created_unix_ms(response_id: str) -> int:
 
 
 def item_stem(response_id: str) -> str:
-    """Return what the ids of a response's items are made of."""
+    """Return the common stem of the ids of a response's items."""
     return response_id[len(_PREFIX) + 1 : _STEM]
 
 

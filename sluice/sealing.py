@@ -1,7 +1,7 @@
-"""Secrets at rest: sealed for a place and a purpose with keys of the installation's secret.
+"""Secrets at rest: encrypted for a place and a purpose with keys of the installation's secret.
 
-AES-256-GCM. A sealed text is of use only to processes of the installation, and only at the place
-that it was sealed for: moved to another row, or to another server's address, it does not open.
+AES-256-GCM. A sealed text can be opened only by processes of the installation, and only at its own
+place: moved to another row, or to another server's address, it does not open.
 """
 
 import base64
@@ -35,7 +35,7 @@ class Sealer:
         return _VERSION + base64.urlsafe_b64encode(nonce + sealed).decode()
 
     def opened(self, sealed: str, place: str) -> str:
-        """Return what was sealed for a place; SealError where that is not possible."""
+        """Return the text sealed for a place; SealError where it cannot be opened."""
         try:
             data = base64.urlsafe_b64decode(sealed.removeprefix(_VERSION).encode())
         except (binascii.Error, ValueError):

@@ -1,8 +1,8 @@
 """The secret that all processes of an installation share, and digests derived from it.
 
-A caller of a platform port has to prove that it belongs to the installation. Nothing but keyed
-digests of the secret leaves a process, one for each purpose: a digest that was read on the way to
-one service is of no use at another. The secret itself is never sent, logged or given to an engine.
+A caller of a platform port has to prove that it belongs to the installation. Only keyed digests of
+the secret leave a process, one for each purpose: a digest that was intercepted on the way to one
+service is useless at another. The secret itself is never sent, logged or given to an engine.
 """
 
 import hashlib
@@ -27,9 +27,10 @@ class InstallationSettings(ServiceSettings):
     """The setting that all processes of an installation share, and no other process has.
 
     Attributes:
-        secret: At least 32 characters, the same in every process. To replace it, name the new one
-            and the old one, with a comma between: the first one signs, all of them are accepted.
-        is_required: Whether calls and events that show none are refused. False only while a
+        secret: Secret of at least 32 characters, the same in every process. To replace it, set the
+            new one and the old one, separated by a comma: the first one signs, all of them are
+            accepted.
+        is_required: Whether calls and events without a proof are refused. False only while a
             platform is upgraded from a version without the secret.
     """
 
@@ -50,7 +51,7 @@ class InstallationSettings(ServiceSettings):
 
 
 def listed(text: str) -> list[str]:
-    """Return the secrets of a setting, the one that signs first; an empty text is one, too."""
+    """Return the secrets of a setting, the signing one first; an empty text is one, too."""
     return [part.strip() for part in text.split(",")]
 
 
@@ -58,7 +59,7 @@ class SharedSecret:
     """Makes and checks proofs; thread-safe.
 
     Attributes:
-        is_required: Whether what shows no proof is refused.
+        is_required: Whether callers without a proof are refused.
     """
 
     def __init__(self, secrets: Sequence[str], *, is_required: bool = True) -> None:
@@ -73,7 +74,7 @@ class SharedSecret:
         return tuple(_digest(key, b"token", purpose.encode()).hex() for key in self._keys)
 
     def is_token(self, purpose: str, given: Sequence[str | bytes]) -> bool:
-        """Return whether one of the given tokens is one for this purpose; in constant time."""
+        """Return whether any given token is valid for this purpose; in constant time."""
         shown = [one.encode() if isinstance(one, str) else one for one in given]
         matches = [
             hmac.compare_digest(token.encode(), one)
@@ -83,7 +84,7 @@ class SharedSecret:
         return any(matches)
 
     def mac(self, purpose: str, data: bytes) -> bytes:
-        """Return the proof that one of ours made these bytes, 32 bytes."""
+        """Return the proof that a platform process made these bytes, 32 bytes."""
         return _mac(self._macs(purpose)[0], data)
 
     def short_macs(self, purpose: str, data: bytes, size: int) -> tuple[bytes, ...]:
@@ -91,7 +92,7 @@ class SharedSecret:
         return tuple(_mac(empty, data)[:size] for empty in self._macs(purpose))
 
     def is_mac(self, purpose: str, data: bytes, given: bytes) -> bool:
-        """Return whether one of ours made these bytes; in constant time."""
+        """Return whether a platform process made these bytes; in constant time."""
         macs = self._macs(purpose)
         matches = [hmac.compare_digest(_mac(empty, data), given) for empty in macs]
         return any(matches)
@@ -122,12 +123,12 @@ class _Ours:
 
 
 def environment() -> dict[str, str]:
-    """Return what the environment of another process needs to be one of ours."""
+    """Return the environment that makes another process a part of the installation."""
     return {VARIABLE: os.environ[VARIABLE]}
 
 
 def use() -> None:
-    """Take the secret that the environment names, for this process, from now on.
+    """Take the secret of the environment for this process, from now on.
 
     Ends the process with status 2 and a line on stderr when there is none.
     """
@@ -144,15 +145,15 @@ def use() -> None:
 
 
 def install(secret: SharedSecret) -> None:
-    """Use this one from now on."""
+    """Use this secret from now on."""
     _Ours.secret = secret
 
 
 def ours() -> SharedSecret:
-    """Return what this process uses.
+    """Return this process's secret.
 
     Raises:
-        RuntimeError: The process never took any.
+        RuntimeError: The process has no secret.
     """
     if _Ours.secret is None:
         raise RuntimeError("no INSTALLATION__SECRET was taken: call sluice.shared_secret.use first")

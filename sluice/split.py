@@ -20,8 +20,9 @@ class ReleaseChoice:
 
     Attributes:
         release: Release of the model.
-        is_canary: Whether that is the new one.
-        is_pinned: Whether the tenant is pinned to it: no part of a comparison, for want of a lot.
+        is_canary: Whether it is the new release.
+        is_pinned: Whether the tenant is pinned to it; then the request is not part of the
+            comparison.
     """
 
     release: str
@@ -31,7 +32,7 @@ class ReleaseChoice:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSplit:
-    """How the traffic of a model is split at the moment.
+    """The present split of a model's traffic.
 
     Attributes:
         model_id: Public name of the model, not an alias.
@@ -69,7 +70,7 @@ def bucket(model_id: str, salt: str, tenant_id: str, key: str) -> int:
     Args:
         model_id: Public name of the model.
         salt: Salt of the rollout.
-        tenant_id: Tenants that name their sessions alike are not in canary together.
+        tenant_id: Tenant; tenants with equal names of sessions are not in canary together.
         key: Session, or request id where there is none.
     """
     text = f"{len(model_id)}:{model_id}{len(salt)}:{salt}{len(tenant_id)}:{tenant_id}{key}"

@@ -1,10 +1,10 @@
-"""A bounded append-only spool on disk for what a broker cannot take now.
+"""A bounded append-only spool on disk for records that a broker cannot take now.
 
 A root directory holds numbered slots, one per process, each guarded by a lock file. A slot holds
-segment files, oldest first by name. A record is its length and CRC-32 (both u32, little endian)
-and then the payload. A segment is written once and never appended to after a restart, so that a
-torn tail can only cost the record that was being written. One owner thread; nothing here is
-thread-safe. Records survive the death of the process; a power failure may cost the last seconds.
+segment files, oldest first by name. A record is its length and CRC-32 (both u32, little endian) and
+then the payload. A segment is written once and never appended to after a restart, so that a torn
+tail can only cost the record that was being written. A spool belongs to one thread. Records survive
+the death of the process; a power failure may cost the last seconds.
 """
 
 import fcntl
@@ -76,8 +76,8 @@ class Spool:
             counters it may be read from other threads.
         dropped: Records deleted unread because the bound was reached, or because the disk refused.
         damaged: Records that could not be read back.
-        is_refused: The disk did not take all of what was last written at once, and nothing was
-            deleted since.
+        is_refused: Whether the disk did not take all of the last write, and nothing was deleted
+            since.
         evicted: Records of the lesser spool that were deleted for these.
     """
 
@@ -121,7 +121,7 @@ class Spool:
 
     @property
     def is_all_peeked(self) -> bool:
-        """Whether the last `peek` returned everything that is there."""
+        """Whether the last `peek` returned all records."""
         return len(self._sizes) == 1 and self._peeked[0] >= next(iter(self._sizes.values()))
 
     def append(self, payloads: Iterable[bytes]) -> int:
@@ -162,7 +162,7 @@ class Spool:
         return []
 
     def advance(self) -> None:
-        """Forget what the last `peek` returned; its segment is deleted when it was the end."""
+        """Drop the records of the last `peek`; a finished segment is deleted."""
         if not self._sizes or self._peeked[0] == 0:
             return
         first = next(iter(self._sizes))
@@ -173,7 +173,7 @@ class Spool:
             self._delete(first)
 
     def clear(self) -> None:
-        """Delete everything; what was not replayed is counted in `dropped`."""
+        """Delete all records; unread ones are counted in `dropped`."""
         while self._sizes:
             first = next(iter(self._sizes))
             with suppress(OSError):
@@ -182,7 +182,7 @@ class Spool:
 
     @property
     def is_tight(self) -> bool:
-        """Whether what is there needs more than half of the room, or the disk has none."""
+        """Whether the records need more than half of the room, or the disk has none."""
         return self.is_refused or self.size_bytes * 2 > self._max_bytes
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class Spool:
         return written
 
     def _written(self, records: list[bytes]) -> int:
-        """Write what the disk takes; return how many records that is."""
+        """Write as much as the disk takes; return the number of records."""
         data = b"".join(records)
         self._make_room(len(data))
         try:
@@ -245,7 +245,7 @@ class Spool:
         return fd, path
 
     def _give_up_segment(self) -> None:
-        """Close the segment that could not be written; one that holds nothing goes."""
+        """Close a segment that could not be written; an empty one is deleted."""
         path = self._writing
         self._close_writer()
         if path is not None and not self._sizes[path]:

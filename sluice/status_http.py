@@ -1,8 +1,8 @@
-"""/healthz, /readyz and /metrics for services that speak no other HTTP.
+"""/healthz, /readyz and /metrics for services without any other HTTP.
 
-A few lines on asyncio streams, so that such a service's image needs no HTTP framework. GET and
-HEAD only, one request per connection, bounded in size, time and number. With mutual TLS, metrics
-are for monitoring and operators; probes need no certificate, for kubelets have none.
+A few lines on asyncio streams, so that such a service's image needs no HTTP framework. GET and HEAD
+only, one request per connection, bounded in size, time and number. With mutual TLS, metrics are for
+monitoring and operators; probes need no certificate, since kubelets have none.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ async def status_server(
         address: Address to listen on.
         is_ready: Whether the service wants traffic; /readyz answers 503 when not.
         metrics: Returns the text exposition.
-        why_not_ready: Text of the 503 of /readyz; for people.
+        why_not_ready: Text of the 503 of /readyz, for operators.
         page: Returns further metrics by their path; None: there are none. OSError: not now.
 
     Yields:
@@ -87,7 +87,7 @@ async def status_server(
 async def _other_page(
     head: bytes, page: Callable[[str], Awaitable[bytes | None]], refusal: Callable[[], str]
 ) -> bytes | None:
-    """Return the answer where `page` is to give it; None: it is another one's."""
+    """Return the answer of `page`; None: the path is not its own."""
     method, path = _asked(head)
     if method != b"GET" or path in _OWN_PATHS or not path.endswith(b"/metrics"):
         return None
@@ -101,7 +101,7 @@ async def _other_page(
 
 
 def _asked(head: bytes) -> tuple[bytes, bytes]:
-    """Return method and path."""
+    """Return method and path of a request."""
     method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
     return method, rest.partition(b" ")[0].partition(b"?")[0]
 

@@ -17,8 +17,8 @@ def write(key_id: int, key: bytes, digest: str, node_id: str, expires_unix_s: in
     """Return a ticket.
 
     Args:
-        key_id: Names the key.
-        key: Key of the node that is asked.
+        key_id: Id of the key.
+        key: Key of the serving node.
         digest: Digest of the artifact.
         node_id: Node that may fetch.
         expires_unix_s: End of its validity.
@@ -28,13 +28,13 @@ def write(key_id: int, key: bytes, digest: str, node_id: str, expires_unix_s: in
 
 
 def is_valid(ticket: str, keys: Mapping[int, bytes], digest: str, now_unix_s: float) -> bool:
-    """Return whether a ticket is for an artifact, written with one of some keys, and not expired.
+    """Return whether a ticket is for an artifact, signed with one of some keys, and not expired.
 
     Args:
-        ticket: Any text that a caller sent.
+        ticket: Text from a caller.
         keys: Keys by id.
         digest: Digest of the requested artifact.
-        now_unix_s: The moment.
+        now_unix_s: Unix time in seconds.
     """
     if len(ticket) > _TICKET_MAX or not ticket.isascii():
         return False

@@ -1,8 +1,8 @@
-"""W3C Trace Context (level 1): how it is read, passed on, and where span ids come from.
+"""W3C Trace Context (level 1): reading, passing on, and the derivation of span ids.
 
-A request's own span id is part of its unique id, and those of the spans below it follow from it by
-arithmetic. So whoever knows the request can name its spans without having been told: the gateway
-when it submits, telemetry when it makes spans of an event, and the same ones if it does so twice.
+A request's own span id is part of its unique id, and the ids of the spans below follow from it by
+arithmetic. So every process that knows the request can name its spans: the gateway when it submits,
+telemetry when it makes spans of an event, repeatedly if necessary.
 """
 
 import hashlib
@@ -35,7 +35,8 @@ class Upstream(NamedTuple):
     Attributes:
         trace_id: 32 hex digits; empty: there is no valid context, and a trace begins here.
         span_id: Span of the caller, 16 hex digits.
-        is_sampled: The caller keeps this trace, or so it was decided where the trace begins.
+        is_sampled: Whether the caller samples this trace, or the gateway does where the trace
+            begins.
         state: `tracestate`, at most `STATE_MAX` characters.
     """
 
@@ -86,17 +87,17 @@ def _size(members: Sequence[str]) -> int:
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Return whether one of ours is kept; false for none at all."""
+    """Return whether a traceparent of the platform is sampled; false without one."""
     return traceparent[-2:] == "01"
 
 
 def traceparent(trace_id: str, span_id: str, *, sampled: bool) -> str:
-    """Return the header that names a span."""
+    """Return the header of a span."""
     return f"00-{trace_id}-{span_id}-{'01' if sampled else '00'}"
 
 
 def request_span_id(uid: str) -> str:
-    """Return the span id of a request: of a unique id of 32 hex digits its second half."""
+    """Return the span id of a request: the second half of its unique id of 32 hex digits."""
     if _UID.fullmatch(uid):
         return uid[16:]
     return hashlib.blake2b(uid.encode(), digest_size=8).hexdigest()
@@ -113,12 +114,12 @@ def attempt_number(part: int, number: int) -> int:
 
 
 def attempt_traceparent(of_request: str, part: int, number: int) -> str:
-    """Return what a router is told for an attempt, of the request's own traceparent."""
+    """Return the traceparent of an attempt for its router, from the request's own."""
     return _below(of_request, attempt_number(part, number))
 
 
 def later_attempt(of_attempt: str, number: int, by: int) -> str:
-    """Return what `attempt_traceparent` says of the attempt that many later than `number`."""
+    """Return the traceparent of a later attempt, from that of an earlier one."""
     return _below(of_attempt, attempt_number(0, number) ^ attempt_number(0, number + by))
 
 

@@ -1,9 +1,9 @@
-"""Triton's protocol, as the generated modules of its client package have it, without the client.
+"""Triton's protocol, from the generated modules of its client package, without the client.
 
-`tritonclient.grpc` runs its client as soon as it is imported, and with it numpy: 0.6 s and 26 MB of
-every gateway worker, router and agent, which use none of it. So the package's code is not run; its
-two generated modules are imported from where it lies. A later import of the client works as ever,
-and has the same messages.
+`tritonclient.grpc` imports its client at once, and with it numpy: 0.6 s and 26 MB of every gateway
+worker, router and agent, which use none of it. So the package's own code is skipped, and its two
+generated modules are imported directly. A later import of the client works as usual, with the same
+messages.
 """
 
 import sys
@@ -17,7 +17,7 @@ _PACKAGE = "tritonclient.grpc"
 
 @contextmanager
 def _not_run(name: str) -> Generator[None]:
-    """Let modules of a package be imported without its own code, unless that has run already."""
+    """Let modules of a package be imported without the package's own code, unless that has run."""
     spec = None if name in sys.modules else find_spec(name)
     if spec is None:
         yield

@@ -1,8 +1,8 @@
-"""Following the control plane: its state as this process knows it, live, and kept on disk.
+"""Follows the control plane: its state as known in this process, live, and stored on disk.
 
-Gateways and routers decide from this copy alone, so that they keep serving when the control plane
-is away and start from disk when it was never there. The snapshot file holds key hashes and cache
-salts: only its owner may read it.
+Gateways and routers decide from this copy alone, so that they keep serving while the control plane
+is away, and can start from disk. The snapshot file holds key hashes and cache salts: only its owner
+may read it.
 """
 
 import asyncio
@@ -61,12 +61,12 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def key_of(kind: str, message: Message) -> str:
-    """Return what identifies an object of a kind: a base's digest, everything else's id."""
+    """Return the key of an object of a kind: a base's digest, every other one's id."""
     return cast("str", getattr(message, "digest" if kind == "bases" else "id"))
 
 
 class ControlState:
-    """Everything that the control plane told us, by id. Messages are replaced, never changed."""
+    """All objects from the control plane, by id. Messages are replaced, never changed."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -96,10 +96,10 @@ class ControlState:
         return cast("dict[str, Message]", getattr(self, kind))
 
     def apply(self, response: wire.WatchResponse) -> bool:
-        """Take a snapshot, or a delta that is newer than what is known; tell whether it was taken.
+        """Take a snapshot, or a delta that is newer than the state; return whether it was taken.
 
-        A snapshot always counts, also one with a lower version: it may come from another control
-        plane, or from a database that was restored.
+        A snapshot is always taken, even one with a lower version: it may come from another control
+        plane, or from a restored database.
         """
         if response.is_heartbeat:
             return False
@@ -133,14 +133,14 @@ class ControlState:
         self.version = snapshot.version
 
     def become(self, other: "ControlState") -> None:
-        """Be what another state is, at once; that one is not used any more."""
+        """Take over another state's objects at once; the other must not be used any more."""
         self.version = other.version
         for kind in KINDS:
             setattr(self, kind, other.of_kind(kind))
             self.revisions[kind] += 1
 
     def drop(self) -> Iterator[None]:
-        """Let go of everything step by step: to free 200,000 objects takes a while, too."""
+        """Free the objects step by step: freeing 200,000 of them takes a while, too."""
         for kind in KINDS:
             objects = self.of_kind(kind)
             while objects:
@@ -151,9 +151,9 @@ class ControlState:
     def serialized(self) -> Iterator[bytes]:
         """Return the serialized parts of a snapshot, each a millisecond of work.
 
-        Each is a message, the last one with the version; joined they are one message, too: protobuf
-        adds up repeated fields of a message that comes in parts. The objects are listed now, so
-        that later changes of the state do no harm.
+        Each part is a message, the last one with the version. Joined they are one message, too:
+        protobuf concatenates repeated fields. The objects are listed now, so that later changes of
+        the state do no harm.
         """
         listed = {kind: tuple(self.of_kind(kind).values()) for kind in KINDS}
         return _serialize(self.version, listed)
@@ -174,12 +174,12 @@ def _chunks(items: Sequence[Message], size: int) -> Iterator[list[Message]]:
 
 
 def write_snapshot(pieces: Iterator[bytes], file: Path, *, true_at_unix_s: float = 0.0) -> None:
-    """Write a snapshot file: complete or not at all, mode 0600. Blocks; OSError when it cannot.
+    """Write a snapshot file atomically, mode 0600. Blocks; OSError.
 
     Args:
         pieces: Pieces of a serialized snapshot, in order.
         file: File; its modification time is when the state was last known to be current.
-        true_at_unix_s: Unix seconds at which the state was last known to be true; 0: now.
+        true_at_unix_s: Unix seconds at which the state was last known to be current; 0: now.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(file)
@@ -202,7 +202,7 @@ def write_snapshot(pieces: Iterator[bytes], file: Path, *, true_at_unix_s: float
 
 
 def _remove_leftovers(file: Path) -> None:
-    """Remove what killed writers left: each holds secrets, and as much room as the file."""
+    """Remove unfinished files of killed writers: each holds secrets, and much room."""
     for staging in file.parent.glob(f".{file.name}_*"):
         with suppress(FileNotFoundError):  # another process of this folder was faster
             if time.time() - staging.stat().st_mtime > _LEFTOVER_S:
@@ -210,10 +210,10 @@ def _remove_leftovers(file: Path) -> None:
 
 
 def read_snapshot(file: Path) -> wire.WatchResponse:
-    """Return what `write_snapshot` wrote.
+    """Return the snapshot in a file.
 
-    The version is 0 when the writer knew other kinds of objects than we do: what is there can be
-    worked with, but deltas from it would not bring the rest.
+    The version is 0 when the writer knew other kinds of objects than this process does: its objects
+    are usable, but deltas from it would not complete them.
 
     Raises:
         OSError: No such file, or it cannot be read.
@@ -274,34 +274,35 @@ class ControlWatcher:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the control plane is heard right now."""
+        """Whether the control plane is connected now."""
         return self._is_connected
 
     def age_s(self) -> float:
-        """Return how long ago the state was known to be true; infinite when it never was."""
+        """Return the age of the state in seconds; infinite when there never was one."""
         return float("inf") if self._heard_at is None else time.monotonic() - self._heard_at
 
     def on_change(self, callback: Callable[[wire.WatchResponse], None]) -> None:
-        """Call `callback` after each change of the state with what changed it.
+        """Call `callback` with each change, after it was applied.
 
-        A snapshot (`is_snapshot`) may have changed everything; otherwise only what is in `upserts`
-        and `removals` did. Callbacks run on the event loop and must be quick; an error ends `run`.
+        A snapshot (`is_snapshot`) may have changed everything; otherwise only the objects in
+        `upserts` and `removals` did. Callbacks run on the event loop and must be quick; an error
+        ends `run`.
         """
         self._callbacks.append(callback)
 
     def before_snapshot(self, prepare: Callable[[ControlState], Iterator[None]]) -> None:
-        """Call `prepare` with the state that a live snapshot is going to make.
+        """Call `prepare` with the state of a live snapshot before it replaces the present one.
 
-        Work that takes long for many objects belongs there: it is done step by step, and others
-        have their turn in between. `on_change` follows; a snapshot from disk has `on_change` alone.
+        Slow work for many objects belongs there: it is done step by step, and other tasks run in
+        between. `on_change` follows; a snapshot from disk only has `on_change`.
         """
         self._preparations.append(prepare)
 
     async def wait_synced(self, timeout_s: float) -> bool:
-        """Wait until there is a state, from disk or live; False when time ran out.
+        """Wait until there is a state, from disk or live; False when the time is over.
 
-        A live one counts when the server has said that it is the newest: first snapshots are shared
-        and may be older than what others have seen already.
+        A live one counts when the server has marked it as the newest: first snapshots are shared
+        and may be older than the state that others have seen already.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -309,9 +310,9 @@ class ControlWatcher:
         return self._synced.is_set()
 
     async def leave(self) -> None:
-        """Say that this router takes nothing new, so that its cells move now; then end `run`.
+        """Announce that this router takes no more requests, so that its cells move; then end `run`.
 
-        Does not fail: a control plane that cannot be reached will miss us.
+        Never fails, even without a control plane.
         """
         request = wire.LeaveRequest(instance_id=self._instance_id)
         try:
@@ -326,7 +327,7 @@ class ControlWatcher:
             log.warning("goodbye_not_heard", address=self._address, error=repr(error))
 
     def load_from_disk(self) -> bool:
-        """Start from the last saved state, if there is a good one. Blocks; call before serving."""
+        """Start from the last stored state, if there is a good one. Blocks; call before serving."""
         if self._file is None:
             return False
         try:
@@ -417,7 +418,7 @@ class ControlWatcher:
             self._tell(response)
 
     async def _take_snapshot(self, response: wire.WatchResponse) -> None:
-        """Replace the state at once, after work that lets others run; later deltas wait.
+        """Replace the state at once, after preparation in steps; later deltas wait.
 
         Args:
             response: All of the snapshot, or the last part of it.
@@ -433,7 +434,7 @@ class ControlWatcher:
         await _in_slices(before.drop())
 
     async def _forget_parts(self) -> None:
-        """Let go of a snapshot that did not come to its end."""
+        """Drop an incomplete snapshot."""
         partial, self._coming = self._coming, ControlState()
         await _in_slices(partial.drop())
 
@@ -469,7 +470,7 @@ class ControlWatcher:
         return time.time() - self.age_s() if self._heard_at is not None else 0.0
 
     def _touch(self, file: Path) -> None:
-        """Note on the file, which holds the state as it is, when that was last known to be true."""
+        """Set the file's modification time to when its state was last known to be current."""
         at_unix_s = self._true_at_unix_s()
         if at_unix_s:
             with suppress(OSError):
@@ -477,7 +478,7 @@ class ControlWatcher:
 
 
 async def _in_slices(steps: Iterator[None]) -> None:
-    """Take all steps; others have their turn every `_SLICE_S`."""
+    """Do all steps; other tasks run every `_SLICE_S`."""
     until_s = time.perf_counter() + _SLICE_S
     for _ in steps:
         if time.perf_counter() >= until_s:

@@ -44,9 +44,9 @@ def make_runner(app: web.Application) -> web.AppRunner:
 
 
 async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = None) -> None:
-    """Serve until `stop`; then write what the broker still has, for at most 5 s, and leave.
+    """Run until `stop`; then write the broker's remaining messages, for at most 5 s, and end.
 
-    The next process reads again the messages that are not written by then.
+    Messages that are not written by then are read again by the next process.
     """
     metrics = TelemetryMetrics()
     if prices is not None:
@@ -101,7 +101,7 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
 def _sinks(
     settings: Settings, store: Store, metrics: TelemetryMetrics, spans: "SpanExport | None"
 ) -> tuple[Sink, Sink]:
-    """Return what writes events, and what writes texts."""
+    """Return the sinks of events and of texts."""
     events = Sink(
         partial(_reader, settings, settings.topic),
         store,
@@ -132,7 +132,7 @@ def _reader(settings: Settings, topic: str) -> EventConsumer:
 
 
 async def _serving(api: TelemetryApi, address: str) -> Callable[[], Awaitable[None]]:
-    """Begin to answer at host:port, and return what ends that."""
+    """Begin to answer at host:port, and return the function that ends it."""
     runner = make_runner(api.application())
     await runner.setup()
     try:

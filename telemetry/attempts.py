@@ -1,4 +1,4 @@
-"""Where answers of requests ran: from events to rows of `attempts`, and back for one request."""
+"""The places where answers ran: from events to rows of `attempts`, and back for one request."""
 
 from base64 import b64decode
 from collections.abc import Sequence
@@ -52,12 +52,12 @@ def _row(event: RequestEvent, attempt: Attempt) -> list[Any]:
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of `attempts`, its decision in base64, as the API has it."""
+    """Return a row of `attempts`, its decision in base64, in the API's form."""
     return {name: row[name] for name in _COPIED} | {"decision": _decision(row["decision"])}
 
 
 def _decision(text: str) -> dict[str, Any] | None:
-    """Return what a router knew as JSON; None when it is not known or cannot be read."""
+    """Return a router's explanation as JSON; None when it is missing or unreadable."""
     if not text:
         return None
     try:

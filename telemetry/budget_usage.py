@@ -1,4 +1,4 @@
-"""Sums of the ledger for many tenants at once, by which the control plane follows their budgets."""
+"""Sums of the ledger for many tenants at once, for the control plane's budgets."""
 
 import asyncio
 from typing import Annotated, Any
@@ -42,8 +42,8 @@ _Moment = Annotated[int, Field(ge=0, le=UNIX_MS_MAX)]
 class TotalsQuery(BaseModel):
     """A query for token sums: tenants, and a span of Unix ms that excludes its end.
 
-    At most 31 days, `TENANTS_MAX` tenants, and as many models that are told apart; what others have
-    answered is one sum.
+    At most 31 days, `TENANTS_MAX` tenants, and as many models with sums of their own; all other
+    models are one sum.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -61,7 +61,7 @@ class TotalsQuery(BaseModel):
 
 
 async def totals_query(request: web.Request) -> TotalsQuery:
-    """Return what a body asks for; BadRequestError names its first mistake."""
+    """Return the query in a body; BadRequestError names its first mistake."""
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
             return TotalsQuery.model_validate_json(await request.read())
@@ -76,7 +76,7 @@ async def totals_query(request: web.Request) -> TotalsQuery:
 
 
 async def totals(store: Store, query: TotalsQuery) -> list[dict[str, Any]]:
-    """Return a row per tenant and model that is told apart; the other ones have no name.
+    """Return a row per tenant and named model; the sum of the other models has no name.
 
     Raises:
         STORE_ERRORS: ClickHouse is away, or there are more than 100,000 rows.

@@ -1,4 +1,4 @@
-"""Requests whose gateway was killed: closings of routers become rows, where nothing better came.
+"""Rows of requests whose gateway was killed, from routers' closings, where no event came.
 
 A router closes a request when its gateway's stream is cut, dead or not, so:
 
@@ -88,11 +88,11 @@ _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
 
 
 class Closer:
-    """Makes rows of closings; `run` belongs into a TaskGroup.
+    """Turns closings into rows; `run` belongs into a TaskGroup.
 
     Attributes:
-        until_ms: Closings that were ingested before this Unix time are rows, where they are to be;
-            0: not known yet.
+        until_ms: Unix milliseconds of ingestion before which all closings have their rows; 0:
+            unknown.
     """
 
     def __init__(self, store: Store, metrics: TelemetryMetrics, *, settle_s: float) -> None:
@@ -102,13 +102,13 @@ class Closer:
         self.until_ms = 0
 
     async def run(self) -> None:
-        """Look now and then, until cancelled."""
+        """Check at intervals until cancelled."""
         await run_every(
             _EVERY_S, self.step, name="closings", expected=STORE_ERRORS, step_timeout_s=_STEP_S
         )
 
     async def step(self) -> None:
-        """Make rows of what has settled since the last time; STORE_ERRORS: do it again later."""
+        """Make rows of newly settled closings; STORE_ERRORS: try again later."""
         [row] = await self._store.query(_NOW, {})  # times are those of the store
         to_ms = row["now_ms"] - self._settle_ms
         span = {"from_ms": self._from_ms, "to_ms": to_ms}

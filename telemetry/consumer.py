@@ -1,12 +1,12 @@
 """The broker side: one membership in a consumer group, driven from one thread of its own.
 
-Offsets are stored only when the caller says that messages are written; the client commits stored
+Offsets are stored only when the caller reports that messages are written; the client commits stored
 offsets in the background and on `close`. A message is therefore read again, never skipped, after
 any crash.
 
-The group's name ends with the id of the Kafka cluster: offsets mean nothing in another cluster, and
-a broker that lost its data (the local stack's does, when it restarts) is one. Its topic is then
-read from the beginning instead of from an offset that belongs to messages long gone.
+The group's name ends with the id of the Kafka cluster: offsets mean nothing in another cluster. A
+broker that lost its data (the local stack's does, when it restarts) is a new cluster. Its topic is
+then read from the beginning instead of from an old offset.
 """
 
 import asyncio
@@ -48,14 +48,14 @@ _CLOSE_S = 10.0
 
 
 class ConsumerLostError(RuntimeError):
-    """The membership is over; open a new one."""
+    """The membership has ended; open a new one."""
 
 
 class EventConsumer:
-    """A member of the group. Open, then `read` and `written` in turn, then `close`.
+    """A member of the group. Open, then call `read` and `written` in turn, then `close`.
 
     Attributes:
-        is_assigned: Whether the group has said which partitions are ours (it may be none).
+        is_assigned: Whether the group has assigned partitions to this member (perhaps none).
         missing: Messages that the broker deleted before they were read, since `open`.
     """
 
@@ -96,7 +96,7 @@ class EventConsumer:
         await self._call(self._open)
 
     async def read(self, batch_max: int) -> list[BrokerMessage]:
-        """Return the next messages, [] when there are none for a while.
+        """Return the next messages; an empty list when there are none for a while.
 
         Raises:
             ConsumerLostError: Partitions were lost or the client failed for good.
@@ -104,18 +104,18 @@ class EventConsumer:
         return await self._call(self._read, batch_max)
 
     async def written(self, messages: Sequence[BrokerMessage]) -> None:
-        """Say that these messages are written and need not come again."""
+        """Note that these messages are written and must not be read again."""
         ends: dict[int, int] = {}
         for message in messages:
             ends[message.partition] = max(ends.get(message.partition, 0), message.offset + 1)
         await self._call(self._store, ends)
 
     async def lag(self) -> int:
-        """Return how many messages of the assigned partitions are still to be read."""
+        """Return the number of unread messages in the assigned partitions."""
         return await self._call(self._lag)
 
     async def is_drained(self) -> bool:
-        """Return whether everything that the broker has for us now was read.
+        """Return whether all present messages of the broker were read.
 
         Raises:
             KafkaException: The broker does not answer.
@@ -123,7 +123,7 @@ class EventConsumer:
         return await self._call(self._is_drained)
 
     async def close(self) -> None:
-        """Commit what is stored and leave the group; never raises."""
+        """Commit stored offsets and leave the group; never raises."""
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._call(self._close)

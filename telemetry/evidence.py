@@ -1,7 +1,7 @@
 """Counts of both arms of a rollout, window by window, read from the trace store.
 
-`control_plane.rollouts.evidence` says what is counted, and why; this is its SQL. Windows are
-multiples of their length in Unix time, by when requests were *received*.
+`control_plane.rollouts.evidence` defines the counts; this module is their SQL. Windows are
+multiples of their length in Unix time, by the time when requests were *received*.
 """
 
 from collections.abc import Iterable, Mapping
@@ -93,17 +93,17 @@ _CODES = [str(code) for code in ErrorCode]
 
 @dataclass(frozen=True, slots=True)
 class ArmCounts:
-    """One arm in one window; histograms as bucket -> how many, without empty buckets.
+    """The counts of one arm in one window; histograms as bucket -> count, without empty buckets.
 
     Attributes:
         requests: Requests that count.
         errors: Failed requests, by error code.
-        first_answers: Answers that are the first of their session, and those without one: what
-            follows, but for times, is of these.
+        first_answers: First answers of sessions, and answers without a session: the following
+            counts are of these, except for times.
         refusals: Answers in which the model declined.
-        empty_answers: Answers of nothing.
-        repetitive_answers: Answers that say again and again what they have said.
-        cut_answers: Answers that had not come to an end at the limit of their length.
+        empty_answers: Answers without content.
+        repetitive_answers: Answers that repeat themselves.
+        cut_answers: Answers that were cut at the limit of their length.
         ttft_ms: TTFT in milliseconds, of requests that got a first token.
         tpot_us: Microseconds between tokens, the mean of each complete answer.
         output_tokens: Output tokens of complete first answers.
@@ -128,7 +128,7 @@ _NOBODY = ArmCounts()
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """Both arms of a rollout in one window, in Unix milliseconds; the end is not in it."""
+    """Both arms of a rollout in one window, in Unix milliseconds; the end is exclusive."""
 
     start_ms: int
     end_ms: int
@@ -141,7 +141,7 @@ class WindowCounts:
 
 
 def complete_windows(after_ms: int, until_ms: int, window_ms: int) -> range:
-    """Return the starts of the windows that lie in a stretch of time, the first `WINDOWS_MAX`."""
+    """Return the starts of the windows that lie in a span, the first `WINDOWS_MAX`."""
     first = -(-after_ms // window_ms)
     last = min(until_ms // window_ms, first + WINDOWS_MAX)
     return range(first * window_ms, last * window_ms, window_ms)

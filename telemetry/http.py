@@ -102,7 +102,7 @@ class TelemetryApi:
         return web.json_response({"data": rows})
 
     async def _trace(self, request: web.Request) -> web.Response:
-        """Tell all that is known of a request; with `tenant`, only if it is that tenant's."""
+        """Return all data on a request; with `tenant`, only on that tenant's."""
         self._check_key(request)
         request_id = params.ident(request.match_info, "request_id")
         tenant_id = params.ident(request.query, "tenant")
@@ -114,7 +114,7 @@ class TelemetryApi:
         return web.json_response(trace.as_json() | {"ingested_until": until})
 
     async def _texts(self, request: web.Request) -> web.Response:
-        """Tell what a tenant's request said and was answered; whose it is must be said."""
+        """Return the stored texts of a tenant's request; the tenant must be named."""
         self._check_key(request)
         request_id = params.ident(request.match_info, "request_id")
         tenant_id = params.required(request.query, "tenant")
@@ -128,7 +128,7 @@ class TelemetryApi:
         return web.json_response({"until": await _asked(texts.erase_texts(self._store, tenant_id))})
 
     async def _windows(self, request: web.Request) -> web.Response:
-        """Tell the windows of a rollout that are ingested for sure, the first 1,000 of them."""
+        """Return the completely ingested windows of a rollout, the first 1,000 of them."""
         self._check_key(request)
         query = request.query
         least, most = evidence.WINDOW_MS_MIN, evidence.WINDOW_MS_MAX
@@ -149,13 +149,13 @@ class TelemetryApi:
         )
 
     async def _slo(self, request: web.Request) -> web.Response:
-        """Tell how requests fared in the last minutes, in all, by model and over time."""
+        """Return the service levels of the last minutes: in total, by model and over time."""
         self._check_key(request)
         minutes = params.number(request.query, "minutes", 1, slo.MINUTES_MAX, default=60)
         return web.json_response(await _asked(slo.fared(self._store, minutes)))
 
     async def _auto_turns(self, request: web.Request) -> web.Response:
-        """Tell a tenant's choices of `auto`, with the judgements of their answers."""
+        """Return a tenant's choices of `auto`, with the judgements of their answers."""
         self._check_key(request)
         tenant_id = params.required(request.query, "tenant")
         since_ms = params.moment_ms(request.query, "since", default_ms=0)
@@ -164,7 +164,7 @@ class TelemetryApi:
         return web.json_response({"data": rows})
 
     async def _usage(self, request: web.Request) -> web.Response:
-        """Tell what was used, as JSON or as a file."""
+        """Return usage, as JSON or as a file."""
         self._check_key(request)
         query = usage_query(request.query, int(time.time() * 1000))
         names = ("json", *_EXPORTS)
@@ -187,7 +187,7 @@ class TelemetryApi:
         )
 
     async def _tools(self, request: web.Request) -> web.Response:
-        """Tell which tools gateways called for models: calls, seconds and prices."""
+        """Return the usage of server tools: calls, seconds and prices."""
         self._check_key(request)
         query = usage_query(request.query, int(time.time() * 1000))
         rows = await _asked(tool_usage(self._store, query))
@@ -202,7 +202,7 @@ class TelemetryApi:
         )
 
     async def _totals(self, request: web.Request) -> web.Response:
-        """Tell what each of many tenants used; the query is the body, too long for a URL."""
+        """Return the usage of many tenants; the query is the body, too long for a URL."""
         self._check_key(request)
         query = await totals_query(request)
         ingested_ms = self._progress.until_ms  # before the query, as for windows
@@ -210,7 +210,7 @@ class TelemetryApi:
         return web.json_response({"ingested_until_unix_ms": ingested_ms, "data": rows})
 
     async def _reconciliation(self, request: web.Request) -> web.Response:
-        """Tell where the ledger and what engines made differ, by hour and model."""
+        """Return the differences between ledger and engines, by hour and model."""
         self._check_key(request)
         query = usage_query(request.query, int(time.time() * 1000))
         if query.tenant_id or query.key_id:
@@ -231,7 +231,7 @@ class TelemetryApi:
         )
 
     async def _costs(self, request: web.Request) -> web.Response:
-        """Answer with costs, or with the work alone for callers with prices of their own."""
+        """Return costs, or only the work for callers with prices of their own."""
         self._check_key(request)
         query = cost_query(request.query, int(time.time() * 1000))
         form = params.choice(request.query, "format", ("costs", "work"), default="costs")
@@ -280,7 +280,7 @@ class TelemetryApi:
 
 
 async def _asked(query: Coroutine[Any, Any, T]) -> T:
-    """Return what a query gives; RejectedError: the store is away or busy."""
+    """Return the result of a query; RejectedError: the store is away or busy."""
     try:
         return await query
     except STORE_ERRORS as error:

@@ -1,4 +1,4 @@
-"""Every metric of the service, in one place; a test holds their names."""
+"""All metrics of the service; a test fixes their names."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -38,12 +38,12 @@ class SinkMetrics:
     """Metrics of one sink; events and texts have one each, since lost texts are no lost usage.
 
     Attributes:
-        lag: Messages still to be read.
+        lag: Number of unread messages.
         is_ready: 1 while broker and ClickHouse are reached.
     """
 
     def __init__(self, registry: CollectorRegistry, names: Mapping[str, str], of: str) -> None:
-        """Register metrics under these names; `of` begins what is said about each."""
+        """Register metrics under these names; `of` begins their descriptions."""
         counter = partial(Counter, registry=registry)
         self.duplicates = counter(
             names["duplicates"],
@@ -187,6 +187,6 @@ class TelemetryMetrics:
                 self.model_goodput.labels(it["model"]).set(it["goodput"])
 
     def show_prices(self, prices: Mapping[str, float], currency: str) -> None:
-        """Show what an hour of one replica costs, by pool."""
+        """Set the price of one replica-hour, by pool."""
         for pool_id, price in prices.items():
             self.replica_price.labels(pool_id, currency).set(price)

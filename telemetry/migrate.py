@@ -1,8 +1,8 @@
-"""`python -m telemetry.migrate`: bring ClickHouse's schema up to date and end.
+"""`python -m telemetry.migrate`: migrate ClickHouse's schema and exit.
 
 The service does the same when it first reaches ClickHouse; this is for deployments that migrate in
-a step of their own. How long rows are kept is left to the service: a step of its own may not have
-the operator's settings, and defaults would delete rows.
+a step of their own. Retention is left to the service: a migration step may not have the operator's
+settings, and defaults would delete rows.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ async def _migrate(settings: MigrateSettings) -> None:
 
 
 def main() -> None:
-    """Apply what is missing; status 1 and one line when that is not possible."""
+    """Apply missing migrations; status 1 and one line when that is impossible."""
     settings = MigrateSettings.from_environment()
     configure_logs("telemetry-migrate")
     try:

@@ -26,12 +26,12 @@ ENGINE = {{engine_prefix}}ReplacingMergeTree(applied_at) ORDER BY version
 
 
 class MigrationError(RuntimeError):
-    """The files and the database's history do not fit together."""
+    """The files and the database's history do not match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file. `checksum` is taken before variables are filled in."""
+    """A migration file. `checksum` is taken before variables are filled in."""
 
     version: int
     name: str
@@ -94,7 +94,7 @@ def pending(files: Sequence[Migration], applied: Mapping[int, str]) -> list[Migr
 
 
 def migrations_folder() -> Path:
-    """Return where the SQL files are: beside the packages, or inside the installed wheel."""
+    """Return the directory of the SQL files: beside the packages, or inside the installed wheel."""
     root = Path(__file__).resolve().parents[1]
     candidates = (
         root / "migrations" / "clickhouse",
@@ -114,7 +114,7 @@ def load(folder: Path) -> list[Migration]:
 async def apply(
     database: TraceDatabase, migrations: Sequence[Migration], variables: Mapping[str, str]
 ) -> list[int]:
-    """Bring the database up to date and return the versions applied now."""
+    """Migrate the database and return the versions applied now."""
     await database.command(fill(_HISTORY, variables))
     history = await database.rows("SELECT version, checksum FROM schema_migrations FINAL")
     applied = {int(str(version)): str(checksum) for version, checksum in history}

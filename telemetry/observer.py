@@ -1,7 +1,7 @@
-"""Watches how far the whole consumer group is, to say up to when events are surely ingested.
+"""Tracks the progress of the whole consumer group, and so the time up to which events are ingested.
 
 Each member of the group, of which this process is one, reads some of the partitions; the broker
-knows how far all of them are. It is asked by a client that never joins the group.
+knows the offsets of all. A client that never joins the group reads them.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ _STEP_S = 60.0
 
 
 class SinkObserver:
-    """Keeps `progress` up to date; one thread of its own talks to the broker.
+    """Updates `progress`; one thread of its own talks to the broker.
 
     Attributes:
-        progress: Stands still while the broker is away.
+        progress: Progress of ingestion; unchanged while the broker is away.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SinkObserver:
         self.progress = IngestProgress()
 
     async def run(self) -> None:
-        """Ask once a second, until cancelled."""
+        """Query once a second, until cancelled."""
         try:
             await run_every(
                 _EVERY_S,
@@ -73,7 +73,7 @@ class SinkObserver:
     # From here on: in the thread.
 
     def _ask(self) -> None:
-        """Note where the partitions end, and how far the group is; KafkaException: not known."""
+        """Note the ends of partitions, and the group's offsets; KafkaException: unknown."""
         if self._client is None:
             self._client = Consumer({**self._config, "group.id": f"{self._group}.probe"})
         known = self._client.list_topics(self._topic, timeout=_CALL_S)

@@ -12,17 +12,17 @@ class OffsetTracker:
         self._next: dict[int, int] = {}
 
     def assign(self, committed: Mapping[int, int]) -> None:
-        """Take over partitions; a negative offset means that none was committed."""
+        """Take assigned partitions; a negative offset means that none was committed."""
         for partition, offset in committed.items():
             self._next.pop(partition, None)
             if offset >= 0:
                 self._next[partition] = offset
 
     def missing(self, messages: Iterable[BrokerMessage]) -> int:
-        """Take note of messages and return how many were never delivered between them.
+        """Note messages and return the number of missing ones between them.
 
         Request topics have neither transactions nor compaction, so their offsets have no gaps: a
-        jump means that the broker deleted messages before we read them.
+        jump means that the broker deleted messages before they were read.
         """
         count = 0
         for message in messages:

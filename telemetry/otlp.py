@@ -1,10 +1,10 @@
-"""Sends spans to an OpenTelemetry collector, beside the sink and never in its way.
+"""Sends spans to an OpenTelemetry collector, without delaying the sink.
 
 Events are offered after they were written. Sampled events wait in a bounded queue; when the
-collector is away or slow the oldest go, and are counted. Callers choose what is sampled, so that
-goes before what failed or was slow. Spans are made and sent in one daemon thread at a time: a send
-that hangs takes no thread from the ledger, and the process does not wait for it at its end. A
-replay of the broker offers events again: the same spans with the same ids.
+collector is away or slow the oldest are dropped and counted. Events sampled by their callers are
+dropped before those of failed or slow requests. Spans are made and sent in one daemon thread at a
+time: a hanging send takes no thread from the ledger, and does not delay the process's end. A replay
+of the broker offers events again: the same spans with the same ids.
 """
 
 import asyncio
@@ -46,11 +46,11 @@ class Exporter(Protocol):
     """Sends spans; blocks (`opentelemetry`'s exporters)."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send all or say that it failed."""
+        """Send all spans or report a failure."""
         ...
 
     def shutdown(self) -> None:
-        """Give up what is being sent."""
+        """Abort a running export."""
         ...
 
 
@@ -65,7 +65,7 @@ class SpanExport:
     def __init__(
         self, exporter: Callable[[], Exporter], metrics: TelemetryMetrics, *, slow_us: int
     ) -> None:
-        """Prepare; `slow_us` as in `telemetry.spans.is_notable`."""
+        """Prepare; for `slow_us` see `telemetry.spans.is_notable`."""
         self._make = exporter
         self._metrics = metrics
         self._slow_us = slow_us
@@ -75,7 +75,7 @@ class SpanExport:
         self._has_some = asyncio.Event()
 
     def offer(self, events: Sequence[RequestEvent]) -> None:
-        """Queue those that are wanted: notable ones, and sampled ones; never waits."""
+        """Queue notable and sampled events; never waits."""
         for event in events:
             if is_notable(event, self._slow_us):
                 self._notable.append(_small(event))
@@ -90,7 +90,7 @@ class SpanExport:
             self._has_some.set()
 
     async def run(self) -> None:
-        """Send what is offered until cancelled; then what is left, for two seconds."""
+        """Send queued events until cancelled; then the rest, for two seconds."""
         exporter = await _in_thread(self._make)
         try:
             while True:
@@ -113,7 +113,7 @@ class SpanExport:
         return len(self._notable) + len(self._sampled)
 
     def _take(self) -> list[RequestEvent]:
-        """Take a message's worth; what is notable first."""
+        """Take the events of one message; notable ones first."""
         taken = [
             (self._notable or self._sampled).popleft() for _ in range(min(_BATCH, self._waiting))
         ]
@@ -122,10 +122,10 @@ class SpanExport:
         return taken
 
     async def _send(self, exporter: Exporter, events: list[RequestEvent]) -> None:
-        """Send the spans of some events; a collector that does not take them loses them.
+        """Send the spans of some events; a failing collector loses them.
 
-        Returns when the thread has ended, so that there is one of them; what comes meanwhile waits
-        in the queue or is dropped there.
+        Returns when the thread has ended, so that there is only one. Events that come meanwhile
+        wait in the queue or are dropped there.
         """
         self._sending = sending = _in_thread(partial(_export, exporter, events))
         try:
@@ -151,7 +151,7 @@ class SpanExport:
 
 
 def _in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
-    """Call a function in a thread of its own, for which the process does not wait when it ends."""
+    """Call a function in a thread of its own, which does not delay the end of the process."""
     loop = asyncio.get_running_loop()
     told: asyncio.Future[T] = loop.create_future()
 
@@ -172,7 +172,7 @@ def _in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
 
 
 def _small(event: RequestEvent) -> RequestEvent:
-    """Return an event without what routers knew, of which no span tells; the given one stays."""
+    """Return a copy of an event without routers' explanations, which no span contains."""
     if not any(attempt.decision for attempt in event.attempts):
         return event
     copied = RequestEvent()
@@ -183,13 +183,13 @@ def _small(event: RequestEvent) -> RequestEvent:
 
 
 def _export(exporter: Exporter, events: Sequence[RequestEvent]) -> int:
-    """Return how many spans were taken; 0: none."""
+    """Return the number of accepted spans; 0: none."""
     spans = [readable(span) for event in events for span in spans_of(event)]
     return len(spans) if exporter.export(spans) is SpanExportResult.SUCCESS else 0
 
 
 def readable(span: Span) -> ReadableSpan:
-    """Return a span as OpenTelemetry's exporters take it."""
+    """Return a span in the form for OpenTelemetry's exporters."""
     context = _context(span, span.span_id)
     status = Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET)
     return ReadableSpan(

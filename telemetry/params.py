@@ -13,7 +13,7 @@ Query = Mapping[str, str]
 
 
 def number(query: Query, name: str, least: int, most: int, *, default: int | None = None) -> int:
-    """Return an integer within bounds; BadRequestError also when it is missing without default."""
+    """Return an integer within bounds; BadRequestError if it is missing and has no default."""
     text = query.get(name, "" if default is None else str(default))
     if not re.fullmatch(r"[0-9]{1,15}", text) or not least <= int(text) <= most:
         raise _wrong(name, f"{name} must be {least} to {most}")
@@ -29,7 +29,7 @@ def choice(query: Query, name: str, choices: Collection[str], *, default: str) -
 
 
 def moment_ms(query: Query, name: str, *, default_ms: int) -> int:
-    """Return a moment in Unix milliseconds; given in ISO 8601, in UTC unless it says otherwise."""
+    """Return a time in Unix milliseconds; the text is ISO 8601, in UTC by default."""
     text = query.get(name)
     if text is None:
         return default_ms
@@ -57,7 +57,7 @@ def statuses(query: Query, name: str) -> tuple[int, int]:
 
 
 def ident(query: Query, name: str) -> str:
-    """Return an id, empty when none is given."""
+    """Return an id; empty when none is given."""
     text = query.get(name, "")
     if len(text) > _ID_CHARS_MAX:
         raise _wrong(name, f"{name} is no id")
@@ -65,14 +65,14 @@ def ident(query: Query, name: str) -> str:
 
 
 def required(query: Query, name: str) -> str:
-    """Return an id that must be given."""
+    """Return a mandatory id."""
     if not (text := ident(query, name)):
         raise _wrong(name, f"say {name}")
     return text
 
 
 def iso(unix_ms: int) -> str:
-    """Return a moment in ISO 8601, to the second."""
+    """Return a time in ISO 8601, to the second."""
     return datetime.fromtimestamp(unix_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -1,8 +1,8 @@
-"""Up to when everything that gateways sent is in ClickHouse; pure.
+"""The time up to which all events of gateways are in ClickHouse; pure.
 
-Now and then a caller notes how far each partition of the topic reaches. As soon as all of that is
-written, whatever was at the broker by then is in ClickHouse, and with it all events of requests
-that had ended a little earlier.
+A caller notes from time to time how far each partition of the topic reaches. Once all of that is
+written, every message that was at the broker by then is in ClickHouse, and with it all events of
+requests that had ended a little earlier.
 """
 
 from collections import deque
@@ -20,8 +20,8 @@ class IngestProgress:
     """The time up to which all events are ingested, by the offsets of the whole consumer group.
 
     Attributes:
-        until_ms: Events that gateways emitted before this Unix time are written; 0: not known. Goes
-            up only.
+        until_ms: Unix time before which all emitted events are written; 0: unknown. Never
+            decreases.
     """
 
     def __init__(self) -> None:
@@ -29,17 +29,18 @@ class IngestProgress:
         self._marks: deque[tuple[int, Mapping[int, int]]] = deque()
 
     def mark(self, now_ms: int, ends: Mapping[int, int]) -> None:
-        """Note where each partition ended at a time or later: the offset after the last message.
+        """Note the ends of partitions at a time: the offset after the last message.
 
-        Further marks are left out while hundreds wait: what is known then advances in larger steps.
+        While hundreds of marks wait, further ones are left out: progress then advances in larger
+        steps.
         """
         if len(self._marks) < _MARKS_MAX:
             self._marks.append((now_ms, dict(ends)))
 
     def written(self, offsets: Mapping[int, int]) -> None:
-        """Take note of what is written: the offset after the last message of each partition.
+        """Note what is written: the offset after the last message of each partition.
 
-        Negative where nothing was ever read, which is all that an empty partition needs.
+        Negative for a partition that was never read, which is enough for an empty one.
         """
         while self._marks:
             now_ms, ends = self._marks[0]

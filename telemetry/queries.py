@@ -15,7 +15,7 @@ class TenantScope:
     Every query on rows of tenants takes one, and puts `sql` among its conditions.
 
     Attributes:
-        tenant_ids: Tenants; None: the whole fleet, which only operators may ask for.
+        tenant_ids: Tenants; None: the whole fleet, for operators only.
     """
 
     tenant_ids: tuple[str, ...] | None
@@ -39,7 +39,7 @@ class TenantScope:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Values of the parameters in `sql`."""
+        """The values of the parameters in `sql`."""
         return {} if self.tenant_ids is None else {"tenants": list(self.tenant_ids)}
 
 
@@ -72,10 +72,11 @@ class RequestFilter:
     Attributes:
         tenant_id: Tenant of the requests.
         key_id: API key of the requests.
-        model: The name that the client asked for.
+        model: Model name in the request.
         statuses: The least and the largest HTTP status.
         since_ms: Unix milliseconds of the earliest arrival.
-        are_copies: Copies for shadow stages of rollouts, in place of clients' requests.
+        are_copies: Whether to list copies for shadow stages of rollouts, in place of clients'
+            requests.
     """
 
     tenant_id: str = ""
@@ -114,7 +115,7 @@ async def recent_requests(
 
 
 def readable(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of an event as JSON has it."""
+    """Return a row of an event in JSON's form."""
     return row | {
         "received_at": iso(row["received_at"]),
         # JavaScript would round a 64-bit number.
@@ -124,7 +125,7 @@ def readable(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def iso(moment: datetime.datetime) -> str:
-    """Return a moment of the store in ISO 8601, to the millisecond."""
+    """Return a time of the store in ISO 8601, to the millisecond."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
     return moment.isoformat(timespec="milliseconds")

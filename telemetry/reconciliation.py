@@ -1,8 +1,8 @@
-"""Ledger against engines: by hour and model, are the tokens of all requests those they had?
+"""Checks the ledger against engines: the token counts of requests, by hour and model.
 
-The ledger is made of what gateways tell. Routers count apart from it what engines gave them, by the
-hour in which the request was received (`router.counting`), so both sides put a token into the same
-hour, however long its request ran. An event that is lost, or told twice, is a difference.
+The ledger is made from the gateways' events. Routers count the engines' tokens independently, by
+the hour in which the request was received (`router.counting`). So both sides count a token in the
+same hour, however long its request ran, and a lost or doubled event is a difference.
 """
 
 import time
@@ -92,23 +92,24 @@ class ReconciliationState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One hour and model.
+    """The comparison of one hour and model.
 
     Attributes:
         start_ms: Unix time of the hour.
         ledger_tokens: Output tokens of the hour's requests, by the ledger; copies included.
-        engine_tokens: Tokens that engines gave to gateways which took them.
+        engine_tokens: Tokens of engines that gateways received.
         uncertain_tokens: Further tokens, of streams that were cut: the ledger may have all of them,
             if
             the gateway was dead, or some.
-        discarded_tokens: Tokens made and in neither count: after a stop string, or after the client
+        discarded_tokens: Tokens that neither side counts: after a stop string, or after the client
             left.
         ledger_prompt_tokens: Tokens of prompts that were placed, by the ledger.
         engine_prompt_tokens: Tokens of prompts that routers placed, each once.
         uncertain_prompt_tokens: Further prompt tokens, of streams that were cut.
-        resumed_prompt_tokens: Prompt tokens of resumed answers' later placements: in no ledger.
+        resumed_prompt_tokens: Prompt tokens of resumed answers' later placements, which no ledger
+            counts.
         has_prompts: Whether all routers of the hour count prompts; else these are not compared.
-        state: See there.
+        state: Result, see `ReconciliationState`.
     """
 
     start_ms: int
@@ -126,12 +127,12 @@ class Compared:
 
     @property
     def difference(self) -> int:
-        """By how much the ledger has too many output tokens (negative: too few)."""
+        """The ledger's excess of output tokens (negative: missing ones)."""
         return difference(self.ledger_tokens, self.engine_tokens, self.uncertain_tokens)
 
     @property
     def prompt_difference(self) -> int:
-        """The same of prompt tokens; 0 where they are not compared."""
+        """The ledger's excess of prompt tokens; 0 where they are not compared."""
         if not self.has_prompts:
             return 0
         ledger, engines = self.ledger_prompt_tokens, self.engine_prompt_tokens
@@ -150,7 +151,7 @@ class Compared:
 
 
 def difference(ledger: int, engines: int, uncertain: int) -> int:
-    """Return how far the ledger is from what engines made at least, and at most."""
+    """Return the least and the largest possible difference of the ledger."""
     return max(0, ledger - engines - uncertain) - max(0, engines - ledger)
 
 
@@ -160,7 +161,7 @@ def compared(
     killed_ms: Iterable[int],
     closed_ms: int,
 ) -> list[Compared]:
-    """Return every hour and model that either side knows, in order; `closed_ms`: until when."""
+    """Return every hour and model of either side, in order; `closed_ms` ends the closed hours."""
     ours = {(row["hour_ms"], row["model"]): row for row in ledger}
     theirs = {(row["hour_ms"], row["model"]): row for row in counted}
     unknown = frozenset(killed_ms)
@@ -202,7 +203,7 @@ def _compared(
 
 
 def mismatch_tokens(hours: Sequence[Compared]) -> int:
-    """Return the tokens by which hours differ of which that can be said."""
+    """Return the tokens by which hours differ for certain."""
     return sum(
         abs(hour.difference) + abs(hour.prompt_difference)
         for hour in hours
@@ -225,10 +226,10 @@ async def _against_engines(
 
 
 class LedgerSums:
-    """The ledger's side, for who asks again and again: hours that got no rows are not read twice.
+    """The ledger's side for repeated reads: hours without new rows are not read twice.
 
-    Sums are those of events, as without it. Rollups of usage do not have tokens that no client got
-    (`lost_output_tokens`), nor prompts as routers place them.
+    The sums are those of events. Rollups of usage lack tokens that no client got
+    (`lost_output_tokens`), and prompts as routers place them.
     """
 
     def __init__(self, store: Store, *, settle_ms: int = SETTLE_MS) -> None:
@@ -262,7 +263,7 @@ class LedgerSums:
 
 
 def stretches(hours: Iterable[int]) -> list[Range]:
-    """Return the stretches of time that hours, in order, make up."""
+    """Return the spans that consecutive hours make up."""
     found: list[Range] = []
     for at in hours:
         begin = found.pop()[0] if found and found[-1][1] == at else at
@@ -271,7 +272,7 @@ def stretches(hours: Iterable[int]) -> list[Range]:
 
 
 class Reconciler:
-    """Keeps the metric up to date; `run` belongs into a TaskGroup."""
+    """Updates the metric; `run` belongs into a TaskGroup."""
 
     def __init__(
         self, store: Store, progress: IngestProgress, closer: Closer, metrics: TelemetryMetrics
@@ -289,7 +290,7 @@ class Reconciler:
         )
 
     async def step(self) -> None:
-        """Compare the closed hours of two days; STORE_ERRORS: do it again later."""
+        """Compare the closed hours of two days; STORE_ERRORS: try again later."""
         closed_ms = closed_until_ms(min(self._progress.until_ms, self._closer.until_ms))
         if not closed_ms:
             return

@@ -1,6 +1,6 @@
-"""How long rows are kept and where: settings, brought onto the tables at each start.
+"""Retention of rows and their storage: settings, applied to the tables at each start.
 
-Tables say themselves what they have, so it is changed where it differs, and only there.
+The present state is read from the tables themselves, and only differences are changed.
 """
 
 import re
@@ -67,14 +67,14 @@ SELECT (SELECT min(received_at) FROM {database}.requests) < now64(3) - toInterva
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The TTL and storage policy of a table; `ttl` is empty when it keeps everything."""
+    """The TTL and storage policy of a table; an empty `ttl` keeps all rows."""
 
     ttl: str
     storage_policy: str
 
 
 def wanted_ttl(settings: StoreSettings, table: str) -> str:
-    """Return a table's TTL as ClickHouse writes it, empty for none."""
+    """Return a table's wanted TTL in ClickHouse's form; empty for none."""
     age = AGE[table]
     days = int(getattr(settings, f"{table}_days"))
     parts: list[str] = []
@@ -104,16 +104,15 @@ def changes(settings: StoreSettings, tables: Mapping[str, Table]) -> dict[str, l
 
 
 def ttl_of(create_table_query: str) -> str:
-    """Return the TTL of a table from how ClickHouse says that it was made, empty for none."""
+    """Return the TTL in a table's CREATE statement; empty for none."""
     found = _TTL.search(create_table_query)
     return found[1] if found else ""
 
 
 def days_of(ttl: str) -> int:
-    """Return after how many days a TTL deletes rows; 0: never.
+    """Return the days after which a TTL deletes rows; 0: never.
 
-    One that is none of ours counts as the shortest that there is: less is then believed to be there
-    than may be.
+    An unknown TTL counts as the shortest possible, so that no missing row is expected.
     """
     found = [0]
     for part in ttl.split(", ") if ttl else ():
@@ -124,11 +123,11 @@ def days_of(ttl: str) -> int:
 
 
 async def needed(database: TraceDatabase, settings: StoreSettings, local: str) -> list[str]:
-    """Return the statements that bring settings onto the tables, which are in `local`.
+    """Return the statements that apply the settings to the tables in `local`.
 
-    Events go only after they were summed: while old events are not, the change of their table waits
-    for the next start. The time before which rows may be gone is noted first, so that sums over it
-    are not made anew.
+    Events are deleted only after they were summed: while old events are not, the change of their
+    table waits for the next start. The time before which rows may be missing is stored first, so
+    that sums over it are not recomputed.
     """
     where = settings.clickhouse_database
     tables = {
@@ -153,5 +152,5 @@ async def needed(database: TraceDatabase, settings: StoreSettings, local: str) -
 
 
 def is_shorter(days: int, than: int) -> bool:
-    """Return whether rows are kept for less time; 0 days: for ever."""
+    """Return whether a retention is shorter; 0 days: for ever."""
     return days > 0 and (not than or days < than)

@@ -1,4 +1,4 @@
-"""Rollups: what requests add up to per minute and hour, and when sums may be taken of them.
+"""Rollups: sums of requests per minute and hour, and the rules for their use.
 
 The pipeline is at least once, and a gateway's event replaces what its router told, so rows of
 rollups are never added to: a stretch of time of a tenant that got events is summed anew from all of
@@ -36,29 +36,29 @@ Range = tuple[int, int]
 
 
 class Level(StrEnum):
-    """How long a row is about; the names under which progress is kept."""
+    """The length of a row's interval; progress is stored under these names."""
 
     MINUTES = "minutes"
     HOURS = "hours"
 
     @property
     def table(self) -> str:
-        """Where its rows are."""
+        """The table of its rows."""
         return f"usage_{self}"
 
     @property
     def start_of(self) -> str:
-        """The function that gives the start of its stretch of time."""
+        """The function that returns the start of an interval."""
         return "toStartOfMinute" if self is Level.MINUTES else "toStartOfHour"
 
 
 @dataclass(frozen=True, slots=True)
 class RetainedSince:
-    """From when on rows are surely there, in Unix time of whole hours.
+    """The times from which rows surely exist, in Unix time of whole hours.
 
     Attributes:
-        events_ms: All events of requests that were received from then on.
-        minutes_ms: The rollups of these minutes.
+        events_ms: Time from which all events of requests, by their arrival, exist.
+        minutes_ms: Time from which all rollups of minutes exist.
     """
 
     events_ms: int = 0
@@ -66,7 +66,7 @@ class RetainedSince:
 
     @classmethod
     def of(cls, now_ms: int, events: "Deletion", minutes: "Deletion") -> "RetainedSince":
-        """Return what is there although rows are deleted."""
+        """Return the times for tables that delete rows."""
 
         def since(found: Deletion) -> int:
             days_ms = now_ms - found.days * DAY_MS if found.days else 0
@@ -78,12 +78,12 @@ class RetainedSince:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """The rows that a table deletes, by its own TTL, which may differ from the settings.
+    """The deletion of rows by a table's own TTL, which may differ from the settings.
 
     Attributes:
         days: Days for which rows are kept; 0: for ever.
-        gone_ms: Rows from before this Unix time may be gone whatever `days` says, because they were
-            kept for a shorter time once; 0: none.
+        gone_ms: Unix time before which rows may be missing because of an earlier, shorter
+            retention; 0: none.
     """
 
     days: int = 0
@@ -92,7 +92,7 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class RollupState:
-    """How far rollups are, for one question; Unix time.
+    """The progress of rollups, for one query; Unix time.
 
     Attributes:
         has_minutes: Whether rollups of minutes are valid, marked minutes excepted.
@@ -111,12 +111,13 @@ class RollupState:
 
 @dataclass(frozen=True, slots=True)
 class SpanPlan:
-    """Where each moment of a span is taken from; ranges are sorted and do not touch.
+    """The sources of a span's sums: rollups and events; ranges are sorted and do not touch.
 
     Attributes:
-        span: Whole hours; the rest of the asked span is among the events.
-        minutes: Hours that are not taken from rollups of hours; inside the span.
-        events: Ranges that are summed from events. The rest of `minutes` is rollups of minutes.
+        span: Whole hours; the rest of the queried span is among the events.
+        minutes: Hours that rollups of hours do not cover; inside the span.
+        events: Ranges that are summed from events. The rest of `minutes` comes from rollups of
+            minutes.
     """
 
     span: Range
@@ -124,17 +125,17 @@ class SpanPlan:
     events: tuple[Range, ...]
 
     def level_at(self, moment_ms: int) -> Level | None:
-        """Return from which rollup a moment of the span is taken; None: from events."""
+        """Return the rollup that covers a time of the span; None: events do."""
         if _holds(self.events, moment_ms):
             return None
         return Level.MINUTES if _holds(self.minutes, moment_ms) else Level.HOURS
 
 
 def plan(span: Range, state: RollupState) -> SpanPlan:
-    """Return where to take a span from.
+    """Return the sources for a span.
 
-    Events that may be deleted are not summed: what comes late for such a time is in the rollups
-    with their next round.
+    Events that may be deleted are not summed: late events of such a time are in the rollups after
+    the next round.
     """
     asked, span = span, (-_floor(-span[0], HOUR_MS), _floor(span[1], HOUR_MS))
     if span[0] >= span[1]:
@@ -155,7 +156,7 @@ def plan(span: Range, state: RollupState) -> SpanPlan:
 
 
 def condition(ranges: Sequence[Range], moment: str) -> str:
-    """Return SQL that says whether a moment lies in one of the ranges."""
+    """Return SQL that tests whether a time lies in one of the ranges."""
     return " OR ".join(f"({_between(moment, one)})" for one in ranges) or "0"
 
 
@@ -173,9 +174,9 @@ def event_rows(where: str) -> str:
     FINAL, although duplicates may not be merged yet: they are always in the same partition, because
     they have the same time.
 
-    Prompt tokens count when they were computed, as in the gateway's limits and metrics: not those
-    of requests that were refused, or left the queue, before they had a place. Events of embeddings
-    hold only those.
+    Prompt tokens count when they were computed, as in the gateway's limits and metrics: requests
+    that were refused, or left the queue, before a placement have none. Events of embeddings hold
+    only computed ones.
     """
     return f"""
 SELECT received_at AS at, {", ".join(KEYS)}, event_id, ingested_at,
@@ -259,7 +260,7 @@ def _clipped(ranges: Iterable[Range], span: Range) -> list[Range]:
 
 
 def _coarse(ranges: Iterable[Range]) -> list[Range]:
-    """Return few ranges that hold the given ones: the statement must not grow with them."""
+    """Return few ranges that cover the given ones, to bound the length of the statement."""
     found = _merged(ranges)
     for length_ms in (HOUR_MS, DAY_MS):
         if len(found) <= _RANGES_MAX:

@@ -112,10 +112,10 @@ SETTINGS max_execution_time = 20
 
 
 def _roll(level: Level) -> str:
-    """Return the statement that sums anew whatever was marked in a span of time.
+    """Return the statement that recomputes the marked sums in a span of time.
 
-    A row without requests any more becomes a row of zeros. Of a time whose events may be deleted,
-    only those rows are touched that are single, late events.
+    A row that has lost all its requests becomes a row of zeros. Where events may be deleted, only
+    rows of single, late events are recomputed.
     """
     groups = ("start", "late_id", *KEYS)
     units = f"SELECT tenant_id, {level.start_of}(minute, 'UTC') FROM rollup_marks WHERE {_SPAN}"  # noqa: S608
@@ -152,17 +152,16 @@ _ROLL = {level: _roll(level) for level in Level}
 async def summed(store: Store, span: Range, scope: TenantScope) -> str:
     """Return SQL of rows that add up to the events of a span: `at`, `KEYS` and `MEASURES`.
 
-    They are right for now: a caller that waits with the statement asks anew. Raises what
-    `rollup_state` does.
+    The statement is valid for now: do not keep it. Raises the errors of `rollup_state`.
     """
     state = await rollup_state(store, span, scope)
     return planned_rows(plan(span, state), scope.sql)
 
 
 async def rollup_state(store: Store, span: Range, scope: TenantScope) -> RollupState:
-    """Return how far rollups are for a span, of what a scope holds.
+    """Return the progress of rollups for a span and scope.
 
-    To be asked before rows are read: what is marked after that has not been acknowledged yet.
+    Call before rows are read: later marks are of rows that were not acknowledged yet.
 
     Raises:
         STORE_ERRORS: ClickHouse is away.
@@ -206,7 +205,7 @@ class _Known:
 
     Attributes:
         until_ms: See `_KNOWN`, by name.
-        levels: Up to which mark each level is made, without those that are too far behind.
+        levels: Mark up to which each level is made, without levels that are too far behind.
     """
 
     now_ms: int
@@ -243,20 +242,20 @@ class Rollups:
         self._hours_at_ms = 0
 
     async def run(self) -> None:
-        """Look now and then, until cancelled."""
+        """Check at intervals until cancelled."""
         await run_every(
             _EVERY_S, self.step, name="rollups", expected=STORE_ERRORS, step_timeout_s=_STEP_S
         )
 
     async def step(self) -> None:
-        """Make what has been marked until now; STORE_ERRORS: do it again later."""
+        """Process all present marks; STORE_ERRORS: try again later."""
         [row] = await self._store.query(_NOW, {})
         await self._level(Level.MINUTES)
         if row["now_ms"] >= self._hours_at_ms and await self._level(Level.HOURS):
             self._hours_at_ms = row["now_ms"] + _HOURS_EVERY_MS
 
     async def _level(self, level: Level) -> bool:
-        """Return whether all that is marked is made; otherwise the time was over."""
+        """Return whether all marks are processed; False: the time was over."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + _LEVEL_S
         known = await _known(self._store)
@@ -268,7 +267,7 @@ class Rollups:
         return False
 
     async def _round(self, level: Level) -> bool:
-        """Make a bounded part of what is marked; return whether that was all."""
+        """Process a bounded part of the marks; return whether that was all."""
         known = await _known(self._store)
         settled_ms = known.now_ms - self._settle_ms
         if level in known.levels:
@@ -291,7 +290,7 @@ class Rollups:
         return is_all
 
     async def _roll(self, level: Level, known: _Known, marked: Range) -> bool:
-        """Sum what was marked; return whether it was not too much at once."""
+        """Sum marked intervals; return False if they were too many at once."""
         parameters = {
             "now_ms": known.now_ms,
             "from_ms": marked[0],
@@ -315,9 +314,9 @@ class Rollups:
         await self._store.write(_NOTE, {"name": str(name), "to_ms": to_ms})
 
     async def _seeded(self, known: _Known, until_s: float) -> bool:
-        """Mark all that there was; return whether that is done, otherwise it goes on later.
+        """Mark all existing rows; return whether that is complete, otherwise it goes on later.
 
-        All marks of one day are written by one statement, and the same whenever it is repeated.
+        One repeatable statement writes all marks of one day.
         """
         base_ms = known.until_ms.get(_SEED_BASE, 0)
         if base_ms <= known.now_ms - BEHIND_MAX_MS:

@@ -1,7 +1,7 @@
-"""From messages to rows: what is an event, what is poison. Pure.
+"""Turns messages into rows, and separates invalid messages (poison). Pure.
 
-A message that cannot become a row must never stop the ones behind it, and one that can must never
-make an insert fail: whatever ClickHouse would refuse is found here.
+A poison message must never stop the ones behind it, and a valid one must never make an insert fail:
+so every value that ClickHouse would refuse is detected here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -110,7 +110,7 @@ POISON_COLUMNS: dict[str, str] = {
 
 
 class PoisonReason(StrEnum):
-    """Why a message is no event; also a metric label."""
+    """The reason why a message is no event; also a metric label."""
 
     UNDECODABLE = "undecodable"
     UNKNOWN_SCHEMA = "unknown_schema"
@@ -118,10 +118,10 @@ class PoisonReason(StrEnum):
 
 
 class BrokerMessage(NamedTuple):
-    """One message of the broker.
+    """A message of the broker.
 
     Attributes:
-        is_genuine: Whether one of this installation's processes made it.
+        is_genuine: Whether a process of this installation made it.
     """
 
     topic: str
@@ -133,7 +133,7 @@ class BrokerMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A message that is parked."""
+    """A message that is stored unparsed."""
 
     source: BrokerMessage
     reason: PoisonReason
@@ -145,15 +145,15 @@ class RowBatch:
     """The decoded messages of one read of the broker, sorted by kind.
 
     Attributes:
-        events: One per event id, in the order of arrival.
+        events: Events, one per event id, in the order of arrival.
         closings: Routers' reports of requests whose gateway they have lost.
         counts: Routers' counts of the tokens that engines gave them.
-        judgements: Judgements of answers by those who got them.
+        judgements: Judgements of answers by their recipients.
         tool_calls: Calls of tools that gateways ran, one per event id.
         texts: Redacted texts of requests, from a topic of their own.
         poisons: All other messages.
-        duplicates: Messages left out because their event id came before in this batch.
-        forged: Messages left out because no process of the platform made them.
+        duplicates: Number of messages with an event id that came before in this batch.
+        forged: Number of messages that no process of the platform made.
     """
 
     events: list[RequestEvent] = field(default_factory=list[RequestEvent])

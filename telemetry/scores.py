@@ -1,7 +1,7 @@
 """Likelihoods of a rollout's answers, window by window, as counts; the SQL of scores.
 
-A score is a row of its own: a copy of no rollout that names the one whose answer it is about. It
-belongs to the window in which it was *made*, so that no window waits for work of last priority.
+A score is a row of its own: an event of a copy that names the scored request. It belongs to the
+window in which it was *made*, so that no window waits for work of the lowest priority.
 """
 
 from collections.abc import Mapping
@@ -80,12 +80,12 @@ class ScoreCounts:
 async def score_counts(
     store: Store, parameters: Mapping[str, Any]
 ) -> dict[tuple[int, bool], ScoreCounts]:
-    """Return the scores by start of the window and whether they are canary's.
+    """Return the scores by start of the window, for canary and control.
 
     Args:
         store: The trace store with the requests.
-        parameters: `rollout`, `window_ms`, `start_ms`, `end_ms`; `earlier_ms`, from where on
-            sessions are known; `quiet_ms`, after which one is counted as a new one.
+        parameters: `rollout`, `window_ms`, `start_ms`, `end_ms`; `earlier_ms`, the begin of known
+            sessions; `quiet_ms`, the silence after which a session counts as a new one.
 
     Raises:
         STORE_ERRORS: ClickHouse is away.

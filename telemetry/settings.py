@@ -18,22 +18,22 @@ _NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 
 class StoreSettings(ServiceSettings):
-    """How to reach ClickHouse and what its tables are like.
+    """Settings of the connection to ClickHouse and of its tables.
 
     Attributes:
         clickhouse_url: http(s)://host:port.
-        clickhouse_user: Empty for the server's default user.
-        clickhouse_password: Empty when there is none.
-        clickhouse_database: Created by the migrations.
+        clickhouse_user: User; empty for the server's default user.
+        clickhouse_password: Password; empty: none.
+        clickhouse_database: Database, created by the migrations.
         clickhouse_cluster: Name for ON CLUSTER; empty on a single server.
-        clickhouse_engine_prefix: `Replicated` on a cluster with replicas, else empty. Inserts then
-            wait for most replicas, and queries see all that was acknowledged.
-        clickhouse_is_sharded: Whether the cluster has several shards: tables are then made twice,
-            on each shard, and over all of them. Never changed later.
+        clickhouse_engine_prefix: Prefix of table engines: `Replicated` on a cluster with replicas,
+            else empty. Inserts then wait for most replicas, and queries see all acknowledged rows.
+        clickhouse_is_sharded: Whether the cluster has several shards: each table is then created on
+            each shard, and once over all of them. Never changed later.
         clickhouse_storage_policy: Storage policy of tables of tenants' requests; empty: the
             default.
         clickhouse_cold_volume: Volume of that policy to which old rows move.
-        cold_after_days: Days after which they move; 0: never.
+        cold_after_days: Days after which rows move to the cold volume; 0: never.
         requests_days: Days for which events of requests are kept; 0: for ever. Longer than brokers
             and spools can hold them.
         closings_days: Days for which routers' closings of lost gateways are kept; 0: for ever.
@@ -86,21 +86,22 @@ class Settings(StoreSettings):
         topic: Topic of the gateways' request events.
         texts_topic: Topic of redacted texts of tenants that opted in.
         group: Consumer group; the id of the Kafka cluster is appended, see `telemetry.consumer`.
-        batch_max: Events per insert at most.
+        batch_max: Most events per insert.
         batch_wait_s: Seconds to wait for a batch to fill; four times as long under a high rate.
         closing_settle_s: Seconds that a gateway whose stream broke may take to report its requests
             itself, before a router's report counts; longer than an insert takes.
         http_address: host:port of queries, health and metrics.
         admin_key_sha256: SHA-256 of the admin key, in hex.
         prices_file: Price list of the fleet for costs, TOML or JSON; empty: none.
-        control_plane_url: http(s)://host:port of its REST, asked for replica-hours when a caller
-            asks for costs of pools of which the price list says no replicas; empty: none.
-        control_plane_key: An admin key of it; a viewer's is enough.
+        control_plane_url: http(s)://host:port of the control plane's REST, for replica-hours of
+            pools without replicas in the price list; empty: none.
+        control_plane_key: Admin key of the control plane; a viewer's is enough.
         otlp_endpoint: URL for spans, by OTLP over HTTP: `http://collector:4318/v1/traces`; empty:
             nowhere. Headers and certificates are in OpenTelemetry's own variables
             (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE`).
-        otlp_slow_s: Spans of requests that waited so long for their first token, or paused so long,
-            are exported whatever the sampling, as spans of failed ones; 0: not of slow ones.
+        otlp_slow_s: Seconds to the first token, or of a pause, from which on a request's spans are
+            exported whatever the sampling, like those of failed ones; 0: slow requests are not
+            exported by themselves.
     """
 
     kafka_bootstrap: Brokers

@@ -1,10 +1,10 @@
 """Tables of a cluster with several shards.
 
-Each shard has them in a database of its own. Over all of them lie `Distributed` tables, with the
-names that queries know.
+Each shard has tables in a database of its own. Over all of them lie `Distributed` tables, under the
+names in queries.
 
-Rows that replace one another lie on one shard, and so does all that belongs to a tenant: `FINAL`
-and `IN (SELECT ...)` need look at one shard only.
+Rows that replace one another lie on one shard, and so do all rows of a tenant: `FINAL` and `IN
+(SELECT ...)` need to read one shard only.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ WHERE database IN ('{local}', '{database}') ORDER BY database, table, position
 
 
 def session(*, is_sharded: bool, is_replicated: bool) -> dict[str, str | int]:
-    """Return the settings that each statement has on such a cluster; none on a single server."""
+    """Return the settings of each statement on such a cluster; none on a single server."""
     found = dict(SESSION) if is_sharded else {}
     if is_replicated:
         found |= REPLICATED
@@ -47,18 +47,18 @@ def session(*, is_sharded: bool, is_replicated: bool) -> dict[str, str | int]:
 
 
 def local_database(database: str) -> str:
-    """Return where a shard's own tables are."""
+    """Return the database of a shard's own tables."""
     return f"{database}_shard"
 
 
 def sharding_key(sorting_key: str) -> str:
-    """Return what places a row, from the key by which rows replace one another."""
+    """Return the sharding key for the key by which rows replace one another."""
     columns = [column.strip() for column in sorting_key.split(",")]
     return f"cityHash64({'tenant_id' if 'tenant_id' in columns else ', '.join(columns)})"
 
 
 def statement(cluster: str, database: str, table: str, sorting_key: str) -> str:
-    """Return how the table over all shards is made, or made anew with other columns."""
+    """Return the statement that creates, or recreates, the table over all shards."""
     local = local_database(database)
     return (
         f"CREATE OR REPLACE TABLE {database}.{table} ON CLUSTER '{cluster}' AS {local}.{table} "
@@ -67,7 +67,7 @@ def statement(cluster: str, database: str, table: str, sorting_key: str) -> str:
 
 
 async def needed(database: TraceDatabase, cluster: str, name: str) -> list[str]:
-    """Return the statements for tables that are not there yet, or have other columns."""
+    """Return the statements for missing tables, and for tables with other columns."""
     local = local_database(name)
     columns = await database.rows(_COLUMNS.format(local=local, database=name))
     tables = await database.rows(_TABLES.format(database=local))

@@ -1,9 +1,9 @@
-"""The loop that moves events: read a batch, write it, and only then let the broker forget it.
+"""The loop that moves events: read a batch, write it, and only then commit its offsets.
 
-While one batch is written the next one is read and decoded, and no more than that: two batches are
-in memory at most. The sink outlives both of its peers. After any failure, memory keeps nothing that
-the
-broker would not deliver again: the membership is closed and everything begins anew after a pause.
+While one batch is written the next one is read and decoded, and no more than that: at most two
+batches are in memory. The sink survives the failure of both peers. After any failure, memory holds
+nothing that the broker would not deliver again: the membership is closed, and a new session begins
+after a pause.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ class BrokerReader(Protocol):
 
     @property
     def is_assigned(self) -> bool:
-        """Whether it is known what there is to read."""
+        """Whether partitions are assigned."""
         ...
 
     @property
     def missing(self) -> int:
-        """Messages that were deleted before they were read, since `open`."""
+        """Number of messages that were deleted before they were read, since `open`."""
         ...
 
     async def open(self) -> None:
@@ -56,15 +56,15 @@ class BrokerReader(Protocol):
         ...
 
     async def written(self, messages: Sequence[BrokerMessage]) -> None:
-        """Let the broker forget these."""
+        """Commit these messages."""
         ...
 
     async def lag(self) -> int:
-        """Return how many are still to be read."""
+        """Return the number of unread messages."""
         ...
 
     async def is_drained(self) -> bool:
-        """Return whether nothing is left to read now."""
+        """Return whether all present messages were read."""
         ...
 
     async def close(self) -> None:
@@ -80,7 +80,7 @@ class Writer(Protocol):
         ...
 
     async def insert(self, batch: RowBatch) -> None:
-        """Write all of it, or raise."""
+        """Write the whole batch, or raise."""
         ...
 
 
@@ -109,13 +109,13 @@ class Sink:
         """Prepare.
 
         Args:
-            reader: Makes the broker's side of a session.
+            reader: Makes the reader of a session.
             writer: ClickHouse.
             metrics: Metrics of this sink.
-            batch_max: Messages at a time.
+            batch_max: Most messages in a batch.
             on_written: Called with events that are in ClickHouse, perhaps more than once.
             decode: Sorts messages of the topic.
-            are_texts: Whether what it tells of itself is about the topic of texts.
+            are_texts: Whether the topic is that of texts, for logs.
         """
         self._decode = decode
         self._own = metrics.of_texts if are_texts else metrics.of_events
@@ -131,15 +131,15 @@ class Sink:
         self.is_ready = False
 
     def drain(self) -> None:
-        """Make `run` return once the broker has nothing more, or at the next failure.
+        """Let `run` return once all messages are read, or at the next failure.
 
         So the last events of stopped gateways are written before the broker stops: the local
-        stack's broker forgets its messages.
+        stack's broker loses its messages.
         """
         self._is_draining = True
 
     async def run(self) -> None:
-        """Run sessions, one after the other; a pause after each failure, doubling up to 5 s."""
+        """Run sessions one after the other; after each failure a pause, doubling up to 5 s."""
         while not self._is_draining:
             try:
                 await self._session()
@@ -198,7 +198,7 @@ class Sink:
             await reader.written(read.messages)
 
     async def _write(self, batch: RowBatch) -> None:
-        """Write a batch, trying again for a minute; the last error goes to the caller."""
+        """Write a batch with retries for a minute; the last error goes to the caller."""
         give_up_at = time.monotonic() + _WRITE_RETRY_S
         attempt = 0
         while True:

@@ -1,7 +1,7 @@
-"""How requests fared: TTFT, time per token, queue and goodput of the last minutes, from rollups.
+"""Service levels of the last minutes: TTFT, time per token, queue and goodput, from rollups.
 
-The sums are made by a view while events are inserted (`migrations/clickhouse/0012_slo.sql`), so a
-question reads some rows per minute and model, however many requests there were.
+A view makes the sums while events are inserted (`migrations/clickhouse/0012_slo.sql`), so a query
+reads some rows per minute and model, however many requests there were.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ LIMIT {{limit}}
 
 
 async def fared(store: Store, minutes: int) -> dict[str, Any]:
-    """Return how requests of the last minutes fared: the sum, by model and over time.
+    """Return the service levels of the last minutes: in total, by model and over time.
 
     Raises:
         STORE_ERRORS: ClickHouse is away.
@@ -71,7 +71,7 @@ async def busiest(store: Store) -> list[dict[str, Any]]:
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as JSON has it: quantiles in milliseconds, null where nothing was measured."""
+    """Return a row in JSON's form: quantiles in milliseconds, null without measurements."""
     judged = row["judged"]
     return {
         **{name: row[name] for name in ("requests", "failed", "output")},

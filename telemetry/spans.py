@@ -45,15 +45,15 @@ _GOOD = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One span.
+    """A span.
 
     Attributes:
         trace_id: 32 hex digits.
         span_id: 16 hex digits.
         parent_id: 16 hex digits; empty: none.
-        start_us: Unix time in microseconds, as `end_us`.
-        error: Code of what went wrong; empty: nothing did.
-        is_server: The request as the caller sees it; all others are internal.
+        start_us: Unix time in microseconds; `end_us` likewise.
+        error: Code of the failure; empty: none.
+        is_server: Whether the span is the request as the caller sees it; all others are internal.
     """
 
     name: str
@@ -69,9 +69,9 @@ class Span:
 
 
 def is_notable(event: RequestEvent, slow_us: int) -> bool:
-    """Return whether a request failed, was resumed or slow: its spans are exported unasked.
+    """Return whether a request failed, was resumed or slow: its spans are exported unsampled.
 
-    One that its client left after the first byte did not fail.
+    A hang-up after the first byte is no failure.
 
     Args:
         event: The request's event.
@@ -85,7 +85,7 @@ def is_notable(event: RequestEvent, slow_us: int) -> bool:
 
 
 def _final_status(event: RequestEvent) -> int:
-    """Return the HTTP status that its end deserved: a stream has sent 200 before it fails."""
+    """Return the HTTP status for the real end: a stream has sent 200 before it fails."""
     policy = policy_of(event.outcome)
     if event.status >= _HTTP_ERROR or policy is None:
         return event.status if event.status >= _HTTP_ERROR else 0
@@ -98,7 +98,7 @@ def _is_failure(outcome: str) -> bool:
 
 
 def spans_of(event: RequestEvent) -> list[Span]:
-    """Return the spans of a request, the outer ones first; none when it names no trace."""
+    """Return the spans of a request, the outer ones first; none when it has no trace id."""
     if not _is_id(event.trace_id, _TRACE_DIGITS):
         return []
     if event.HasField("tool_call"):
@@ -186,7 +186,7 @@ def _request_attributes(event: RequestEvent, operation: str) -> Iterator[tuple[s
 
 
 def _only_attempt(event: RequestEvent) -> list[Attempt]:
-    """Return the attempt of a request that had one, which its event tells without a list."""
+    """Return the attempt of a request with a single one, which its event holds without a list."""
     if not event.gateway_us or event.resumes:
         return []
     last_us = max(event.total_us, event.ttft_us, event.gateway_us)
@@ -238,11 +238,11 @@ def _attempt_spans(root: Span, attempt: Attempt) -> Iterator[Span]:
 
 
 def stage_times(attempt: Attempt) -> list[tuple[str, int, int]]:
-    """Return name, begin and end of an attempt's stages, in microseconds since the request came.
+    """Return name, begin and end of an attempt's stages, in microseconds since the arrival.
 
-    They are measured by three processes, each with its own clock, as lengths: one begins where the
-    one before it ends, and none goes beyond the first token or the end. Prefill takes in the way to
-    the first token, so that nothing is left between.
+    Three processes measure them as durations, each with its own clock: a stage begins where the
+    previous one ends, and none goes beyond the first token or the end. Prefill includes the way to
+    the first token, so that there are no gaps.
     """
     last_us = max(attempt.submitted_us, attempt.ended_us)
     if not attempt.replica_id:
@@ -269,7 +269,7 @@ def stage_times(attempt: Attempt) -> list[tuple[str, int, int]]:
 def _child(
     parent: Span, name: str, number: int, start_us: int, end_us: int, *, of_us: int | None = None
 ) -> Span:
-    """Return a span below another one, within it; times since the request came."""
+    """Return a span below and within another one; times are since the arrival."""
     base_us = parent.start_us if of_us is None else of_us
     start_us = min(max(base_us + start_us, parent.start_us), parent.end_us)
     return Span(

@@ -1,4 +1,4 @@
-"""The ClickHouse side: connect when it is there, migrate, insert, query."""
+"""The ClickHouse side: connect, migrate, insert, query."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -48,9 +48,9 @@ class Store:
     """One ClickHouse; lazily connected, reconnects by itself.
 
     Args:
-        settings: See there.
-        has_retention: Whether settings of retention are brought onto the tables: by whoever surely
-            has the operator's.
+        settings: Settings of the store.
+        has_retention: Whether retention settings are applied to the tables: only by processes that
+            surely have the operator's settings.
 
     Attributes:
         settings: Settings of the service.
@@ -118,7 +118,7 @@ class Store:
         return [dict(zip(result.column_names, row, strict=True)) for row in result.result_rows]
 
     async def write(self, sql: str, parameters: Mapping[str, Any]) -> int:
-        """Run an INSERT ... SELECT; return how many rows it wrote, as far as the server says.
+        """Run an INSERT ... SELECT; return the number of written rows, by the server's report.
 
         Raises:
             STORE_ERRORS: ClickHouse is away, slow, or refuses; nothing, a part or all may be
@@ -144,7 +144,7 @@ class Store:
             await client.command(migrations.fill(sql, self._variables()))
 
     async def end_failing_deletes(self, table: str) -> None:
-        """End deletions of rows that the server fails at again and again, on all shards.
+        """Cancel deletions that fail repeatedly on the server, on all shards.
 
         Raises:
             STORE_ERRORS: ClickHouse is away, slow, or refuses.
@@ -217,7 +217,7 @@ class Store:
         return client
 
     async def _migrate(self, client: AsyncClient) -> None:
-        """Bring the tables up to date, and see the database that queries see from now on."""
+        """Migrate the tables, and note the database for queries from now on."""
         client.database = self._databases[0]
         folder = migrations.migrations_folder()
         database, variables = _Migrating(client), self._variables()
@@ -238,12 +238,12 @@ class Store:
 
     @property
     def local_database(self) -> str:
-        """Where the tables with the rows are, of this server."""
+        """The database of this server's own tables."""
         return self._databases[0]
 
     @property
     def _databases(self) -> list[str]:
-        """Where migrations make tables, and where queries look, which is mostly the same."""
+        """The databases for migrations and for queries, which are mostly the same."""
         name = self.settings.clickhouse_database
         return (
             [shards.local_database(name), name] if self.settings.clickhouse_is_sharded else [name]
@@ -258,7 +258,7 @@ class Store:
 
 
 def _tables(batch: RowBatch) -> list[tuple[str, Mapping[str, str], Sequence[Sequence[Any]]]]:
-    """Return table, columns with their types, and values by column, of tables that get rows."""
+    """Return tables with rows to insert: columns with their types, and values by column."""
     found: list[tuple[str, Mapping[str, str], Sequence[Sequence[Any]]]] = [
         ("requests", COLUMNS, event_columns(batch.events)),
         ("attempts", attempts.COLUMNS, attempts.columns(batch.events)),
@@ -274,7 +274,7 @@ def _tables(batch: RowBatch) -> list[tuple[str, Mapping[str, str], Sequence[Sequ
 
 
 class _Migrating:
-    """A client as `telemetry.migrations.TraceDatabase`."""
+    """A client in the form of `telemetry.migrations.TraceDatabase`."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client

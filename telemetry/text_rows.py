@@ -1,6 +1,6 @@
 """Turns messages into rows of `texts`, as `telemetry.rows` does for events. Pure.
 
-A message that cannot become a row is parked without its payload: its tenant and the time of its
+A message that cannot become a row is stored without its payload: its tenant and the time of its
 deletion are unknown.
 """
 

@@ -61,7 +61,7 @@ WHERE database = {database:String} AND table = 'texts' AND NOT is_done
 
 
 async def find_texts(store: Store, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
-    """Return what is kept of a tenant's requests with this id, the latest first.
+    """Return the stored texts of a tenant's requests with this id, the latest first.
 
     Raises:
         STORE_ERRORS: ClickHouse is away.
@@ -73,10 +73,10 @@ async def find_texts(store: Store, tenant_id: str, request_id: str) -> list[dict
 
 
 async def erase_texts(store: Store, tenant_id: str) -> str:
-    """Hide all texts of a tenant for good; return up to when, in ISO 8601.
+    """Hide all texts of a tenant for good; return the end of the hidden span, in ISO 8601.
 
     Raises:
-        BadRequestError: No tenant is called so.
+        BadRequestError: The tenant's id is not valid.
         STORE_ERRORS: ClickHouse is away.
     """
     if not _TENANT.fullmatch(tenant_id):
@@ -87,7 +87,7 @@ async def erase_texts(store: Store, tenant_id: str) -> str:
 
 
 class Eraser:
-    """Deletes the rows of what was erased; `run` belongs into a TaskGroup."""
+    """Deletes the rows of erased texts; `run` belongs into a TaskGroup."""
 
     def __init__(self, store: Store, metrics: TelemetryMetrics) -> None:
         self._store = store
@@ -95,16 +95,16 @@ class Eraser:
         self._began_s: float | None = None
 
     async def run(self) -> None:
-        """Look now and then, until cancelled."""
+        """Check at intervals until cancelled."""
         await run_every(
             _EVERY_S, self.step, name="text_erasures", expected=STORE_ERRORS, step_timeout_s=_STEP_S
         )
 
     async def step(self) -> None:
-        """Delete the rows of erased texts; STORE_ERRORS: do it again later.
+        """Delete the rows of erased texts; STORE_ERRORS: try again later.
 
-        While ClickHouse deletes, no other deletion begins: rows that come meanwhile are found the
-        next time. A failed deletion is ended and begun anew.
+        While ClickHouse deletes, no other deletion begins: later rows are found the next time. A
+        failed deletion is cancelled and begun anew.
         """
         rows = await self._store.query(_TO_ERASE, {})
         self._show_age(is_done=not rows)
@@ -120,7 +120,7 @@ class Eraser:
                 log.info("texts_erased", tenant=row["tenant"], until_ms=row["until_ms"])
 
     async def _is_at_it(self) -> bool:
-        """Return whether the server works on the table; what fails there is ended."""
+        """Return whether the server works on the table; failing deletions are cancelled."""
         local = {"database": self._store.local_database}
         mutations = await self._store.query(_MUTATIONS, local)
         failing = [it for it in mutations if it["latest_fail_reason"]]

@@ -1,4 +1,4 @@
-"""Calls of tools that gateways ran for models: those of a request, and what was used."""
+"""Calls of server tools: those of a request, and their usage."""
 
 from datetime import UTC, datetime
 from typing import Any

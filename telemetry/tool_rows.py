@@ -1,4 +1,4 @@
-"""Calls of tools that gateways ran for models: from events to rows of `tool_calls`. Pure."""
+"""Calls of server tools: from events to rows of `tool_calls`. Pure."""
 
 from collections.abc import Sequence
 from typing import Any

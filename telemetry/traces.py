@@ -1,4 +1,4 @@
-"""All that the trace tables hold of one request: its event, its copies, what routers closed."""
+"""All data of the trace tables on one request: its event, its copies, its closings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,15 +48,14 @@ _SAME = ("event_id", "received_at", "tenant_id", "model", "outcome", "status", "
 
 @dataclass(frozen=True, slots=True)
 class RequestTrace:
-    """One request.
+    """The data on one request.
 
     Attributes:
-        request: The request's event; while only routers have told of it, the first router's
-            closing.
-        is_settled: Whether the event is there, not closings alone.
-        closings: Routers' reports because the gateway's stream was cut; of this event alone.
-        copies: Events of copies for shadow stages, under its id.
-        attempts: Placements of its answers; empty where `request` tells all of them.
+        request: Event of the request; before it comes, the first router's closing.
+        is_settled: Whether the event has come, not closings alone.
+        closings: Routers' reports on this event after the gateway's stream was cut.
+        copies: Events of copies for shadow stages, with its id.
+        attempts: Placements of its answers; empty where `request` holds all of them.
         tool_calls: Calls of tools that the gateway ran for it.
         others: Other requests with the same id, the latest first: clients choose ids.
     """
@@ -70,7 +69,7 @@ class RequestTrace:
     tool_calls: Sequence[dict[str, Any]] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as the API shows it."""
+        """Return it in the API's form."""
         return {
             "request": self.request,
             "is_settled": self.is_settled,
@@ -120,7 +119,7 @@ async def _attempts(store: Store, request: dict[str, Any]) -> list[dict[str, Any
 def build(
     events: Sequence[dict[str, Any]], closings: Sequence[dict[str, Any]]
 ) -> RequestTrace | None:
-    """Put rows of `requests` and `closings` together; None when there is nothing of a client."""
+    """Combine rows of `requests` and `closings`; None when there is no client's request."""
     told = [_row(row) for row in closings]
     rows = sorted((_row(row) for row in events), key=lambda row: row["received_at"], reverse=True)
     own = [row for row in rows if not row["is_copy"]]
@@ -141,7 +140,7 @@ def build(
 
 
 def missing(request_id: str, tenant_id: str, ingested_until: str | None) -> str:
-    """Return why a request may not be found."""
+    """Return the possible reasons why a request was not found."""
     whose = f" of tenant {tenant_id}" if tenant_id else ""
     until = ingested_until or "an unknown moment: the broker has not been asked yet"
     return (

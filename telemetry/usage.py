@@ -1,8 +1,8 @@
-"""The ledger: what each tenant used, by key, model and hour, from the events of requests.
+"""The ledger: usage by tenant, key, model and hour, from the events of requests.
 
-There is one event per accepted request, however it ended, so their sum is what was used. It is
-taken when it is asked for: an event that comes late is in the next answer, which also says so.
-`telemetry.rollups` says which part of it is already summed.
+There is one event per accepted request, however it ended, so their sum is the usage. It is computed
+for each query: a late event is in the next answer, which also says so. `telemetry.rollups` knows
+the parts that are already summed.
 """
 
 from dataclasses import dataclass
@@ -55,14 +55,14 @@ SETTINGS max_execution_time = 25, do_not_merge_across_partitions_select_final = 
 
 
 class Granularity(StrEnum):
-    """How long a stretch of time one row is about; in UTC."""
+    """The interval of one row; in UTC."""
 
     HOUR = "hour"
     DAY = "day"
 
     @property
     def ms(self) -> int:
-        """Its length."""
+        """The length of the interval in milliseconds."""
         return 3_600_000 if self is Granularity.HOUR else 86_400_000
 
 
@@ -70,7 +70,7 @@ _DEFAULT_MS = {Granularity.HOUR: 86_400_000, Granularity.DAY: 30 * 86_400_000}
 
 
 class Export(StrEnum):
-    """How a file is written, as ClickHouse names it."""
+    """The format of a file, as ClickHouse names it."""
 
     CSV = "CSVWithNames"
     PARQUET = "Parquet"
@@ -81,8 +81,8 @@ class UsageQuery:
     """A query for usage; an empty id stands for all ids.
 
     Attributes:
-        from_ms: Unix time; requests that were received at or after the begin of its hour or day.
-        to_ms: Before the end of the hour or day that it lies in, if it is not its begin.
+        from_ms: Unix time; the hour or day that it lies in is the first.
+        to_ms: Unix time; the hour or day that it lies in is the last, unless it is its begin.
     """
 
     from_ms: int
@@ -94,7 +94,7 @@ class UsageQuery:
 
     @property
     def span_ms(self) -> tuple[int, int]:
-        """Whole hours or days, in Unix time."""
+        """The span in whole hours or days, in Unix time."""
         length = self.granularity.ms
         return self.from_ms // length * length, -(-self.to_ms // length) * length
 
@@ -105,7 +105,7 @@ class UsageQuery:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Values for the query's places."""
+        """The values of the query's parameters."""
         return {
             "bucket_ms": self.granularity.ms,
             "key": self.key_id,
@@ -115,10 +115,10 @@ class UsageQuery:
 
 
 def usage_query(query: params.Query, now_ms: int) -> UsageQuery:
-    """Return the query of a request's parameters: by default a day by hour, or 30 days by day.
+    """Return the query in a request's parameters; by default a day by hour, or 30 days by day.
 
     Raises:
-        BadRequestError: A parameter is invalid, or the time is longer than 400 days.
+        BadRequestError: A parameter is invalid, or the span is longer than 400 days.
     """
     words = tuple(Granularity)
     granularity = Granularity(params.choice(query, "granularity", words, default="hour"))
@@ -140,16 +140,16 @@ def usage_query(query: params.Query, now_ms: int) -> UsageQuery:
 
 
 def closed_until_ms(ingested_until_ms: int) -> int:
-    """Return the end of the last hour that is closed: what comes of it from now on is late.
+    """Return the end of the last closed hour: later events for it count as late.
 
-    0: it is not known how far events are ingested.
+    0: the progress of ingestion is unknown.
     """
     hour_ms = Granularity.HOUR.ms
     return max(0, ingested_until_ms - CLOSED_AFTER_MS) // hour_ms * hour_ms
 
 
 async def usage(store: Store, query: UsageQuery) -> list[dict[str, Any]]:
-    """Return a row per hour or day, tenant, key and model that was used; times in ISO 8601.
+    """Return a row per hour or day, tenant, key and used model; times in ISO 8601.
 
     Raises:
         BadRequestError: More than `ROWS_MAX` rows.
@@ -162,7 +162,7 @@ async def usage(store: Store, query: UsageQuery) -> list[dict[str, Any]]:
 
 
 async def exported_usage(store: Store, query: UsageQuery, export: Export) -> bytes:
-    """Return the same as a file; in Parquet the start is a timestamp. Raises what `usage` does."""
+    """Return usage as a file; in Parquet the start is a timestamp. Raises the errors of `usage`."""
     try:
         sql = await _sql(store, query, is_typed=export is Export.PARQUET)
         return await store.raw(sql, query.parameters, export)
@@ -171,7 +171,7 @@ async def exported_usage(store: Store, query: UsageQuery, export: Export) -> byt
 
 
 async def _sql(store: Store, query: UsageQuery, *, is_typed: bool = False) -> str:
-    """Return the query that is right now; a caller that waits with it asks anew."""
+    """Return the query, which is valid for now: do not keep it."""
     return _USAGE.format(
         start="bucket" if is_typed else _ISO.format("bucket"),
         corrected=_ISO.format("max(late_at)"),

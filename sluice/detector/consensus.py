@@ -19,7 +19,7 @@ _HALF = log(0.5)
 
 
 class Difference(StrEnum):
-    """In what an answer differs."""
+    """The kind of difference between an answer and the right one."""
 
     TOKENS = "tokens"
     LOGPROBS = "logprobs"
@@ -60,7 +60,7 @@ class Text:
 
 
 def difference(found: Text, truth: Text, rules: Rules = RULES) -> Difference | None:
-    """Return in what an answer differs from the right one; None: in nothing that counts."""
+    """Return the kind of difference from the right answer; None: none that counts."""
     fork = _fork(found, truth)
     if _drift(found, truth, fork, rules.drift_tokens_min) > rules.drift:
         return Difference.LOGPROBS
@@ -70,7 +70,7 @@ def difference(found: Text, truth: Text, rules: Rules = RULES) -> Difference | N
 
 
 def _fork(found: Text, truth: Text) -> int:
-    """Return how many tokens are equal before the first that differs."""
+    """Return the number of equal tokens before the first different one."""
     pairs = zip(found.token_ids, truth.token_ids, strict=False)
     shorter = min(len(found.token_ids), len(truth.token_ids))
     return next((i for i, (mine, right) in enumerate(pairs) if mine != right), shorter)
@@ -95,12 +95,12 @@ def _is_near_tie(found: Text, truth: Text, fork: int, rules: Rules) -> bool:
 
 
 def fitted(common: Text, answers: Iterable[Sequence[Text]], rules: Rules = RULES) -> Rules:
-    """Return the rules for a pool whose honest replicas round otherwise, by how much they do.
+    """Return the rules adjusted to the rounding differences among a pool's honest replicas.
 
     Args:
-        common: The right answer.
+        common: Right answer.
         answers: Last answers of each replica. More than half of the replicas are honest.
-        rules: Rules for the comparison where that is not known.
+        rules: Rules of comparison where the noise is unknown.
     """
     drifts = [
         max((_drift(it, common, fork, rules.drift_tokens_min) for it, fork in forks), default=0.0)

@@ -1,4 +1,4 @@
-"""From which volume on an own fleet is cheaper than an API; pure.
+"""The volumes at which an own fleet is cheaper than an API; pure.
 
 A fleet grows by whole replicas, an API's bill by tokens. With R the price of a replica-month, C the
 tokens that it serves in a month, p the API's price of a token and q = R / p the volume at which the
@@ -36,7 +36,7 @@ class BreakEven:
 
 @dataclass(frozen=True, slots=True)
 class AtVolume:
-    """A month of so many tokens: the fleet's replicas and bill, and the API's."""
+    """The fleet's replicas and bill, and the API's bill, for a month of so many tokens."""
 
     tokens: float
     replicas: int
@@ -45,19 +45,19 @@ class AtVolume:
 
     @property
     def is_own_cheaper(self) -> bool:
-        """Whether to self-host."""
+        """Whether the own fleet is cheaper."""
         return self.own < self.api
 
 
 def break_even(
     tokens_per_busy_hour: float, utilisation: float, replica_hour: float, api_per_million: float
 ) -> BreakEven:
-    """Compare; what a busy hour serves is taken as measured, however busy the fleet is.
+    """Compare the two; the tokens of a busy hour are taken as measured at any utilisation.
 
     Args:
         tokens_per_busy_hour: Tokens that one replica serves in a busy hour; above 0.
-        utilisation: Above 0, at most 1.
-        replica_hour: Price of all its accelerators.
+        utilisation: Busy share of paid time; above 0, at most 1.
+        replica_hour: Price of an hour of all accelerators of a replica.
         api_per_million: The API's price of 1M tokens of the same mix.
     """
     tokens = tokens_per_busy_hour * utilisation * MONTH_HOURS

@@ -48,7 +48,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """How much of an hour the replicas of a pool had requests.
+    """The time in an hour in which the replicas of a pool had requests.
 
     Attributes:
         start_ms: Unix time of the hour.
@@ -68,9 +68,9 @@ class Recorded:
 
     Attributes:
         start_ms: Unix time of the hour.
-        accelerator_hours: Accelerator-hours of the accelerators that replicas were given.
+        accelerator_hours: Hours of the accelerators that replicas were assigned.
         unassigned_hours: Replica-hours of replicas without assigned accelerators; the price list
-            says how many each takes.
+            gives the number of accelerators of each.
     """
 
     start_ms: int
@@ -85,13 +85,14 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """A part of the cost.
+    """A row of the costs.
 
     Attributes:
-        work: The work that the line pays for; the counts of idle lines are zero.
-        busy_micros: The share of busy time's cost, divided by work.
-        idle_micros: The cost of time without requests: on idle lines, or spread over the others.
-        is_idle: Whether the line is idle time of no tenant.
+        work: Work of the row; zero for idle rows.
+        busy_micros: Cost of busy time, divided by work, in millionths of the currency.
+        idle_micros: Cost of time without requests, on idle rows or spread over the others, in
+            millionths of the currency.
+        is_idle: Whether the row is idle time of no tenant.
     """
 
     work: Work
@@ -101,13 +102,13 @@ class CostLine:
 
     @property
     def micros(self) -> int:
-        """The whole."""
+        """The whole cost, in millionths of the currency."""
         return self.busy_micros + self.idle_micros
 
 
 @dataclass(frozen=True, slots=True)
 class PoolCost:
-    """A pool over the whole span.
+    """The cost of a pool over the whole span.
 
     Attributes:
         paid_hours: Accelerator-hours.
@@ -115,8 +116,8 @@ class PoolCost:
             the control
             plane.
         busy_hours: Paid hours with requests, as measured.
-        unpaid_hours: Busy hours that were not paid: the price list has too few replicas.
-        least_hours: Hours that the same work takes by the accelerators' data sheets.
+        unpaid_hours: Busy hours beyond the paid ones: the price list has too few replicas.
+        least_hours: Least hours for the same work by the accelerators' data sheets.
         batch: Mean number of requests of a replica while it was busy.
     """
 
@@ -134,11 +135,11 @@ class PoolCost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The answer to a question for costs.
+    """The costs of a span.
 
     Attributes:
         lines: Rows of the answer, whose micros add up to those of the pools.
-        unpriced_requests: Number of requests by pool that is not in the price list.
+        unpriced_requests: Number of requests by pool, for pools that are not in the price list.
     """
 
     lines: Sequence[CostLine]
@@ -149,7 +150,7 @@ class Costs:
 def split(total: int, weights: Sequence[float]) -> list[int]:
     """Divide an integer by weights, of which one is above 0; the parts add up to it exactly.
 
-    Each is less than 1 from its true share: running sums are rounded, not the shares.
+    Each part is less than 1 from its true share: running sums are rounded, not the shares.
     """
     sums = list(accumulate(weights))
     ends = [round(total * (reached / sums[-1])) for reached in sums]
@@ -157,7 +158,7 @@ def split(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def least_s(work: Work, pool: PricedPool, kind: AcceleratorPrice, batch: float) -> float:
-    """Return the device time of a replica that work takes at least (see the module)."""
+    """Return the least device time of a replica for some work (see the module)."""
     peak = kind.tflops * 1e12 * pool.accelerators_per_replica
     bandwidth = kind.memory_bandwidth_gb_s * 1e9 * pool.accelerators_per_replica
     weight_bytes = pool.parameters * pool.bytes_per_parameter
@@ -174,17 +175,17 @@ def costs(
     paid_hours: Mapping[str, float] | None = None,
     recorded: Iterable[Recorded] = (),
 ) -> Costs:
-    """Divide what is paid for a span.
+    """Divide the paid cost of a span.
 
     Args:
-        prices: Names the pools that are paid; work of others is not divided.
-        busy: Busy times, at most one of an hour and pool.
-        works: Any number of an hour and pool.
+        prices: Price list with the paid pools; work of other pools is not divided.
+        busy: Busy times, at most one for an hour and pool.
+        works: Work, any number for an hour and pool.
         span_ms: Unix times; the first and last hour may be parts.
-        paid_hours: Accelerator-hours of a pool in the span, spread evenly over it, instead of those
-            that the list has by its replicas.
-        recorded: Recorded hours, at most one of an hour and pool, for the pools of which neither
-            says anything.
+        paid_hours: Accelerator-hours of a pool in the span, spread evenly over it, in place of the
+            price list's.
+        recorded: Recorded hours, at most one for an hour and pool, for pools without hours from
+            list or caller.
     """
     hours = _hours(*span_ms)
     busy_by = {(it.pool_id, it.start_ms): it for it in busy}
@@ -218,7 +219,7 @@ def costs(
 
 
 def spread_idle(lines: Sequence[CostLine]) -> list[CostLine]:
-    """Give each pool's idle cost to who used it, by what they cost; unused pools stay idle."""
+    """Spread each pool's idle cost over its users, by their costs; unused pools stay idle."""
     by_pool: dict[str, list[CostLine]] = defaultdict(list)
     for line in lines:
         by_pool[line.work.pool_id].append(line)
@@ -236,7 +237,7 @@ def spread_idle(lines: Sequence[CostLine]) -> list[CostLine]:
 
 
 def _hours(from_ms: int, to_ms: int) -> dict[int, tuple[int, int]]:
-    """Return the hours of a span, each with the part of it that lies in the span."""
+    """Return the hours of a span, each with its part inside the span."""
     first = from_ms // HOUR_MS * HOUR_MS
     return {
         start: (max(start, from_ms), min(start + HOUR_MS, to_ms))
@@ -251,7 +252,7 @@ def _paid(
     given: float | None,
     recorded: Mapping[tuple[str, int], Recorded],
 ) -> tuple[str, dict[int, float]]:
-    """Return who says what is paid, and the accelerator-hours of each hour."""
+    """Return the source of the paid hours, and the accelerator-hours of each hour."""
     if given is not None:
         each = given / sum(end - begin for begin, end in hours.values())
         return "given", {start: each * (end - begin) for start, (begin, end) in hours.items()}
@@ -267,7 +268,7 @@ def _paid(
 def _hour(
     prices: Prices, busy: Busy, works: Sequence[Work], micros: int, paid_hours: float
 ) -> tuple[list[CostLine], float]:
-    """Return the lines of an hour of a pool, and its least accelerator-hours."""
+    """Return the rows of an hour of a pool, and its least accelerator-hours."""
     pool, kind = prices.pools[busy.pool_id], prices.accelerator_of(busy.pool_id)
     each = pool.accelerators_per_replica
     batch = busy.request_s / busy.busy_s if busy.busy_s > 0 else 1.0

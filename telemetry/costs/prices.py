@@ -1,4 +1,4 @@
-"""The price list: what accelerators cost and can do, and what APIs charge for the same.
+"""The price list: prices and figures of accelerators, and prices of APIs for comparison.
 
 Money is counted in millionths of the currency, as integers, so that parts add up to their whole.
 """
@@ -33,7 +33,7 @@ _HINTS = {
 
 
 class PricesError(ValueError):
-    """A price list that cannot be used; one line per mistake."""
+    """An invalid price list; one line per mistake."""
 
 
 class _Part(BaseModel):
@@ -55,10 +55,10 @@ class AcceleratorPrice(_Part):
 
 
 class PriceStep(_Part):
-    """From when on so many replicas were paid.
+    """The number of paid replicas from a time on.
 
     Attributes:
-        since: A moment with its offset, as 2030-12-31T12:00:00Z; else ever since.
+        since: Time with its offset, as 2030-12-31T12:00:00Z; empty: from the beginning.
         replicas: Number of replicas until the next step; before the first step there are none.
     """
 
@@ -70,13 +70,13 @@ class PricedPool(_Part):
     """The paid replicas of a pool, and the model figures that turn its tokens into work.
 
     Attributes:
-        accelerator: A kind of the list.
+        accelerator: Kind of accelerator in the list.
         replicas: Paid replicas, busy or not: a number, or steps in the order of time; without it,
             those that the control plane recorded.
         accelerators_per_replica: Accelerators that one replica is spread over.
-        parameters: Parameters of the base; of a mixture of experts the active ones of a token.
-        bytes_per_parameter: 2 for bf16, 1 for FP8.
-        kv_bytes_per_token: Keys and values of one token in all layers.
+        parameters: Parameters of the base; for a mixture of experts the active ones of a token.
+        bytes_per_parameter: Bytes of a parameter: 2 for bf16, 1 for FP8.
+        kv_bytes_per_token: Bytes of keys and values of one token in all layers.
     """
 
     accelerator: str
@@ -102,7 +102,7 @@ class PricedPool(_Part):
         return replicas
 
     def accelerator_hours(self, from_ms: int, to_ms: int) -> float:
-        """Return what is paid of a span by the list; Unix times."""
+        """Return the paid accelerator-hours of a span by the list; Unix times."""
         assert self.replicas is not None, "the control plane knows"
         steps = [(round(it.since.timestamp() * 1000), it.replicas) for it in self.replicas]
         ends = [begin_ms for begin_ms, _ in steps[1:]] + [to_ms]
@@ -117,8 +117,8 @@ class ApiPrice(_Part):
     """A provider's prices per 1M tokens.
 
     Attributes:
-        prompt_per_million: Price of prompt tokens that are not in its cache.
-        cached_per_million: Price of prompt tokens that are in its cache.
+        prompt_per_million: Price of uncached prompt tokens.
+        cached_per_million: Price of cached prompt tokens.
         output_per_million: Price of output tokens.
     """
 
@@ -127,7 +127,7 @@ class ApiPrice(_Part):
     output_per_million: _Price
 
     def cost_micros(self, uncached: float, cached: float, output: float) -> int:
-        """Return what so many tokens cost there."""
+        """Return the price of so many tokens, in millionths of the currency."""
         return round(
             float(self.prompt_per_million) * uncached
             + float(self.cached_per_million) * cached
@@ -139,7 +139,7 @@ class Prices(_Part):
     """A whole price list.
 
     Attributes:
-        currency: ISO 4217; one for all.
+        currency: Currency of all prices, by ISO 4217.
         accelerators: Accelerators by kind.
         pools: Pools by id.
         apis: APIs by any name, for comparison.
@@ -163,7 +163,7 @@ class Prices(_Part):
 
     @property
     def recorded_pools(self) -> list[str]:
-        """The pools of which the control plane says what is paid."""
+        """The pools whose paid hours come from the control plane."""
         return [name for name, pool in self.pools.items() if pool.replicas is None]
 
     @property
@@ -175,7 +175,7 @@ class Prices(_Part):
         }
 
     def accelerator_of(self, pool_id: str) -> AcceleratorPrice:
-        """Return the kind of a pool that is in the list."""
+        """Return the kind of accelerator of a listed pool."""
         return self.accelerators[self.pools[pool_id].accelerator]
 
 
@@ -183,7 +183,7 @@ def parse_prices(text: str, *, is_json: bool = False) -> Prices:
     """Read a price list in TOML or JSON.
 
     Raises:
-        PricesError: Each mistake with its field and what to do.
+        PricesError: The list has mistakes; each is named with its field and the fix.
     """
     try:
         found: Any = json.loads(text) if is_json else tomllib.loads(text)
@@ -197,7 +197,7 @@ def parse_prices(text: str, *, is_json: bool = False) -> Prices:
 
 
 def read_prices(path: Path) -> Prices:
-    """Read a file: JSON if it is called so, else TOML; PricesError: each line names the file."""
+    """Read a file, JSON by its name or else TOML; PricesError: each line names the file."""
     try:
         return parse_prices(path.read_text(encoding="utf-8"), is_json=path.suffix == ".json")
     except OSError as error:

@@ -69,10 +69,10 @@ ORDER BY start_ms, pool_id
 
 
 def cost_query(query: params.Query, now_ms: int) -> CostQuery:
-    """Return what the parameters of a request ask for: by default the last day by model.
+    """Return the query in a request's parameters; the default is the last day by model.
 
     Raises:
-        BadRequestError: One of them says nothing, or the time is longer than 100 days.
+        BadRequestError: A parameter is invalid, or the span is longer than 100 days.
     """
     to_ms = min(now_ms, params.moment_ms(query, "to", default_ms=now_ms))  # nothing is known beyond
     from_ms = params.moment_ms(query, "from", default_ms=max(0, to_ms - _DEFAULT_MS))

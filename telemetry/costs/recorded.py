@@ -1,4 +1,4 @@
-"""Replica-hours that the control plane recorded; read whenever costs are queried."""
+"""Replica-hours recorded by the control plane, read for each query of costs."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ _ROWS_MAX = 100_000
 
 
 class _Told(BaseModel):
-    """A row of `GET /v1/replica-hours`; a newer control plane may say more."""
+    """A row of `GET /v1/replica-hours`; a newer control plane may send more fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -37,14 +37,14 @@ class _Page(BaseModel):
 
 
 class RecordedHours:
-    """Asks a control plane; to be opened with `async with`."""
+    """A client of the control plane; open it with `async with`."""
 
     def __init__(self, url: str, key: str) -> None:
         """Prepare.
 
         Args:
-            url: http(s)://host:port of its REST; empty: there is none to ask.
-            key: Admin key of a viewer there.
+            url: http(s)://host:port of its REST; empty: there is none.
+            key: Admin key of a viewer.
         """
         self._url = url.rstrip("/")
         self._key = key
@@ -61,11 +61,11 @@ class RecordedHours:
             await self._session.close()
 
     async def of(self, span_ms: tuple[int, int]) -> list[Recorded]:
-        """Return what was held in each hour of a span by each pool.
+        """Return the held hours of a span by pool.
 
         Raises:
-            RejectedError: The control plane is away, slow, or says something else; the message
-                says what to do.
+            RejectedError: The control plane is away, slow, or answers with an error; the message
+                names the fix.
         """
         if not self._url:
             raise _unknown("TELEMETRY__CONTROL_PLANE_URL is not set")

@@ -1,6 +1,6 @@
-"""The answer of `GET /v1/costs`, made of measured work and a price list; pure.
+"""The answer of `GET /v1/costs`, from measured work and a price list; pure.
 
-The command line makes the same of prices of its own, so nothing here needs the trace store.
+The command line computes the same from prices of its own, so this module needs no trace store.
 """
 
 from collections import defaultdict
@@ -29,8 +29,8 @@ class CostQuery:
 
     Attributes:
         span_ms: Unix times, not rounded.
-        by: One of `pool`, `model`, `tenant`, `hour`.
-        tenant_id: The tenant whose share alone is shown; empty: the whole fleet.
+        by: Grouping: one of `pool`, `model`, `tenant`, `hour`.
+        tenant_id: Tenant to show alone; empty: the whole fleet.
         is_idle_spread: Whether the pool's users share its idle cost.
         utilisation: Busy share of paid time, for break-even; 0: the measured one.
         volume_tokens: Tokens per month at which both bills are compared; 0: none.
@@ -53,7 +53,7 @@ class Measured:
     Attributes:
         busy: Busy times of pools, by hour.
         works: Work of requests, by hour, pool, tenant and model.
-        recorded: Replica-hours; empty when they were not asked for.
+        recorded: Replica-hours; empty when they were not queried.
     """
 
     busy: Sequence[Busy]
@@ -70,7 +70,7 @@ class Measured:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Measured":
-        """Return what `as_json` made."""
+        """Return the result of `as_json` as an object again."""
         return cls(
             [Busy(**it) for it in found["busy"]],
             [Work(**it) for it in found["work"]],
@@ -167,7 +167,7 @@ def _pool_json(pool: PoolCost) -> dict[str, Any]:
 
 
 def _break_even(prices: Prices, found: Costs, query: CostQuery) -> list[dict[str, Any]]:
-    """Compare each pool that was used with each API, as busy as it was and as it may be."""
+    """Compare each used pool with each API, at the measured and at the asked utilisation."""
     told: list[dict[str, Any]] = []
     for pool in found.pools:
         works = [it.work for it in found.lines if it.work.pool_id == pool.pool_id]
