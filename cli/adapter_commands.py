@@ -116,7 +116,7 @@ def remove_adapter(
 
 
 async def _digest(api: ApiClient, adapter: str) -> str:
-    """Return the digest that is meant.
+    """Return the digest of the named adapter.
 
     Raises:
         ApiError: There is no such adapter, or there are several.
@@ -148,7 +148,7 @@ async def _of_prefix(api: ApiClient, prefix: str) -> str:
 
 
 async def _nodes(api: ApiClient, digest: str) -> list[Json] | None:
-    """Return the nodes that have an artifact; None to a key that may not know."""
+    """Return the nodes that have an artifact; None for a key without the right to know."""
     try:
         return await api.list(f"/v1/artifacts/{digest}/nodes")
     except ApiError as error:
@@ -158,7 +158,7 @@ async def _nodes(api: ApiClient, digest: str) -> list[Json] | None:
 
 
 async def _with_configs(api: ApiClient, found: list[Json]) -> list[Json]:
-    """Return adapters with rank, alpha and target modules; those of what was not uploaded: None."""
+    """Return adapters with rank, alpha and target modules; None where there was no upload."""
     waiting = list(enumerate(found))
     made = list(found)
 
@@ -182,7 +182,7 @@ async def _config(api: ApiClient, digest: str) -> dict[str, Any]:
 
 
 def _row(row: Json) -> Json:
-    """Return an adapter as people read it: with the first digits of digests, which are enough."""
+    """Return an adapter for people: with the first digits of digests."""
     tenants = ["everybody"] * row["is_public"] + row["tenant_ids"]
     return row | {
         "adapter": row["digest"][:_SHORT],

@@ -33,12 +33,12 @@ def setting(name: str) -> str:
 
 
 def known_setting(name: str) -> str:
-    """Return the same; empty when it is nowhere."""
+    """Return an address or key; empty when it is nowhere."""
     return os.environ.get(name) or read_env(Home.find()).get(name) or ""
 
 
 def take_certificates() -> None:
-    """Use the certificate that belongs to where we ask: of the environment, else the stack's."""
+    """Use the certificates for the called installation: from the environment, else the stack's."""
     if "SLUICE_ADMIN_URL" not in os.environ:
         for name, value in read_env(Home.find()).items():
             if name.startswith(_TLS):
@@ -50,13 +50,13 @@ def take_certificates() -> None:
 
 
 def has_certificate() -> bool:
-    """Return whether this process shows a certificate; loads nothing where none was taken."""
+    """Return whether this process has a certificate in use; loads none."""
     module = sys.modules.get("sluice.certificates")
     return module is not None and module.ours() is not None
 
 
 def take_secret() -> None:
-    """Use the installation's secret: of the environment, else the stack's; without one, none."""
+    """Use the installation's secret: from the environment, else the stack's; without one, none."""
     from sluice import shared_secret
 
     if "SLUICE_ADMIN_URL" not in os.environ:
@@ -82,7 +82,7 @@ def ask(
     *,
     status: int = 1,
 ) -> Any:
-    """Return what `work` gets from the API; a refusal is one line on stderr and ends with it."""
+    """Return the result of `work` on the API; a refusal ends the command with a line on stderr."""
     url, key = setting(url_name), setting("SLUICE_ADMIN_KEY")
     take_certificates()
     refuse_clear(url_name, url)
@@ -102,7 +102,7 @@ def ask(
 def show_one(
     path: str, *, as_json: bool, readable: Callable[[Json], Json] = lambda found: found
 ) -> None:
-    """Print one object: field by field as `readable` makes it, or as JSON."""
+    """Print one object: field by field in the form of `readable`, or as JSON."""
     found = ask(lambda api: api.call("GET", path))
     if as_json:
         show_json(found)
@@ -111,11 +111,11 @@ def show_one(
 
 
 def delete_one(path: str, name: str) -> None:
-    """Delete an object and say so."""
+    """Delete an object and report it."""
     ask(lambda api: api.call("DELETE", path))
     typer.echo(f"deleted {name}")
 
 
 def given(**options: object) -> dict[str, Any]:
-    """Return the options that were given on the command line."""
+    """Return the options on the command line."""
     return {name: value for name, value in options.items() if value is not None}

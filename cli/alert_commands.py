@@ -150,7 +150,7 @@ def close(incident: IncidentId, text: Text) -> None:
 
 
 def matcher_of(word: str) -> dict[str, str]:
-    """Return the matcher that a word of the command line says."""
+    """Return the matcher in a word of the command line."""
     found = _MATCHER.fullmatch(word)
     if found is None:
         raise fail(f"{word!r} is no LABEL=VALUE (or !=, =~, !~)", 2)

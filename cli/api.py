@@ -1,4 +1,4 @@
-"""A client of the admin REST and the telemetry queries; knows no service's inside."""
+"""A client of the admin REST and the telemetry queries, over HTTP alone."""
 
 import json
 import secrets
@@ -47,7 +47,7 @@ Json = dict[str, Any]
 
 
 class ApiError(RuntimeError):
-    """A call did not work; the message is for people.
+    """A call failed; the message is for people.
 
     Attributes:
         status: HTTP status; 0 when there was no answer.
@@ -59,7 +59,7 @@ class ApiError(RuntimeError):
 
 
 class ApiClient:
-    """One service's HTTP API, with the admin key."""
+    """A client of one service's HTTP API, with the admin key."""
 
     def __init__(self, base_url: str, key: str) -> None:
         import httpx
@@ -108,7 +108,7 @@ class ApiClient:
         Args:
             path: Path of the object.
             change: Returns the body of the PUT. Runs again when the object has changed meanwhile.
-            new: First form of an object that is not there; None: it must be there.
+            new: First form of a missing object; None: it must exist.
 
         Raises:
             ApiError: An error of `call`; 404 when the object must exist and does not.
@@ -173,15 +173,15 @@ class ApiClient:
         return answer
 
     async def send_bytes(self, path: str, content: bytes) -> None:
-        """PUT bytes, as they are; ApiError as from `call`."""
+        """PUT bytes unchanged; ApiError, see `call`."""
         await self._send("PUT", path, content=content)
 
     async def read(self, path: str, query: Mapping[str, str | int]) -> bytes:
-        """Return the bytes of an answer that is no JSON; ApiError as from `call`."""
+        """Return the bytes of an answer other than JSON; ApiError, see `call`."""
         return (await self._send("GET", path, query=query)).content
 
     async def report_alerts(self, alerts: Sequence[Json]) -> None:
-        """Report alerts, as Prometheus does; ApiError as from `call`."""
+        """Report alerts, as Prometheus does; ApiError, see `call`."""
         content = json.dumps(alerts).encode()
         await self._send("POST", "/v1/alertmanager/api/v2/alerts", content=content)
 
@@ -208,14 +208,14 @@ class ApiClient:
 
 
 def _checked(path: str) -> str:
-    """Return a path as it is sent; an id that would lead elsewhere is refused."""
+    """Return a path for sending; ids with other segments are refused."""
     if not all(part.strip(".") for part in path.split("/")[1:]):
         raise ApiError(f"{path}: an id is missing, or of dots alone", 400)
     return quote(path, safe="/%@:+,=~")
 
 
 def _hint(path: str, status: int) -> str:
-    """Return where to look after a refusal; empty when its reason says enough."""
+    """Return a hint for a refusal; empty when its reason is enough."""
     if status == _UNAUTHORIZED:
         return "; the key is that of SLUICE_ADMIN_KEY, else of the running stack"
     if status != _NOT_FOUND:
@@ -225,9 +225,9 @@ def _hint(path: str, status: int) -> str:
 
 
 def trust() -> "ssl.SSLContext | bool":
-    """Return what servers' certificates are checked with: everybody's CAs, and ours where set.
+    """Return the CAs for servers' certificates: the public ones, and the platform's if set.
 
-    Ours show their own certificate, and what stands before them may have a public one.
+    Services have certificates of the platform; a proxy in front may have a public one.
     """
     import httpx
 

@@ -50,7 +50,7 @@ def since_moment(text: str, now: datetime, hint: str = "--since") -> str:
 
 
 def changed(row: Mapping[str, Any]) -> str:
-    """Return what a write changed, or why it was refused."""
+    """Return the changes of a write, or the reason of its refusal."""
     before, after = row["before"], row["after"]
     if row["outcome"] != "done" or before is None or after is None:
         return str(row["detail"])

@@ -196,7 +196,7 @@ def use_table(tenant: Tenant, *, table: TableFile, as_json: AsJson = False) -> N
 
 
 def _logged(tenant: str, since: str) -> list[LoggedTurn]:
-    """Return what was logged of this release's clusters."""
+    """Return the logged turns under this release's scheme of clusters."""
     moment = since_moment(since, datetime.now(UTC), "--since")
     query = {"tenant": tenant, "since": moment}
     rows = ask(lambda api: api.call("GET", "/v1/auto/turns", query=query), "SLUICE_TELEMETRY_URL")[

@@ -1,7 +1,7 @@
-"""Backups: the database as a dump of `pg_dump`, and the chunks of all artifacts that it names.
+"""Backups: the database as a dump of `pg_dump`, and the chunks of all its artifacts.
 
-A restore never writes into the database that serves: it fills another one, and changes their names
-when it is whole. The one before is kept under another name.
+A restore never writes into the serving database: it fills a new one, and exchanges the names when
+that is complete. The previous one is kept under another name.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ OnDone = Callable[[int, int], None]
 
 
 class BackupError(RuntimeError):
-    """A backup or a restore did not work; the message says what to do."""
+    """A backup or a restore failed; the message names the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Backup:
 
 
 def read_backup(directory: Path) -> Backup:
-    """Return what a directory holds.
+    """Return the backup in a directory.
 
     Raises:
         BackupError: The directory is no complete backup.
@@ -79,9 +79,9 @@ def read_backup(directory: Path) -> Backup:
 
 
 async def back_up(database: str, store_url: str, directory: Path, on_done: OnDone) -> Backup:
-    """Write a backup; one that is there already is renewed, and its chunks are kept.
+    """Write a backup, or renew an existing one, which keeps its chunks.
 
-    The dump comes first: what is uploaded meanwhile adds chunks, and takes none away.
+    The dump comes first: later uploads add chunks, and take none away.
 
     Args:
         database: URL of the database.
@@ -115,7 +115,7 @@ async def back_up(database: str, store_url: str, directory: Path, on_done: OnDon
 
 
 async def restore(directory: Path, database: str, store_url: str, on_done: OnDone) -> str:
-    """Bring a backup back; return the name under which the database before is kept.
+    """Restore a backup; return the name under which the previous database is kept.
 
     Raises:
         BackupError: The backup is not complete, or PostgreSQL refused; then nothing has changed.
@@ -143,7 +143,7 @@ async def restore(directory: Path, database: str, store_url: str, on_done: OnDon
 
 
 async def _fill(database: str, directory: Path, store_url: str, on_done: OnDone) -> None:
-    """Write a backup into an empty database, of today's schema, and into the store."""
+    """Load a backup into an empty database, migrate it, and copy chunks into the store."""
     words = ("--exit-on-error", "--single-transaction", "--no-owner")
     await _run_program("pg_restore", database, *words, str(directory / _DUMP))
     await migrate(_sqlalchemy(database))
@@ -158,14 +158,14 @@ async def _fill(database: str, directory: Path, store_url: str, on_done: OnDone)
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """Chunks on their way from one store to another; the hash of each is checked."""
+    """A copy of chunks from one store to another; each hash is checked."""
 
     source: ChunkStore
     target: ChunkStore
     on_done: OnDone
 
     async def run(self, sizes: Mapping[str, int]) -> list[str]:
-        """Copy them; return those that the source has lost."""
+        """Copy the chunks; return those that the source has lost."""
         left, lost = list(sizes.items()), list[str]()
         all_bytes, done_bytes = sum(sizes.values()), 0
 
@@ -209,7 +209,7 @@ async def _chunks_of(database: str) -> dict[str, int]:
 
 
 async def _swap(admin: Any, name: str, fresh: str, kept: str) -> None:
-    """Give a database the name of another one, which gets a third."""
+    """Rename a database to another's name, and that one to a third name."""
     there = await admin.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", name)
     if there is not None:
         await admin.execute(f'ALTER DATABASE "{name}" WITH ALLOW_CONNECTIONS false')
@@ -258,12 +258,12 @@ def _named(database: str, name: str) -> str:
 
 
 def _libpq(database: str) -> str:
-    """Return a URL as PostgreSQL's own programs take it."""
+    """Return a URL in the form for PostgreSQL's own programs."""
     return database.replace("postgresql+asyncpg:", "postgresql:", 1)
 
 
 def _sqlalchemy(database: str) -> str:
-    """Return a URL as SQLAlchemy takes it, which wants the directory of a socket as `host=`."""
+    """Return a URL in SQLAlchemy's form, with a socket's directory as `host=`."""
     parts = urlsplit(_libpq(database))
     user, at, place = parts.netloc.rpartition("@")
     host, _, port = place.partition(":")
@@ -274,7 +274,7 @@ def _sqlalchemy(database: str) -> str:
 
 
 def _without_password(database: str) -> tuple[str, str]:
-    """Return a URL that others may see, and its password; empty: it has none."""
+    """Return a URL without its password, and the password; empty: it has none."""
     parts = urlsplit(_libpq(database))
     user, at, place = parts.netloc.rpartition("@")
     name, _, password = user.partition(":")
@@ -307,9 +307,9 @@ async def _run_program(name: str, database: str, *words: str) -> None:
 
 
 def _program(name: str) -> Path:
-    """Return where a program of PostgreSQL is: of PG_BIN, of the wheel, or on PATH.
+    """Return the path of a PostgreSQL program: in PG_BIN, in the wheel, or on PATH.
 
-    One that is older than the server refuses it, and the wheel's is of the newest version.
+    A program that is older than the server refuses to work, and the wheel has the newest version.
     """
     if chosen := os.environ.get("PG_BIN"):
         return Path(chosen) / name

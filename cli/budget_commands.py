@@ -26,21 +26,21 @@ _STYLES = {"exhausted": "red", "soft": "yellow"}
 
 
 class BudgetPeriodOption(StrEnum):
-    """In UTC."""
+    """The period, in UTC."""
 
     DAY = "day"
     MONTH = "month"
 
 
 class OnExhaustedOption(StrEnum):
-    """The consequence of a used-up budget."""
+    """The consequence of an exhausted budget."""
 
     STOP = "stop"
     ALERT = "alert"
 
 
 class BudgetStateOption(StrEnum):
-    """How far a budget is used."""
+    """The state of a budget."""
 
     OK = "ok"
     SOFT = "soft"

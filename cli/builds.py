@@ -1,4 +1,4 @@
-"""Which build of the router's core is installed here."""
+"""The kind of build of the router's core on this machine."""
 
 from importlib.util import find_spec
 

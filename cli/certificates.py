@@ -1,7 +1,7 @@
-"""Certificates of our own making for mutual TLS: for tests, laptops and small installations.
+"""Self-made certificates for mutual TLS: for tests, laptops and small installations.
 
-Two CAs sign them. Triton can ask callers for a certificate, not for a role; so those who may call
-engines are signed by a CA of their own, and engines are told only of that one.
+Two CAs sign them. Triton can require a certificate of callers, but no role. So callers of engines
+are signed by a CA of their own, and engines accept only that one.
 """
 
 import ipaddress
@@ -75,11 +75,11 @@ def create(
     Args:
         directory: Directory of the files; only its owner can read keys.
         days: Days for which certificates are valid.
-        domain: The end of the roles' names.
-        hosts: Further names and addresses of all, for people who call by them.
+        domain: Suffix of the roles' names.
+        hosts: Further names and addresses for all certificates.
 
     Raises:
-        CertificateError: A CA is there without its key.
+        CertificateError: A CA exists without its key.
         OSError: Files cannot be written.
     """
     now = datetime.now(UTC)
@@ -156,7 +156,7 @@ def _builder(
 
 
 def _authority(directory: Path, name: str, now: datetime) -> Authority:
-    """Return the CA of a directory, made there if there is none."""
+    """Return the CA of a directory, created there if there is none."""
     file = directory / CA_DIR / f"{name}.pem"
     key_file = directory / PRIVATE_DIR / f"{name}-key.pem"
     if file.exists() != key_file.exists():

@@ -133,7 +133,7 @@ def load(name: str) -> Any:
 
 
 class LoadedCommands(MutableMapping[str, Any]):
-    """All commands by name; the value is imported when it is asked for."""
+    """All commands by name, each imported at its first use."""
 
     def __init__(self) -> None:
         """Begin with nothing imported."""
@@ -150,7 +150,7 @@ class LoadedCommands(MutableMapping[str, Any]):
         self._loaded[name] = command
 
     def __delitem__(self, name: str) -> None:
-        """Forget what was imported."""
+        """Drop an imported command."""
         del self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -46,10 +46,10 @@ _SPECIAL_IN_URLS = re.compile(r"[@:/?#%\[\]]")
 
 
 def completed(known: Mapping[str, str]) -> dict[str, str]:
-    """Return `known` with all that was missing; existing values stay, whatever they are.
+    """Return `known` with all missing variables; existing values stay.
 
     The digest of the admin key follows the key. Control plane and telemetry know callers by the
-    digest; the key itself has who asks: those two one another, `bootstrap` and `targets`.
+    digest; only callers have the key itself: these two one another, `bootstrap` and `targets`.
     """
     made = {name: known.get(name) or new_secret(prefix) for name, prefix in _SECRETS.items()}
     plain = {name: known.get(name, value) for name, value in PLAIN.items()}
@@ -58,7 +58,7 @@ def completed(known: Mapping[str, str]) -> dict[str, str]:
 
 
 def client_env(values: Mapping[str, str]) -> dict[str, str]:
-    """Return what `sluice --context compose` needs: addresses on this machine, and the key."""
+    """Return the variables of `sluice --context compose`: local addresses, and the key."""
     return {
         "OPENAI_BASE_URL": f"http://127.0.0.1:{values['GATEWAY_PORT']}/v1",
         "SLUICE_ADMIN_URL": f"http://127.0.0.1:{values['ADMIN_PORT']}",
@@ -122,7 +122,7 @@ def write(file: Path, home: Home) -> list[str]:
 
 
 def main() -> None:
-    """Write both files, for who has no `sluice` yet."""
+    """Write both files, for machines without `sluice`."""
     try:
         added = write(ENV_FILE, Home.find())
     except ValueError as error:

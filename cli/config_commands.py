@@ -92,7 +92,7 @@ def _given(owner: "type[ServiceSettings]") -> set[str]:
 
 
 def _meaning(owner: "type[ServiceSettings]", problem: str) -> str:
-    """Return what the setting that a problem is about takes, and means; empty if it has no name."""
+    """Return type and meaning of the setting in a problem; empty if it names none."""
     from cli.settings_table import accepted, descriptions
 
     prefix = _variable(owner, "")
@@ -104,7 +104,7 @@ def _meaning(owner: "type[ServiceSettings]", problem: str) -> str:
 
 @contextmanager
 def _environment(file: Path | None) -> Generator[None]:
-    """Have the settings read a file, if there is one, and nothing else."""
+    """Let the settings read a file, if there is one, and nothing else."""
     if file is None:
         yield
         return

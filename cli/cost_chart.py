@@ -12,7 +12,7 @@ _LEFT, _BAR, _ROW, _TOP = 200, 560, 22, 48
 
 
 def label(row: Mapping[str, Any]) -> str:
-    """Return how a row is called."""
+    """Return the label of a row."""
     if row["kind"] == "use":
         return row["name"] or "-"
     word = f"({_WORDS[row['kind']]})"
@@ -20,10 +20,10 @@ def label(row: Mapping[str, Any]) -> str:
 
 
 def amounts(micros: Sequence[int]) -> list[str]:
-    """Return amounts for people, that add up to their total as it is shown, to the last digit.
+    """Return rounded amounts that add up exactly to their rounded total.
 
-    In cents, or in millionths if all of it is less than 100. Running sums are rounded, so each
-    amount is less than one of these from what it is.
+    In cents, or in millionths if the total is less than 100. Running sums are rounded, so each
+    amount is less than one unit from its true value.
     """
     places = 2 if sum(micros) >= 100_000_000 else 6
     unit = 10 ** (6 - places)

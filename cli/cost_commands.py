@@ -100,7 +100,7 @@ def cost(
 
 
 def _priced(path: Path, query: Mapping[str, Any], paid_hours: Mapping[str, float]) -> Any:
-    """Return what telemetry would answer if it had this price list."""
+    """Return the answer that telemetry would give with this price list."""
     try:
         prices = read_prices(path)
     except PricesError as error:
@@ -219,7 +219,7 @@ def _show_pools(found: Mapping[str, Any]) -> None:
 
 
 def _sentence(even: Mapping[str, Any], currency: str) -> str:
-    """Return what a comparison says."""
+    """Return a comparison as a sentence."""
     own = f"{even['pool_id']} at {_percent(even['utilisation'])} busy: {currency} "
     own += (
         f"{_money(even['own_per_million'])} per 1M, {even['api']} {_money(even['api_per_million'])}"

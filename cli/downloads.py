@@ -17,21 +17,21 @@ OnDone = Callable[[int, int], None]
 
 
 class Pull:
-    """A download of one artifact: into a directory beside the target, which takes its place.
+    """A download of one artifact into a directory beside the target, which it then replaces.
 
-    After an interruption the same call goes on: it verifies the chunks that are there, and fetches
-    the rest. The target is never there in part.
+    After an interruption the same call continues: it verifies the chunks that are there, and
+    fetches the rest. The target is never incomplete.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         """Prepare; nothing is written.
 
         Args:
-            directory: Target; must not be there, or be empty.
+            directory: Target; must be missing or empty.
             manifest: Manifest of the artifact.
 
         Raises:
-            ApiError: No other directory can take the place of the target.
+            ApiError: No other directory can replace the target.
         """
         self.directory = _replaceable(directory)
         self.part = self.directory.with_name(f"{self.directory.name}.{manifest.digest[:12]}.part")
@@ -44,7 +44,7 @@ class Pull:
 
         Args:
             api: Client of the control plane.
-            jobs: Chunks on their way at once.
+            jobs: Largest number of concurrent chunks.
             on_done: Called with the bytes that are there, and all bytes.
 
         Raises:
@@ -79,7 +79,7 @@ class Pull:
         self.part.replace(self.directory)
 
     def _prepare(self) -> list[tuple[str, int, list[Place]]]:
-        """Make all files in their sizes; return what they lack: chunk, size and its places."""
+        """Create all files in their sizes; return missing chunks with their sizes and places."""
         self.part.mkdir(parents=True, exist_ok=True)
         lacking: dict[str, tuple[int, list[Place]]] = {}
         for entry in self._manifest.files:
@@ -115,7 +115,7 @@ async def find_manifest(api: ApiClient, digest: str) -> Manifest:
     """Return the manifest of an artifact.
 
     Raises:
-        ApiError: There is none, or it is not of this digest.
+        ApiError: There is none, or it does not match the digest.
     """
     document = await api.call("GET", f"/v1/artifacts/{digest}/manifest")
     try:
@@ -137,7 +137,7 @@ async def fetch_file(api: ApiClient, manifest: Manifest, name: str) -> bytes:
 
 
 async def _fetch(api: ApiClient, sha256: str, size: int) -> bytes:
-    """Return a chunk that has its hash; while the platform is busy or restarts, ask again."""
+    """Return a verified chunk; retries while the platform is busy or restarts."""
     for left in reversed(range(_TRIES_MAX)):
         try:
             content = await api.read(f"/v1/artifacts/chunks/{sha256}", {})

@@ -1,4 +1,4 @@
-"""`sluice explain`: why a request is where it is, or where it would go; asked of the routers."""
+"""`sluice explain`: why a request is where it is, or where it would go; queries the routers."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ _CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 6
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request that might come.
+    """A hypothetical request.
 
     Attributes:
         model: Public name of the model.
@@ -203,7 +203,7 @@ async def _cells(api: ApiClient) -> list[dict[str, Any]]:
 async def _ask_all(
     asked: list[tuple[str, wire.ExplainRequest]],
 ) -> tuple[list[wire.Explanation], list[str]]:
-    """Return what routers say, and of those that say nothing why."""
+    """Return the answers of routers, and the reasons of missing ones."""
     replies = await asyncio.gather(*(_ask_router(*question) for question in asked))
     answers = [reply for reply in replies if isinstance(reply, wire.Explanation)]
     return answers, [reply for reply in replies if isinstance(reply, str)]
@@ -232,7 +232,7 @@ async def _ask_router(address: str, request: wire.ExplainRequest) -> wire.Explan
 
 
 def plain(answer: wire.Explanation) -> dict[str, Any]:
-    """Return a message as JSON has it, with all its fields."""
+    """Return a message in JSON's form, with all its fields."""
     values = {field.name: getattr(answer, field.name) for field in answer.DESCRIPTOR.fields}
     values["candidates"] = [
         {field.name: getattr(candidate, field.name) for field in candidate.DESCRIPTOR.fields}
@@ -242,7 +242,7 @@ def plain(answer: wire.Explanation) -> dict[str, Any]:
 
 
 def show_answer(answer: wire.Explanation) -> None:
-    """Print what a router says of one request."""
+    """Print a router's explanation of one request."""
     out = console()
     for line in _lines(answer):
         out.print(line, markup=False, soft_wrap=True)
@@ -253,7 +253,7 @@ def show_answer(answer: wire.Explanation) -> None:
 
 
 def _lines(answer: wire.Explanation) -> Iterator[str]:
-    """Yield what is said above the table."""
+    """Yield the lines above the table."""
     where = f"cell {answer.cell_id}, router {answer.router_id}"
     end = f" ({answer.code})" if answer.code else ""
     yield f"{answer.request_id}: {answer.state}{end} in {where}"

@@ -190,7 +190,7 @@ def _put(
     as_json: bool,
     new: Json | None = None,
 ) -> None:
-    """Write a pool with the changes; one that is not there begins as `new`, if that is given.
+    """Write a pool with the changes; a missing one begins as `new`, if that is given.
 
     Args:
         name: Id of the pool.

@@ -13,7 +13,7 @@ Tokens = tuple[int, ...]
 
 
 class PoolTexts:
-    """Texts of token ids by pool; a pool whose gateway or model cannot tell has none."""
+    """Texts of token ids by pool; a pool whose gateway or model cannot decode them has none."""
 
     def __init__(self, texts: dict[tuple[str, Tokens], str]) -> None:
         """Take what was decoded."""
@@ -30,12 +30,12 @@ class PoolTexts:
 
 
 async def decode(admin: ApiClient, wanted: Iterable[tuple[str, Sequence[int] | None]]) -> PoolTexts:
-    """Return the texts of token ids of pools, as far as the gateway can tell them.
+    """Return the texts of pools' token ids, as far as the gateway can decode them.
 
     Without OPENAI_BASE_URL and OPENAI_API_KEY there are none, and the ids are shown.
 
     Args:
-        admin: The admin REST, which says which model a pool serves.
+        admin: Admin REST, for the model of each pool.
         wanted: Pools and token ids.
     """
     url, key = known_setting("OPENAI_BASE_URL"), known_setting("OPENAI_API_KEY")

@@ -149,7 +149,7 @@ def _properties(
     expires: str | None,
     interval_ms: int | None,
 ) -> dict[str, Any]:
-    """Return those properties of a key that were given."""
+    """Return the given properties of a key."""
     return given(
         scopes=scopes or None,
         models=models or None,
@@ -171,7 +171,7 @@ def rotate(path: str, grace: str, *, as_json: bool) -> None:
 
 
 def show_once(made: dict[str, Any], *, as_json: bool) -> None:
-    """Print a key that was made: its text alone on stdout, or everything as JSON."""
+    """Print a new key: only its text on stdout, or all fields as JSON."""
     if as_json:
         show_json(made)
     else:
@@ -180,7 +180,7 @@ def show_once(made: dict[str, Any], *, as_json: bool) -> None:
 
 
 def readable(key: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a key with its end as people write it, `expires`."""
+    """Return a key with its end in readable form, `expires`."""
     return {**key, "expires": _moment(key["expires_at_unix_ms"])}
 
 

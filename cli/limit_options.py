@@ -18,11 +18,11 @@ def limit_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that gives a command's `limits` an option of each kind.
 
-    The command gets those that were given, by the names of their kinds.
+    The command gets the given ones, by the names of their kinds.
 
     Args:
-        kinds: Which there are.
-        of: Ends the help of each option: whose limit it is, and what 0 says.
+        kinds: Kinds of limits.
+        of: End of each option's help: the owner of the limit, and the meaning of 0.
     """
     options = [
         Parameter(

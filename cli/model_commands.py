@@ -219,7 +219,7 @@ def _put(
     as_json: bool,
     new: Json | None = None,
 ) -> None:
-    """Write a model with the changes; one that is not there begins as `new`, if that is given."""
+    """Write a model with the changes; a missing one begins as `new`, if that is given."""
     changes = changes | given(adapter_digest=adapter)
 
     def change(known: Json) -> Json:

@@ -115,7 +115,7 @@ def _order(node: str, orders: Json, *, as_json: bool) -> None:
 
 
 async def _until_empty(api: ApiClient, node: str) -> None:
-    """Say on stderr what the node waits for, whenever that changes, until it has no replicas."""
+    """Print changes of the node's progress on stderr, until it has no replicas."""
     said = ""
     while True:
         found = await api.call("GET", _path(node))

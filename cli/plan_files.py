@@ -1,4 +1,4 @@
-"""Plans of rollouts as files that people write."""
+"""Reads rollout plans from files."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from cli.stack_commands import fail
 
 
 def read_plan(path: Path) -> Json:
-    """Return the plan of a file; the control plane says what is wrong with it."""
+    """Return the plan in a file; the control plane validates it."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:

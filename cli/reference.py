@@ -1,4 +1,4 @@
-"""Reference pages made from the code, `make docs`: settings, metrics, the table of errors.
+"""Generates reference pages from the code, for `make docs`: settings, metrics, errors.
 
 The meaning of a setting stands once, under `Attributes:` in its class; that of a metric stands at
 its declaration. A test compares the pages with the result of this module.
@@ -105,7 +105,7 @@ def settings_page() -> str:
 
 
 class Declared(NamedTuple):
-    """A metric as it is declared; `edges` are the bounds of a histogram's buckets."""
+    """A declared metric; `edges` are the bounds of a histogram's buckets."""
 
     process: str
     name: str
@@ -205,7 +205,7 @@ def _unit(name: str) -> str:
 
 
 def overload_page(text: str) -> str:
-    """Return docs/overload.md with its table of errors made anew.
+    """Return docs/overload.md with a new table of errors.
 
     Args:
         text: The page, with a table between the two marks.
@@ -227,7 +227,7 @@ def overload_page(text: str) -> str:
 
 
 def security_page(text: str) -> str:
-    """Return docs/security.md with its tables of sockets and of ports made anew.
+    """Return docs/security.md with new tables of sockets and of ports.
 
     Args:
         text: The page, with each table between its two marks.

@@ -1,4 +1,4 @@
-"""How the command line shows things: tables for people, JSON for programs."""
+"""Output of the command line: tables for people, JSON for programs."""
 
 import json
 import os
@@ -111,7 +111,7 @@ def size_text(size_bytes: int | None) -> str:
 
 
 def status_json(rows: "Sequence[HealthRow]", phase: str, engine: str) -> dict[str, Any]:
-    """Return what `sluice status --json` prints."""
+    """Return the output of `sluice status --json`."""
     return {
         "phase": phase,
         "engine": engine,
@@ -130,7 +130,7 @@ def status_json(rows: "Sequence[HealthRow]", phase: str, engine: str) -> dict[st
 
 
 def status_table(rows: "Sequence[HealthRow]") -> "Table":
-    """Return what runs where, with health."""
+    """Return the table of processes, with health."""
     columns = ("name", "pid", "port", "memory", "health", "restarts", "uptime")
     cells = [
         (
@@ -150,7 +150,7 @@ def status_table(rows: "Sequence[HealthRow]") -> "Table":
 
 
 def started_table(rows: "Sequence[HealthRow]") -> "Table":
-    """Return what runs where, right after the start."""
+    """Return the table of processes right after the start."""
     cells = [
         (row.name, str(row.pid), str(row.port or "-"), f"{row.memory_mib:.0f} MiB") for row in rows
     ]

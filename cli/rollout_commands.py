@@ -247,7 +247,7 @@ def _show(found: Json, *, as_json: bool) -> None:
 
 
 def _show_gates(gates: list[Json], title: str) -> None:
-    """Show what the gates saw in a stage."""
+    """Show the evidence of the gates in a stage."""
     rows = [
         (
             gate["metric"],
@@ -281,7 +281,7 @@ def _percent(found: Json) -> str:
 
 
 def _left(found: Json) -> str | None:
-    """Return how long the stage takes at this pace; None: it does not go on."""
+    """Return the remaining time of the stage at this pace; None: it does not go on."""
     left_s = found.get("stage_left_s")
     return None if left_s is None else f"about {duration(left_s)}"
 
@@ -295,7 +295,7 @@ def _seen(found: Json) -> str:
 
 
 async def _follow(api: ApiClient, rollout: str, *, as_json: bool) -> Json:
-    """Print a line whenever a rollout stands elsewhere, until it is over; return it then."""
+    """Print a line for each change of a rollout, until it has ended; return it then."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[seen]}"))
@@ -325,7 +325,7 @@ async def _follow(api: ApiClient, rollout: str, *, as_json: bool) -> Json:
 
 
 async def _polled(api: ApiClient, path: str) -> Json:
-    """Return an object; who does not answer is asked again for a while."""
+    """Return an object; a server that does not answer is tried again for a while."""
     until_s = time.monotonic() + _LOST_S_MAX
     while True:
         try:

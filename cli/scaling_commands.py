@@ -227,7 +227,7 @@ def budget(
 
 
 def told(found: Json) -> list[str]:
-    """Return in words why a pool has its number."""
+    """Return in words the reason of a pool's number."""
     if not found.get("decided_at", "") and "wanted" not in found:
         return ["It has bounds, and nothing was decided yet: is a control plane running?"]
     lines = [f"{found['wanted']} replicas ({found['ready']} ready, {found['booting']} booting):"]

@@ -34,7 +34,7 @@ _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def descriptions(owner: type[ServiceSettings]) -> dict[str, str]:
-    """Return what the `Attributes:` of a class and its bases say, by field."""
+    """Return the descriptions under `Attributes:` of a class and its bases, by field."""
     found: dict[str, str] = {}
     for cls in reversed(owner.__mro__):
         if not issubclass(cls, ServiceSettings):

@@ -56,7 +56,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class RouterView:
-    """One router; TTFT from its queue's door to the engine's first token."""
+    """A router; TTFT is from its queue to the engine's first token."""
 
     name: str
     queued: Number

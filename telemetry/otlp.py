@@ -55,7 +55,7 @@ class Exporter(Protocol):
 
 
 def http_exporter(endpoint: str) -> Exporter:
-    """Return one for OTLP over HTTP; headers and certificates are in OpenTelemetry's variables."""
+    """Return an exporter for OTLP over HTTP; OpenTelemetry's variables set headers and TLS."""
     return OTLPSpanExporter(endpoint, timeout=_SEND_S, compression=Compression.Gzip)
 
 

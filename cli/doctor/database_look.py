@@ -32,7 +32,7 @@ WHERE s.datname = current_database() AND s.state LIKE 'idle in transaction%'
 
 
 async def look_at_database(url: str) -> DatabaseFacts:
-    """Return what it says; a problem when it cannot be asked in time."""
+    """Return the facts; a problem when PostgreSQL does not answer in time."""
     plain = "postgresql://" + url.partition("://")[2]
     try:
         async with asyncio.timeout(_TIMEOUT_S):

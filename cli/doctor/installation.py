@@ -1,4 +1,4 @@
-"""Problems of an installation, near or far; pure: facts in, findings out."""
+"""Problems of an installation, on this machine or elsewhere; pure: facts in, findings out."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class ServiceFacts:
         name: Name of the process.
         url: URL that was asked.
         problem: Reason why the service did not answer, or is not ready; empty: it is.
-        version: Version of the program; empty: it does not tell.
-        clock_ahead_s: Lead over this machine's clock, in whole seconds; None: not told.
+        version: Version of the program; empty: unknown.
+        clock_ahead_s: Lead of its clock over this machine's, in whole seconds; None: unknown.
         snapshot_age_s: Seconds since it heard from the control plane; None: it does not follow one.
     """
 
@@ -44,10 +44,10 @@ class DatabaseFacts:
         problem: Reason why the database could not be queried.
         revision: Revision of the schema; empty: there is none.
         newest: Newest revision of this program.
-        is_older: Whether the schema's revision is one that this program knows and has passed.
+        is_older: Whether the schema's revision is an earlier one of this program.
         missing_rights: Tables that the user may not read or write.
-        holders: Sessions that hold locks others wait for: what each is, and for how long, in s.
-        clock_ahead_s: Lead over this machine's clock, in seconds.
+        holders: Sessions that hold locks others wait for, with the time in seconds.
+        clock_ahead_s: Lead of its clock over this machine's, in seconds.
     """
 
     problem: str = ""
@@ -67,9 +67,10 @@ class InstallationFacts:
         version: Version of this program.
         services: A row per process.
         refused: Paths of the admin REST that the key may not read, with the status.
-        silent: Nodes and routers that were not heard for a while: name, and for how long, in s.
-        certificates: Files of ours, with the seconds that each is still good for; or why not.
-        database: None: no address of it is known here.
+        silent: Silent nodes and routers, with the time in seconds.
+        certificates: Certificate files of this machine, with the seconds until they expire, or the
+            reason why they cannot be read.
+        database: Facts of the database; None: its address is not known here.
     """
 
     version: str

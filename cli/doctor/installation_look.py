@@ -1,4 +1,4 @@
-"""Asks the processes of an installation, and its database; each answer has a deadline."""
+"""Queries the processes of an installation, and its database; each answer has a deadline."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ async def look_at_installation(
     database_url: str,
     certificates: Sequence[Path],
 ) -> InstallationFacts:
-    """Return what it says; nothing of it changes.
+    """Return the facts; reads only.
 
     Args:
         pages: URLs of metrics, by the name of the process.
@@ -67,7 +67,7 @@ async def look_at_installation(
 
 
 async def _service(http: httpx.AsyncClient, name: str, url: str, version_path: str) -> ServiceFacts:
-    """Ask whether it is ready, what time it is there, and which version it is."""
+    """Query readiness, time and version of a service."""
     problem, ahead, told = "", None, ""
     try:
         began_s = time.time()
@@ -91,7 +91,7 @@ def _version(answer: httpx.Response) -> str:
 
 
 def _ahead_s(answer: httpx.Response, began_s: float, ended_s: float) -> float | None:
-    """Return how far its clock is ahead; 0 while its second may be one of the exchange."""
+    """Return the lead of its clock; 0 while the difference may come from the exchange."""
     try:
         told_s = parsedate_to_datetime(answer.headers["date"]).timestamp()
     except (KeyError, ValueError):
@@ -102,7 +102,7 @@ def _ahead_s(answer: httpx.Response, began_s: float, ended_s: float) -> float | 
 
 
 async def _page(http: httpx.AsyncClient, name: str, url: str) -> ServiceFacts:
-    """Read how old a process' view of the control plane is, of its page of metrics."""
+    """Read the age of a process's snapshot from its page of metrics."""
     try:
         ages = [_age_s(sample, value) for sample, _, value in parse(await _read(http, url), {})]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
@@ -133,7 +133,7 @@ def _age_s(name: str, value: float) -> float | None:
 async def _admin(
     http: httpx.AsyncClient, url: str, key: str
 ) -> tuple[dict[str, int] | None, list[tuple[str, float]]]:
-    """Return what the key may not read, and since when nodes and routers are silent."""
+    """Return the paths that the key may not read, and silent nodes and routers."""
     headers, refused = {"authorization": f"Bearer {key}"}, dict[str, int]()
     try:
         for path in _READ:
@@ -161,7 +161,7 @@ def _silences(kind: str, answer: httpx.Response) -> list[tuple[str, float]]:
 
 
 def _certificate(file: Path) -> float | str:
-    """Return for how many seconds a certificate is good; a text: why it cannot be read."""
+    """Return the seconds until a certificate expires, or why it cannot be read."""
     from cryptography import x509
 
     try:

@@ -25,14 +25,14 @@ class MachineFacts:
         platform: `linux x86_64`.
         missing_wheels: Wheels of the extra `local` that are missing, by their purpose.
         engine_problems: Lines of the agent's own check: libpython, glibc, numpy, shared memory.
-        memory_bytes: Memory that programs can get now; None: not known.
+        memory_bytes: Free memory for programs; None: unknown.
         disk_bytes: Free disk where the home is; None: the home cannot be used.
         home: The folder of the local stack.
         home_problem: Reason why the home cannot be written; empty: it can.
         open_files: Files that each process of this user may open.
         readable_secrets: Files with keys that others may read.
-        holders: Listeners on the stack's public ports that are taken.
-        runs: Whether the local stack runs: its ports are its own then.
+        holders: Processes that listen on the stack's public ports.
+        runs: Whether the local stack runs, so that the ports are its own.
     """
 
     platform: str
@@ -139,7 +139,7 @@ def _secrets(facts: MachineFacts) -> DoctorFinding:
 
 
 def is_open_to_others(mode: int) -> bool:
-    """Return whether anybody but the owner can do anything with a file of this mode."""
+    """Return whether a mode grants any right to others than the owner."""
     return bool(mode & _OTHERS)
 
 

@@ -1,4 +1,4 @@
-"""Looks at this machine."""
+"""Collects the facts about this machine."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ _HOST = "127.0.0.1"
 
 
 def look_at_machine(home: Home, ports: Sequence[int]) -> MachineFacts:
-    """Return what there is; starts nothing and changes nothing.
+    """Return the facts; starts nothing and changes nothing.
 
     Args:
         home: Folder of the local stack.

@@ -1,11 +1,11 @@
-"""A finding of `sluice doctor` about one thing that it looked at."""
+"""The findings of `sluice doctor`."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class DoctorLevel(StrEnum):
-    """How it stands."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"  # it works, and will not for long, or not well
@@ -15,7 +15,7 @@ class DoctorLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One finding of `sluice doctor`.
+    """A finding of `sluice doctor`.
 
     Attributes:
         check: Name of the check.
@@ -31,5 +31,5 @@ class DoctorFinding:
 
 
 def ok(check: str, found: str) -> DoctorFinding:
-    """Return that it is well."""
+    """Return a finding without a problem."""
     return DoctorFinding(check, DoctorLevel.OK, found)

@@ -1,4 +1,4 @@
-"""The base that an installation starts with: where it comes from, and telling the control plane."""
+"""The first base of an installation: its files, and its upload to the control plane."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ PUSH_S_MAX = 30.0  # of a start that serves already; a push that broke off goes 
 
 
 def import_base(chosen: Path | None, artifacts: Path) -> ShippedBase:
-    """Copy a base, the shipped one with its adapters if none was chosen, into an artifact folder.
+    """Copy a base, by default the shipped one with its adapters, into an artifact folder.
 
     Raises:
         StackError: There is no base in that directory.
@@ -31,16 +31,16 @@ def import_base(chosen: Path | None, artifacts: Path) -> ShippedBase:
 async def push_base(
     api: ApiClient, directory: Path, timeout_s: float = PUSH_S_MAX, *, base_digest: str = ""
 ) -> str:
-    """Upload a base, or an adapter of `base_digest`, unless it is there already.
+    """Upload a base, or an adapter of `base_digest`, unless it exists already.
 
     Args:
         api: Client of the control plane.
-        directory: The artifact; its name is its digest.
+        directory: Directory of the artifact; its name is the digest.
         timeout_s: Seconds for the whole upload.
-        base_digest: Base of an adapter, which has to be there. Empty: the artifact is a base.
+        base_digest: Base of an adapter, which has to exist. Empty: the artifact is a base.
 
     Returns:
-        Why it is not there, in a line for people; empty when it is.
+        Reason of a failure in one line; empty when the artifact is there.
     """
     subject = {"kind": "adapter", "base_digest": base_digest} if base_digest else {"kind": "base"}
     try:

@@ -41,7 +41,7 @@ _USER = "sluice"
 
 
 class Relay:
-    """Lets clients in, and forwards what they say to the mock cluster."""
+    """Admits clients, and forwards their requests to the mock cluster."""
 
     def __init__(self, path: str, credential: Credential | None, apis: bytes) -> None:
         """Prepare.
@@ -176,13 +176,13 @@ def main() -> None:
 def broker_spec(
     port: int, log_file: Path, env: Mapping[str, str], *, password: str = ""
 ) -> ProcessSpec:
-    """Return how to run the broker on a loopback port; ready as soon as the port answers.
+    """Return the spec of the broker on a loopback port; ready as soon as the port answers.
 
     Args:
         port: Port on loopback.
         log_file: Receives its output.
         env: The whole environment of the process.
-        password: Clients prove that they know it, see `client_settings`; empty asks for none.
+        password: Password that clients have to prove, see `client_settings`; empty: none.
     """
     return ProcessSpec(
         name="broker",

@@ -22,7 +22,7 @@ _VERSIONS_MAX = 2  # of ApiVersions; asked for a later one, brokers answer as in
 
 
 class LoginError(Exception):
-    """The connection ends; `reply` is what the client is told first, if anything."""
+    """The connection ends; `reply` is sent to the client first, if there is one."""
 
     def __init__(self, text: str, reply: bytes = b"") -> None:
         super().__init__(text)
@@ -30,7 +30,7 @@ class LoginError(Exception):
 
 
 class _RefusedError(Exception):
-    """A request is answered, and then the connection ends."""
+    """The connection ends after the answer to a request."""
 
     def __init__(self, text: str, content: bytes) -> None:
         super().__init__(text)

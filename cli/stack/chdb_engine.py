@@ -30,15 +30,15 @@ class QueryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One request, decoded.
+    """A decoded request.
 
     Attributes:
-        sql: The text, with inline data when there is some.
+        sql: Text, with inline data when there is some.
         database: Database of names without one.
         settings: Settings of this statement only.
         parameters: Values of `{name:Type}`.
         default_format: Format of the answer when the text names none.
-        is_readonly: Refuse whatever writes (GET requests).
+        is_readonly: Whether writes are refused (GET requests).
     """
 
     sql: bytes
@@ -51,7 +51,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class StatementResult:
-    """The result of a statement; `format` is None for one that returns no rows by nature."""
+    """The result of a statement; `format` is None for a statement without rows."""
 
     body: bytes
     format: str | None
@@ -70,7 +70,7 @@ def identifier(text: str) -> str:
 
 
 def _lock(directory: Path) -> int:
-    """Take the folder for this process; the engine itself does not always notice a second one."""
+    """Lock the folder for this process; the engine itself does not always notice a second one."""
     fd = os.open(directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,7 +87,7 @@ class ChdbEngine:
         """Open the data directory.
 
         Args:
-            directory: Created when missing; one process at a time.
+            directory: Data directory, created when missing; one process at a time.
             limits: Settings that hold for every statement unless a request sets them.
 
         Raises:
@@ -105,7 +105,7 @@ class ChdbEngine:
         self._keeper.query("SELECT 1", "TabSeparated")
 
     def close(self) -> None:
-        """Write what is pending and release the directory."""
+        """Write pending data and release the directory."""
         self._keeper.close()
         os.close(self._lock)
 

@@ -1,6 +1,6 @@
 """The embedding model of the local stack: optional, because its weights are a package of their own.
 
-Nothing here may fail the start of the stack: chat works without.
+No error here may fail the start of the stack: chat works without embeddings.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _POLL_S = 0.2
 
 
 def describe(*, is_wanted: bool) -> str:
-    """Return the name of the model, or why there are no embeddings and what to do about it."""
+    """Return the name of the model, or the reason why there are no embeddings, with the fix."""
     if not is_wanted:
         return UNWANTED
     return ABSENT if find_package() is None else SERVED
@@ -55,14 +55,14 @@ async def start(home: Home, api: ApiClient) -> str:
 
 
 async def stop(api: ApiClient) -> None:
-    """Remove what an earlier start asked for."""
+    """Delete the objects of an earlier start."""
     if await api.find(f"/v1/models/{MODEL_NAME}") is not None:
         await remove_unused(api, f"/v1/models/{MODEL_NAME}")
     await retire_pools(api, _POOL_PREFIX)
 
 
 async def wait_ready(api: ApiClient, pool_id: str, timeout_s: float) -> str:
-    """Wait for the replica; return why there is none after `timeout_s`, empty when it serves."""
+    """Wait for the replica; return the reason of a failure, empty when the replica serves."""
     reason = "no replica yet"
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):

@@ -23,12 +23,12 @@ _AGENT = "agent"
 
 @dataclass(frozen=True, slots=True)
 class HealthRow:
-    """One process.
+    """A process.
 
     Attributes:
-        memory_mib: Proportional set size with all descendants; resident size where the kernel
-            does not tell the former.
-        health: `ok`, or what is wrong.
+        memory_mib: Proportional set size with all descendants; resident size where the kernel does
+            not report the former.
+        health: `ok`, or the problem.
     """
 
     name: str
@@ -42,7 +42,7 @@ class HealthRow:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it does its work."""
+        """Whether the process works."""
         return self.health == "ok"
 
 
@@ -53,8 +53,8 @@ async def collect(
 
     Args:
         state: State file of the supervisor.
-        services: The plan of the same stack; tells how to check each process.
-        admin_url: Asked for the state of the replicas.
+        services: Plan of the same stack, with the check of each process.
+        admin_url: URL of the control plane, for the state of the replicas.
         admin_key: Key for the control plane.
     """
     how = {service.name: service.check or service.spec.ready for service in services}
@@ -73,7 +73,7 @@ async def collect(
 def build_rows(
     state: StackState, healths: Mapping[str, str], replicas: Mapping[int, str]
 ) -> list[HealthRow]:
-    """Return the rows from what is known of health (by name) and of replicas (by port)."""
+    """Return the rows from health (by name) and replicas (by port)."""
     now_s = time.time()
     rows = [_supervisor_row(state, now_s)]
     for process in state.processes:
@@ -111,7 +111,7 @@ def _supervisor_row(state: StackState, now_s: float) -> HealthRow:
 
 
 async def _health(process: ProcessState, check: Callable[[], Awaitable[None]]) -> str:
-    """Return `ok`, or what is wrong with the process."""
+    """Return `ok`, or the problem of the process."""
     if process.state != READY:
         why = f" ({process.last_error[:80]})" if process.state == DOWN else ""
         return f"{process.state}{why}"
@@ -147,7 +147,7 @@ def replica_states(replicas: Iterable[dict[str, Any]]) -> dict[int, str]:
 def find_engines(agent_pid: int) -> list[psutil.Process]:
     """Return the Triton servers of the agent's stack, oldest first.
 
-    They need not be its children: an agent adopts the engines of the one before it.
+    They need not be its children: an agent adopts the engines of its predecessor.
     """
     marker = environment(agent_pid).get(MARKER)
     engines: list[psutil.Process] = []

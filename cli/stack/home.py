@@ -52,21 +52,21 @@ class Home:
 
     @property
     def env_file(self) -> Path:
-        """For clients: `set -a; . .sluice/env`."""
+        """The environment for clients: `set -a; . .sluice/env`."""
         return self.root / "env"
 
     def context_file(self, name: str) -> Path:
-        """The same for another installation: `sluice --context NAME`."""
+        """The environment of another installation: `sluice --context NAME`."""
         return self.root / "contexts" / f"{name}.env"
 
     @property
     def secrets_file(self) -> Path:
-        """Never shown."""
+        """The secrets, which are never shown."""
         return self.root / "secrets.json"
 
     @property
     def ports_file(self) -> Path:
-        """Internal ports, kept from start to start."""
+        """The internal ports, kept from start to start."""
         return self.root / "ports.json"
 
     @property
@@ -76,17 +76,17 @@ class Home:
 
     @property
     def lock_file(self) -> Path:
-        """Locked by the supervisor for as long as it lives, however it ends."""
+        """The file that the supervisor locks for as long as it lives."""
         return self.root / "run" / "lock"
 
     @property
     def tracestore_password_file(self) -> Path:
-        """From `Secrets`, for the trace store's server."""
+        """The password from `Secrets`, for the trace store's server."""
         return self.root / "run" / "tracestore.password"
 
     @property
     def logs(self) -> Path:
-        """One file per process."""
+        """The directory of logs, one file per process."""
         return self.root / "logs"
 
     @property
@@ -101,7 +101,7 @@ class Home:
 
     @property
     def certificates(self) -> Path:
-        """For mutual TLS; CAs stay from start to start."""
+        """The certificates for mutual TLS; CAs stay from start to start."""
         return self.root / "certificates"
 
     def data(self, name: str) -> Path:
@@ -109,7 +109,7 @@ class Home:
         return self.root / "data" / name
 
     def service_state(self, name: str) -> Path:
-        """Directory of what a service keeps between starts."""
+        """The directory of a service's state between starts."""
         return self.root / "state" / name
 
     def log_file(self, name: str) -> Path:
@@ -145,7 +145,7 @@ class Secrets:
 
 
 def load_secrets(home: Home) -> Secrets:
-    """Return the stack's secrets, generating and keeping those that are not there."""
+    """Return the stack's secrets; missing ones are generated and stored."""
     known: dict[str, str] = {}
     with suppress(FileNotFoundError):
         known = json.loads(home.secrets_file.read_text())
@@ -157,14 +157,14 @@ def load_secrets(home: Home) -> Secrets:
 
 
 def stored_secret(home: Home) -> str:
-    """Return the installation's secret of the stack; empty when it never ran, or is another's."""
+    """Return the stack's installation secret; empty without one that is readable."""
     with suppress(OSError, ValueError):
         return str(json.loads(home.secrets_file.read_text()).get("installation_secret", ""))
     return ""
 
 
 def save_secrets(home: Home, secrets: Secrets) -> None:
-    """Keep the secrets, readable by their owner only."""
+    """Store the secrets, readable by their owner only."""
     write_atomic(home.secrets_file, json.dumps(asdict(secrets), indent=1) + "\n", mode=0o600)
 
 
@@ -182,7 +182,7 @@ def render_env(values: dict[str, str]) -> str:
 
 
 def parse_env(text: str) -> dict[str, str]:
-    """Return what `render_env` wrote; lines of other shapes are left out."""
+    """Return the variables from `render_env`; lines of other forms are left out."""
     pairs = (line.partition("=") for line in text.splitlines() if not line.startswith("#"))
     return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
@@ -196,9 +196,9 @@ def read_env(home: Home) -> dict[str, str]:
 
 
 def try_lock(home: Home) -> IO[str] | None:
-    """Return the held lock of this home, or None when a supervisor holds it.
+    """Return the lock of this home, or None when a supervisor holds it.
 
-    The kernel gives it back when the holder ends, so a lock never outlives its process. Children do
+    The kernel releases it when the holder ends, so a lock never outlives its process. Children do
     not inherit it.
     """
     home.lock_file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Each socket that a local stack listens on, with its callers and the secret that proves them.
 
-`docs/security.md` shows the list. An end-to-end test compares it with what listens, and comes to
-each socket without the secret.
+`docs/security.md` shows the list. An end-to-end test compares it with the open sockets, and tries
+each one without the secret.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Secret(StrEnum):
-    """By what a caller is known."""
+    """The proof of a caller."""
 
     TOKEN = "digest of the installation's secret"  # noqa: S105 - the name of a class
     TENANT_KEY = "API key of a tenant"
@@ -25,8 +25,8 @@ class StackListener:
     """A socket that a process listens on.
 
     Attributes:
-        process: Name, as `sluice status` shows it.
-        name: Name of its port in ports.json; else its purpose.
+        process: Name of the process, as in `sluice status`.
+        name: Name of the port in ports.json; else its purpose.
         protocol: Protocol on the socket.
         callers: Processes and people that may call.
         secret: Secret that proves a caller.

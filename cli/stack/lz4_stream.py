@@ -11,10 +11,10 @@ _STEP_BYTES = 1 << 20
 
 
 class Lz4Stream:
-    """Decodes frames; whoever takes the parts may stop at any of them.
+    """Decodes frames; the caller may stop after any part.
 
     Attributes:
-        is_complete: Whether what came so far ends with a frame.
+        is_complete: Whether the input so far ends with a whole frame.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Lz4Stream:
         self._decoder = lz4.frame.LZ4FrameDecompressor()
 
     def decode(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield what comes out of some more of the body, in parts of at most 1 MiB.
+        """Yield the decoded bytes of further input, in parts of at most 1 MiB.
 
         Raises:
             RuntimeError: The bytes are not in lz4's format.

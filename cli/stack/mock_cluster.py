@@ -41,7 +41,7 @@ _SYMBOLS: dict[str, tuple[list[type], type | None]] = {
 
 
 class MockCluster:
-    """One mock broker; lives in threads of librdkafka until `close`."""
+    """A mock broker; lives in threads of librdkafka until `close`."""
 
     def __init__(self, host: str, port: int, topics: Mapping[str, int]) -> None:
         """Start the broker and create `topics` (name -> partitions).
@@ -84,11 +84,11 @@ class MockCluster:
 
     @property
     def path(self) -> str:
-        """The path of the Unix socket that it listens on; means nothing to other processes."""
+        """The path of the Unix socket that it listens on; meaningless to other processes."""
         return f"/proc/self/fd/{self._socket}"
 
     def close(self) -> None:
-        """Stop the broker; everything in it is gone."""
+        """Stop the broker; its messages are lost."""
         self._library.rd_kafka_mock_cluster_destroy(self._cluster)
         self._library.rd_kafka_destroy(self._client)
         os.close(self._socket)
@@ -113,7 +113,7 @@ def _hide_listener(port: int) -> int:
 
 
 def _cut_strangers(port: int) -> None:
-    """End connections that were made before the port was hidden: none of them is ours."""
+    """End connections that were made before the port was hidden: they are foreign."""
     for _, found in _tcp_sockets(port):
         with suppress(OSError):
             found.shutdown(socket.SHUT_RDWR)

@@ -21,8 +21,8 @@ class Opening:
     Attributes:
         deployment: COMPOSE or KUBERNETES.
         service: Service of compose; in a cluster the component.
-        port: Port number; ENGINE_PORT: of engines.
-        purpose: Name of the socket in `LISTENERS`, if it is ours; else the program behind it.
+        port: Port number; ENGINE_PORT stands for the ports of engines.
+        purpose: Name of the socket in `LISTENERS`, if a platform process listens; else the program.
         secret: Secret that proves a caller.
         callers: Callers: in compose the networks, and LOOPBACK where it is published; in a cluster
             the components, and the labels of namespaces, that a network policy lets in.
@@ -37,7 +37,7 @@ class Opening:
 
     @property
     def port_text(self) -> str:
-        """The port as the table shows it."""
+        """The port in the table's form."""
         return "one per engine" if self.port == ENGINE_PORT else str(self.port)
 
 

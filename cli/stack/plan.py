@@ -1,4 +1,4 @@
-"""In which order processes start and stop; pure."""
+"""The order in which processes start and stop; pure."""
 
 from collections.abc import Collection, Mapping
 
@@ -9,7 +9,7 @@ def waves(waits_for: Mapping[str, Collection[str]]) -> list[list[str]]:
     Names of one layer keep the order of the mapping.
 
     Raises:
-        ValueError: A cycle, or a name that nobody defines.
+        ValueError: The order has a cycle, or an undefined name.
     """
     unknown = {other for others in waits_for.values() for other in others} - waits_for.keys()
     if unknown:
@@ -28,10 +28,10 @@ def waves(waits_for: Mapping[str, Collection[str]]) -> list[list[str]]:
 
 
 def users(uses: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
-    """Return who uses each name: what must have stopped before it may stop.
+    """Return the users of each name, which must stop before it.
 
     Raises:
-        ValueError: A name that nobody defines.
+        ValueError: A name is undefined.
     """
     used_by: dict[str, set[str]] = {name: set() for name in uses}
     for name, others in uses.items():

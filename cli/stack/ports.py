@@ -48,7 +48,7 @@ def assign(
 def load_ports(
     file: Path, names: Iterable[str], start: int, *, public: Collection[int]
 ) -> dict[str, int]:
-    """Return the ports of the stack, none of them `public`, and remember them in `file`."""
+    """Return the ports of the stack, none of them `public`, and store them in `file`."""
     known = read_ports(file)
 
     def is_free(port: int) -> bool:
@@ -61,7 +61,7 @@ def load_ports(
 
 
 def read_ports(file: Path) -> dict[str, int]:
-    """Return the remembered ports; empty when there are none."""
+    """Return the stored ports; empty when there are none."""
     try:
         return {str(name): int(port) for name, port in json.loads(file.read_text()).items()}
     except (FileNotFoundError, ValueError, AttributeError):

@@ -69,7 +69,7 @@ _NO_FSYNC: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The account that the server runs as; `is_other` when that is not the caller."""
+    """The user that the server runs as; `is_other` when it is not the caller."""
 
     name: str
     uid: int
@@ -79,7 +79,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class PostgresPlace:
-    """Where one server lives.
+    """The directories of one server.
 
     Attributes:
         data: Data directory.
@@ -97,15 +97,15 @@ class PostgresPlace:
 async def prepare_postgres(
     home: Path, *, fsync: bool = True, env: Mapping[str, str] | None = None
 ) -> None:
-    """Make the data directory when there is none, and set who may connect; call before a start.
+    """Make the data directory when there is none, and set the allowed users; call before a start.
 
     Args:
         home: The stack's directory.
         fsync: Whether PostgreSQL syncs to disk, see `postgres_spec`.
-        env: Added to the environment of what runs meanwhile, e.g. a stack's marker.
+        env: Additional environment of the programs run here, e.g. a stack's marker.
 
     Raises:
-        RuntimeError: With the fix in words.
+        RuntimeError: PostgreSQL cannot run here; the message names the fix.
     """
     place = locate(home)
     for directory in (place.data.parent, place.sockets):
@@ -127,11 +127,11 @@ async def prepare_postgres(
 
 
 def postgres_spec(home: Path, port: int, *, log_file: Path, fsync: bool = True) -> ProcessSpec:
-    """Return how to run the server of `home`; `prepare_postgres` comes first.
+    """Return the spec of the server of `home`; call `prepare_postgres` before.
 
     Args:
         home: The stack's directory.
-        port: Only names the socket; no TCP port is taken.
+        port: Number in the socket's name; no TCP port is used.
         log_file: Receives what the server prints.
         fsync: False only where the data may be lost with the machine: tests.
     """
@@ -167,7 +167,7 @@ def client_url(home: Path, port: int, database: str = DATABASE) -> str:
 
 
 def locate(home: Path) -> PostgresPlace:
-    """Return where the server of `home` lives; the first call for a home decides and records it."""
+    """Return the place of the server of `home`, which the first call decides and records."""
     home = home.resolve()
     account = _account()
     root = _data_root(home, account)
@@ -259,7 +259,7 @@ def _copy_wheel(site: Path, target: Path) -> None:
 
 
 def _claim(directory: Path, account: Account) -> None:
-    """Make a directory the account's, and the caller's by group; closed to everybody else."""
+    """Give a directory to the account, and to the caller by group; closed to everybody else."""
     if directory.stat().st_uid not in {os.geteuid(), account.uid}:
         raise RuntimeError(f"{directory} belongs to another user: remove it")
     if account.is_other:
@@ -268,7 +268,7 @@ def _claim(directory: Path, account: Account) -> None:
 
 
 async def _initialize(place: PostgresPlace, *, fsync: bool, env: Mapping[str, str]) -> None:
-    """Run initdb and create our database; the data directory appears complete or not at all."""
+    """Run initdb and create the database; the data directory appears complete or not at all."""
     staging = place.data.with_name(new_id(".data"))
     staging.mkdir(mode=0o700)
     if place.account.is_other:
@@ -334,10 +334,10 @@ async def _end_group(process: asyncio.subprocess.Process) -> None:
 
 
 def _forget_stale_lock(data: Path) -> None:
-    """Remove the lock of a killed server whose process id now belongs to something else.
+    """Remove the lock of a killed server whose process id now belongs to another process.
 
-    PostgreSQL itself only asks whether the process lives, and refuses to start for ever when,
-    as is likely in a container, another of our processes has got that number.
+    PostgreSQL itself only checks whether the process lives, and would refuse to start for ever
+    when, as is likely in a container, another process has got that id.
     """
     lock = data / "postmaster.pid"
     with suppress(FileNotFoundError, ValueError, IndexError):
@@ -355,7 +355,7 @@ def _forget_stale_lock(data: Path) -> None:
 
 
 async def _answers(socket: Path) -> None:
-    """Raise ConnectionError until the server lets us in: a real log-in, not just an open socket."""
+    """Raise ConnectionError until the server accepts a real log-in, not just a connection."""
     reader, writer = await asyncio.open_unix_connection(str(socket))
     try:
         body = struct.pack("!I", 196608) + b"user\0postgres\0database\0postgres\0\0"  # protocol 3.0

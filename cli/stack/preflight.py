@@ -1,4 +1,4 @@
-"""Conditions that hold before anything starts; a failed check says the fix in one line."""
+"""Conditions checked before the start; a failed check names the fix in one line."""
 
 import platform
 import re
@@ -29,7 +29,7 @@ _BASE_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_
 
 
 def check_platform() -> None:
-    """Refuse what the wheels do not run on, and missing wheels."""
+    """Refuse platforms without wheels, and missing wheels."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise StackError(
             f"the local stack needs Linux on x86_64, this is {sys.platform} on "
@@ -43,19 +43,19 @@ def check_platform() -> None:
 
 
 def missing_wheels() -> list[str]:
-    """Return what the extra `local` lacks, by what each wheel is for."""
+    """Return the missing wheels of the extra `local`, by their purpose."""
     return [use for module, use in _WHEELS.items() if find_spec(module) is None]
 
 
 def triton_problems(engines: Sequence[str]) -> list[str]:
-    """Return why Triton cannot run here, one line each."""
+    """Return the reasons why Triton cannot run here, one line each."""
     from replica.agent.triton import preflight  # gRPC: 0.2 s that no other command shall pay
 
     return preflight(engines)
 
 
 def check_triton(engine: str) -> None:
-    """Let the agent's own check look at libpython, glibc, numpy and the Triton wheel."""
+    """Run the agent's own check of libpython, glibc, numpy and the Triton wheel."""
     problems = triton_problems([engine])
     if problems:
         raise StackError("; ".join(problems))
@@ -87,7 +87,7 @@ def check_home(home: Home) -> None:
 
 
 def check_public_ports(port: int, admin_port: int) -> None:
-    """Refuse ports that cannot be listened on, or not by both."""
+    """Refuse ports that cannot be listened on, or that are equal."""
     _check_free(port, "--port")
     _check_free(admin_port, "--admin-port")
     if port == admin_port:

@@ -26,7 +26,7 @@ class ProgressLine:
 
     Attributes:
         seconds: Seconds from its start until it was ready; 0 until then.
-        detail: A few words: the port, or why it is down.
+        detail: Few words: the port, or the reason of a failure.
     """
 
     name: str
@@ -36,7 +36,7 @@ class ProgressLine:
 
 
 class Renderer(Protocol):
-    """Shows lines; `close` ends the display and leaves what was shown."""
+    """Shows lines; `close` ends the display and leaves the last state."""
 
     def show(self, line: ProgressLine) -> None:
         """Show a line, in place of the earlier one of its name."""
@@ -52,14 +52,14 @@ class Renderer(Protocol):
 
 
 class PlainRenderer:
-    """One line per change, for logs and pipes."""
+    """A renderer with one line per change, for logs and pipes."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out
         self._seen: dict[str, str] = {}
 
     def show(self, line: ProgressLine) -> None:
-        """Print what has an end; the states on the way would only be noise."""
+        """Print final states; intermediate ones would only be noise."""
         if line.state in (WAITING, STARTING, STOPPED) or self._seen.get(line.name) == line.state:
             return
         self._seen[line.name] = line.state
@@ -73,11 +73,11 @@ class PlainRenderer:
             self._out.flush()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 class LiveRenderer:
-    """All lines, redrawn in place."""
+    """A renderer that redraws all lines in place."""
 
     def __init__(self, console: Console) -> None:
         self._lines: dict[str, ProgressLine] = {}
@@ -118,7 +118,7 @@ class LiveRenderer:
 
 
 class PipeRenderer:
-    """JSON lines to the process that waits in the foreground; silent once that one is gone."""
+    """A renderer of JSON lines for the waiting foreground process; silent once that has gone."""
 
     def __init__(self, descriptor: int) -> None:
         self._pipe = os.fdopen(descriptor, "w", buffering=1)
@@ -132,7 +132,7 @@ class PipeRenderer:
         self._send({"say": text})
 
     def end(self, error: str = "") -> None:
-        """Tell how the start went, and close."""
+        """Report the result of the start, and close."""
         self._send({"end": error})
         self.close()
 
@@ -147,9 +147,9 @@ class PipeRenderer:
 
 
 def replay(pipe: IO[str], renderer: Renderer) -> str | None:
-    """Show what a `PipeRenderer` sends, until its start has ended.
+    """Show the output of a `PipeRenderer`, until its start has ended.
 
-    Returns the error (empty: the start went well), or None when the sender ended without a word.
+    Returns the error (empty: the start went well), or None when the sender ended without a result.
     """
     for text in pipe:
         message = json.loads(text)
@@ -163,7 +163,7 @@ def replay(pipe: IO[str], renderer: Renderer) -> str | None:
 
 
 def terminal_renderer(console: Console) -> Renderer:
-    """Return what suits the console."""
+    """Return the renderer for the console."""
     return LiveRenderer(console) if console.is_terminal else PlainRenderer(console.file)
 
 

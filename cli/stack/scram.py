@@ -1,7 +1,8 @@
 """The server's half of SCRAM-SHA-256 (RFC 5802, RFC 7677): both sides prove to know a password.
 
-The password itself never travels: who listens on the broker's port in its place learns nothing,
-and gets no events, because clients check the answer as well. Pure but for the salt of a process.
+The password itself never travels. A process that listens on the broker's port in its place learns
+nothing, and gets no events, because clients check the answer as well. Pure but for the salt of a
+process.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ class ScramError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A verifier: it checks a password without keeping it."""
+    """A verifier: it checks a password without storing it."""
 
     user: str
     salt: bytes
@@ -31,7 +32,7 @@ class Credential:
 
     @classmethod
     def of(cls, user: str, password: str, salt: bytes = b"") -> "Credential":
-        """Derive it; some milliseconds."""
+        """Derive a verifier; takes some milliseconds."""
         salt = salt or secrets.token_bytes(_SALT_BYTES)
         salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, _ITERATIONS)
         stored = hashlib.sha256(_mac(salted, b"Client Key")).digest()
@@ -39,7 +40,7 @@ class Credential:
 
 
 class ScramExchange:
-    """One client's proof: `first`, then `final`."""
+    """The proof of one client: `first`, then `final`."""
 
     def __init__(self, credential: Credential, nonce: str = "") -> None:
         """Begin; `nonce` is drawn unless a test gives it."""
@@ -62,7 +63,7 @@ class ScramExchange:
         return self._server_first.encode()
 
     def final(self, message: bytes) -> bytes:
-        """Return what proves our side, when the client proved its own; raises ScramError."""
+        """Return the server's proof, when the client has proved its own; raises ScramError."""
         text = _text(message)
         without_proof, _, shown = text.rpartition(",p=")
         said = _attributes(without_proof)

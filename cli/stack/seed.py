@@ -1,4 +1,4 @@
-"""Gives a fresh stack, through the admin REST, a model to talk to and a tenant to talk as.
+"""Sets up a fresh stack through the admin REST: a model and a demo tenant.
 
 Safe to repeat. Objects that operators may have changed (tiers, the tenant, the alias) are only
 created; every start sets base, pool and model anew by the command line and the shipped model.
@@ -52,9 +52,9 @@ class ShippedBase:
 
     Attributes:
         digest: Digest of its artifact.
-        name: Public.
+        name: Public name.
         context_tokens_max: Most tokens of prompt and answer together.
-        adapters: (name, digest) of each; served as `<name of the base>-<name>`.
+        adapters: Name and digest of each adapter; served as `<name of the base>-<name>`.
     """
 
     digest: str
@@ -66,7 +66,7 @@ class ShippedBase:
 def read_base(
     directory: Path, digest: str, adapters: tuple[tuple[str, str], ...] = ()
 ) -> ShippedBase:
-    """Return what the control plane must know of a base in Hugging Face form."""
+    """Return the fields of a base in Hugging Face form for the control plane."""
     config = json.loads((directory / "config.json").read_text())
     return ShippedBase(digest, MODEL, int(config["max_position_embeddings"]), adapters)
 
@@ -74,7 +74,7 @@ def read_base(
 async def seed(
     api: ApiClient, base: ShippedBase, *, engine: str, replicas: int, secrets: Secrets
 ) -> Secrets:
-    """Create or update everything; return the secrets with a valid key of the demo tenant."""
+    """Create or update all objects; return the secrets with a valid key of the demo tenant."""
     for tier_id, tier in _TIERS.items():
         if await api.find(f"/v1/tiers/{tier_id}") is None:
             await api.call("PUT", f"/v1/tiers/{tier_id}", tier)
@@ -98,8 +98,8 @@ async def seed_base(
 ) -> str:
     """Serve a base under its name; return its pool.
 
-    There is one pool per engine and base, because a pool never changes either; those of earlier
-    starts go.
+    There is one pool per engine and base, because a pool never changes either; pools of earlier
+    starts are retired.
     """
     await api.call(
         "PUT",
@@ -120,7 +120,7 @@ async def seed_base(
 
 
 async def _seed_adapters(api: ApiClient, base: ShippedBase, model: dict[str, str]) -> None:
-    """Serve the base's adapters, and none of an earlier start that it does not have any more."""
+    """Serve the base's adapters, and stop serving those that it no longer has."""
     served = {f"{base.name}-{name}": digest for name, digest in base.adapters}
     for name, digest in served.items():
         await api.call("PUT", f"/v1/models/{name}", model | {"adapter_digest": digest})
@@ -131,7 +131,7 @@ async def _seed_adapters(api: ApiClient, base: ShippedBase, model: dict[str, str
 
 
 async def remove_unused(api: ApiClient, path: str) -> None:
-    """Delete an object, unless others refer to it, as an operator's alias does to a model."""
+    """Delete an object, unless others refer to it, such as an operator's alias."""
     try:
         await api.call("DELETE", path)
     except ApiError as error:
@@ -154,8 +154,7 @@ async def first_token(
     """Ask for one token through the public API until one comes; never returns without.
 
     Until then the gateway may not know the key or the model, and the engine may still be starting:
-    any refusal means not yet. `say` is told each new reason; `verify` is httpx's: whose
-    certificates are taken.
+    any refusal means not yet. `say` gets each new reason; `verify` is httpx's argument for CAs.
     """
     import httpx
 
@@ -201,7 +200,7 @@ def _short(text: str) -> str:
 
 
 async def wait_answering(api: ApiClient, timeout_s: float) -> None:
-    """Wait until the admin REST takes our key.
+    """Wait until the admin REST accepts the key.
 
     Raises:
         ApiError: No answer has come in time.

@@ -16,10 +16,10 @@ _Floats = npt.NDArray[np.float32]
 
 
 class LoraSlots:
-    """`slots` times `rank` rows per table; an adapter of a smaller rank leaves some of its 0.
+    """`slots` times `rank` rows per table; the unused rows of a smaller adapter are 0.
 
-    A step pays for the rows it looks at. Slots are filled from 0 on, so it looks at the leading
-    ones alone, up to the highest in use; in powers of two, because the plugin compiles a kernel per
+    A step pays for the rows that it reads. Slots are filled from 0 on, so it reads only the leading
+    ones, up to the highest in use; in powers of two, because the plugin compiles a kernel per
     shape.
     """
 
@@ -44,7 +44,7 @@ class LoraSlots:
         self._attached = 0
 
     def load(self, slot: int, adapter: LoraAdapter) -> None:
-        """Put an adapter into a slot, in place of what was there."""
+        """Put an adapter into a slot, in place of the previous one."""
         begin, end = slot * self._rank, (slot + 1) * self._rank
         for layer in range(self._layers):
             for name in PROJECTIONS:
@@ -64,7 +64,7 @@ class LoraSlots:
 
         Args:
             request: Inference request of the LoRA graph; always the same.
-            tokens: Computed in the step.
+            tokens: Number of tokens in the step.
             users: (slot, first token, end) of each run of tokens; NO_SLOT for the base.
         """
         runs = [run for run in users if run[0] != NO_SLOT]

@@ -1,4 +1,4 @@
-"""Driver `openvino`: continuous batching on a CPU. Its options, and how it is put together."""
+"""The driver `openvino`: continuous batching on a CPU; its options and its composition."""
 
 import logging
 import os
@@ -41,11 +41,11 @@ class OpenvinoOptions:
     """Options of the driver `openvino`, set by SLUICE_ENGINE_OPTIONS.
 
     Attributes:
-        threads: 0: by the size of the base. One is fastest for small ones on a busy machine,
-            where more wait for one another.
-        blocks: KV pool, of 32 tokens each.
-        step_tokens_max: Tokens per graph call; larger ones delay those who decode.
-        context_tokens_max: 0: as the base says.
+        threads: Threads of the computation; 0: by the size of the base. One is fastest for small
+            bases on a busy machine, where several wait for one another.
+        blocks: Blocks of the KV pool, 32 tokens each.
+        step_tokens_max: Most tokens per graph call; larger calls delay decoding sequences.
+        context_tokens_max: Most tokens of a sequence; 0: the base's own limit.
         precision: Number format of the computation; auto: bf16 where the CPU has instructions for
             it, else f32.
         kv_precision: Number format of the KV pool; auto: u8 with bf16, else f32 (which is
@@ -55,8 +55,8 @@ class OpenvinoOptions:
         adapter_memory_bytes: Most bytes of all adapters in host memory.
         base_graph: Whether steps without adapters have a graph of their own: twice as fast for
             small bases, at the price of a second copy of the weights. auto: for small bases.
-        draft_tokens: Tokens that are tried per step and sequence by prompt lookup, 0 to 16; -1: as
-            many as `prompt_lookup_num_tokens` of the base's generation_config.json says, or none.
+        draft_tokens: Speculated tokens per step and sequence by prompt lookup, 0 to 16; -1:
+            `prompt_lookup_num_tokens` of the base's generation_config.json, or none.
     """
 
     threads: int = 0
@@ -113,7 +113,7 @@ def choose_threads(threads: int, parameters: int, cpus: int) -> int:
 
 
 def has_base_graph(choice: str, slots: int, weight_bytes: int) -> bool:
-    """Return whether steps without adapters have a graph of their own; OptionsError if unclear."""
+    """Return whether steps without adapters have a graph of their own; OptionsError if invalid."""
     if choice not in _BASE_GRAPH:
         raise OptionsError(f"base_graph {choice!r}; known are {sorted(_BASE_GRAPH)}")
     if slots == 0 or choice != "auto":
@@ -122,7 +122,7 @@ def has_base_graph(choice: str, slots: int, weight_bytes: int) -> bool:
 
 
 def choose_drafts(wanted: int, facts: BaseFacts) -> int:
-    """Return how many tokens are tried per step; OptionsError if that is out of range."""
+    """Return the number of speculated tokens per step; OptionsError if it is out of range."""
     if not -1 <= wanted <= DRAFT_TOKENS_MAX:
         text = f"draft_tokens {wanted} is not in 0..{DRAFT_TOKENS_MAX}; -1: as the base says"
         raise OptionsError(text)
@@ -188,7 +188,7 @@ def load_openvino(
 
 
 def _properties(precision: str, kv_precision: str, threads: int) -> dict[str, str]:
-    """Return what the CPU plugin is told."""
+    """Return the properties of the CPU plugin."""
     return {
         "INFERENCE_PRECISION_HINT": precision,
         "KV_CACHE_PRECISION": kv_precision,
@@ -200,7 +200,7 @@ def _properties(precision: str, kv_precision: str, threads: int) -> dict[str, st
 
 
 def _grammars(directory: Path, facts: BaseFacts, threads: int) -> GrammarCompiler | None:
-    """Return the compiler of grammars for a base that has its tokenizer with it."""
+    """Return the compiler of grammars, for a base with its tokenizer."""
     tokenizer = directory / "tokenizer.json"
     if not tokenizer.exists():
         return None

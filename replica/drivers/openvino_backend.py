@@ -1,8 +1,8 @@
 """Computes steps with OpenVINO's paged attention operator: one graph call for the whole batch.
 
 Two graphs share one KV pool and the weights' files: one without adapters, and one with the inputs
-of LoRA, which cost time even where nobody uses them. The second is compiled when the first adapter
-is read, in the thread that reads it, so that the batch goes on meanwhile.
+of LoRA, which cost time even when unused. The second is compiled when the first adapter is read, in
+the reading thread, so that the batch goes on meanwhile.
 """
 
 import logging
@@ -51,7 +51,7 @@ class OpenvinoBackend:
         capabilities: Capabilities,
         has_two_graphs: bool,
     ) -> None:
-        """Compile what the first step needs and allocate a pool of `blocks`.
+        """Compile the graph of the first step and allocate a pool of `blocks`.
 
         Args:
             base: Kept, because compiled graphs read its files.
@@ -125,7 +125,7 @@ class OpenvinoBackend:
         return KvPool(self._ports, blocks)
 
     def use(self, memory: KvPool) -> None:
-        """Compute with that memory from now on; the one before is given back."""
+        """Compute with that memory from now on; the previous one is freed."""
         with self._lora_lock:
             self._pool = memory
             for request in (self._base_request, self._lora_request):
@@ -190,7 +190,7 @@ class OpenvinoBackend:
 
 @contextmanager
 def _graph_call() -> Generator[None]:
-    """Translate what the plugin raises."""
+    """Translate exceptions of the plugin."""
     try:
         yield
     except RuntimeError as error:
@@ -238,7 +238,7 @@ class StepBatch:
         return list(zip(slots, self.begins, self.begins[1:], strict=False))
 
     def set(self, request: Any) -> None:
-        """Set the inputs of the paged graph, but for the pool and those of adapters."""
+        """Set the inputs of the paged graph, except for the pool and adapters."""
         blocks: list[int] = []
         block_begins = [0]
         longest = 0

@@ -15,7 +15,7 @@ class OptionsError(ValueError):
 def parse_options(cls: type[_OptionsT], given: Mapping[str, Any]) -> _OptionsT:
     """Return `cls(**given)`; every field of `cls` has a default, whose type values must have.
 
-    Numbers and booleans may be written as text, because a pool's options are.
+    Numbers and booleans may be text, because a pool's options are.
     """
     defaults = cls()
     known: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Engines by name: the one table that says which drivers exist."""
+"""Engines by name: the table of all drivers."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,10 +40,10 @@ def load_driver(
     """Return the loaded engine.
 
     Args:
-        engine: A name of `LOADERS`.
+        engine: Name in `LOADERS`.
         directory: The base artifact; None when the node does not have it, which only engines
             without weights accept.
-        base_digest: Names the base; part of every prefix hash.
+        base_digest: Digest of the base; part of every prefix hash.
         options: Options of the engine; unknown ones are refused.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Driver `sim`: an engine without weights, whose steps take the time that a cost model says.
+"""The driver `sim`: an engine without weights, whose steps take the time of a cost model.
 
 Scheduling, KV blocks, prefix cache, adapters, preemption and limits are the real ones; only the
 values are missing. Token ids are ordinary words of the artifact's vocabulary: each is a hash of the
@@ -66,11 +66,11 @@ class SimOptions:
     about 180,000 tokens/s. An invention for tests and load, not a claim about any machine.
 
     Attributes:
-        blocks: KV pool, of 32 tokens each; 0: as the cost model says.
-        step_tokens_max: 0: as the cost model says.
-        sequences_max: 0: as the cost model says.
-        context_tokens_max: 0: as the base says.
-        speed: Divides every duration; 2 is an engine twice as fast.
+        blocks: Blocks of the KV pool, 32 tokens each; 0: by the cost model.
+        step_tokens_max: Most tokens per step; 0: by the cost model.
+        sequences_max: Most running sequences; 0: by the cost model.
+        context_tokens_max: Most tokens of a sequence; 0: the base's own limit.
+        speed: Divisor of every duration; 2 is an engine twice as fast.
         cost: Name of a cost model of `sim_costs`: custom, h70, m8, or a GPU and a model.
         cost_step_s: Seconds of every step. This and the next three are for the cost model `custom`.
         cost_decode_row_s: Seconds of every sequence that decodes.
@@ -82,9 +82,10 @@ class SimOptions:
         adapter_slots: Adapters in one batch.
         adapter_rank: Largest rank of an adapter.
         adapter_memory_bytes: Most bytes of all adapters in host memory.
-        adapter_read_s: Disk to host memory. The platform assumes about 1 s from NVMe.
-        adapter_load_s: Host memory to a slot, in a step. The platform assumes about 50 ms.
-        faults: A plan of `sim_faults`, from the start on.
+        adapter_read_s: Seconds from disk to host memory. The platform assumes about 1 s from NVMe.
+        adapter_load_s: Seconds from host memory to a slot, in a step. The platform assumes about 50
+            ms.
+        faults: Plan of `sim_faults`, from the start on.
         faults_file: Path of a file with such a plan; every change of it is a new plan.
         steps_file: Path of a file that gets a line for each step: when it ended, in seconds of the
             monotonic clock. A client's later time was added on the way.
@@ -140,7 +141,7 @@ def choose_cost(options: SimOptions) -> CostModel:
 
 
 def measure(plan: StepPlan) -> StepWork:
-    """Return how much work a plan is."""
+    """Return the work in a plan."""
     tokens = context = 0
     pairs = 0.0
     for sequence, count in plan.prefill:
@@ -202,7 +203,7 @@ class SimBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Adapters, drafts and KV transfer; there are no probabilities to report or to change."""
+        """Adapters, drafts and KV transfer; no probabilities."""
         return Capabilities(
             adapter_slots=self._options.adapter_slots,
             adapter_rank_max=self._options.adapter_rank if self._options.adapter_slots else 0,
@@ -211,7 +212,7 @@ class SimBackend:
         )
 
     def check_request(self, request: SequenceRequest) -> None:
-        """Refuse nothing beyond limits and capabilities."""
+        """Accept every request within limits and capabilities."""
 
     def run(self, plan: StepPlan) -> StepOutput:
         """Return the next ids after the step's duration."""
@@ -240,7 +241,7 @@ class SimBackend:
         return output
 
     def read_adapter(self, digest: str, directory: Path) -> Adapter:
-        """Read the rank from adapter_config.json; the weights are not looked at."""
+        """Read the rank from adapter_config.json; the weights are not read."""
         try:
             rank = read_json(directory / "adapter_config.json").get("r")
         except ArtifactError as error:
@@ -256,7 +257,7 @@ class SimBackend:
         return SimAdapter(rank, rank * _RANK_BYTES)
 
     def allocated(self, blocks: int) -> int:
-        """Return no memory, after the time that taking all of it takes."""
+        """Return no memory, after the time that an allocation takes."""
         if blocks >= self._blocks:
             self._sleep(self._options.wake_s / self._options.speed)
         return blocks
@@ -279,7 +280,7 @@ class SimBackend:
     def _verify(
         self, sequence: ScheduledSequence, index: int, draft: list[int], output: StepOutput
     ) -> None:
-        """Accept the draft as far as it is what would come, and one token behind it."""
+        """Accept the correct part of the draft, and one token behind it."""
         token = output.tokens[index]
         for tried in draft:
             if tried != token:
@@ -289,7 +290,7 @@ class SimBackend:
             output.more.setdefault(index, []).append(token)
 
     def _suffer(self) -> float:
-        """Take the faults that are due; return for how long the step stands still."""
+        """Apply due faults; return for how long the step stands still."""
         now_s = self._clock()
         self._steps += 1
         if self._file is not None:
@@ -324,8 +325,8 @@ class SimBackend:
     def _pass_time(self, cost_s: float) -> None:
         """Sleep until the step is over.
 
-        In a row of steps each begins when the one before ended, so that the time that we and the
-        host spend between them is hidden, as it is when a GPU computes.
+        In a row of steps each begins when the previous one ended, so that the time spent between
+        them is hidden, as when a GPU computes.
         """
         now_s = self._clock()
         is_busy = now_s - self._ended_at_s < cost_s
@@ -375,7 +376,7 @@ def load_sim(
 
     Args:
         directory: Directory of the base.
-        base_digest: Names the base.
+        base_digest: Digest of the base.
         options: Fields of `SimOptions`.
         clock: Seconds; in a simulation, its own.
         sleep: Lets that clock advance.

@@ -39,7 +39,7 @@ class StepWork:
         prefill_tokens: Prompt tokens.
         prefill_pairs: Sum over prompt parts of tokens * (tokens before + tokens / 2).
         prefill_context: Sum over prompt parts of the tokens before.
-        decode_tokens: One per decoding sequence, and their drafts.
+        decode_tokens: Tokens of decoding sequences, one each, and their drafts.
         decode_context: Tokens that the decoding sequences attend to.
         adapter_loads: Adapters copied into slots.
     """
@@ -59,7 +59,7 @@ class EngineSize:
     Attributes:
         blocks: KV blocks.
         step_tokens_max: Tokens computed per step.
-        sequences_max: Running at once.
+        sequences_max: Running sequences.
     """
 
     blocks: int
@@ -68,7 +68,7 @@ class EngineSize:
 
 
 class CostModel(Protocol):
-    """Time and size of one kind of engine."""
+    """The time and size of one kind of engine."""
 
     @property
     def size(self) -> EngineSize:
@@ -164,7 +164,7 @@ class ModelShape:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Keys and values of one token in all layers."""
+        """Bytes of keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
@@ -195,7 +195,7 @@ class RooflineCost:
     """An estimate for any GPU and dense model; see the module for the formula.
 
     Attributes:
-        gpus: Tensor-parallel.
+        gpus: Number of tensor-parallel GPUs.
     """
 
     gpu: Gpu
@@ -209,7 +209,7 @@ class RooflineCost:
 
     @property
     def size(self) -> EngineSize:
-        """The cache takes what the weights leave."""
+        """The capacity of the engine: the cache gets the memory that the weights leave."""
         left = self.gpus * self.gpu.memory_bytes * _MEMORY_SHARE - 2 * self.model.parameters
         return EngineSize(blocks=int(left / self.model.kv_token_bytes) // BLOCK_TOKENS)
 

@@ -54,7 +54,7 @@ class EngineFault:
 
 
 class FaultPlan:
-    """Faults that are still to come, and those that last."""
+    """Faults that are due later, and lasting ones."""
 
     def __init__(self, faults: Iterable[EngineFault], now_s: float, step: int) -> None:
         """Start a plan at `now_s` before step number `step`."""
@@ -85,7 +85,7 @@ class FaultPlan:
 
 
 def parse_faults(text: str) -> list[EngineFault]:
-    """Return the faults of a JSON array; ValueError names what is wrong. Empty text: none."""
+    """Return the faults of a JSON array; ValueError names the mistake. Empty text: none."""
     if not text.strip():
         return []
     document = json.loads(text)
@@ -113,10 +113,10 @@ def _fault(entry: Any) -> EngineFault:
 
 
 class FaultFile:
-    """A file that commands faults while an engine runs: whenever it changes, it is a new plan."""
+    """A file that commands faults while an engine runs: each change is a new plan."""
 
     def __init__(self, path: Path) -> None:
-        """Watch `path`; what is in it now is a plan too."""
+        """Watch `path`; its present content is a plan too."""
         self._path = path
         self._seen: tuple[int, int] | None = None
 

@@ -1,6 +1,6 @@
-"""Driver `trtllm`: TensorRT-LLM on GPUs, by its LLM API, inside this process.
+"""The driver `trtllm`: TensorRT-LLM on GPUs, by its LLM API, inside this process.
 
-The engine is loaded and asked for one token, so that what comes back from here works.
+The engine is loaded and generates one token before it is returned.
 """
 
 import logging
@@ -73,9 +73,9 @@ def load_trtllm(
 
 
 def _grammar_check(directory: Path, facts: BaseFacts) -> Callable[[Grammar], None] | None:
-    """Return the check that all our engines share; None where llguidance is too old for it.
+    """Return the common check of grammars; None where llguidance is too old for it.
 
-    TensorRT-LLM 1.2 pins a version of llguidance (0.7) that may not have what it needs.
+    TensorRT-LLM 1.2 pins a version of llguidance (0.7) that may lack a function.
     """
     try:
         from replica.engine.grammar import GrammarCompiler

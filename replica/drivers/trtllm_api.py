@@ -63,12 +63,12 @@ Importer = Callable[[str], Any]
 
 
 class TrtllmApi:
-    """The installed version.
+    """The installed version of TensorRT-LLM.
 
     Attributes:
         version: Version that the library reports.
-        takes_trace: Requests may carry a W3C trace context: with `otlp_traces_endpoint` among the
-            engine's options it makes spans of its own below ours.
+        takes_trace: Whether requests may carry a W3C trace context: with `otlp_traces_endpoint`
+            among the engine's options TensorRT-LLM adds its own spans.
     """
 
     def __init__(self, importer: Importer = importlib.import_module) -> None:
@@ -104,7 +104,7 @@ class TrtllmApi:
 
     @property
     def request_error(self) -> type[Exception]:
-        """Raised for one request alone."""
+        """The error that is raised for one request alone."""
         return self._api.RequestError
 
     def make(self, *names: str, **arguments: Any) -> Any:
@@ -191,7 +191,7 @@ def choice_regex(text: str) -> str:
 
 
 def classify(error: Exception, request_error: type[Exception]) -> tuple[Finish, ErrorCode, str]:
-    """Return how a sequence ends that met this error, with a code and a message for people."""
+    """Return the end of a sequence with this error, with a code and a message for people."""
     text = str(error).partition("\nStack trace")[0].strip()[:_MESSAGE_MAX] or repr(error)
     if any(part in text for part in _BUSY):
         return Finish.BUSY, ErrorCode.ENGINE_BUSY, text

@@ -1,8 +1,8 @@
 """The asyncio side of the driver `trtllm`: TensorRT-LLM's results as one stream of messages.
 
-TensorRT-LLM schedules by itself and answers on an event loop. One thread of ours runs that loop,
-one task there follows each request, and what they learn goes into one outbox, which the driver's
-thread drains. It holds at most what the living requests can still emit, and needs no other bound.
+TensorRT-LLM schedules by itself and answers on an event loop. One thread runs that loop, one task
+there follows each request, and their results go into one outbox, which the driver's thread drains.
+It holds at most the output of the living requests, and needs no other bound.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class RequestTokens:
 
     Attributes:
         handle: Handle of the request.
-        tokens: New ones, in order.
+        tokens: New tokens, in order.
         logprobs: Logprobs per token: id -> object with `logprob` and `rank`; empty when not asked
             for.
         cached_tokens: Prompt tokens that were found in the prefix cache.
@@ -133,7 +133,7 @@ class TrtllmClient:
         self._loop.call_soon_threadsafe(self._abort, handle)
 
     def take(self, wait_s: float) -> list[Message]:
-        """Return all messages that are there, or the first that come within `wait_s`."""
+        """Return all waiting messages, or the first that come within `wait_s`."""
         return self._outbox.take(wait_s)
 
     def close(self, timeout_s: float) -> None:

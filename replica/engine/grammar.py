@@ -47,7 +47,7 @@ class Matcher:
 
     @property
     def inner(self) -> LLMatcher:
-        """For the executor."""
+        """The matcher of llguidance, for the executor."""
         return self._matcher
 
     def copy(self) -> "Matcher":
@@ -99,7 +99,7 @@ class GrammarCompiler:
 
     @property
     def cached(self) -> int:
-        """Compiled grammars that are kept."""
+        """The number of cached compiled grammars."""
         return len(self._cache)
 
     def check(self, grammar: Grammar) -> None:

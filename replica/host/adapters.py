@@ -1,8 +1,8 @@
-"""Adapters on their way into the engine, and their waiting sequences; owned by the step loop.
+"""Loads adapters into the engine, and starts waiting sequences; owned by the step loop.
 
-Files are read by background threads, one read per digest however many wait; what was read is put
-into the driver by the step loop, and then those who wait are told, in their order. An adapter that
-is not on the disk is asked for at the shelf, which takes no thread of those that read.
+Background threads read files, one read per digest for any number of waiting sequences. The step
+loop puts the result into the driver and then starts the waiting sequences in order. An adapter that
+is not on the disk is requested from the shelf, which uses none of the reading threads.
 """
 
 import re
@@ -28,13 +28,13 @@ Done = Callable[[RefusedError | None], None]
 
 
 class Background(Protocol):
-    """Where slow work is done beside the step loop."""
+    """Runs slow work outside the step loop."""
 
     def run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
         """Call `work` in another thread, then `done` in the step loop.
 
-        `done` gets what `work` returned, or the exception that it raised. Returns False when there
-        is too much to do already.
+        `done` gets the result of `work`, or its exception. Returns False when too much work waits
+        already.
         """
         ...
 
@@ -49,12 +49,12 @@ def _always() -> bool:
 
 
 class AdapterShelf(Protocol):
-    """Gets adapters onto the node's disk."""
+    """Fetches adapters onto the node's disk."""
 
     def want(self, digest: str, done: Callable[[RefusedError | None], None]) -> bool:
-        """Call `done` in the step loop when an adapter lies there, or with why it cannot be had.
+        """Request an adapter; `done` is called in the step loop, with an error if there is one.
 
-        No second call comes before that. Returns False when too many are wanted already.
+        Request an adapter once at a time. Returns False when too many are requested already.
         """
         ...
 
@@ -75,7 +75,7 @@ class _Missing(NamedTuple):
 
 
 class AdapterDesk:
-    """Gets adapters into the driver."""
+    """Loads adapters into the driver."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class AdapterDesk:
 
         Args:
             driver: Driver of the engine.
-            directory: Holds artifacts by digest; None: there are none.
+            directory: Directory of artifacts by digest; None: there are none.
             background: Reads files.
             counters: Counters of the host.
-            shelf: Gets artifacts that are not in the directory; None: they stay missing.
+            shelf: Fetches missing adapters; None: they stay missing.
         """
         self._driver = driver
         self._directory = directory
@@ -107,13 +107,13 @@ class AdapterDesk:
         self._refused: dict[str, _Refusal] = {}
 
     def fetch(self, digest: str, done: Done, is_wanted: Callable[[], bool] = _always) -> None:
-        """Make sure that the driver has an adapter, then call `done`, at once or in a later turn.
+        """Ensure that the driver has an adapter, then call `done`, at once or in a later turn.
 
         Args:
             digest: Digest of the adapter.
-            done: Gets the reason if it cannot be had. It must use the adapter before it returns:
-                later ones may take its place.
-            is_wanted: Whether somebody still waits; else `done` may never be called.
+            done: Gets the error, if there is one. It must use the adapter before it returns: later
+                ones may replace it.
+            is_wanted: Whether the sequence still waits; else `done` may never be called.
         """
         if not _DIGEST.fullmatch(digest):
             message = f"{digest[:80]!r} is no digest of an adapter: 64 hexadecimal digits"
@@ -134,7 +134,7 @@ class AdapterDesk:
             self._waiters += 1
 
     def _join(self, waiting: list[_Waiter], waiter: _Waiter) -> None:
-        """Let somebody wait with others, in the place of those who gave up."""
+        """Add a waiting sequence, in the place of those that gave up."""
         if len(waiting) >= WAITERS_EACH_MAX:
             before = len(waiting)
             waiting[:] = [other for other in waiting if other.is_wanted()]
@@ -146,7 +146,7 @@ class AdapterDesk:
             self._waiters += 1
 
     def _run(self, digest: str) -> bool:
-        """Read an adapter soon; False when there is too much to do."""
+        """Queue the read of an adapter; False when there is too much work."""
         return self._background.run(partial(self._read, digest), partial(self._was_read, digest))
 
     def _read(self, digest: str) -> Any:
@@ -185,7 +185,7 @@ class AdapterDesk:
         self._end(digest, self._put(digest, outcome))
 
     def _is_asked(self, digest: str, shelf: AdapterShelf) -> bool:
-        """Ask for an adapter that is not on the disk; False when that would be too much."""
+        """Request an adapter that is not on the disk; False when too many are requested."""
         asked = self._fetching.get(digest, 0)
         if asked >= _FETCHES_MAX or not shelf.want(digest, partial(self._was_fetched, digest)):
             return False
@@ -194,14 +194,14 @@ class AdapterDesk:
         return True
 
     def _was_fetched(self, digest: str, error: RefusedError | None) -> None:
-        """Read what is on the disk now."""
+        """Read a fetched adapter."""
         if error is None and not self._run(digest):
             error = _busy("too many files are to be read")
         if error is not None:
             self._end(digest, error)
 
     def _end(self, digest: str, error: RefusedError | None) -> None:
-        """Tell those who wait, in their order."""
+        """Call the waiting sequences back, in order."""
         self._fetching.pop(digest, None)
         if error is not None:
             self._counters.adapter_failures += 1
@@ -238,6 +238,6 @@ def _busy(reason: str) -> RefusedError:
 
 
 def _mark(directory: Path) -> tuple[int, int]:
-    """Return what changes when a directory, or what lies in it, is replaced."""
+    """Return a mark that changes when a directory, or a file in it, is replaced."""
     status = directory.stat()
     return status.st_ino, status.st_mtime_ns

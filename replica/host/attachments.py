@@ -33,19 +33,20 @@ class HostAttachment:
     """One router's view of the engine.
 
     Attributes:
-        router_id: The attached router.
-        epoch: Names the attachment; a router's epochs grow.
-        outbox: News that it has not been told yet.
+        router_id: Id of the attached router.
+        epoch: Epoch of the attachment; a router's epochs increase.
+        outbox: News that were not sent yet.
         sequences: Living sequences, by the router's ids.
-        adapters_told: Resident ones that its router knows from the start.
+        adapters_told: Adapters that the router knows as resident from the start.
         news: News of the step in progress.
         told_step: Last step that was posted.
-        told_at_s: Time of that post.
-        silence_max_s: A router that confirms nothing for so long is taken for frozen; 0: it may.
-        silent_s: Seconds without a confirmation, though there was something to confirm.
-        grants: Number of grants at its last confirmation.
-        orphaned_at_s: Time at which its stream was found dead; None while it lives.
-        unconfirmed: Ends of an orphan's sequences that its router may not know.
+        told_at_s: Time of the last post.
+        silence_max_s: Seconds without a confirmation after which a router counts as frozen; 0:
+            never.
+        silent_s: Seconds without a confirmation, while news were unconfirmed.
+        grants: Number of grants at the router's last confirmation.
+        orphaned_at_s: Time at which the stream was found dead; None while it lives.
+        unconfirmed: Ends of an orphan's sequences that the router may not know.
     """
 
     router_id: str
@@ -63,7 +64,7 @@ class HostAttachment:
     unconfirmed: list[SequenceEnd] = field(default_factory=list[SequenceEnd])
 
     def note_silence(self, passed_s: float) -> bool:
-        """Count time in which nothing was confirmed; return whether the router is frozen."""
+        """Count time without a confirmation; return whether the router is frozen."""
         grants = self.outbox.unconfirmed_since_grant
         self.silent_s = self.silent_s + passed_s if grants == self.grants is not None else 0.0
         self.grants = grants
@@ -96,13 +97,14 @@ class Probe:
 
 @dataclass(slots=True, eq=False)
 class Hosted:
-    """A living sequence: whose it is, by which id its owner knows it, and what it has brought.
+    """A living sequence: its owner, the owner's id for it, and its output.
 
     Attributes:
         key: Key in the driver.
         id: The router's id of the sequence, unique in its attachment.
-        owner: Changes when its router resumes.
-        is_parked: The driver does not have it yet: something that it needs is being read.
+        owner: Attachment of the sequence; changes when the router resumes.
+        is_parked: Whether the driver does not have it yet: its adapter or grammar is being
+            prepared.
         load_us: Microseconds of waiting for its adapter; 0: none was needed, or it was loaded.
     """
 
@@ -126,7 +128,7 @@ def refusal(key: int, error: RefusedError, prompt_tokens: int = 0) -> FinishedEv
 
 
 def finished_message(sequence: int, event: FinishedEvent) -> wire.Finished:
-    """Return the end of a sequence as its router knows it."""
+    """Return the end of a sequence for its router."""
     message = wire.Finished(
         sequence=sequence,
         reason=_REASONS[event.reason],

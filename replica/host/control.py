@@ -1,4 +1,4 @@
-"""Requests about adapters and KV blocks: each gets one answer, and none of them a sequence.
+"""Requests about adapters and KV blocks, with one answer each and no sequence.
 
 Owned by the step loop, which alone may use the driver; bytes are checked, packed and sent by
 background threads.
@@ -24,7 +24,7 @@ HASHES_MAX = 16384  # named by one request
 
 
 class ControlDesk:
-    """Answers what routers and agents ask besides inference."""
+    """Answers requests of routers and agents other than inference."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ControlDesk:
             reply(self._adapter_list(problems))
 
     def export_kv(self, message: wire.Export, reply: Reply) -> None:
-        """Hand out the leading blocks that are cached and fit into one message."""
+        """Send the leading cached blocks that fit into one message."""
         try:
             hashes = decode_hashes(message.hashes, HASH_BYTES, HASHES_MAX)
             blocks = self._export(hashes)
@@ -116,7 +116,7 @@ class ControlDesk:
         return self._driver.export_blocks(hashes[:fitting])
 
     def _checked(self, reply: Reply, outcome: Any) -> None:
-        """Take blocks that `unpack_blocks` has found right."""
+        """Take blocks that `unpack_blocks` has verified."""
         try:
             if isinstance(outcome, Exception):
                 raise _refusal_of(outcome)

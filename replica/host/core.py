@@ -1,7 +1,7 @@
 """Attachments, epochs and sequences of an engine host; owned by its step loop, free of threads.
 
 Every router that may use the replica has one attachment at a time, with sequences of its own. This
-module says what becomes of them; `replica.host.service` moves the bytes.
+module decides their fate; `replica.host.service` moves the bytes.
 """
 
 import time
@@ -61,14 +61,14 @@ class HostCore:
         """Make an idle host.
 
         Args:
-            driver: Used by this core alone.
+            driver: Driver, used by this core alone.
             base_digest: Base that the engine serves.
-            waiting_max: Sequences beyond the running ones that are taken; more are BUSY.
-            entropy: Seeds of sequences that name none.
+            waiting_max: Accepted sequences beyond the running ones; more are BUSY.
+            entropy: Source of seeds for sequences without one.
             background: Reads files and checks bytes.
-            compilers: Compile grammars, which strangers write: no file waits for them.
+            compilers: Compiles grammars, which are foreign code, apart from the reading of files.
             artifacts_dir: Directory of adapters, by digest.
-            shelf: Gets those that do not lie there; None: nobody does.
+            shelf: Fetches missing adapters; None: they stay missing.
             clock: Monotonic seconds, the driver's own clock.
         """
         self._driver = driver
@@ -94,7 +94,7 @@ class HostCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do or report anything."""
+        """Whether a step would compute or report anything."""
         return self._driver.has_work
 
     def load(self) -> EngineLoad:
@@ -175,7 +175,7 @@ class HostCore:
             outbox.add_credit(frames)
 
     def submit(self, epoch: int, sequences: Iterable[wire.Sequence], seen_at_s: float) -> None:
-        """Take sequences; what becomes of each is told in frames.
+        """Take sequences; frames report the fate of each.
 
         An unknown epoch is ignored: its router has been told, or has gone.
         """
@@ -203,7 +203,7 @@ class HostCore:
             self.sequences.probe(message, reply, seen_at_s)
 
     def busy(self, epoch: int, sequences: Iterable[int]) -> None:
-        """Turn sequences away that did not fit into the inbox."""
+        """Refuse sequences that did not fit into the inbox."""
         attachment = self._attachments.get(epoch)
         if attachment is not None:
             self._turn_away(attachment, sequences, "the engine's inbox is full")
@@ -226,7 +226,7 @@ class HostCore:
                 self.sequences.cancel(hosted)
 
     def idle_s(self, now_s: float) -> float:
-        """Return how long an idle host may wait before somebody must hear that it lives."""
+        """Return how long an idle host may wait until the next heartbeat is due."""
         told_at_s = [a.told_at_s for a in self._attachments.values() if a.orphaned_at_s is None]
         return max(0.0, min(told_at_s, default=now_s) + HEARTBEAT_S - now_s)
 
@@ -239,7 +239,7 @@ class HostCore:
         return self._driver.step()
 
     def publish(self, events: StepEvents, now_s: float) -> None:
-        """Tell every attachment what a step brought it; also that the engine lives, when idle."""
+        """Send every attachment its news of a step; an idle host sends a heartbeat."""
         load = self._driver.load()
         self._count(events, load)
         passed_s = min(now_s - self._published_at_s, _STEP_COUNTED_S)
@@ -264,7 +264,7 @@ class HostCore:
         self._end_all(RefusedError(ErrorCode.ENGINE_FAILED, message))
 
     def drain_all(self) -> None:
-        """End everything because the engine stops; routers go on elsewhere."""
+        """End everything because the engine stops; routers continue elsewhere."""
         for attachment in self._attachments.values():
             for hosted in attachment.sequences.values():
                 self._driver.cancel(hosted.key)
@@ -278,10 +278,10 @@ class HostCore:
         self._attachments.clear()
 
     def _resume(self, old: HostAttachment, new: HostAttachment) -> list[wire.Resumed]:
-        """Move the sequences of an attachment to a newer one; return all that they have brought.
+        """Move the sequences of an attachment to a newer one; return their whole output.
 
-        Tokens that the old one has not sent are among them, so it drops them. Messages that it has
-        sent may be lost, so unconfirmed ends are reported again.
+        Unsent tokens of the old attachment are part of it, so they are dropped. Sent messages may
+        have been lost, so unconfirmed ends are reported again.
         """
         del self._attachments[old.epoch]
         ended = old.unconfirmed + old.outbox.abandon() + old.news.ended
@@ -295,14 +295,14 @@ class HostCore:
         return [encode_resumed(sequence, all_) for sequence, all_ in told]
 
     def _turn_out(self, attachment: HostAttachment) -> None:
-        """Free the places of a frozen router; should it wake up, it goes on with new ones."""
+        """Free the places of a frozen router; if it wakes up, it continues with new ones."""
         text = f"router {attachment.router_id} took nothing for {attachment.silent_s:.1f} s"
         log.warning("router_frozen", router=attachment.router_id, count=len(attachment.sequences))
         self.sequences.turn_out(attachment, RefusedError(ErrorCode.ENGINE_BUSY, text))
         attachment.silent_s = 0.0
 
     def _keep(self, orphan: HostAttachment, since_s: float, now_s: float) -> None:
-        """Keep what the sequences of an orphan bring, and their ends, until its grace is over."""
+        """Keep the output of an orphan's sequences, and their ends, until its grace is over."""
         orphan.unconfirmed += orphan.news.ended
         orphan.news = StepNews()
         if now_s - since_s >= ORPHAN_GRACE_S:

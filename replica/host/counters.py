@@ -12,20 +12,21 @@ class HostCounters:
 
     Attributes:
         steps: Engine steps.
-        output_tokens: Emitted, for routers and probes.
+        output_tokens: Tokens emitted for routers and probes.
         ended: Sequences by finish reason, in lower case.
-        grammars: Sequences that were taken with a grammar.
-        adapter_loads: Into slots.
-        adapter_evictions: Out of slots.
+        grammars: Sequences with a grammar.
+        adapter_loads: Loads into slots.
+        adapter_evictions: Evictions out of slots.
         adapter_failures: Adapters that could not be read or put into memory.
-        adapter_fetches: Adapters that the node was asked to get.
+        adapter_fetches: Requests to the node for missing adapters.
         adapter_waits_s: Waits of sequences for their adapters in seconds, as a histogram like
             `step_s`.
-        kv_exported: Blocks.
-        kv_imported: Blocks that the cache took or had.
-        kv_refused: Imports that were refused, by code.
-        step_s: Durations of the last steps, for whoever takes them out.
-        lengths: (prompt tokens, output tokens) of sequences that ended of themselves, likewise.
+        kv_exported: Exported blocks.
+        kv_imported: Imported blocks that the cache took or had.
+        kv_refused: Refused imports by code.
+        step_s: Durations of the last steps, until a reader takes them.
+        lengths: (prompt tokens, output tokens) of sequences that ended by themselves, until a
+            reader takes them.
     """
 
     steps: int = 0

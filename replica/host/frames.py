@@ -12,7 +12,7 @@ _UINT32_MAX = (1 << 32) - 1
 
 
 class FrameEncoder:
-    """Encodes the news of one attachment: numbers its KV events, tells adapters once."""
+    """Encodes the news of one attachment: numbers its KV events, sends adapters only on changes."""
 
     def __init__(self, kv_blocks: int, adapters_told: tuple[str, ...] = ()) -> None:
         """Begin an attachment whose router knows that `adapters_told` are resident."""
@@ -59,7 +59,7 @@ class FrameEncoder:
 
 
 def micros(duration_s: float) -> int:
-    """Return whole microseconds as the wire has them: from 0 up to 71 minutes."""
+    """Return whole microseconds in wire form: from 0 up to 71 minutes."""
     return max(0, min(int(duration_s * 1e6), _UINT32_MAX))
 
 
@@ -77,7 +77,7 @@ def fill_state(state: wire.EngineState, load: EngineLoad, kv_blocks: int) -> Non
 
 
 def fill_adapters(state: wire.EngineState, resident: tuple[str, ...]) -> None:
-    """Say which adapters are in slots: all of them."""
+    """Write the complete list of adapters in slots."""
     state.adapters_resident.extend(resident)
     state.adapters_changed = True
 
@@ -85,7 +85,7 @@ def fill_adapters(state: wire.EngineState, resident: tuple[str, ...]) -> None:
 def encode_limits(
     engine: str, base_digest: str, limits: Limits, can: Capabilities
 ) -> wire.EngineLimits:
-    """Return what routers must know about an engine."""
+    """Return an engine's limits for routers."""
     features = {
         "draft": can.has_drafts,
         "grammar": can.has_grammars,
@@ -110,7 +110,7 @@ def encode_limits(
 
 
 def encode_resumed(sequence: int, told: SequenceRecord) -> wire.Resumed:
-    """Return all that a sequence has emitted."""
+    """Return the whole output of a sequence."""
     return wire.Resumed(
         sequence=sequence,
         output=told.output,

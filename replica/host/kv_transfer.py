@@ -39,7 +39,7 @@ def pack_blocks(blocks: KvBlocks, base_digest: str) -> wire.KvBlocks:
 
 
 def unpack_blocks(message: wire.KvBlocks, base_digest: str) -> KvBlocks:
-    """Return the blocks of a message after checking all that can be checked without the engine.
+    """Return the blocks of a message after all checks that need no engine.
 
     Raises:
         RefusedError: CONFLICT: they are of another base or block size; INVALID_REQUEST: sizes do

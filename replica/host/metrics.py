@@ -37,10 +37,10 @@ class Family:
 
     Attributes:
         name: Name in the text format.
-        kind: See there.
+        kind: Kind of the metric.
         text: Description of the family.
-        labels: Names.
-        buckets: Upper bounds, of a histogram.
+        labels: Names of the labels.
+        buckets: Upper bounds of a histogram's buckets.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of one series: of a gauge, total of a counter, or one observation of a histogram."""
+    """A value of one series: of a gauge, a counter's total, or one observation of a histogram."""
 
     family: Family
     labels: tuple[str, ...]
@@ -191,12 +191,12 @@ FAMILIES: tuple[Family, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class MetricsSample:
-    """A look at a host.
+    """A sample of a host's state.
 
     Attributes:
         load: Load after the last step.
         limits: Limits of the engine.
-        counters: Counters since the start; the lists in it are taken out.
+        counters: Counters since the start; their lists are taken out.
         adapters: Adapters that the engine holds.
         step_age_s: Age of the step in progress.
         memory_bytes: Resident memory of the process.
@@ -213,7 +213,7 @@ class MetricsSample:
 
 
 class EngineMetrics:
-    """Turns looks into values. It remembers which adapters have a series of their own."""
+    """Turns samples into values. It remembers which adapters have a series of their own."""
 
     def __init__(self) -> None:
         self._tokens: dict[tuple[str, str], int] = {}  # (label, kind) -> total
@@ -221,7 +221,7 @@ class EngineMetrics:
         self._labels: dict[str, str] = {}
 
     def values(self, look: MetricsSample) -> list[Value]:
-        """Return the value of every series there is."""
+        """Return the value of every series."""
         return [*_load_values(look), *_counter_values(look), *self._adapter_values(look.adapters)]
 
     def _adapter_values(self, adapters: Iterable[AdapterState]) -> Iterator[Value]:

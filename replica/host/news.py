@@ -1,4 +1,4 @@
-"""News that an attachment has not been told yet: merged by step, bounded, confirmed by credit.
+"""Unsent news of an attachment: merged by step, bounded, confirmed by credit.
 
 The step loop posts, the attachment's sender takes. Without credit nothing is queued: the news of
 further steps are merged into the same pending ones. This is a per-token path: columns are kept
@@ -25,11 +25,11 @@ _ENDED_WEIGHT = 64  # tokens that the record of an end weighs besides its output
 
 @dataclass(slots=True, eq=False)
 class SequenceRecord:
-    """All that a sequence's router was told, or would have been, for the case that it resumes.
+    """The whole output of a sequence so far, in case its router resumes.
 
     Attributes:
         output: Tokens emitted.
-        admitted: The fact, once there is one.
+        admitted: Admission fact, once there is one.
         logprobs: Logprobs of each output token, if the sequence asked; 8 bytes per alternative.
         prompt_logprobs: Logprobs of the prompt's tokens, in the same form.
     """
@@ -42,14 +42,14 @@ class SequenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnd:
-    """The end of a sequence; `told` is None when it was never taken."""
+    """The end of a sequence; `told` is None when the engine never accepted it."""
 
     finished: wire.Finished
     told: SequenceRecord | None = None
 
     @property
     def weight(self) -> int:
-        """Memory cost of keeping it, in tokens."""
+        """Memory cost in tokens."""
         told = self.told
         if told is None:
             return _ENDED_WEIGHT
@@ -70,10 +70,10 @@ class StepNews:
         entries: Weight of columns and logprobs, in tokens.
         logprobs: (sequence, entry), in the order of the tokens.
         prompt_logprobs: Logprobs of parts of prompts.
-        admitted: Facts, once per sequence.
-        ended: Facts, once per sequence.
+        admitted: Admission facts, once per sequence.
+        ended: Ends, once per sequence.
         kv: Block hash -> whether it is cached now.
-        kv_reset: `kv` is the whole truth, not a change.
+        kv_reset: Whether `kv` is the complete state, not a change.
         load: State of the engine after the last step.
     """
 
@@ -96,7 +96,7 @@ class StepNews:
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether it says nothing but that the engine lives."""
+        """Whether there is nothing but the sign of life."""
         return not (
             self.columns
             or self.admitted
@@ -122,7 +122,7 @@ class StepNews:
         self.entries += len(part.logprob) + len(part.top_token)
 
     def merge(self, later: "StepNews") -> None:
-        """Add what a later step brought."""
+        """Add the news of a later step."""
         self.step = later.step
         self.steps += later.steps
         self.columns += later.columns
@@ -156,7 +156,7 @@ class Outbox:
     def post(self, news: StepNews) -> bool:
         """Add the news of a step; the outbox owns `news` from now on.
 
-        Returns False when the router has left more unread than we keep.
+        Returns False when the router has left too much unread.
         """
         with self._changed:
             if self._pending is None:
@@ -168,7 +168,7 @@ class Outbox:
             return self._pending.entries + len(self._pending.kv) <= PENDING_ENTRIES_MAX
 
     def add_credit(self, frames: int) -> None:
-        """Allow so many more frames; the router has taken at least as many since it last did."""
+        """Allow so many more frames; the router has received as many since its last grant."""
         with self._changed:
             self._grants += 1
             self._credit += frames
@@ -180,7 +180,7 @@ class Outbox:
                 self._changed.notify()
 
     def close(self) -> None:
-        """No more news; what is pending goes out if there is credit."""
+        """Take no more news; pending ones leave if there is credit."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()

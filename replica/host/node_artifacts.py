@@ -1,7 +1,7 @@
-"""The engine's line to its node's agent, which gets artifacts that are not there.
+"""The engine's connection to its node's agent, which fetches missing artifacts.
 
-One thread, however many artifacts are waited for; what it hears is handed to the step loop. The
-agent may be replaced meanwhile: the next one is told all again.
+One thread serves all waits; its results go to the step loop. A restarted agent gets all requests
+again.
 """
 
 import logging
@@ -47,7 +47,7 @@ class _Wait(NamedTuple):
 
 
 class NodeArtifacts:
-    """Asks the agent. Any thread may call; ends are delivered to the step loop."""
+    """A client of the agent. Any thread may call; results are delivered to the step loop."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class NodeArtifacts:
         """Make an idle line; `start` it.
 
         Args:
-            path: The agent's socket.
-            deliver: Makes the step loop call what it is given.
+            path: Path of the agent's socket.
+            deliver: Runs a function in the step loop.
             clock: Monotonic seconds.
         """
         self._path = path
@@ -82,15 +82,15 @@ class NodeArtifacts:
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """End the thread; whoever waits is not told."""
+        """End the thread; waiting requests get no result."""
         self._is_closing = True
         self._wake()
         self._thread.join(timeout_s)
 
     def want(self, digest: str, done: Fetched) -> bool:
-        """Ask for an artifact, which nobody else asks for; False when too many are waited for.
+        """Request an artifact, once at a time; False when too many are requested.
 
-        `done` is called in the step loop: without an error the artifact lies on the disk.
+        `done` is called in the step loop: without an error the artifact is on the disk.
         """
         with self._lock:
             if len(self._waits) >= WAITS_MAX:
@@ -101,12 +101,12 @@ class NodeArtifacts:
         return True
 
     def note_use(self, digest: str) -> None:
-        """Count a request that uses an artifact; told now and then."""
+        """Count a request that uses an artifact; reported at intervals."""
         with self._lock:
             self._uses[digest] += 1
 
     def hold(self, digests: frozenset[str]) -> None:
-        """Say of which artifacts the files must stay: all of them."""
+        """Report all artifacts whose files must stay."""
         with self._lock:
             if digests == self._reads:
                 return
@@ -134,9 +134,9 @@ class NodeArtifacts:
         self._waker.close()
 
     def _connect(self) -> socket.socket | None:
-        """Return a connection; None while nobody listens.
+        """Return a connection; None without an agent.
 
-        By way of the open directory, as the path may be longer than an address can be.
+        Opened through the directory's handle, as the path may be longer than an address can be.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(_SEND_S)
@@ -152,7 +152,7 @@ class NodeArtifacts:
         return connection
 
     def _talk(self, connection: socket.socket) -> None:
-        """Say and hear until the connection ends."""
+        """Exchange messages until the connection ends."""
         with self._lock:
             self._is_news = True  # whoever is there now knows nothing of us
         heard = b""
@@ -199,7 +199,7 @@ class NodeArtifacts:
             self._deliver(lambda: wait.done(error))
 
     def _end_late(self) -> None:
-        """End what was waited for too long; that is sooner while there is no agent.
+        """End waits that took too long; sooner while there is no agent.
 
         Either says nothing about the artifact, and another node may have it.
         """
@@ -220,10 +220,10 @@ class NodeArtifacts:
             self._end(digest, RefusedError(ErrorCode.ENGINE_BUSY, text))
 
     def _wait(self, seconds: float, connection: socket.socket | None = None) -> bool:
-        """Wait until the agent says something, somebody wants something, or time is over.
+        """Wait until the agent sends a message, a request comes, or the time is over.
 
         Returns:
-            Whether the agent said something.
+            Whether the agent has sent a message.
         """
         poll = select.poll()
         poll.register(self._awake, select.POLLIN)

@@ -1,7 +1,7 @@
-"""From a wire `Sequence` to the driver's `SequenceRequest`: total, so that garbage is an answer.
+"""Translates a wire `Sequence` into the driver's `SequenceRequest`; any input gets an answer.
 
-The module holds the rules between the two: absent and zero mean "off", columns agree, numbers
-name something. The driver judges what an engine can serve.
+The module holds the rules between the two: absent and zero mean "off", columns agree, numbers have
+names. The driver judges whether an engine can serve the request.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,11 +42,11 @@ def decode_sequence(
         message: Message from the router.
         keys: Keys of the sequence and each of its forks, in order.
         base_digest: Base that the engine serves.
-        seen_at_s: Time of its arrival; queue time counts from here.
-        entropy: Seeds of those that name none.
+        seen_at_s: Time of its arrival, the begin of the queue time.
+        entropy: Source of seeds for sequences without one.
 
     Raises:
-        RefusedError: INVALID_REQUEST; it says what to correct.
+        RefusedError: INVALID_REQUEST; the message names the fix.
     """
     root = message.cache_root
     if not root and message.adapter_digest:  # the base's own root would mix their KV values
@@ -78,7 +78,7 @@ def decode_sequence(
 
 
 def decode_hashes(data: bytes, hash_bytes: int, hashes_max: int) -> list[bytes]:
-    """Return concatenated hashes apart.
+    """Return the single hashes of concatenated ones.
 
     Raises:
         RefusedError: INVALID_REQUEST: not a whole number of them, or more than `hashes_max`.

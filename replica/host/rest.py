@@ -1,4 +1,4 @@
-"""Lets the engine sleep, and wakes it; owned by the step loop, memory is taken beside it."""
+"""Lets the engine sleep, and wakes it; owned by the step loop, memory is allocated beside it."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class RestDesk:
         """Sleep or wake; the answer comes when it is done.
 
         Args:
-            message: The wish.
+            message: Request to sleep or to wake.
             reply: Takes the answer.
             held: Sequences of routers; an engine that has some stays awake.
         """
@@ -50,7 +50,7 @@ class RestDesk:
             reply(_rested(is_asleep=True))
 
     def wake(self) -> None:
-        """Begin to wake, if that has not begun."""
+        """Begin to wake, unless that has begun."""
         driver = self._driver
         if self.is_asleep and not self._is_waking and isinstance(driver, Sleeper):
             self._is_waking = True
@@ -58,7 +58,7 @@ class RestDesk:
                 self._restored(MemoryError("too much is done beside the steps"))
 
     def look(self) -> None:
-        """Wake with memory that is there, once nothing runs; call before every step."""
+        """Finish waking when the memory is there and nothing runs; call before every step."""
         driver = self._driver
         if self._memory is not None and not driver.has_work and isinstance(driver, Sleeper):
             driver.wake(self._memory)

@@ -1,7 +1,7 @@
 """The living sequences of an engine host, from Submit to their end; owned by its step loop.
 
-A sequence is registered as soon as it is taken, also while its grammar is compiled or its adapter
-is read: from then on it can be cancelled, moves with its attachment, and ends exactly once.
+A sequence is registered at its arrival, even before its grammar is compiled and its adapter is
+read. From then on it can be cancelled, moves with its attachment, and ends exactly once.
 """
 
 import itertools
@@ -43,7 +43,7 @@ _TOKEN_BYTES_MAX = 5  # as a varint
 
 
 class SequenceBook:
-    """Knows whose each sequence is and what it has brought; gives them to the driver."""
+    """The owners and outputs of all sequences; gives sequences to the driver."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class SequenceBook:
     ) -> None:
         """Take sequences; one that cannot be served ends alone.
 
-        An id that is alive is ignored, so that a submit can be repeated.
+        The id of a living sequence is ignored, so that a submit can be repeated.
         """
         for message in sequences:
             if message.id not in attachment.sequences:
@@ -119,13 +119,13 @@ class SequenceBook:
             self._driver.cancel(hosted.key)
 
     def cancel_all(self, attachment: HostAttachment) -> None:
-        """End the sequences of an attachment at once; what they still bring is ignored."""
+        """End the sequences of an attachment at once; their further output is ignored."""
         for hosted in list(attachment.sequences.values()):
             self._driver.cancel(hosted.key)
             self._end(hosted, _cut(hosted, FinishedEvent(hosted.key, Finish.CANCELLED)))
 
     def turn_out(self, attachment: HostAttachment, error: RefusedError) -> None:
-        """End the sequences of an attachment at once; what they still bring is ignored."""
+        """End the sequences of a frozen router at once; their further output is ignored."""
         for hosted in list(attachment.sequences.values()):
             self._driver.cancel(hosted.key)
             self._end(hosted, _cut(hosted, refusal(hosted.key, error)))
@@ -136,11 +136,11 @@ class SequenceBook:
             self._end(hosted, _cut(hosted, refusal(hosted.key, error)))
 
     def distribute(self, events: StepEvents, sole: HostAttachment | None, now_s: float) -> None:
-        """Put what a step brought into the news of the sequences' owners.
+        """Add a step's output to the news of the sequences' owners.
 
         Args:
             events: Events of the step.
-            sole: The attachment that all sequences of routers belong to, if there is only one.
+            sole: Attachment of all routers' sequences, if there is only one.
             now_s: Monotonic seconds.
         """
         living = self._living
@@ -169,7 +169,7 @@ class SequenceBook:
                 self._end(hosted, event, now_s)
 
     def _drop_late(self, now_s: float) -> None:
-        """Cancel the probes whose askers have given up."""
+        """Cancel the probes whose deadline has passed."""
         for hosted in list(self._living.values()):
             probe = hosted.owner
             if isinstance(probe, Probe) and not probe.is_late and now_s >= probe.until_s:
@@ -177,7 +177,7 @@ class SequenceBook:
                 self.cancel(hosted)
 
     def _file_all(self, events: StepEvents, sole: HostAttachment) -> bool:
-        """File the tokens of a step as whole columns; False when some belong to nobody any more."""
+        """File the tokens of a step as whole columns; False when some have no owner any more."""
         try:
             hosted = list(map(self._living.__getitem__, events.keys))
         except KeyError:
@@ -257,7 +257,7 @@ class SequenceBook:
             self._equip(request)
 
     def _equip(self, request: SequenceRequest) -> None:
-        """Start a sequence, after its adapter was read if it is not here."""
+        """Start a sequence, after its adapter was read if necessary."""
         digest = request.adapter_digest
         if not digest or not self._driver.capabilities.adapter_slots:
             self._start(request, None)
@@ -278,7 +278,7 @@ class SequenceBook:
         self._start(request, error)
 
     def _check_size(self, message: wire.Sequence) -> None:
-        """Refuse what would hold up the step loop while it is decoded, only to be refused then."""
+        """Refuse a message whose decoding would delay the step loop, only to be refused then."""
         tokens = self._driver.limits.context_tokens_max * (2 if message.prediction else 1)
         limit = tokens * _TOKEN_BYTES_MAX + _EXTRAS_BYTES_MAX
         size = message.ByteSize()
@@ -308,7 +308,7 @@ class SequenceBook:
         return [key for key in keys if key in self._living]
 
     def _start(self, request: SequenceRequest, error: RefusedError | None) -> None:
-        """Give the driver what is still wanted of a request, or end it with `error`."""
+        """Give the driver the remaining part of a request, or end it with `error`."""
         wanted = self._wanted(request)
         if not wanted:
             return
@@ -327,7 +327,7 @@ class SequenceBook:
                 self._end(hosted, refusal(key, error, len(request.prompt)))
 
     def _end(self, hosted: Hosted, event: FinishedEvent, now_s: float = 0.0) -> None:
-        """Take a sequence off the books and tell its owner."""
+        """Remove a sequence and report its end to the owner."""
         del self._living[hosted.key]
         self._counters.ended[event.reason.name.lower()] += 1
         if event.reason in (Finish.STOP, Finish.LENGTH):
@@ -371,7 +371,7 @@ def _refuse(attachment: HostAttachment, message: wire.Sequence, error: RefusedEr
 
 
 def _for_keys(request: SequenceRequest, wanted: list[int]) -> SequenceRequest:
-    """Return what is left of a request when only some of its sequences are wanted."""
+    """Return the rest of a request when only some of its sequences are wanted."""
     if len(wanted) == 1 + len(request.forks):
         return request
     seeds = {request.key: request.sampling.seed, **{f.key: f.seed for f in request.forks}}
@@ -385,5 +385,5 @@ def _for_keys(request: SequenceRequest, wanted: list[int]) -> SequenceRequest:
 
 
 def _cut(hosted: Hosted, event: FinishedEvent) -> FinishedEvent:
-    """Return the end of a sequence that was running, with what it has brought."""
+    """Return the end of a running sequence, with its output."""
     return replace(event, output_tokens=len(hosted.told.output))

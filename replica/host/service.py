@@ -1,11 +1,10 @@
-"""The engine host: HostRequest bytes in, HostFrame bytes out, whatever carries them.
+"""The engine host: HostRequest bytes in, HostFrame bytes out, over any transport.
 
 Threads, each with one thing to own: the *step loop* owns driver and state, one *sender* per
 attachment owns its responder, one *replier* owns the responders of short answers. Beside them a few
-*workers* read adapters, check bytes and compile grammars, one thread asks the node's agent for
-adapters that are not on the disk, and a *watchdog* looks at the step loop, from which alone signs
-of life come. A responder is never touched after `finish`: in Triton that would end the whole
-server.
+*workers* read adapters, check bytes and compile grammars, one thread requests missing adapters from
+the node's agent, and a *watchdog* watches the step loop, the only source of heartbeats. A responder
+is never touched after `finish`: in Triton that would end the whole server.
 """
 
 import logging
@@ -55,14 +54,14 @@ JOIN_S = 2.0
 
 
 class Responder(Protocol):
-    """The answering side of one request; one thread at a time may use it."""
+    """The answering side of one request; for one thread at a time."""
 
     def send(self, frame: bytes) -> None:
-        """Send one HostFrame; raises anything when nobody listens any more."""
+        """Send one HostFrame; raises any error when the caller has gone."""
         ...
 
     def finish(self) -> None:
-        """End the answer; nothing may be called afterwards."""
+        """End the answer; call nothing afterwards."""
         ...
 
     def is_cancelled(self) -> bool:
@@ -100,11 +99,11 @@ class EngineHost:
         """Make a host; `start` it before the first `handle`.
 
         Args:
-            driver: Used by this host alone from now on.
-            base_digest: Base that it serves.
+            driver: Driver, used by this host alone from now on.
+            base_digest: Digest of the base.
             artifacts_dir: Directory of adapters, by digest; None: there are none.
-            agent_socket: Socket of the node's agent, which gets adapters; None: there is no agent.
-            waiting_max: Sequences beyond the running ones that are taken; more are BUSY.
+            agent_socket: Socket of the node's agent, which fetches adapters; None: no agent.
+            waiting_max: Accepted sequences beyond the running ones; more are BUSY.
             clock: Monotonic seconds, the driver's own clock.
         """
         self._workers = HostWorkers(self._deliver, threads=WORKERS, jobs_max=JOBS_MAX)
@@ -158,7 +157,7 @@ class EngineHost:
 
     @property
     def step_age_s(self) -> float:
-        """Seconds since the present step began; 0 between steps. It grows when one is stuck."""
+        """Seconds since the present step began; 0 between steps. Grows while a step is stuck."""
         return self._watch.look()[0]
 
     def start(self) -> None:
@@ -174,7 +173,7 @@ class EngineHost:
     def handle(self, payload: bytes, responder: Responder) -> None:
         """Take one request; returns at once.
 
-        The responder of a request that is answered is kept until then; any other is finished here.
+        The responder of a request with an answer is kept until then; any other is finished here.
         """
         try:
             request = wire.HostRequest.FromString(payload)
@@ -239,7 +238,7 @@ class EngineHost:
         return True
 
     def _submission(self, submit: wire.Submit, seen_at_s: float) -> Callable[[], None]:
-        """Return what the step loop is to do with sequences; there may be no room for them."""
+        """Return the step loop's action for sequences; there may be no room for them."""
         core = self._core
         count = len(submit.sequences)
         if self._inbox_sequences + count > INBOX_SEQUENCES_MAX:
@@ -253,7 +252,7 @@ class EngineHost:
         return lambda: core.submit(submit.epoch, submit.sequences, seen_at_s)
 
     def _deliver(self, action: Callable[[], None]) -> None:
-        """Make the step loop do something soon."""
+        """Run a function in the step loop soon."""
         with self._arrived:
             self._inbox.append(action)
             self._arrived.notify()
@@ -303,7 +302,7 @@ class EngineHost:
             )
 
     def _turn_rest_away(self) -> None:
-        """Answer what is still open; nothing can arrive once `_failure` is set."""
+        """Answer all open requests; none can arrive once `_failure` is set."""
         with self._arrived:
             self._inbox.clear()
             rest = list(self._answers)
@@ -317,7 +316,7 @@ class EngineHost:
         return len(self._core.sequences) == 0 or self._clock() >= self._drain_until_s
 
     def _take_actions(self) -> list[Callable[[], None]]:
-        """Return what arrived; when there is nothing to compute, wait for it or for a heartbeat."""
+        """Return the arrived actions; without work, wait for one or for a heartbeat."""
         with self._arrived:
             if not self._inbox and not self._core.has_work:
                 now_s = self._clock()
@@ -331,7 +330,7 @@ class EngineHost:
         return actions
 
     def _apply(self, request: wire.HostRequest) -> None:
-        """Do what needs no answer."""
+        """Carry out an action without an answer."""
         if request.HasField("cancel"):
             self._core.cancel(request.cancel.epoch, request.cancel.sequences)
         elif request.HasField("credit"):
@@ -342,7 +341,7 @@ class EngineHost:
     def _ask(
         self, kind: str, request: wire.HostRequest, answer: "_Answer", seen_at_s: float
     ) -> None:
-        """Do what is answered, now or later."""
+        """Carry out an action with an answer, now or later."""
         control = self._core.control
         if kind == "attach":
             self._attach(request.attach, answer)
@@ -405,7 +404,7 @@ class EngineHost:
             self._replies.put((answer.responder, frame.SerializeToString()))
 
     def _close_answer(self, answer: "_Answer") -> bool:
-        """Take a request off the open ones; False when it was answered before."""
+        """Remove an open request; False when it was answered before."""
         with self._arrived:
             if answer not in self._answers:
                 return False

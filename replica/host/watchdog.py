@@ -1,4 +1,4 @@
-"""Sees that a step does not end: the step loop itself cannot, and Triton does not look."""
+"""Notices a step that does not end: the step loop itself cannot, and Triton does not check."""
 
 import logging
 import threading
@@ -13,9 +13,9 @@ LOOK_S = 1.0
 
 
 class StepWatch:
-    """Knows how long the present turn of the step loop takes: commands, the step, its news.
+    """The duration of the step loop's present turn: commands, the step, its news.
 
-    The step loop writes, anybody reads.
+    The step loop writes, any thread reads.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

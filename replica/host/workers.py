@@ -1,4 +1,4 @@
-"""A few threads for what must not hold up the step loop: reading adapters, checking bytes."""
+"""Threads for work that must not delay the step loop: reading adapters, checking bytes."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ Job = tuple[Callable[[], Any], Callable[[Any], None]]
 
 
 class HostWorkers:
-    """Runs jobs beside the step loop; their ends are delivered to it."""
+    """Runs jobs outside the step loop, which gets their results."""
 
     def __init__(
         self, deliver: Callable[[Callable[[], None]], None], *, threads: int, jobs_max: int
@@ -20,9 +20,9 @@ class HostWorkers:
         """Make idle workers.
 
         Args:
-            deliver: Makes the step loop call what it is given.
-            threads: Jobs at once.
-            jobs_max: Jobs that wait.
+            deliver: Runs a function in the step loop.
+            threads: Concurrent jobs.
+            jobs_max: Waiting jobs.
         """
         self._deliver = deliver
         self._jobs: Queue[Job | None] = Queue(jobs_max)
@@ -38,9 +38,9 @@ class HostWorkers:
             thread.start()
 
     def run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
-        """Call `work` in a worker, then `done` in the step loop; False when too much waits.
+        """Call `work` in a worker, then `done` in the step loop; False when too many jobs wait.
 
-        `done` gets what `work` returned, or the exception that it raised.
+        `done` gets the result of `work`, or its exception.
         """
         try:
             self._jobs.put_nowait((work, done))
@@ -49,7 +49,7 @@ class HostWorkers:
         return True
 
     def close(self, timeout_s: float) -> None:
-        """Drop what waits, and end; a job that takes longer than `timeout_s` is left alone."""
+        """Drop waiting jobs, and end; a job that takes longer than `timeout_s` is abandoned."""
         try:
             while True:
                 self._jobs.get_nowait()
