@@ -1,7 +1,7 @@
 """The protocol between an engine and its node's agent about artifacts: lines of JSON.
 
-The engine says all that it waits for and reads, again and whole with every change, so that an agent
-that starts anew knows as much as the one before; the agent says what became of what is waited for.
+The engine sends its complete list of waits and files in use with every change, so that a restarted
+agent has the same knowledge. The agent sends the outcomes of the waits.
 """
 
 import json
@@ -14,12 +14,12 @@ _DIGESTS_MAX = 8192  # in one line
 
 
 class LineError(ValueError):
-    """A line that is none of these."""
+    """An invalid line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """From the engine.
+    """A line from the engine.
 
     Attributes:
         waits: Digests of all artifacts that requests wait for.
@@ -34,7 +34,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactOutcome:
-    """From the agent: what became of an artifact; without a code it lies there now."""
+    """A line from the agent: the outcome for an artifact; without a code it is on the disk."""
 
     digest: str
     code: str = ""
@@ -53,7 +53,7 @@ def encode_ask(ask: Ask) -> bytes:
 
 
 def decode_ask(line: bytes) -> Ask:
-    """Return what a line says; LineError if it is none."""
+    """Return the content of a line; LineError."""
     fields = _fields(line, {"waits": list, "reads": list, "uses": dict})
     waits, reads, uses = fields["waits"], fields["reads"], fields["uses"]
     if max(len(waits), len(reads), len(uses)) > _DIGESTS_MAX:
@@ -71,7 +71,7 @@ def encode_told(told: ArtifactOutcome) -> bytes:
 
 
 def decode_told(line: bytes) -> ArtifactOutcome:
-    """Return what a line says; LineError if it is none."""
+    """Return the content of a line; LineError."""
     return ArtifactOutcome(**_fields(line, {"digest": str, "code": str, "message": str}))
 
 

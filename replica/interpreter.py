@@ -4,7 +4,7 @@ import numpy as np
 
 
 def check_interpreter() -> None:
-    """Raise RuntimeError where a package of this interpreter would damage what Triton serves."""
+    """Raise RuntimeError where a package of this interpreter would damage Triton's answers."""
     if int(np.__version__.split(".")[0]) >= 2:
         raise RuntimeError(
             f"numpy {np.__version__} corrupts tensors in Triton's Python backend; install"

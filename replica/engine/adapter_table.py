@@ -35,7 +35,7 @@ class _Entry:
 
 
 class AdapterTable:
-    """Adapters by digest."""
+    """The held adapters by digest."""
 
     def __init__(self, slots: int, memory_bytes: int) -> None:
         """Make an empty table.
@@ -65,7 +65,7 @@ class AdapterTable:
         return self._resident
 
     def put(self, digest: str, adapter: Adapter) -> None:
-        """Hold an adapter; unused ones make room for it, longest unused first.
+        """Hold an adapter; unused ones are evicted for it, longest unused first.
 
         Raises:
             RefusedError: UNSUPPORTED_PARAMETER without slots, ADAPTER_INVALID when it is larger
@@ -86,7 +86,7 @@ class AdapterTable:
         self._used_bytes += adapter.memory_bytes
 
     def drop(self, digest: str) -> None:
-        """Forget an adapter when its last sequence has ended."""
+        """Drop an adapter when its last sequence has ended."""
         entry = self._entries.get(digest)
         if entry is not None:
             entry.is_dropped = True
@@ -169,12 +169,12 @@ class AdapterTable:
             self._idle[digest] = None
 
     def take_loads(self) -> list[tuple[int, Adapter]]:
-        """Return what has to be put into slots before anything uses them."""
+        """Return the adapters to put into slots before any sequence uses them."""
         loads, self._loads = self._loads, []
         return loads
 
     def redo_loads(self, loads: list[tuple[int, Adapter]]) -> None:
-        """Note that a step with these loads failed: what still runs is loaded again."""
+        """Note that a step with these loads failed: adapters still in use are loaded again."""
         for slot, adapter in loads:
             digest = self._slots[slot]
             if digest is None:

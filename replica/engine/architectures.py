@@ -1,7 +1,7 @@
-"""Reads the configuration of a checkpoint; refuses all that our graph does not compute.
+"""Reads the configuration of a checkpoint; refuses all that the graph does not compute.
 
 A field that a graph builder ignores gives wrong tokens, not an error. So every field of config.json
-must be one that we use, one that does not matter, or one with the only value that we support.
+must be used, without effect, or have the only supported value.
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,13 +52,14 @@ PROJECTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """In what a family of dense decoders differs from Llama.
+    """The differences of a family of dense decoders from Llama.
 
     Attributes:
         has_qkv_bias: Whether the projections to query, key and value have a bias.
-        has_qk_norm: An RMS norm over each head of query and key, before the rotation.
+        has_qk_norm: Whether there is an RMS norm over each head of query and key, before the
+            rotation.
         required: Fields without which the reference implementation assumes values of its own.
-        window: Fields that say which layers attend to a sliding window; none of them: no layer.
+        window: Fields that define layers with a sliding window; empty: no layer.
     """
 
     has_qkv_bias: bool = False
@@ -106,7 +107,7 @@ class ModelConfig:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "ModelConfig":
-        """Return what config.json describes; ArtifactError names the fields we cannot compute."""
+        """Return the config in config.json; ArtifactError names the unsupported fields."""
         architecture = ARCHITECTURES.get(str(config.get("model_type")))
         if architecture is None:
             raise _refused([f"model_type {config.get('model_type')!r}"])
@@ -197,7 +198,7 @@ def _problems(config: Mapping[str, Any], architecture: Architecture) -> list[str
 
 
 def _contradictions(config: ModelConfig) -> list[str]:
-    """Return sizes with which nothing can be computed."""
+    """Return the contradictions among sizes."""
     sizes = (config.hidden, config.layers, config.heads, config.kv_heads, config.head_dim)
     if min(*sizes, config.intermediate, config.vocabulary) < 1:
         return ["sizes below 1"]
@@ -210,7 +211,7 @@ def _contradictions(config: ModelConfig) -> list[str]:
 
 
 def _windows(config: Mapping[str, Any], architecture: Architecture) -> tuple[int, ...]:
-    """Return the sliding window of each layer; ValueError names what contradicts itself."""
+    """Return the sliding window of each layer; ValueError names the contradiction."""
     layers = int(config["num_hidden_layers"])
     window = int(config.get("sliding_window") or 0) if architecture.window else 0
     if window < 0:

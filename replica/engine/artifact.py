@@ -11,7 +11,7 @@ _ORDINARY = re.compile("Ġ?[A-Za-z]+")
 
 
 class ArtifactError(ValueError):
-    """The artifact cannot be served; the message names the file and what is wrong in it."""
+    """The artifact cannot be served; the message names the file and the mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class BaseFacts:
     Attributes:
         vocabulary: Number of token ids.
         context_tokens: Longest sequence that the base was made for.
-        eos_ids: End a sequence.
+        eos_ids: Ids that end a sequence.
         draft_tokens: Drafts that its authors recommend (`prompt_lookup_num_tokens`); 0: none.
     """
 
@@ -71,8 +71,8 @@ def read_base_facts(directory: Path) -> BaseFacts:
 def ordinary_token_ids(directory: Path, vocabulary: int) -> list[int]:
     """Return the ids whose text is an English word or part of one; never a special token.
 
-    Without a tokenizer that has any, every id of the vocabulary but the first sixteenth, where
-    special tokens usually are.
+    Without a tokenizer that has any, every id of the vocabulary but the first sixteenth, the usual
+    place of special tokens.
     """
     path = directory / "tokenizer.json"
     document = read_json(path) if path.exists() else {}

@@ -1,9 +1,9 @@
 """The pool of KV blocks: reference counts, and the prefix cache over them.
 
-A block is *free*, *idle* (nobody holds it, but its content can be found by its hash), *kept* (idle,
-but pinned, and so not to be evicted) or *held* by one or more sequences; never two of these. Full
-blocks are never written again, so that holders can share them. Only numbers live here; the values
-are the driver's.
+A block is in exactly one state. *Free*: without content. *Idle*: unused, but its content can be
+found by its hash. *Kept*: idle, but pinned, and so not to be evicted. *Held*: used by one or more
+sequences. Full blocks are never written again, so that holders can share them. Only numbers live
+here; the values are the driver's.
 """
 
 from collections import OrderedDict, deque
@@ -32,7 +32,7 @@ class BlockPool:
         self._events: dict[bytes, bool] = {}
 
     def resize(self, count: int) -> None:
-        """Have `count` blocks from now on, all of them free; nobody may hold one."""
+        """Change the pool to `count` free blocks; none may be held."""
         assert not any(self._holders), "blocks are held"
         for key in self._block_of:
             self._events[key] = False
@@ -46,17 +46,17 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `take` can give."""
+        """Number of blocks that `take` can give."""
         return len(self._free) + len(self._idle)
 
     @property
     def used(self) -> int:
-        """Blocks that sequences hold."""
+        """Number of blocks that sequences hold."""
         return self.count - self.available - len(self._kept)
 
     @property
     def pinned(self) -> int:
-        """Cached blocks that may not be evicted, whether or not somebody holds them now."""
+        """Number of cached blocks that may not be evicted, held or not."""
         return len(self._pinned_until_s)
 
     @property
@@ -65,7 +65,7 @@ class BlockPool:
         return bool(self._events)
 
     def take(self) -> int | None:
-        """Return a block for one holder, evicting the oldest idle one if need be; None: all held.
+        """Return a block for one holder, evicting the oldest idle one if necessary; None: all held.
 
         Its old content is lost.
         """
@@ -83,7 +83,7 @@ class BlockPool:
         return block
 
     def find(self, hashes: Sequence[bytes]) -> tuple[int, int]:
-        """Return (leading hashes that are cached, how many of them `available` counts)."""
+        """Return the number of leading cached hashes, and how many of them `available` counts."""
         idle = 0
         for index, key in enumerate(hashes):
             block = self._block_of.get(key)
@@ -138,11 +138,11 @@ class BlockPool:
                     self._free.append(block)
 
     def pin(self, hashes: Sequence[bytes], until_s: float, now_s: float) -> int:
-        """Keep cached blocks from eviction until then, in place of what was said of them before.
+        """Keep cached blocks from eviction until a time, which replaces an earlier one.
 
         Returns:
-            How many, from the first on, are cached and pinned now: none when `until_s` is past,
-            fewer when PINNED_RATIO_MAX is reached.
+            Number of leading blocks that are cached and pinned now: none when `until_s` is past,
+                fewer when PINNED_RATIO_MAX is reached.
         """
         self.expire_pins(now_s)
         blocks = [self._block_of[key] for key in hashes[: self.find(hashes)[0]]]
@@ -161,14 +161,14 @@ class BlockPool:
         return len(blocks)
 
     def expire_pins(self, now_s: float) -> None:
-        """End the pins whose time is over."""
+        """End the expired pins."""
         if now_s >= self._first_expiry_s:
             pins = self._pinned_until_s
             self._unpin([block for block, until_s in pins.items() if until_s <= now_s])
             self._first_expiry_s = min(pins.values(), default=inf)
 
     def drop_pins(self) -> None:
-        """End the pins of all blocks that nobody holds, because work could not go on otherwise."""
+        """End the pins of all unused blocks, because work could not go on otherwise."""
         self._unpin(sorted(self._kept))
 
     def _unpin(self, blocks: Iterable[int]) -> None:
@@ -179,7 +179,7 @@ class BlockPool:
                 self._idle[block] = None
 
     def drain_events(self) -> dict[bytes, bool]:
-        """Return what changed since the last call: hash -> whether it is cached now."""
+        """Return the changes since the last call: hash -> whether it is cached now."""
         events, self._events = self._events, {}
         return events
 

@@ -28,7 +28,7 @@ class Weight:
     """A tensor of a checkpoint.
 
     Attributes:
-        values: float32, float16, `BFLOAT16`, or int8 with a scale.
+        values: Values: float32, float16, `BFLOAT16`, or int8 with a scale.
         scale: Scale of int8 values: float32 [rows].
     """
 
@@ -36,7 +36,7 @@ class Weight:
     scale: Array | None = None
 
     def as_float32(self) -> Array:
-        """Return the numbers that it stands for."""
+        """Return the represented numbers."""
         if self.scale is None:
             return widened(self.values)
         return self.values.astype(np.float32) * self.scale[:, None]
@@ -94,7 +94,7 @@ def join_scales(tensors: Mapping[str, Array]) -> dict[str, Weight]:
     """Return the weights, INT8 ones with their scales.
 
     Raises:
-        ArtifactError: A type that we do not compute, or INT8 without a scale per row.
+        ArtifactError: A type is not supported, or INT8 comes without a scale per row.
     """
     weights: dict[str, Weight] = {}
     scales = {name for name, array in tensors.items() if array.dtype == np.int8}
@@ -128,7 +128,7 @@ def check_shapes(
     Args:
         weights: Weights of the checkpoint.
         wanted: Name -> shape.
-        optional: Names that may be there, and are not used.
+        optional: Names of further tensors that may exist, and are not used.
     """
     lacking = sorted(wanted.keys() - weights.keys())
     extra = sorted(weights.keys() - wanted.keys() - optional)

@@ -28,7 +28,7 @@ from sluice.hashing import HASH_BYTES
 
 
 class ScheduledEngine:
-    """The `Driver` of every engine that leaves scheduling to us."""
+    """The `Driver` of every engine with this project's own scheduler."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ScheduledEngine:
         *,
         draft_tokens: int = 0,
     ) -> None:
-        """Compose; `draft_tokens` is the width of drafts for sequences that ask for none."""
+        """Compose; `draft_tokens` is the default width of drafts."""
         self._draft_tokens = draft_tokens
         slots = backend.capabilities.adapter_slots
         assert scheduler.adapters.slots == slots, (scheduler.adapters.slots, slots)
@@ -58,12 +58,12 @@ class ScheduledEngine:
 
     @property
     def limits(self) -> Limits:
-        """Constant after loading."""
+        """The limits, constant after loading."""
         return self._scheduler.limits
 
     @property
     def capabilities(self) -> Capabilities:
-        """Constant after loading."""
+        """The capabilities, constant after loading."""
         return self._backend.capabilities
 
     @property
@@ -73,7 +73,7 @@ class ScheduledEngine:
 
     @property
     def scheduler(self) -> EngineScheduler:
-        """For tests and tools: the pool and its counters."""
+        """The scheduler with the pool and its counters, for tests and tools."""
         return self._scheduler
 
     def add(self, request: SequenceRequest) -> None:
@@ -101,7 +101,7 @@ class ScheduledEngine:
         self._scheduler.cancel(key)
 
     def step(self) -> StepEvents:
-        """Compute one step; its duration counts from the end of the one before, while busy."""
+        """Compute one step; while busy, its duration counts from the end of the previous one."""
         started_at_s = self._clock()
         plan = self._scheduler.plan(started_at_s)
         if plan:
@@ -164,7 +164,7 @@ class ScheduledEngine:
         return KvBlocks(self._backend.block_layout, found, tuple(data))
 
     def import_blocks(self, blocks: KvBlocks) -> int:
-        """Put blocks into the cache where nobody's are in the way; return how many are held.
+        """Put blocks into the cache where there is room; return how many are held.
 
         They take free blocks and evict idle ones, but none that are pinned or in use.
         """
@@ -192,7 +192,7 @@ class ScheduledEngine:
         return pool.find(blocks.hashes)[0]
 
     def sleep(self, blocks: int) -> bool:
-        """Give the KV memory back but for some blocks; False: it has work, or cannot."""
+        """Free the KV memory except for some blocks; False: it has work, or cannot sleep."""
         backend = self._backend
         if not isinstance(backend, ResizableBackend) or self.has_work:
             return False
@@ -201,12 +201,12 @@ class ScheduledEngine:
         return True
 
     def restored(self) -> Any:
-        """Return KV memory of full size, in any thread."""
+        """Return KV memory of full size; any thread may call."""
         assert isinstance(self._backend, ResizableBackend)
         return self._backend.allocated(self.limits.kv_blocks)
 
     def wake(self, memory: Any) -> None:
-        """Use all KV blocks again; nothing may run."""
+        """Use all KV blocks again; no sequence may run."""
         assert isinstance(self._backend, ResizableBackend)
         self._backend.use(memory)
         self._scheduler.pool.resize(self.limits.kv_blocks)
@@ -221,7 +221,7 @@ class ScheduledEngine:
 
 
 def _check_blocks(blocks: KvBlocks, layout: str) -> None:
-    """Raise RefusedError unless these are blocks of an engine like this one."""
+    """Raise RefusedError unless these are blocks of an equal engine."""
     hashes, sizes = blocks.hashes, {len(data) for data in blocks.data}
     message = ""
     if blocks.layout != layout:

@@ -1,7 +1,8 @@
-"""The one interface behind which engines live.
+"""The interface of all engines.
 
 A driver owns sequences from `add` until their `FinishedEvent`. It is driven by `step()` from one
-thread and never calls back. `tests/contract/test_drivers.py` is what every driver passes.
+thread and never calls back. `tests/contract/test_drivers.py` is the contract that every driver
+passes.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from replica.engine.types import (
 
 
 class Driver(Protocol):
-    """An engine. One thread at a time may use it."""
+    """An engine, for one thread at a time."""
 
     @property
     def name(self) -> str:
@@ -29,12 +30,12 @@ class Driver(Protocol):
 
     @property
     def limits(self) -> Limits:
-        """Constant after loading."""
+        """The limits, constant after loading."""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """Constant after loading."""
+        """The capabilities, constant after loading."""
         ...
 
     @property
@@ -53,7 +54,7 @@ class Driver(Protocol):
         ...
 
     def cancel(self, key: int) -> None:
-        """End a sequence at the next step; nothing happens when there is none of that key."""
+        """End a sequence at the next step; an unknown key is ignored."""
         ...
 
     def step(self) -> StepEvents:
@@ -82,7 +83,7 @@ class Driver(Protocol):
     def put_adapter(self, digest: str, adapter: Any) -> None:
         """Hold a read adapter in host memory; from now on sequences may name it. Quick.
 
-        Adapters that nobody uses make room for it, oldest first.
+        Unused adapters are evicted for it, oldest first.
 
         Raises:
             RefusedError: ENGINE_BUSY: the memory for adapters is full of ones in use.
@@ -90,9 +91,9 @@ class Driver(Protocol):
         ...
 
     def drop_adapter(self, digest: str) -> None:
-        """Forget an adapter when its last sequence has ended; nothing happens when it is unknown.
+        """Drop an adapter when its last sequence has ended; an unknown one is ignored.
 
-        Until then `has_adapter` is false already.
+        `has_adapter` is false from now on.
         """
         ...
 
@@ -108,34 +109,34 @@ class Driver(Protocol):
         """Return the contents of the leading ones of `hashes` that are cached.
 
         Raises:
-            RefusedError: The engine cannot hand out its blocks.
+            RefusedError: The engine cannot export its blocks.
         """
         ...
 
     def import_blocks(self, blocks: KvBlocks) -> int:
         """Put blocks into the cache; return how many of them, from the first on, it holds now.
 
-        The caller has checked that content and hashes belong together.
+        The caller has verified that content and hashes belong together.
 
         Raises:
-            RefusedError: Another layout, or the engine cannot take blocks.
+            RefusedError: The layout differs, or the engine cannot import blocks.
         """
         ...
 
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """A driver that may give its KV memory back and take it again, weights in memory."""
+    """A driver that can free its KV memory and allocate it again, with the weights in memory."""
 
     def sleep(self, blocks: int) -> bool:
-        """Give the KV memory back but for some blocks, its content is lost; False: it has work."""
+        """Free the KV memory except for some blocks, without its content; False: it has work."""
         ...
 
     def restored(self) -> Any:
-        """Return KV memory as `wake` takes it; slow, any thread may call.
+        """Return KV memory for `wake`; slow, any thread may call.
 
         Raises:
-            MemoryError: There is none.
+            MemoryError: There is not enough memory.
         """
         ...
 
@@ -146,10 +147,10 @@ class Sleeper(Protocol):
 
 @runtime_checkable
 class ChecksGrammars(Protocol):
-    """A driver that may look at a request's grammar early, so that `add` does not take long."""
+    """A driver that can compile a request's grammar early, so that `add` is quick."""
 
     def check_grammar(self, request: SequenceRequest) -> None:
-        """Compile the grammar of a request, which is added next; any thread may call.
+        """Compile the grammar of a request that is added next; any thread may call.
 
         Raises:
             RefusedError: The grammar cannot be used; the message gives the reason.

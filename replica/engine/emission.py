@@ -1,7 +1,7 @@
-"""Turns what a computed step brought into events, and extends its sequences.
+"""Turns the output of a computed step into events, and extends its sequences.
 
-Most sequences get one token and want nothing else: they cost one pass over two columns. Runs of
-tokens (drafts that were right), failures and logprobs cost only the steps that have them.
+Most sequences get one token and nothing else: they cost one pass over two columns. Runs of tokens
+(accepted drafts), failures and logprobs cost only the steps that have them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,11 +18,10 @@ def emit(
 ) -> tuple[Ended, Runs]:
     """Append the new tokens to their sequences and to `events`; the hot loop of an engine.
 
-    Nothing is emitted behind a stop token or the last token that was asked for, and nothing of
-    `output.failed`.
+    No token is emitted behind a stop token or the last requested one, and none of `output.failed`.
 
     Returns:
-        The sequences that have ended, and those with more than one token: how many more.
+        The sequences that have ended, and the number of further tokens of those with more than one.
     """
     if output.failed:
         sampled, output = _without_failed(sampled, output)
@@ -70,7 +69,7 @@ def report_prompts(
 def _extend(
     sampled: list[ScheduledSequence], more: Mapping[int, list[int]], ended: Ended
 ) -> dict[int, int]:
-    """Append the tokens behind the first ones; returns how many were, where any were."""
+    """Append the tokens behind the first ones; return their numbers, if there are any."""
     runs: dict[int, int] = {}
     for index in sorted(more):
         sequence = sampled[index]

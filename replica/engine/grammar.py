@@ -1,6 +1,7 @@
 """Compiled grammars: the tokens that may follow in a constrained answer.
 
-With `replica.engine.grammar_source`, which reads their text, the only module that knows llguidance.
+The only module besides `replica.engine.grammar_source`, which reads their text, that uses
+llguidance.
 """
 
 from collections import OrderedDict
@@ -33,7 +34,7 @@ _CACHE_ENTRIES, _CACHE_TEXT_BYTES = 256, 1 << 20  # a compiled grammar takes 60 
 
 
 class Matcher:
-    """A grammar and how much of it one sequence has written."""
+    """A grammar with the position of one sequence in it."""
 
     def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int], text_mask: Words) -> None:
         self._matcher = matcher
@@ -42,7 +43,7 @@ class Matcher:
 
     @property
     def text_mask(self) -> Words:
-        """One bit per token: it is text, or a special token that the grammar itself names."""
+        """The mask of tokens that are text, or special tokens that the grammar itself names."""
         return self._text_mask
 
     @property
@@ -51,13 +52,13 @@ class Matcher:
         return self._matcher
 
     def copy(self) -> "Matcher":
-        """Return another one that has written the same."""
+        """Return a copy at the same position."""
         return Matcher(self._matcher.deep_copy(), self._eos_ids, self._text_mask)
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Take emitted tokens; one that cannot follow leaves an `error`.
+        """Take emitted tokens; an impossible one leaves an `error`.
 
-        An end is no text: where it did not end the sequence, it may come again.
+        An end token is no text: where it did not end the sequence, it may come again.
         """
         text = [token for token in tokens if token not in self._eos_ids]
         if text and not self._matcher.is_error():
@@ -65,7 +66,7 @@ class Matcher:
 
     @property
     def error(self) -> str:
-        """Why it cannot go on; empty while it can."""
+        """Reason why it cannot go on; empty while it can."""
         if not self._matcher.is_error():
             return ""
         return shortened(self._matcher.get_error()) or "a token does not follow from the grammar"
@@ -82,7 +83,7 @@ class GrammarCompiler:
         Args:
             tokenizer_json: The base's tokenizer.json.
             vocabulary: Columns of the logits; may be more than the tokenizer has.
-            eos_ids: They end an answer.
+            eos_ids: Ids that end an answer.
             threads: Threads for the masks of a step, which are filled while the graph runs.
         """
         self._path = tokenizer_json
@@ -103,11 +104,11 @@ class GrammarCompiler:
         return len(self._cache)
 
     def check(self, grammar: Grammar) -> None:
-        """Compile a grammar, so that it is there when the sequence begins; RefusedError if not."""
+        """Compile a grammar before the sequence begins; RefusedError."""
         self._compiled(grammar)
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """Return a matcher at the beginning; RefusedError as for `check`."""
+        """Return a matcher at the beginning; RefusedError, see `check`."""
         matcher = self._compiled(grammar).deep_copy()
         return Matcher(matcher, self.eos_ids, self._text_mask(grammar))
 

@@ -1,8 +1,8 @@
-"""Finds numbers of a schema that llguidance does not keep, and their replacements. Pure.
+"""Finds numbers of a schema that llguidance changes, and their replacements. Pure.
 
-llguidance holds each as a float. To whole numbers it then gives 64 bits, whose least value, which
-is also
-what lower ones become, overflows its stack; others it compares as text, by their shortest digits.
+llguidance holds each number as a float. Whole numbers become 64 bits, whose least value, which also
+replaces lower ones, overflows its stack. Other numbers are compared as text, by their shortest
+digits.
 """
 
 import math
@@ -25,28 +25,28 @@ _BOUNDS = {
 
 
 def read_float(text: str) -> float:
-    """Return whole numbers as such: the compiler reads points and exponents inexactly."""
+    """Return whole numbers exactly: the compiler reads points and exponents inexactly."""
     value = float(text)
     return int(value) if value.is_integer() and is_kept(value) else value
 
 
 def is_kept(constant: float) -> bool:
-    """Return whether it comes out as it is."""
+    """Return whether the compiler keeps a number unchanged."""
     return abs(constant) <= _KEPT_MAX and float(constant) == constant
 
 
 def overflows(constant: float) -> bool:
-    """Return whether it ends the process where it is taken for a whole number."""
+    """Return whether a number ends the process when it is read as a whole number."""
     return constant < -_KEPT_MAX
 
 
 def numeric_bounds(schema: dict[str, Any]) -> dict[str, float]:
-    """Return those that are numbers."""
+    """Return the bounds that are numbers."""
     return {key: schema[key] for key in _BOUNDS if type(schema.get(key)) in (int, float)}
 
 
 def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]:
-    """Yield bounds of numbers that would not hold, and what to write; None as of `kept_bound`."""
+    """Yield bounds that would not hold, and their replacements; for None see `kept_bound`."""
     types = schema.get("type", "number")
     types = types if isinstance(types, list) else [types]
     is_whole = "number" not in types
@@ -65,11 +65,11 @@ def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]
 
 
 def kept_bound(value: float, side: int, *, is_open: bool, is_whole: bool) -> int | None:
-    """Return the nearest bound that lets through nothing else; None if there is none.
+    """Return the nearest bound that allows no further number; None if there is none.
 
     Args:
         value: Number from 2^53 on.
-        side: Numbers that it lets through: 1, greater ones; -1, lesser ones.
+        side: Allowed side: 1, greater numbers; -1, lesser ones.
         is_open: Whether the bound itself is excluded.
         is_whole: Whether the numbers are whole: digits behind the point are then ignored.
     """

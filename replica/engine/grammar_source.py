@@ -1,10 +1,10 @@
-"""Reads the text of a grammar and refuses what is not safe to compile.
+"""Reads the text of a grammar and refuses unsafe ones before they are compiled.
 
-A grammar is text from a stranger, and llguidance neither watches the clock nor its stack: a chain
-of a thousand references kills the process, a large `multipleOf` never ends. So the text is looked
-at first. An accepted text compiles in one or two milliseconds typically, in 0.2 s where it is
-large, and in under two seconds at worst (a product of many `anyOf` in one `allOf`, which is then
-refused). The worst step takes 30 ms, and a few such steps end the answer with an error.
+A grammar is foreign text, and llguidance bounds neither its time nor its stack: a chain of a
+thousand references kills the process, a large `multipleOf` never ends. So the text is checked
+first. An accepted text compiles in one or two milliseconds typically, in 0.2 s where it is large,
+and in under two seconds at worst (a product of many `anyOf` in one `allOf`, which is then refused).
+The worst step takes 30 ms, and a few such steps end the answer with an error.
 """
 
 import json
@@ -67,7 +67,7 @@ _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 
 def grammar_source(grammar: Grammar) -> str:
-    """Return the grammar as llguidance takes it; RefusedError when it is not safe to compile."""
+    """Return the grammar in llguidance's form; RefusedError when compiling it is not safe."""
     _check_size(grammar)
     kind, text = grammar.kind, grammar.text
     if kind is GrammarKind.JSON:
@@ -92,18 +92,18 @@ def grammar_source(grammar: Grammar) -> str:
 
 
 def refused(grammar: Grammar, reason: str) -> RefusedError:
-    """Return the error that tells a client why."""
+    """Return the error with the reason for a client."""
     message = f"the grammar ({grammar.kind.value}) cannot be used: {reason}"
     return RefusedError(ErrorCode.INVALID_REQUEST, message, param="grammar")
 
 
 def shortened(message: str) -> str:
-    """Return what is of use to a client of llguidance's messages, which end with its state."""
+    """Return the useful part of llguidance's messages, which end with its internal state."""
     return _BEHIND_MESSAGE.split(message, 1)[0].strip()[:_MESSAGE_CHARACTERS]
 
 
 def located(grammar: Grammar, message: str) -> str:
-    """Return the same with what the caller knows of its place: a rule's literal, not its line."""
+    """Return a message with the place that the caller knows: a rule's literal, not its line."""
     message = shortened(message)
     place = _PLACE.match(message)
     if place is None:
@@ -191,7 +191,7 @@ class _Place(Enum):
     CONSTANT = auto()
 
     def below(self, key: str) -> "_Place":
-        """Return what stands behind a key."""
+        """Return the path behind a key."""
         if self is _Place.SCHEMA and key in _NAMED:
             return _Place.NAMES
         is_constant = self is _Place.SCHEMA and key in _CONSTANTS
@@ -206,9 +206,9 @@ class _Survey:
         depth: Levels of objects and arrays.
         optional: Sum of the squares of the optional properties of each object.
         patterns: Names in `patternProperties`.
-        string: Longest one.
-        bounds: Objects, and keys, where another number is to be written.
-        lost: Numbers that the compiler would not keep as they are.
+        string: Length of the longest string.
+        bounds: Objects, and keys, where another number has to be written.
+        lost: Numbers that the compiler would change.
     """
 
     depth: int = 0
@@ -268,7 +268,7 @@ def _survey(document: Any) -> _Survey:
 
 
 def _check_schema(grammar: Grammar, document: Any) -> None:
-    """Bound what the compiler does on its stack and with its automata; tightens its bounds."""
+    """Bound the compiler's stack and automata; replaces bounds that would not hold."""
     if not isinstance(document, dict):
         raise refused(grammar, "a schema is a JSON object")
     survey = _survey(document)
@@ -289,7 +289,7 @@ def _check_schema(grammar: Grammar, document: Any) -> None:
 
 
 def _check_sums(grammar: Grammar, survey: _Survey) -> None:
-    """Bound what adds up, in one schema or in several."""
+    """Bound the sums over one schema or several."""
     if survey.optional > _OPTIONAL_MAX**2:
         raise refused(
             grammar, f"it has more than {_OPTIONAL_MAX} optional properties; require or remove some"
@@ -304,7 +304,7 @@ def _check_sums(grammar: Grammar, survey: _Survey) -> None:
 
 
 def _optional(schema: dict[str, Any]) -> int:
-    """Return how many properties an object may have or not."""
+    """Return the number of optional properties of an object."""
     properties, required = _mapping(schema.get("properties")), schema.get("required")
     names = required if isinstance(required, list) else []
     return len(properties.keys() - {name for name in names if isinstance(name, str)})
@@ -315,14 +315,14 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> list[Fraction]:
-    """Return the exact value of what is written there; nothing if it is no number, or 0."""
+    """Return the exact value of a number's text; None if it is no number, or 0."""
     if isinstance(value, float) and math.isfinite(value) and value:
         return [Fraction(str(value))]
     return [Fraction(value)] if type(value) is int and value else []
 
 
 def _common_multiple(values: list[Fraction]) -> int:
-    """Return the least one after a shift of the decimal point that makes all of them whole."""
+    """Return the least common multiple, after a shift of the decimal point that makes all whole."""
     for places in range(20):
         shifted = [value * 10**places for value in values]
         if all(value.denominator == 1 for value in shifted):

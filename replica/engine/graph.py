@@ -1,8 +1,8 @@
 """Builds the OpenVINO graph of a dense decoder from its checkpoint, with numpy and openvino alone.
 
 The graph is the stateful form (KV cache as variables, scaled dot product attention). A plain
-request runs it as it is, which the tests use as reference; `paged` turns it into the form that the
-engine runs, where the KV cache is a pool of blocks that we own.
+request runs it unchanged, which the tests use as reference; `paged` turns it into the engine's
+form, whose KV cache is a pool of blocks.
 """
 
 from collections.abc import Mapping
@@ -31,9 +31,9 @@ _WINDOW_INPUT = 10  # of the paged attention operator
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base artifact, checked. Its weights are views of memory-mapped files.
+    """A checked base artifact. Its weights are views of memory-mapped files.
 
-    Compiled graphs may go on reading them: whoever runs one keeps the base.
+    Compiled graphs may go on reading them: keep the base as long as its graphs run.
     """
 
     config: ModelConfig
@@ -41,17 +41,17 @@ class Base:
 
     @property
     def parameters(self) -> int:
-        """Numbers in all tensors."""
+        """Number of values in all tensors."""
         return sum(weight.values.size for weight in self.weights.values())
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all tensors, as they are stored."""
+        """Bytes of all tensors, as stored."""
         return sum(weight.values.nbytes for weight in self.weights.values())
 
 
 def read_base(directory: Path) -> Base:
-    """Return the base in `directory`; ArtifactError when our graph does not compute it rightly."""
+    """Return the base in `directory`; ArtifactError when the graph would not compute it rightly."""
     config = ModelConfig.of(read_json(directory / "config.json"))
     weights = join_scales(read_checkpoint(directory))
     tied = frozenset({"lm_head.weight"} if config.has_tied_embeddings else ())
@@ -275,7 +275,7 @@ class _Builder:
     def _doubt(self) -> Node:
         """Return 0 for each token whose values are finite in all layers, else NaN: [batch, new, 1].
 
-        A cache of 8-bit integers makes some number of what is none, and the answer looks like one.
+        A cache of 8-bit integers turns NaN into some number, and the answer would look valid.
         """
         total = reduce(op.add, self._sums)
         return op.subtract(total, total)

@@ -1,4 +1,4 @@
-"""Takes a grammar in Lark's syntax apart: text, literals, and the JSON schemas inside. Pure."""
+"""Splits a grammar in Lark's syntax: text, literals, and the JSON schemas inside. Pure."""
 
 import json
 import re
@@ -15,13 +15,13 @@ _DECODER = json.JSONDecoder(parse_float=read_float)
 
 @dataclass(slots=True)
 class LarkText:
-    """A grammar.
+    """A split grammar.
 
     Attributes:
         bare: Text that is neither string, expression, comment nor schema.
         texts: Texts before, between and behind the schemas.
         schemas: The schema behind each `%json`.
-        is_open: A string or an expression is not closed on its line.
+        is_open: Whether a string or an expression is not closed on its line.
     """
 
     bare: str = ""
@@ -30,14 +30,14 @@ class LarkText:
     is_open: bool = False
 
     def joined(self) -> str:
-        """Return the grammar again, its schemas as they were read."""
+        """Return the grammar again, with its schemas as parsed."""
         written = [*map(json.dumps, self.schemas), ""]
         pairs = zip(self.texts, written, strict=True)
         return "".join(text + schema for text, schema in pairs)
 
 
 def read_lark(text: str) -> LarkText:
-    """Take a grammar apart; ValueError or RecursionError when a schema in it is not JSON."""
+    """Split a grammar; ValueError or RecursionError when a schema in it is not JSON."""
     lark, bare = LarkText(), list[str]()
     begin = at = 0
     while (found := _PARTS.search(text, at)) is not None:

@@ -18,8 +18,8 @@ def token_logprobs(
     """Return the logprobs of one token per row.
 
     Args:
-        logits: Shape (rows, vocabulary), as the model gave them.
-        tokens: Chosen, or of the prompt.
+        logits: Logits of the model, shape (rows, vocabulary).
+        tokens: Token of each row, chosen or of the prompt.
         tops: Number of the best tokens to report; equal ones by id.
         keys: Keys of the sequences.
     """
@@ -63,7 +63,7 @@ def best_tokens(values: Floats, count: int) -> npt.NDArray[np.intp]:
     """Return the ids of the greatest values of each row, best first, equal ones by id.
 
     Args:
-        values: Shape (rows, vocabulary).
+        values: Values, shape (rows, vocabulary).
         count: Largest number of logprobs; 0 for none.
     """
     count = max(0, min(count, values.shape[1]))

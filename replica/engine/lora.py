@@ -1,8 +1,8 @@
 """Reads LoRA adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors.
 
-An adapter is data from outside, and one that is applied in part gives wrong answers, not an error.
-So every field of its config and every tensor must be one that we use, or one that does not matter;
-everything else is refused by name.
+An adapter is foreign data, and one that is applied in part gives wrong answers, not an error. So
+every field of its config and every tensor must be used, or have no effect; everything else is
+refused by name.
 """
 
 import math
@@ -58,8 +58,8 @@ class LoraDelta:
     """An adapter's change to one projection: y += (x down^T) up.
 
     Attributes:
-        down: float32 [rank, inputs].
-        up: float32 [rank, outputs], the scaling included.
+        down: Matrix to the rank: float32 [rank, inputs].
+        up: Matrix from the rank: float32 [rank, outputs], the scaling included.
     """
 
     down: Array
@@ -68,7 +68,7 @@ class LoraDelta:
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """A checked adapter in host memory; its arrays are of its own, not of the file."""
+    """A checked adapter in host memory, with arrays independent of the file."""
 
     rank: int
     deltas: Mapping[Module, LoraDelta]
@@ -83,7 +83,7 @@ def read_adapter(digest: str, directory: Path, base: ModelConfig, rank_max: int)
     """Return the adapter in `directory`.
 
     Args:
-        digest: Names it in errors.
+        digest: Digest, for errors.
         directory: Directory in PEFT's layout.
         base: The base whose projections it changes.
         rank_max: Largest rank of one adapter.
@@ -251,7 +251,7 @@ def _read_deltas(directory: Path, base: ModelConfig, scaling: _Scaling) -> dict[
 
 
 def _place(name: str, base: ModelConfig) -> tuple[Module, str]:
-    """Return where a tensor belongs."""
+    """Return the layer and projection of a tensor."""
     match = _TENSOR.fullmatch(name)
     if match is None or match[2] not in PROJECTIONS:
         raise ArtifactError(

@@ -1,4 +1,4 @@
-"""Changes to logits that depend on which tokens a sequence has: penalties, bias, minimum length."""
+"""Changes to logits by earlier tokens of a sequence: penalties, bias, minimum length."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def has_penalties(sampling: Sampling) -> bool:
 
 
 class PenaltyCounts:
-    """How often each token was emitted, for the tokens that penalties look at.
+    """The counts of emitted tokens, for penalties.
 
     It grows with the sequence: a step costs its new tokens, not the history.
     """
@@ -34,7 +34,7 @@ class PenaltyCounts:
         self._counts = np.zeros(len(self._ids), np.float32)
 
     def copy(self) -> "PenaltyCounts":
-        """Return counts for a sibling; what is as large as the prompt is quick to copy."""
+        """Return counts for a sibling; the large part is shared."""
         other = PenaltyCounts(())
         other._prompt_index = self._prompt_index
         other._index = self._index.copy()
@@ -75,7 +75,7 @@ class PenaltyCounts:
 
 
 class Changes:
-    """Changes of a step to the logits of some rows; collected first, then applied once."""
+    """The changes of a step to the logits of some rows; collected first, then applied once."""
 
     def __init__(self) -> None:
         self._penalized: list[tuple[int, Sampling, Ids, Floats]] = []

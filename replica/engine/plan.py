@@ -38,13 +38,13 @@ class ScheduledSequence:
         computed: Leading tokens whose KV values are in the pool.
         blocks: Held blocks, in the order of the tokens.
         slot: Slot of its adapter, while it runs; NO_SLOT for the base.
-        scratch: The backend's own, kept for the life of the sequence.
-        sampler: The sampler's own, likewise; None at first.
+        scratch: Backend's own data, for the life of the sequence.
+        sampler: Sampler's own data; None at first.
         leader: The sequence whose prompt this one waits for, to be forked from it.
         forks: Siblings that wait for this one's prompt.
         scored: Leading prompt tokens whose logprobs were reported, are not wanted or, as the
             first, have none.
-        drafter: None where nothing is drafted.
+        drafter: Source of drafts; None: no drafts.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class ScheduledSequence:
         stop_ids: frozenset[int],
         leader: "ScheduledSequence | None" = None,
     ) -> None:
-        """Make a waiting sequence; with a leader it shares all that comes of the prompt."""
+        """Make a waiting sequence; with a leader it shares the computed prompt."""
         self.request = request
         self.arrival = arrival
         self.root = root
@@ -120,7 +120,7 @@ class ScheduledSequence:
 
     @property
     def final_score(self) -> Score | None:
-        """Score of the scored tokens; None: not all of them are computed, or there are none."""
+        """Score of the scored tokens; None: none, or not all of them are computed."""
         count = self.request.scored_tokens
         if not count or self.scored < self.prompt_tokens:
             return None
@@ -128,7 +128,7 @@ class ScheduledSequence:
         return Score(logprobs / count, entropies / count)
 
     def told_rows(self, count: int) -> range:
-        """Return which rows of a prompt part are wanted for the log probabilities of its tokens.
+        """Return the rows of a prompt part that are needed for the log probabilities of its tokens.
 
         The row of a position is about the next one; that of the last token is sampled from.
 
@@ -147,12 +147,12 @@ class ScheduledSequence:
 
     @property
     def output_tokens(self) -> int:
-        """Emitted so far."""
+        """Number of emitted tokens."""
         return len(self.tokens) - self.prompt_tokens
 
     @property
     def prefill_s(self) -> float:
-        """First scheduled -> first token; 0 when there was none."""
+        """Seconds from the first scheduling to the first token; 0 without one."""
         begun, first = self.admitted_at_s, self.first_token_at_s
         if begun is None or first is None or not self.output_tokens:
             return 0.0
@@ -160,7 +160,7 @@ class ScheduledSequence:
 
     @property
     def drafts(self) -> DraftCounts:
-        """Counts of tokens that were tried ahead of the model."""
+        """Counts of speculated tokens."""
         return NO_DRAFTS if self.drafter is None else self.drafter.counts
 
     def rank(self) -> tuple[int, int]:
@@ -169,7 +169,7 @@ class ScheduledSequence:
 
 
 class Adapter(Protocol):
-    """A LoRA adapter as a backend read it."""
+    """A LoRA adapter in the backend's form."""
 
     @property
     def rank(self) -> int:
@@ -178,20 +178,20 @@ class Adapter(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that it takes in host memory."""
+        """Bytes in host memory."""
         ...
 
 
 @runtime_checkable
 class ResizableBackend(Protocol):
-    """A backend whose KV memory can be given back and taken again."""
+    """A backend whose KV memory can be freed and allocated again."""
 
     def allocated(self, blocks: int) -> Any:
         """Return KV memory for so many blocks; slow, any thread may call."""
         ...
 
     def use(self, memory: Any) -> None:
-        """Compute with that memory from now on; what the one before held is lost."""
+        """Compute with that memory from now on; the content of the previous one is lost."""
         ...
 
 
@@ -199,16 +199,16 @@ class StepPlan:
     """The sequences and tokens that one step computes.
 
     Attributes:
-        decode: The last of `tokens`, and the draft if there is one.
-        prefill: (sequence, tokens to compute after `computed`).
+        decode: Sequences whose last token, and draft if there is one, are computed.
+        prefill: Sequences with the number of tokens to compute after `computed`.
         sampled: Sequences that get new tokens, in the order in which the backend returns them:
             `decode`, then those of `prefill` whose last token is computed, each followed by its
             forks.
-        fork_of: Index into `sampled` of a fork -> that of the sequence whose row it shares.
+        fork_of: Index into `sampled` of a fork -> index of the sequence whose row it shares.
         drafts: Index into `decode` -> ids to try after the last token. Most have none.
-        loads: (slot, adapter) to put there before anything is computed.
-        copies: (from, to) blocks to copy after all is computed: the unfinished last block of a
-            prompt, for its forks.
+        loads: Slots and adapters to load before the computation.
+        copies: Pairs (from, to) of blocks to copy after the computation: the unfinished last block
+            of a prompt, for its forks.
     """
 
     __slots__ = ("copies", "decode", "drafts", "fork_of", "loads", "prefill", "sampled")
@@ -235,7 +235,7 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the step computes."""
+        """Number of tokens that the step computes."""
         drafted = sum(map(len, self.drafts.values()))
         return len(self.decode) + drafted + sum(count for _, count in self.prefill)
 
@@ -249,7 +249,7 @@ class StepOutput:
         more: Index -> the tokens behind the first, where a draft was right.
         logprobs: Index -> one entry per new token, for the sequences that asked.
         prompt_logprobs: Logprobs of prompt parts computed in this step.
-        failed: Index -> why this sequence cannot go on; its tokens of this step do not count.
+        failed: Index -> reason why the sequence cannot go on; its tokens of this step do not count.
         refused: Indices of `failed` whose request is the reason, with the field at fault, e.g. its
             grammar is stuck: they would fail again wherever they are tried.
     """
@@ -267,24 +267,24 @@ class StepFailedError(RuntimeError):
 
 
 class Backend(Protocol):
-    """Computes steps; knows nothing of queues and pools."""
+    """A backend that computes steps, without queues and pools."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of the backend; constant."""
+        """The capabilities of the backend, constant."""
         ...
 
     @property
     def block_layout(self) -> str:
-        """Layout of a KV block's bytes, in words; empty when it cannot hand them out."""
+        """The layout of a KV block's bytes, in words; empty when it cannot export them."""
         ...
 
     def check_request(self, request: SequenceRequest) -> None:
-        """Look at what only the backend can judge, above all that a grammar compiles.
+        """Check what only the backend can judge, above all that a grammar compiles.
 
-        Called before a sequence is taken, so that a bad one costs its sender an error and nobody
-        else a step: in the step thread, and before that perhaps in another one, because a grammar
-        may take long. A compiled one should be kept: the sequence comes next.
+        Called before a sequence is taken, so that a bad one costs its sender an error and no other
+        sequence a step: in the step thread, and before that perhaps in another one, because a
+        grammar may take long. A compiled one should be cached: the sequence comes next.
 
         Raises:
             RefusedError: The request cannot be computed; nothing was taken.
@@ -295,7 +295,7 @@ class Backend(Protocol):
         """Compute a plan.
 
         Raises:
-            StepFailedError: Nothing of the plan was computed.
+            StepFailedError: No part of the plan was computed.
         """
         ...
 

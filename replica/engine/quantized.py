@@ -1,9 +1,9 @@
 """INT8 checkpoints: one scale per row of a matrix, in the names of compressed-tensors.
 
 `<name>.weight` is I8 [outputs, inputs], and `<name>.weight_scale`, F32, F16 or BF16 [outputs] or
-[outputs, 1], is what each of its rows is multiplied by (format `int-quantized`, symmetric, strategy
-`channel`). Activations keep the engine's precision. Run, to quantise a base:
-`python -m replica.engine.quantized SOURCE TARGET`.
+[outputs, 1], multiplies each of its rows (format `int-quantized`, symmetric, strategy `channel`).
+Activations keep the engine's precision. Run, to quantise a base: `python -m
+replica.engine.quantized SOURCE TARGET`.
 """
 
 import argparse
@@ -45,9 +45,9 @@ _SUPPORTED = "supported is compressed-tensors, int-quantized, 8 bits, symmetric,
 
 
 def quantization_problem(config: Any) -> str:
-    """Return what of `quantization_config` we do not compute; empty if nothing.
+    """Return the unsupported part of `quantization_config`; empty: none.
 
-    8-bit activations that a checkpoint was made for are not rounded: that is only more exact.
+    8-bit activations of a checkpoint are not rounded: that is only more exact.
     """
     if not isinstance(config, dict):
         return f"{config!r}"

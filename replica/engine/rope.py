@@ -1,4 +1,4 @@
-"""Rotary positions: the frequencies of a checkpoint, with the scalings that we compute."""
+"""Rotary positions: the frequencies of a checkpoint, with the supported scalings."""
 
 import math
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How positions turn into angles.
+    """The rotary position embedding of a checkpoint.
 
     Attributes:
         theta: Base of the frequencies.
-        kind: default, linear or llama3.
-        factor: The context was stretched by it.
+        kind: Kind of scaling: default, linear or llama3.
+        factor: Factor by which the context was stretched.
         low_freq_factor: llama3: waves longer than original / this are stretched in full.
         high_freq_factor: llama3: waves shorter than original / this are not stretched.
         original_context_tokens: llama3: context before it was stretched.
@@ -39,10 +39,10 @@ class Rope:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Rope":
-        """Return what `rope_theta`, `rope_scaling` or `rope_parameters` of config.json say.
+        """Return the embedding in `rope_theta`, `rope_scaling` or `rope_parameters` of config.json.
 
         Raises:
-            ValueError: A kind that we do not compute, or fields that are missing or unknown.
+            ValueError: The kind is not supported, or fields are missing or unknown.
         """
         name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
         given = dict(config.get(name) or {})

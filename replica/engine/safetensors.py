@@ -1,6 +1,6 @@
 """Reader and writer of safetensors files, by numpy alone.
 
-The file is data from outside: every length and offset is checked before it is used.
+The file is foreign data: every length and offset is checked before it is used.
 """
 
 import json
@@ -32,11 +32,11 @@ _AXES_MAX = 8  # numpy has a limit, too, and nothing needs more
 
 
 class SafetensorsError(ValueError):
-    """The file is not a safetensors file that we can read; the message says where."""
+    """The file is no valid safetensors file; the message names the place."""
 
 
 def widened(array: Array) -> Array:
-    """Return a float array as float32; the same one if it is that already."""
+    """Return a float array as float32, without a copy where possible."""
     if array.dtype == BFLOAT16:
         return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32, copy=False)
@@ -53,11 +53,11 @@ def read_safetensors(
 
     Args:
         path: Path of the file.
-        keeps_bf16: BF16 stays `BFLOAT16`; else it is widened to float32, which is no view.
-        is_mapped: Else the file is read into memory: then a disk that fails is an OSError, where a
-            mapped file would end the process.
-        header_bytes_max: JSON of a megabyte takes some ten milliseconds, during which no other
-            thread runs.
+        keeps_bf16: Whether BF16 stays `BFLOAT16`; else it is widened to float32, in a copy.
+        is_mapped: Whether the file is mapped. Read into memory instead, a failing disk is an
+            OSError, where a mapped file would end the process.
+        header_bytes_max: Most bytes of the header: JSON of a megabyte takes some ten milliseconds,
+            during which no other thread runs.
 
     Raises:
         SafetensorsError: Broken header, unknown type, or a tensor outside the file.

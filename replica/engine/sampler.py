@@ -1,9 +1,9 @@
-"""Turns the logits of a step into its new tokens; `replica.engine.sampling` has the order.
+"""Turns the logits of a step into its new tokens; `replica.engine.sampling` defines the order.
 
-Rows that want nothing but a draw go through one call together and pay for nothing else. A row that
-a draft leads to is chosen as if the draft were right: its history is known before the graph has
-run, and if the draft is wrong, the row is not looked at. So penalties and grammar masks of all
-rows, drafted or not, are prepared together while the graph runs.
+Rows without further wishes are sampled together in one call. A row behind a draft token is sampled
+as if the draft were right: its history is known before the graph has run, and if the draft is
+wrong, the row is ignored. So penalties and grammar masks of all rows, drafted or not, are prepared
+together while the graph runs.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _BYTE_TO_LOGITS = np.where(
 class _State:
     """The sampler's state of one sequence.
 
-    A function of its request and tokens, so it stays right when the sequence is preempted and
+    A function of its request and tokens, so it stays valid when the sequence is preempted and
     computed again.
     """
 
@@ -86,11 +86,11 @@ class _State:
         self.is_plain = not self.is_changed and sampling.logprobs < 0
 
     def emitted(self, sequence: ScheduledSequence) -> int:
-        """Tokens of output so far, with those of an earlier attempt."""
+        """Number of output tokens so far, with those of an earlier attempt."""
         return len(sequence.tokens) - self.output_start
 
     def catch_up(self, tokens: Sequence[int]) -> None:
-        """Take the tokens that were emitted since the last call."""
+        """Take the tokens emitted since the last call."""
         if self.seen < len(tokens):
             new = tokens[self.seen :]
             self.seen = len(tokens)
@@ -113,7 +113,7 @@ class _Prepared:
         offsets: Pick -> tokens of the draft before it.
         changes: Changes to the logits, grammars excepted.
         masked: Picks with a grammar.
-        masks: One per entry of `masked`.
+        masks: Masks, one per entry of `masked`.
         refused: Index into `plan.sampled` -> why its grammar cannot go on.
     """
 
@@ -137,7 +137,7 @@ class _Prepared:
 
 
 class Sampler:
-    """Chooses the tokens of one engine; used by one thread, but for `check`."""
+    """Samples the tokens of one engine; for one thread, except `check`."""
 
     def __init__(
         self,
@@ -157,8 +157,8 @@ class Sampler:
     def check(self, request: SequenceRequest) -> None:
         """Raise RefusedError when the request's grammar cannot be used; from any thread.
 
-        A new grammar is compiled here, in 1 to 2 ms if it is a usual one (`replica.engine.grammar`
-        has the worst), and kept for the sequence; a known one costs nothing.
+        A new grammar is compiled here, in 1 to 2 ms usually (for the worst see
+        `replica.engine.grammar`), and cached for the sequence; a known one costs nothing.
         """
         grammar = request.sampling.grammar
         if grammar is None:
@@ -172,7 +172,7 @@ class Sampler:
         self._grammars.check(grammar)
 
     def prepare(self, plan: StepPlan) -> None:
-        """Do what needs no logits: meant to be called while the graph computes them."""
+        """Prepare all that needs no logits; to be called while the graph computes them."""
         self._prepared = self._prepare(plan)
 
     def sample(self, logits: Floats, plan: StepPlan) -> StepOutput:
@@ -180,7 +180,7 @@ class Sampler:
 
         Args:
             logits: Shape (rows, vocabulary), in the order of `replica.engine.plan`; not changed.
-            plan: The computed plan; prepared now if it was not before.
+            plan: Computed plan; prepared now if necessary.
         """
         prepared, self._prepared = self._prepared, None
         if prepared is None or prepared.plan is not plan:
@@ -230,13 +230,13 @@ class Sampler:
         return prepared
 
     def _begin(self, sequence: ScheduledSequence, leader: _State | None) -> _State:
-        """Return the state of a sequence that gets its first token now."""
+        """Return the state of a sequence before its first token."""
         state = _State(sequence, self._eos_ids, self._vocabulary, self._grammars, leader)
         sequence.sampler = state
         return state
 
     def _collect(self, prepared: _Prepared, states: dict[int, _State]) -> None:
-        """Fill in the changes and masks of sequences (by index) that have any."""
+        """Add the changes and masks of sequences, by index, that have any."""
         plan = prepared.plan
         masked: list[tuple[Matcher, int, list[int]]] = []
         for pick, (index, offset) in enumerate(zip(prepared.owners, prepared.offsets, strict=True)):
@@ -307,7 +307,7 @@ def _lay_out(plan: StepPlan) -> _Prepared:
 
 
 def _keep(prepared: _Prepared, chosen: list[int], output: StepOutput) -> list[int]:
-    """Fill in the tokens that count; returns their picks."""
+    """Add the valid tokens; return their picks."""
     plan = prepared.plan
     if NO_TOKEN in chosen:
         for pick, token in enumerate(chosen):
@@ -330,7 +330,7 @@ def _keep(prepared: _Prepared, chosen: list[int], output: StepOutput) -> list[in
 
 
 def _verified(chosen: list[int], draft: list[int], sequence: ScheduledSequence) -> list[int]:
-    """Return the leading tokens that count: up to the first that is not the draft's, or a stop.
+    """Return the leading valid tokens: up to the first that differs from the draft, or a stop.
 
     A row that cannot be sampled ends the run before it; it comes again, as the next step's first.
     """
@@ -345,7 +345,7 @@ def _verified(chosen: list[int], draft: list[int], sequence: ScheduledSequence) 
 def _add_logprobs(
     prepared: _Prepared, logits: Floats, kept: list[int], chosen: list[int], output: StepOutput
 ) -> None:
-    """Fill in the logprobs of the tokens that count, where they were asked for."""
+    """Add the logprobs of the valid tokens, where requested."""
     requests = [sequence.request for sequence in prepared.plan.sampled]
     owners = prepared.owners
     picks = [

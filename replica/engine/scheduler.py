@@ -39,7 +39,7 @@ _PREFILL_TOKENS_MIN = 16
 
 
 class EngineScheduler:
-    """Owns the living sequences and the pool; knows nothing of models and clocks."""
+    """Owns the living sequences and the pool, without a model or a clock."""
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class EngineScheduler:
         """Make an idle scheduler.
 
         Args:
-            limits: Constant from here on.
-            root: Hash chain root of sequences that name none.
+            limits: Limits, constant from here on.
+            root: Hash chain root of sequences without one.
             eos_ids: The model's own end-of-sequence ids.
-            prefix_cache: Off: every prompt is computed in full.
-            watermark_ratio: Share of the pool that admissions leave to sequences that run.
-            adapters: None: the base alone is served.
+            prefix_cache: Whether prefixes are cached; without, every prompt is computed in full.
+            watermark_ratio: Share of the pool that admissions leave to running sequences.
+            adapters: Table of adapters; None: the base alone is served.
         """
         self.limits = limits
         self.pool = BlockPool(limits.kv_blocks)
@@ -113,7 +113,7 @@ class EngineScheduler:
             self._finish(sequence, Finish.CANCELLED)
 
     def load(self, step_s: float, step_prompt_tokens: int) -> EngineLoad:
-        """Return the present state; how long the last step took is for others to know."""
+        """Return the present state, without the duration of the last step."""
         return EngineLoad(
             running=self._running,
             waiting=self._waiting.count + self._following,
@@ -133,7 +133,7 @@ class EngineScheduler:
         )
 
     def adapter_states(self) -> list[AdapterState]:
-        """Return all adapters with what they have done."""
+        """Return all adapters with their counters."""
         emitted: dict[str, int] = {}
         for sequence in self._living.values():
             digest = sequence.request.adapter_digest
@@ -189,7 +189,7 @@ class EngineScheduler:
         self.adapters.redo_loads(plan.loads)
 
     def take_events(self) -> StepEvents:
-        """Return what happened since the last call."""
+        """Return the events since the last call."""
         events, self._events = self._events, StepEvents()
         events.kv = self.pool.drain_events()
         return events
@@ -204,7 +204,7 @@ class EngineScheduler:
         stop_ids: frozenset[int],
         leader: ScheduledSequence | None,
     ) -> ScheduledSequence:
-        """Make a sequence; with a leader it waits for that one's prompt."""
+        """Make a sequence; with a leader it waits for the leader's prompt."""
         assert request.key not in self._living, request.key
         self._arrivals += 1
         root = request.cache_root or self._root
@@ -230,7 +230,7 @@ class EngineScheduler:
         self._following -= 1
 
     def _hand_over(self, leader: ScheduledSequence) -> ScheduledSequence:
-        """Queue the first of those that still follow a sequence, as leader of the others."""
+        """Queue the first of a sequence's remaining followers, as leader of the others."""
         heir, *others = leader.forks
         self._unfollow(heir)
         heir.tokens = leader.tokens.copy()
@@ -241,7 +241,7 @@ class EngineScheduler:
         return heir
 
     def _fill(self, plan: StepPlan, now_s: float, *, admits: bool) -> None:
-        """Add prompt chunks to a plan, first of those who have begun, then of new admissions."""
+        """Add prompt chunks to a plan, first of begun prompts, then of new admissions."""
         left = max(_PREFILL_TOKENS_MIN, self.limits.step_tokens_max - len(plan.decode))
         begun = iter(self._prefilling.copy())
         while left > 0:
@@ -259,7 +259,7 @@ class EngineScheduler:
                     self._fork(plan, sequence, now_s)
 
     def _fork(self, plan: StepPlan, leader: ScheduledSequence, now_s: float) -> None:
-        """Let the siblings join of the sequence that was planned last."""
+        """Let the siblings join the sequence that was planned last."""
         row = len(plan.sampled) - 1
         full, unfinished = divmod(leader.prompt_tokens, BLOCK_TOKENS)
         while leader.forks:
@@ -282,7 +282,7 @@ class EngineScheduler:
             plan.sampled.append(sibling)
 
     def _advance(self, plan: StepPlan, now_s: float) -> None:
-        """Note what is in the pool now, and move on sequences whose prompts are computed."""
+        """Note the computed tokens, and advance sequences whose prompts are complete."""
         for sequence in plan.decode:
             sequence.computed = computed = sequence.computed + 1
             if computed % BLOCK_TOKENS == 0:
@@ -307,7 +307,7 @@ class EngineScheduler:
         self._joining = []
 
     def _draft(self, plan: StepPlan) -> None:
-        """Use what the step has left to try tokens, in blocks that nobody else needs."""
+        """Use the rest of the step for drafts, in blocks that no other sequence needs."""
         left = self.limits.step_tokens_max - plan.tokens
         for index, sequence in enumerate(plan.decode):
             if left <= 0:
@@ -350,7 +350,7 @@ class EngineScheduler:
     def _admit_urgent(self, now_s: float) -> None:
         """Admit probes at once, beyond `sequences_max` and at the cost of others' blocks.
 
-        A probe that waited for its turn would find a busy engine dead.
+        A waiting probe would make a busy engine look dead.
         """
         while (sequence := self._waiting.first()) and sequence.is_urgent:
             hits, spare = self._room_for(sequence)
@@ -369,7 +369,7 @@ class EngineScheduler:
                 self._preempt(victim)
 
     def _room_for(self, sequence: ScheduledSequence) -> tuple[int, int]:
-        """Return (cached blocks that a waiting one can use, blocks to spare if it is admitted)."""
+        """Return usable cached blocks of a waiting sequence, and blocks left if it is admitted."""
         # At least one token must be computed, to have logits.
         full = (len(sequence.tokens) - 1) // BLOCK_TOKENS if self.has_prefix_cache else 0
         if len(sequence.hashes) < full:
@@ -393,7 +393,7 @@ class EngineScheduler:
         self._begin(sequence, sequence.computed, now_s)
 
     def _begin(self, sequence: ScheduledSequence, cached_tokens: int, now_s: float) -> None:
-        """Give a sequence that has blocks now its slot; tell of it the first time."""
+        """Give a sequence with blocks its slot; report its first admission."""
         request = sequence.request
         if request.adapter_digest:
             sequence.slot = self.adapters.acquire(request.adapter_digest)

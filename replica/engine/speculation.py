@@ -1,9 +1,9 @@
-"""Drafts by prompt lookup: tries the tokens that followed the last ones earlier in the text.
+"""Drafts by prompt lookup: proposes the tokens that followed the latest ones earlier in the text.
 
-A caller that knows what the answer will be like (a file with one change) sends it as a prediction;
-its tokens are tried wherever the answer follows it, and come before those of the lookup.
+A caller that knows most of the answer (a file with one change) sends it as a prediction; its tokens
+are proposed wherever the answer follows it, before those of the lookup.
 
-It costs no model, and pays where answers repeat their prompt (summaries, edits, code, JSON). The
+Drafts need no model, and pay where answers repeat their prompt (summaries, edits, code, JSON). The
 engine computes a draft beside the last token and keeps only what it would have chosen anyway, so
 that the answer is the same; a wrong draft costs its computation.
 """
@@ -26,12 +26,12 @@ _PAUSE_MAX = 32
 
 
 class _NgramIndex:
-    """Where each n-gram stood last, of the tokens up to `seen`."""
+    """The last position of each n-gram among the tokens up to `seen`."""
 
     __slots__ = ("_older", "follower", "match", "ngram", "seen")
 
     def __init__(self, older: "_NgramIndex | None" = None) -> None:
-        """Begin with the first token, or where `older` ends, which is not read any further."""
+        """Begin with the first token, or at the end of `older`, which is complete."""
         self.follower: dict[int, int] = {}  # n-gram -> position behind its last occurrence
         self._older: dict[int, int] = {} if older is None else older.follower
         # The last tokens, packed; the position behind the occurrence before, 0: none.
@@ -40,7 +40,7 @@ class _NgramIndex:
             self.ngram, self.match, self.seen = older.ngram, older.match, older.seen
 
     def read(self, tokens: Sequence[int], end: int) -> None:
-        """Look at `tokens` before `end`, each once."""
+        """Index `tokens` before `end`, each once."""
         ngram, follower, older = self.ngram, self.follower, self._older
         for position in range(self.seen, end):
             ngram = (ngram << _ID_BITS | tokens[position]) & _NGRAM_MASK
@@ -52,10 +52,10 @@ class _NgramIndex:
 
 
 class _Pace:
-    """How much is tried.
+    """The width of drafts.
 
-    The width doubles when a whole draft was right and falls to what was right otherwise. After
-    drafts with nothing right it rests for 2, 4, ... 32 chances.
+    It doubles when a whole draft was right and otherwise falls to the accepted part. After drafts
+    without any accepted token it rests for 2, 4, ... 32 chances.
 
     Attributes:
         width: Tokens of the next draft, at most.
@@ -83,10 +83,10 @@ class _Pace:
 
 
 class PredictedText:
-    """Where an answer stands in what its caller predicted.
+    """The position of an answer in its prediction.
 
-    It begins with the first token of both. Behind a difference it goes on where the last tokens of
-    the answer stand next in the prediction, which is looked at in parts as a long prompt is.
+    It begins with the first token of both. After a difference it continues at the next occurrence
+    of the answer's last tokens in the prediction, which is indexed in parts, as a long prompt is.
     """
 
     __slots__ = (
@@ -118,7 +118,7 @@ class PredictedText:
         return list(self._text[self._at : self._at + min(self.pace.width, count_max)])
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Look at the tokens that have come, each once."""
+        """Follow the new tokens, each once."""
         text, begun = self._text, self._followed
         for position in range(begun, len(tokens)):
             token = tokens[position]
@@ -132,7 +132,7 @@ class PredictedText:
             self._find()
 
     def _find(self) -> None:
-        """Go on behind the next occurrence of the answer's last tokens, else behind the first."""
+        """Continue behind the next occurrence of the answer's last tokens, else the first."""
         end = min(len(self._text), self._read + READ_TOKENS_MAX)
         for position in range(self._read, end):
             self._read_ngram = (self._read_ngram << _ID_BITS | self._text[position]) & _NGRAM_MASK
@@ -147,9 +147,9 @@ class PredictedText:
 
 
 class PromptLookup:
-    """Drafts for one sequence; each token is looked at once, in constant time.
+    """Drafts for one sequence; each token is indexed once, in constant time.
 
-    A long prompt is looked at in parts, once for all siblings; until then there are no drafts.
+    A long prompt is indexed in parts, once for all siblings; until then there are no drafts.
     """
 
     __slots__ = (
@@ -164,12 +164,12 @@ class PromptLookup:
         sibling: "PromptLookup | None" = None,
         prediction: PredictedText | None = None,
     ) -> None:
-        """Make a drafter that has seen nothing.
+        """Make a drafter without indexed tokens.
 
         Args:
-            width_max: Tokens of a draft; 0: of the prediction alone.
+            width_max: Most tokens of a draft; 0: only the prediction is used.
             prompt_tokens: Leading tokens that are equal for all siblings.
-            sibling: Has the same prompt, and shares what it knows of it.
+            sibling: Sibling with the same prompt, whose index is shared.
             prediction: Prediction of the answer; None: the request has none.
         """
         self.counts = DraftCounts()
@@ -189,7 +189,7 @@ class PromptLookup:
 
         Args:
             tokens: The whole sequence; it only ever grows.
-            count_max: Tokens that there is room for.
+            count_max: Most tokens that fit.
         """
         if self._prediction is not None:
             predicted = self._prediction.propose(tokens, count_max)

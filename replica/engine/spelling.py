@@ -22,7 +22,8 @@ def spelled(tokenizer_json: str, special_ids: Iterable[int]) -> str:
 
     Args:
         tokenizer_json: A tokenizer of Hugging Face.
-        special_ids: No text either, though the tokenizer may not list them as added tokens.
+        special_ids: Ids that are no text either, though the tokenizer may not list them as added
+            tokens.
     """
     document: _Document = json.loads(tokenizer_json)
     model: _Document = document["model"]

@@ -16,7 +16,7 @@ URGENT_PRIORITY = 1 << 31
 
 
 class Finish(IntEnum):
-    """Why a sequence ended; the numbers are those of `FinishReason` on the wire."""
+    """The reason why a sequence ended; the numbers are those of `FinishReason` on the wire."""
 
     STOP = 1
     LENGTH = 2
@@ -27,7 +27,7 @@ class Finish(IntEnum):
 
 
 class GrammarKind(StrEnum):
-    """How the text of a grammar is to be read."""
+    """The syntax of a grammar."""
 
     JSON = "json"  # any JSON object; the text is empty
     JSON_SCHEMA = "json_schema"
@@ -46,21 +46,21 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen; `replica.engine.sampling` says in which order.
+    """The sampling parameters of a sequence; `replica.engine.sampling` defines their order.
 
     Attributes:
-        temperature: 0 is greedy, and the limits on probability are ignored.
+        temperature: Temperature; 0 is greedy, without limits on probability.
         top_p: Smallest set of tokens whose probability reaches this; 1 is off.
         top_k: Most probable tokens to keep; 0 is off.
         min_p: Least probability, as a share of that of the most probable token; 0 is off.
-        seed: A token depends on (seed, position, logits) alone, so the batch has no influence, and
-            a sequence that is resumed elsewhere goes on as it would have here.
-        presence_penalty: Taken from the logit of every token that was emitted.
+        seed: Seed. A token depends on (seed, position, logits) alone, so the batch has no
+            influence, and a sequence that is resumed elsewhere goes on as it would have here.
+        presence_penalty: Penalty on the logit of every emitted token.
         frequency_penalty: Penalty of a token, times the number of its occurrences.
-        repetition_penalty: Divides positive and multiplies negative logits of tokens that are in
-            the prompt or were emitted; 1 is off.
-        logit_bias: (token, what is added to its logit), at most one per token.
-        tokens_min: No end-of-sequence and no stop token before so many emitted tokens.
+        repetition_penalty: Penalty that divides positive and multiplies negative logits of tokens
+            in the prompt or the output; 1 is off.
+        logit_bias: Pairs of a token and the addition to its logit, at most one per token.
+        tokens_min: Number of emitted tokens before any end-of-sequence or stop token.
         logprobs: Alternatives to report per token; 0 reports the token's own alone, -1 nothing.
         grammar: Grammar that the answer must match; None: any text.
     """
@@ -84,7 +84,7 @@ class Fork:
     """A sibling of a sequence: same prompt, computed once, and an answer of its own.
 
     Attributes:
-        key: Names the sibling in events.
+        key: Key of the sibling in events.
         seed: Seed in place of the sequence's own.
     """
 
@@ -94,18 +94,19 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
-    """One sequence to generate, with its siblings.
+    """A sequence to generate, with its siblings.
 
     Attributes:
-        key: Names the sequence in events.
+        key: Key of the sequence in events.
         prompt: Token ids.
         output_tokens_max: Largest number of output tokens; at least 1.
-        stop_token_ids: End the sequence, besides the model's own end-of-sequence ids.
-        sampling: See there.
-        cache_root: 16 bytes (`sluice.hashing.cache_root`), or empty for the base's own root.
-        adapter_digest: Empty for the base.
-        priority: Higher goes first, and is preempted last.
-        ignore_eos: Only `output_tokens_max` and a cancel end it; for benchmarks.
+        stop_token_ids: Ids that end the sequence, besides the model's own end-of-sequence ids.
+        sampling: Sampling parameters.
+        cache_root: Root of the prefix cache, 16 bytes (`sluice.hashing.cache_root`), or empty for
+            the base's own root.
+        adapter_digest: Digest of the adapter; empty for the base.
+        priority: Priority; higher goes first, and is preempted last.
+        ignore_eos: Whether only `output_tokens_max` and a cancel end it; for benchmarks.
         submitted_at_s: Time of its arrival at the host, by the driver's clock.
         forks: Siblings (n > 1). Each is admitted and ends with events of its own; logprobs of the
             prompt are reported once, under the key of the one that computes it.
@@ -113,9 +114,9 @@ class SequenceRequest:
             penalties, `tokens_min` and the grammar count them as output.
         prompt_logprobs: Alternatives to report per prompt token; -1 reports nothing. The prompt is
             computed in full then, whatever is cached.
-        draft_tokens_max: Tokens to try per step by prompt lookup; 0: as the engine's option says.
-            The answer is the same.
-        prediction: Expected answer: tried where the answer follows it.
+        draft_tokens_max: Most speculated tokens per step by prompt lookup; 0: by the engine's
+            option. The answer is the same.
+        prediction: Expected answer, whose tokens are proposed where the answer follows it.
         pinned_blocks: Number of leading blocks of the prompt that stay in the cache for `PIN_S`
             from the first token on, as far as the pool has room for pinned ones.
         scored_tokens: Number of trailing tokens of the prompt that are scored and not reported one
@@ -145,19 +146,19 @@ class SequenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of an engine beyond plain sampling; requests for others are refused.
+    """The abilities of an engine beyond plain sampling; other requests are refused.
 
     Attributes:
         adapter_slots: Adapters in one batch; 0: none can be served.
         adapter_rank_max: Largest rank of one adapter.
         logprobs_max: Alternatives per token; 0: no logprobs at all.
-        has_prompt_logprobs: Logprobs of the prompt's tokens.
-        has_penalties: Penalties, bias, min_p and tokens_min.
-        has_grammars: Constrained answers.
-        has_drafts: Speculative decoding by prompt lookup.
-        has_kv_transfer: Export and import of blocks.
-        rereads_adapters: The files of adapters in host memory are read again and must stay.
-        has_scores: Scores of answers that it is shown.
+        has_prompt_logprobs: Whether it reports logprobs of the prompt's tokens.
+        has_penalties: Whether it has penalties, bias, min_p and tokens_min.
+        has_grammars: Whether it has constrained answers.
+        has_drafts: Whether it has speculative decoding by prompt lookup.
+        has_kv_transfer: Whether it exports and imports blocks.
+        rereads_adapters: Whether the files of adapters in host memory are read again and must stay.
+        has_scores: Whether it scores given answers.
     """
 
     adapter_slots: int = 0
@@ -177,12 +178,12 @@ class Limits:
     """The capacity of an engine.
 
     Attributes:
-        context_tokens_max: Prompt and output of one sequence together.
-        sequences_max: Running at once; more wait.
-        step_tokens_max: Tokens computed per step, at least `sequences_max`, so that every running
-            sequence can move in every step. Prompts and probes may exceed it by a little.
-        kv_blocks: Blocks of `sluice.hashing.BLOCK_TOKENS` tokens.
-        vocabulary: Valid token ids are 0 .. vocabulary - 1.
+        context_tokens_max: Most tokens of prompt and output of one sequence together.
+        sequences_max: Most running sequences; more wait.
+        step_tokens_max: Most tokens per step, at least `sequences_max`, so that every running
+            sequence can advance in every step. Prompts and probes may exceed it by a little.
+        kv_blocks: Number of blocks of `sluice.hashing.BLOCK_TOKENS` tokens.
+        vocabulary: Number of token ids: 0 .. vocabulary - 1.
     """
 
     context_tokens_max: int
@@ -206,8 +207,8 @@ class AdmittedEvent:
     """A sequence was scheduled for the first time.
 
     Attributes:
-        key: The sequence.
-        queue_s: Submitted -> now.
+        key: Key of the sequence.
+        queue_s: Seconds from the submission until now.
         cached_tokens: Prompt tokens whose KV values were found in the prefix cache.
     """
 
@@ -217,13 +218,13 @@ class AdmittedEvent:
 
 
 class DraftCounts(NamedTuple):
-    """Tokens tried ahead of the model, and those of them that were what it chose.
+    """Counts of speculated tokens, and of the accepted ones.
 
     Attributes:
-        tried: Proposed and computed.
-        accepted: Tried tokens that were right.
-        prediction_tried: Tried tokens that came from the caller's prediction.
-        prediction_accepted: Predicted tokens that were right.
+        tried: Proposed and computed tokens.
+        accepted: Accepted tokens.
+        prediction_tried: Proposed tokens from the caller's prediction.
+        prediction_accepted: Accepted tokens from the caller's prediction.
     """
 
     tried: int = 0
@@ -237,7 +238,7 @@ NO_DRAFTS = DraftCounts()
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How the model finds tokens that it was shown: means in nats, of its own distribution."""
+    """The likelihood of given tokens under the model's own distribution: means in nats."""
 
     logprob: float
     entropy: float
@@ -245,19 +246,19 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:
-    """A sequence ended; nothing follows.
+    """A sequence ended; no event follows.
 
     Attributes:
-        key: The sequence.
-        reason: See `Finish`.
+        key: Key of the sequence.
+        reason: Reason of the end.
         code: Code of `sluice.errors`; for REFUSED, BUSY and FAILED.
         message: Text for operators and clients.
         prompt_tokens: Length of the prompt.
-        output_tokens: Tokens emitted.
-        prefill_s: First scheduled -> first token; 0 when there was none.
+        output_tokens: Number of emitted tokens.
+        prefill_s: Seconds from the first scheduling to the first token; 0 without one.
         param: Field at fault, see `RefusedError`; for REFUSED.
         drafts: Draft counts of the sequence alone.
-        score: Score of `SequenceRequest.scored_tokens`, if there are any and the engine tells it.
+        score: Score of `SequenceRequest.scored_tokens`, if there are any and the engine reports it.
     """
 
     key: int
@@ -277,7 +278,7 @@ class TokenLogprobs:
     """Natural logarithms of the model's own distribution, before anything that sampling changes.
 
     Attributes:
-        key: The sequence.
+        key: Key of the sequence.
         logprob: Logprob of the token itself.
         top: (token, logprob) of the most probable ones, best first.
         entropy: Entropy of the distribution, where tokens are scored.
@@ -294,7 +295,7 @@ class PromptLogprobs:
     """Logprobs of consecutive prompt tokens, each given those before; the very first has none.
 
     Attributes:
-        key: The sequence.
+        key: Key of the sequence.
         first: Position of the first token covered, at least 1.
         tokens: One entry per token; their `key` is that of the sequence.
     """
@@ -309,8 +310,8 @@ class StepEvents:
     """Events of one step.
 
     Attributes:
-        keys: Column; several tokens of one sequence stand in their order.
-        tokens: Column; the new token of `keys[i]`.
+        keys: Column of keys; several tokens of one sequence stand in their order.
+        tokens: Column of tokens; the new token of `keys[i]`.
         has_runs: Whether a sequence may appear more than once.
         logprobs: One entry per token of the sequences that asked for them, in the columns' order.
         prompt_logprobs: Logprobs of prompt parts computed in this step.
@@ -332,20 +333,21 @@ class StepEvents:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How busy an engine is, after its last step.
+    """The load of an engine after its last step.
 
     Attributes:
         running: Sequences that hold KV blocks.
-        waiting: Sequences that do not, among them preempted ones.
-        kv_blocks_used: Held by sequences; cached ones that nobody holds count as free.
-        prefill_tokens_owed: Accepted and not yet computed, as if nothing were cached.
+        waiting: Sequences without KV blocks, among them preempted ones.
+        kv_blocks_used: Blocks held by sequences; cached unused ones count as free.
+        prefill_tokens_owed: Prompt tokens that are accepted and not yet computed, as if no block
+            were cached.
         step_s: Duration of the last step.
         preemptions: Number of preemptions since the start.
-        prompt_tokens: Admitted since the start.
+        prompt_tokens: Prompt tokens admitted since the start.
         cached_tokens: Admitted prompt tokens that were found in the prefix cache.
         kv_blocks_pinned: Cached blocks that may not be evicted now.
-        draft_tokens: Tried since the start.
-        accepted_tokens: Tried draft tokens that were right.
+        draft_tokens: Speculated tokens since the start.
+        accepted_tokens: Accepted draft tokens since the start.
         adapters_resident: Digests in slots, sorted; the same object until they change.
         prefilling: Running sequences whose prompt is not computed yet.
         step_prompt_tokens: Prompt tokens computed in the last step.
@@ -373,13 +375,14 @@ class AdapterState:
 
     Attributes:
         digest: Digest of its artifact.
-        is_in_slot: Whether a batch can use it as it is; else it is in host memory.
+        is_in_slot: Whether it is in a slot, for use by a batch; else it is in host memory.
         rank: Rank of its matrices.
         memory_bytes: Bytes in host memory.
-        sequences: Living ones that use it.
-        prompt_tokens: Computed or found in the cache for it, since the engine started.
-        output_tokens: Emitted by it, since the engine started.
-        loads: Times that it was put into a slot.
+        sequences: Number of living sequences with this adapter.
+        prompt_tokens: Prompt tokens computed or found in the cache for it, since the engine
+            started.
+        output_tokens: Output tokens with it, since the engine started.
+        loads: Number of loads into a slot.
     """
 
     digest: str
@@ -394,7 +397,7 @@ class AdapterState:
 
 @dataclass(frozen=True, slots=True)
 class KvBlocks:
-    """Contents of cached KV blocks, to go from one engine to another.
+    """Contents of cached KV blocks, for the transfer between engines.
 
     Attributes:
         layout: Layout of a block's bytes: types and shapes, in words. Engines with equal layouts
@@ -410,12 +413,12 @@ class KvBlocks:
 
 
 class RefusedError(ValueError):
-    """The sequence cannot be served by this engine, and trying again does not help.
+    """The sequence cannot be served by this engine; a retry does not help.
 
     Attributes:
         code: Error code.
         message: Text for operators and clients.
-        param: The field of `SequenceRequest` or `Sampling` at fault; empty: none is known.
+        param: Field of `SequenceRequest` or `Sampling` at fault; empty: unknown.
     """
 
     def __init__(self, code: ErrorCode, message: str, *, param: str = "") -> None:

@@ -1,8 +1,7 @@
-"""Checks a sequence before an engine sees it.
+"""Checks a sequence before an engine gets it.
 
-An engine does not notice bad input by itself: an id outside the vocabulary gives nonsense, an
-empty or oversized prompt waits for ever, a position beyond the context goes on in noise. Checks
-that only
+An engine does not detect bad input by itself: an id outside the vocabulary gives nonsense, an empty
+or oversized prompt waits for ever, a position beyond the context goes on in noise. Checks that only
 a backend can make are in `Backend.check_request`.
 """
 

@@ -1,11 +1,11 @@
-"""The queue of sequences that do not run: who is next, where adapters compete for slots.
+"""The queue of waiting sequences, and the order in which they get slots for adapters.
 
 The order is that of `ScheduledSequence.rank`. A sequence whose adapter is in no slot, while all
-slots are busy, is passed over, so that it does not block the sequences behind it. They must not
-keep it out for ever by keeping the slots busy: when OVERTAKEN_MAX of them with adapters have been
-admitted before the first one passed over, that one claims the slot with the fewest sequences. No
+slots are busy, is skipped, so that it does not block the sequences behind it. They must not keep it
+out for ever by keeping the slots busy. So when OVERTAKEN_MAX of them with adapters have been
+admitted before the first skipped one, that one claims the slot with the fewest sequences. No
 sequence behind it joins that slot any more; it is empty when the sequences that use it, and those
-that wait for it in front, have ended. Only the first one passed over has a claim; for the next the
+that wait for it in front, have ended. Only the first skipped one has a claim; for the next the
 counting begins anew.
 """
 
@@ -48,7 +48,7 @@ class WaitingQueue:
         self.tokens += len(sequence.tokens)
 
     def first(self) -> ScheduledSequence | None:
-        """Return the first one that may have a slot for its adapter; it stays in the queue."""
+        """Return the first sequence that can have a slot for its adapter; it stays in the queue."""
         heads = self._heads
         if self._adapters.has_room or not heads:
             self._note_claimant(None)
@@ -62,7 +62,7 @@ class WaitingQueue:
         return min(ready)[1] if ready else None
 
     def pop(self, sequence: ScheduledSequence) -> None:
-        """Take out what `first` returned, because it is admitted."""
+        """Remove the result of `first`, because it is admitted."""
         digest = sequence.request.adapter_digest
         _, popped = heappop(self._heaps[digest])
         assert popped is sequence, sequence.request.key
@@ -73,7 +73,7 @@ class WaitingQueue:
             self._overtaken += 1
 
     def discard(self, sequence: ScheduledSequence) -> None:
-        """Take out a sequence that ends here and now."""
+        """Remove a sequence that ends while it waits."""
         sequence.ended = True  # it stays in its heap for a while
         self.count -= 1
         self.tokens -= len(sequence.tokens)
@@ -100,7 +100,7 @@ class WaitingQueue:
             del self._heaps[digest], self._heads[digest]
 
     def _first_without_slot(self) -> ScheduledSequence:
-        """Return the first whose adapter is in no slot; looks again only when something changed."""
+        """Return the first whose adapter is in no slot; cached until something changes."""
         resident = self._adapters.resident
         if self._passed_over is None or self._passed_over_by is not resident:
             slot_of = self._adapters.slot_of
