@@ -40,7 +40,7 @@ _LINE = re.compile(
     r"""\s*(?:export\s+)?(?P<name>\w+)\s*=\s*"""
     r"""(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^"'\s#][^"']*?|))(?:\s+\#.*)?\s*"""
 )
-# Of values that are ours: what a shell, Compose or a URL would read as something else.
+# Characters, in generated values, that have a meaning in a shell, Compose or a URL.
 _SPECIAL = re.compile(r"""[\s'"$`\\;&|<>()]""")
 _SPECIAL_IN_URLS = re.compile(r"[@:/?#%\[\]]")
 

@@ -99,7 +99,7 @@ class Pull:
 def _replaceable(directory: Path) -> Path:
     try:
         found = directory.resolve()
-    except RuntimeError:  # what Python 3.11 says of it
+    except RuntimeError:  # the error of Python 3.11
         raise ApiError(f"{directory} is a loop of symbolic links") from None
     # A shell in the working directory would go on in the empty one that was there before.
     if found == Path.cwd():

@@ -112,7 +112,7 @@ class ScrapeChange:
         for key, now in _matching(self.after, name, labels):
             then = earlier.get(key)
             if then is None and dict(key).get(INSTANCE) not in self.before.instances:
-                continue  # who counted before it was first looked at did so at no known rate
+                continue  # counts from before the first scrape have no known rate
             # A counter that went down began anew, as one that was not there.
             group = _group(key, by)
             grown = now if then is None or now < then else now - then

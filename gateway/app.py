@@ -360,7 +360,7 @@ class Gateway:
         missing: set[tuple[bool, str]] = set()
         while True:
             wanted = missing
-            with suppress(TimeoutError):  # nobody tells when a directory has come by hand
+            with suppress(TimeoutError):  # no event reports a directory copied by hand
                 async with asyncio.timeout(_LOOK_AGAIN_S if missing else None):
                     await self._changed.wait()
                     self._changed.clear()

@@ -15,7 +15,7 @@ _STOP_TIMEOUT_S = 5.0
 # We speak step frames alone; none is named by a control plane that knows nothing else.
 _PROFILES = ("", FRAMES.name)
 _ROLES = {"prefill": ReplicaRole.PREFILL, "decode": ReplicaRole.DECODE}
-# What a replica has it ends; it gets nothing new until it is ready again.
+# The replica ends its requests, and gets no new ones until it is ready again.
 _ENDING = (control.REPLICA_STATE_DRAINING, control.REPLICA_STATE_SLEEPING)
 _GONE = (control.REPLICA_STATE_STOPPED, control.REPLICA_STATE_FAILED)
 

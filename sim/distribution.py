@@ -36,7 +36,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 _ROUND_S = 0.1  # the planner gathers reports for so long
 _CONNECT_S = 1.0  # until a node gives up a source that is dead
 _FETCHES = 32  # of one node, those that wait for their source included
-_SERVES = 8  # of one node at once; who comes later waits in line
+_SERVES = 8  # of one node at once; later requests wait in line
 _RESTART_S = 10.0  # until a killed node is back
 
 

@@ -5,8 +5,8 @@ import re
 
 _FORM = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9a-fA-F:.%]{2,60}\]):([0-9]{1,5})")
 _PORT_MAX = 65_535
-# All that the internet routes to single hosts lies in here; what carries IPv4 addresses does not,
-# but for 6to4.
+# All that the internet routes to single hosts lies in here; prefixes with IPv4 addresses do not,
+# except 6to4.
 _UNICAST = ipaddress.ip_network("2000::/3")
 # Not for hosts, whatever this version of Python says of them: 6to4 and its relays, protocols,
 # documentation.

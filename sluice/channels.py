@@ -159,7 +159,7 @@ class RenewedChannel:
     async def current(self) -> grpc.aio.Channel:
         """Return the channel for the next call; running calls on older ones go on.
 
-        Those on channels before the last have `_GRACE_S`: a certificate and its CA may be replaced
+        Calls on channels before the last have `_GRACE_S`: a certificate and its CA may be replaced
         one shortly after the other.
         """
         loaded = self._now()

@@ -36,7 +36,7 @@ _TICK_S = 0.05  # how long an event may lie in memory before the thread sees it
 _CHUNK = 256  # events per step of the thread, so that it never holds the interpreter for long
 _REPLAY_BATCH = 1_000
 _RETRY_PAUSE_S = 0.5
-# How long the broker may take for what is to be put on disk: what is written there is sent again.
+# Seconds that the broker may take before events go to disk, from where they are sent again.
 _ACKNOWLEDGED_S = 0.2
 _PURGE_S = 5.0  # purging is local and takes microseconds; a client stuck longer is given up
 
@@ -118,15 +118,15 @@ class EventProducer:
             spool_directory: Root of the disk spool; several processes may share it. None: events
                 that cannot be delivered are dropped and counted.
             spool_max_bytes: Bound of the spool; above it the oldest events are dropped and counted.
-            spool_segment_bytes: Size of one file of the spool; also what a crash during replay
-                may deliver twice.
+            spool_segment_bytes: Bytes of a spool file; also the most that a crash in replay may
+                deliver twice.
             lesser_spool: Root of the spool of less important events, which are deleted first when
                 the disk is full.
             queue_max: Events in memory, and the same number again inside the client.
             broker_wait_s: Seconds that the broker may be away before events go to disk.
             linger_ms: Milliseconds that the client waits to fill a batch.
-            may_spool: Whether these events may use the disk; without, since better ones need it,
-                the spooled ones are deleted and counted.
+            may_spool: Whether these events may use the disk; without, spooled ones are deleted and
+                counted.
             is_over: Returns whether an event from the spool has expired: then it is not sent.
 
         Raises:

@@ -63,8 +63,8 @@ CALLERS: dict[Service, frozenset[CertificateRole]] = {
     Service.STATE: frozenset({CertificateRole.GATEWAY}),
     Service.RECORDS: frozenset({CertificateRole.GATEWAY}),
     Service.BATCHES: frozenset({CertificateRole.GATEWAY}),
-    # Gateways have embeddings made; agents probe. Triton itself asks for no role: those who may
-    # call have a CA of their own.
+    # Gateways have embeddings made; agents probe. Triton itself asks for no role: allowed callers
+    # have a CA of their own.
     Service.ENGINE: frozenset(
         {CertificateRole.GATEWAY, CertificateRole.ROUTER, CertificateRole.AGENT}
     ),

@@ -15,7 +15,7 @@ from sluice.errors import ErrorCode
 if TYPE_CHECKING:  # the command line starts without protobuf
     from sluice.wire.control.v1 import control_pb2 as wire
 
-VALUE_MAX = 2**31 - 1  # what PostgreSQL's integer and the wire's uint32 have in common
+VALUE_MAX = 2**31 - 1  # largest common value of PostgreSQL's integer and the wire's uint32
 SLOT_WAIT_MS = 1000  # of requests at once: when one of those that are open ends is not known
 
 Limits = dict[str, int]

@@ -2,5 +2,5 @@
 
 # Between two writes of a stream: well below the time that it may be silent.
 INTERVAL_MS_MAX = 5_000
-# That pieces of reasoning and of calls wait for those behind them: nobody notices so little.
+# That pieces of reasoning and of calls wait for those behind them: too little to be noticed.
 GATHER_MS_MAX = 50

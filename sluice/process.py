@@ -251,7 +251,7 @@ class ChildProcess(OwnedProcess):
                     self._ready_limit = limit
                     try:
                         await self.spec.ready()
-                    finally:  # what has ended cannot be rescheduled
+                    finally:  # an ended deadline cannot be rescheduled
                         self._ready_limit = None
             except Exception as error:  # noqa: BLE001 - any driver's error means: not ready yet
                 problem = repr(error)

@@ -214,7 +214,7 @@ class Spool:
         self.size_bytes += done
         if done == len(data):
             return len(records)
-        # A full disk took a part: what is whole counts, the torn rest is skipped by the reader.
+        # A full disk took a part: whole records count, the torn rest is skipped by the reader.
         self._close_writer()
         return len(decode_records(data[:done]).payloads)
 

@@ -70,7 +70,7 @@ class ControlState:
 
     def __init__(self) -> None:
         self.version = 0
-        # By kind, how often something of it may have changed: who follows a few kinds compares
+        # By kind, how often something of it may have changed: a follower of a few kinds compares
         # these, and has nothing to do when an object of another kind brings a new version.
         self.revisions = dict.fromkeys(KINDS, 0)
         self.tiers: dict[str, wire.Tier] = {}

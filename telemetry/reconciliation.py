@@ -56,8 +56,8 @@ FROM token_counts FINAL
 WHERE model != '' AND hour {_SPAN}
 GROUP BY hour_ms, model
 """  # noqa: S608 - constants of the code
-# The last hours of routers that ended without a last word: what was counted after their last report
-# is lost, of requests that were mostly received then.
+# The last hours of routers that ended without a last word: counts after their last report are lost,
+# mostly of requests received then.
 _KILLED = f"""
 SELECT DISTINCT arrayJoin([last_ms, last_ms - 3600000]) AS hour_ms
 FROM (

@@ -141,7 +141,7 @@ def _root(event: RequestEvent) -> Span:
     operation = _operation(event.endpoint)
     start_us = event.received_at_unix_ms * 1000
     parent_id = event.parent_span_id if _is_id(event.parent_span_id, _SPAN_DIGITS) else ""
-    is_error = _final_status(event) >= _SERVER_ERROR  # what a client did is none of a server span
+    is_error = _final_status(event) >= _SERVER_ERROR  # a client's error is none of a server span
     longest_us = max(event.total_us, event.ttft_us, event.gateway_us)
     ends = [attempt.ended_us for attempt in event.attempts]
     return Span(

@@ -39,7 +39,7 @@ _START_S = 60.0
 
 def _rounds(loads: dict[str, StreamLoad], groups: dict[str, list[int]]) -> dict[str, Any]:
     figures = {name: asyncio.run(run_load(load, groups)) for name, load in loads.items()}
-    for one in figures.values():  # what was not finished has used the processor as well
+    for one in figures.values():  # unfinished requests have used the processor as well
         if one["problems"] or one["errors"]:
             raise RuntimeError(f"not all was answered: {one}")
     return figures

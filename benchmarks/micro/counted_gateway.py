@@ -28,7 +28,7 @@ class CallCounts:
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         """Note one event of the interpreter."""
-        made = gc.get_count()[0] - self._objects - (event == "call")  # whose frame is one itself
+        made = gc.get_count()[0] - self._objects - (event == "call")  # its frame is one itself
         if made > 0:
             self.calls[self._layer, "objects"] += made
         self._layer = self._layer_of(frame)

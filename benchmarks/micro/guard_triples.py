@@ -54,7 +54,7 @@ def _random_set(chance: random.Random) -> tuple[GuardRule, ...]:
         rules = rules_from([_rule(chance, it) for it in range(chance.randint(1, 3))])
         try:
             check(rules)
-        except GuardRuleError:  # such as one that could match the empty text
+        except GuardRuleError:  # for instance one that could match the empty text
             continue
         return rules
 
@@ -84,7 +84,7 @@ def _is_right(rules: Sequence[GuardRule], text: str, shown: str, *, ended: bool)
         return False
     if not ends:
         return shown == rewritten(rules, text)
-    if not all(blocks):  # what was rewritten before has other characters: compared with the whole
+    if not all(blocks):  # a rewritten text has other characters: compared with the whole
         return True
     first = min(ends)
     return text.startswith(shown) and len(shown) <= min(s for s, end, _ in matches if end == first)

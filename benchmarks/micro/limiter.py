@@ -101,7 +101,7 @@ async def open_loop(check: Check, who: Iterator[Principal], rng: random.Random) 
                 tasks.create_task(check(next(who)))
                 next_s += rng.expovariate(_RATE)
                 started += 1
-            await asyncio.sleep(0.001)  # what uvloop can sleep
+            await asyncio.sleep(0.001)  # the shortest sleep of uvloop
     return started
 
 

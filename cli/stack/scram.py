@@ -12,7 +12,7 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
 
 MECHANISM = "SCRAM-SHA-256"
-_ITERATIONS = 4096  # what RFC 7677 asks for at least; the password is random, not a person's
+_ITERATIONS = 4096  # the least of RFC 7677; the password is random, not a person's
 _SALT_BYTES = 16
 _HEADERS = ("n,,", "y,,")  # no channel to bind to: the connection is plain
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # imported where something is asked
 MODEL, ALIAS, TENANT = "sluice-tiny", "default", "demo"
 _POOL_PREFIX = "tiny-"
 # Tiers below the first one are sure of a share, so that a flood above them does not stop them.
-# Somebody looks at the answers of the first two: what would wait longer is told to come back. Batch
-# work waits for as long as any request may say that it does.
+# People wait for answers of the first two: a request with a longer wait is refused with a retry
+# time. Batch work waits for as long as any request may say that it does.
 _WATCHED = {"ttft_deadline_ms": 1_500}
 _TIERS = {
     "standard": {"priority": 10, "rpm": 0, "tpm": 0, **_WATCHED},

@@ -205,7 +205,7 @@ class ServicePlan:
         if not self._options.has_tls:
             return secret
         values = secret | settings_of(self._home.certificates, CertificateRole(name))
-        if name == GATEWAY:  # what its clients see
+        if name == GATEWAY:  # for its clients
             values["GATEWAY__TLS_CERT"] = values["MTLS__CERTIFICATE"]
             values["GATEWAY__TLS_KEY"] = values["MTLS__KEY"]
         return values

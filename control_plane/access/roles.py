@@ -30,11 +30,11 @@ class Action(StrEnum):
     """The kind of access that a route needs; every route names one."""
 
     READ_PUBLIC = "read_public"  # bases and pools, which anybody's models are made of
-    READ_USAGE = "read_usage"  # what a tenant used and asked, and its budgets
-    READ_TENANT = "read_tenant"  # what may belong to a tenant
+    READ_USAGE = "read_usage"  # a tenant's usage, requests and budgets
+    READ_TENANT = "read_tenant"  # objects that may belong to a tenant
     READ_PLATFORM = "read_platform"  # all else
     READ_TEXT_POLICIES = "read_text_policies"  # with the words that a tenant wants hidden
-    SEE_TEXTS = "see_texts"  # what requests said
+    SEE_TEXTS = "see_texts"  # stored texts of requests
     WRITE_ARTIFACTS = "write_artifacts"
     WRITE_MODELS = "write_models"  # models, releases, aliases; bases belong to nobody
     WRITE_ROLLOUTS = "write_rollouts"

@@ -133,7 +133,7 @@ class AlertRoutes:
                 write,
                 "alerts",
                 report,
-                is_audited=False,  # what a rule says is no act of a person
+                is_audited=False,  # a rule's report is no act of a person
             ),
             AdminRoute(
                 "POST",

@@ -112,7 +112,7 @@ class AlertService:
         t = notifications.c
         is_it = and_(
             t.id == row["id"],
-            t.told_at == row["told_at"],  # nobody has been told anything newer meanwhile
+            t.told_at == row["told_at"],  # no newer notice was sent meanwhile
         )
         change["attempts"] = row["attempts"] + 1
 

@@ -161,7 +161,7 @@ class Sweeper:
             .limit(_BATCH)
             .with_for_update(skip_locked=True)
         )
-        # Checked again under the lock: whoever refers to a chunk has touched it before.
+        # Checked again under the lock: every reference to a chunk touches it first.
         query = (
             update(chunks)
             .where(t.sha256.in_(found), or_(is_old, is_abandoned))

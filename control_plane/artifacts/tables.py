@@ -31,7 +31,7 @@ def _moment(name: str) -> Column[datetime]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
 
 
-# Accepted bytes. Retired ones are on their way out: nobody sees them, unless they are needed again.
+# Accepted bytes. Retired ones are on their way out: invisible, unless they are needed again.
 artifacts = Table(
     "artifacts",
     metadata,
@@ -101,8 +101,8 @@ artifact_uploads = Table(
     Column("claimed_until", DateTime(timezone=True)),
     Column("attempts", Integer, nullable=False, server_default="0"),  # in this state
 )
-# One upload of the same thing at a time: whoever begins it again goes on with it. A digest says
-# nothing of sizes and chunks, so a manifest that claims others is another thing.
+# One upload of the same thing at a time: beginning it again continues it. A digest says nothing of
+# sizes and chunks, so a manifest that claims others is another thing.
 Index(
     "uq_artifact_uploads_live_manifest",
     *(

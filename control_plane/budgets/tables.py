@@ -26,7 +26,7 @@ budgets = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), nullable=False),
-    Column("name", Text, nullable=False),  # unique for the tenant; what people call it
+    Column("name", Text, nullable=False),  # unique for the tenant; for people
     words_column("model_id"),  # empty: all models
     Column("unit", Text, nullable=False),
     Column("amount", BigInteger, CheckConstraint("amount >= 1", name="amount"), nullable=False),

@@ -249,7 +249,7 @@ class Planner:
         while self._timeouts and self._timeouts[0].until_s <= now_s:
             task = self._timeouts.popleft()
             if task.node.tasks.get(self._key(task)) is task:
-                self._close(task)  # whose fault it is, the node would have said
+                self._close(task)  # the node would have reported a faulty source
 
     def _fail(self, task: _Task, trouble: Trouble, now_s: float) -> None:
         self._close(task)

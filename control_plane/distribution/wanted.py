@@ -24,7 +24,7 @@ class WantedIndex:
         """Take the state, which others keep changing."""
         self._state = state
         self._revisions: tuple[int, ...] = ()
-        self.looks = 0  # at the whole state: what `of` returns may differ only when this does
+        self.looks = 0  # at the whole state: the result of `of` changes only with this
         self._pools_of: dict[str, frozenset[str]] = {}
         self._of_pool: dict[str, dict[str, Priority]] = {}
         self._of_pools: dict[frozenset[str], Mapping[str, Priority]] = {}

@@ -26,7 +26,7 @@ _PING_NAPS = 2  # from an answer to the next ping
 # As long as gateways wait: sooner, a router would lose its cells for what costs no client a stream.
 SILENT_NAPS_MAX = 9
 _PING_TIMEOUT_S = 2.0  # one at a time: a router that thaws answers it, or the next one
-# No answer: nobody took the call, or nobody in time. Everything else was said by somebody.
+# No answer: the call was not accepted, or not in time. Any other status is an answer.
 _SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -29,7 +29,7 @@ async def _check_running(connection: AsyncConnection, key: str, values: Values) 
         return
     if row.replicas_wanted != values["replicas_wanted"]:
         await preparation.pin(connection, key, values["replicas_wanted"])
-    if row.retire_at is not None:  # who writes it wants it, whatever a rollout left
+    if row.retire_at is not None:  # a written pool is wanted, whatever a rollout left
         values |= {"retire_at": None}
         await preparation.end_demands(connection, key)
     if (row.base_digest, row.engine) == (values["base_digest"], values["engine"]):

@@ -28,7 +28,7 @@ from control_plane.http.writes import RECORDED, Write, WriteReply, Writes
 from control_plane.percent import ShareField
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
-_LOCKS = 731053  # one for each id, held while it is written: what is not there has no row to lock
+_LOCKS = 731053  # one for each id, held while it is written: a missing object has no row to lock
 
 Values = dict[str, Any]
 Hook = Callable[[AsyncConnection, str, Values], Awaitable[None]]

@@ -179,7 +179,7 @@ class Quality:
         has_news = bool(self._reports.waiting)
         try:
             await self._reports.write()
-        except (DatabaseDownError, *ERRORS) as error:  # what was written before can be judged
+        except (DatabaseDownError, *ERRORS) as error:  # earlier answers can be judged
             log.warning("answers_not_written", error=str(getattr(error, "reason", error)))
         now_s = time.monotonic()
         if has_news or now_s >= self._judge_at_s:

@@ -45,7 +45,7 @@ golden_prompts = Table(
     _ids("token_ids"),
     count_column("output_tokens_max"),
     count_column("every_s"),
-    _ids("expected_token_ids"),  # what an answer has to begin with; empty: anything
+    _ids("expected_token_ids"),  # the required begin of an answer; empty: any
     words_column("prompt_text"),  # for people
     words_column("expected_text"),  # for people
     _moment("created_at"),

@@ -49,7 +49,7 @@ from control_plane.rollouts.state import (
 )
 from sluice.errors import ErrorCode, PlatformError
 
-# Steps follow each other every few seconds; who was away for longer has missed something.
+# Steps follow each other every few seconds; a longer gap means missed evidence.
 STEP_GAP_MAX_MS = 30_000
 _NOTHING = Count(0, 0)
 # An expected answer counts as right until control shows otherwise: as if it had been seen so
@@ -320,7 +320,7 @@ def _judged(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
     is_watched = (
         rollout.phase in _GOING and rollout.is_ready and window.start_ms >= rollout.watching_ms
     )
-    # Before control is known nothing is bet: such a window must not let the share grow.
+    # Before control is known nothing is bet: a window with it must not let the share grow.
     is_judged = not rollout.current.is_compared or any(
         test.bets > rollout.tests[metric].bets for metric, test in tests.items()
     )

@@ -78,9 +78,9 @@ class Gate(AdminBody):
 
 # 1,000 requests: an error rate of 5 % instead of 1 % is found within 660 in 19 of 20 cases at the
 # default gates, and later when there are fewer errors of both kinds at night. The larger the share,
-# the longer it is watched: what comes with time (a cache that fills, the next hour's traffic) costs
-# more there. The longest durations add up to less than a day; one request per second gives 1 % of
-# the traffic 288 in 8 hours.
+# the longer it is watched: late effects (a cache that fills, the next hour's traffic) cost more
+# there. The longest durations add up to less than a day; one request per second gives 1 % of the
+# traffic 288 in 8 hours.
 DEFAULT_STAGES = (
     Stage(
         share=100,

@@ -59,7 +59,7 @@ _DECISION: dict[str, Any] = {
     "cause": describe.TEXT,
     "reasons": {"type": "array", "items": describe.OBJECT},
     "warnings": describe.TEXTS,
-    "speed": describe.OBJECT,  # empty: nobody has measured it
+    "speed": describe.OBJECT,  # empty: not measured
     "tiers": describe.OBJECT,
     "decided_at": describe.nullable(describe.TEXT),
 }

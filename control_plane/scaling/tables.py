@@ -103,7 +103,7 @@ scaling_budgets = Table(
     Column("price", Double),
 )
 
-# How asking for nodes goes, by actuator; those that a pool has chosen.
+# How asking for nodes goes, by actuator; columns that a pool has chosen.
 actuator_asks = Table(
     "actuator_asks",
     metadata,

@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 _HEARTBEAT_S = 2.0
 _WRITE_TIMEOUT_S = 10.0
-_SNAPSHOT_TIMEOUT_S = 60.0  # for all parts: who reads them holds this snapshot in memory
+_SNAPSHOT_TIMEOUT_S = 60.0  # for all parts: a reader holds this snapshot in memory
 _SERVICE = "sluice.wire.control.v1.ControlService"
 
 _ROLES: dict[int, str] = {

@@ -50,7 +50,7 @@ from sluice.hashing import chained_hashes, shared_blocks
 
 # Rendering and encoding take about 1 ms per 10 KB; above this they would be felt by other streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
-_CHARACTERS_PER_MESSAGE = 256  # what rendering one costs beside its text, in these terms
+_CHARACTERS_PER_MESSAGE = 256  # fixed cost of rendering a message, in characters
 _INLINE_TOKENS_MAX = 8 << 10  # hashing takes 30 ms per million
 _INLINE_CPU_S = 0.003
 

@@ -41,7 +41,7 @@ class BaseCache(Generic[_Loaded]):
         self._lock = asyncio.Lock()
         self._not_before_s: dict[str, float] = {}  # bases that were not loaded: when to look again
         self._arrivals = 0  # so many times was told that files have come
-        self._told: dict[str, str] = {}  # what the log says of them
+        self._told: dict[str, str] = {}  # logged messages, by digest
 
     async def get(self, digest: str) -> _Loaded:
         """Return the parts of a base; RejectedError when this gateway does not have its files."""

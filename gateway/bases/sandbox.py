@@ -30,7 +30,7 @@ TreeChange = Callable[[nodes.Template], nodes.Template]
 _OUTPUT_FACTOR = 4
 _OUTPUT_ALLOWANCE = 64 << 10
 _ALLOCATION_ALLOWANCE = 128 << 20  # characters and items: templates add text to text in loops
-_VALUE_ALLOWANCE = 1 << 20  # likewise, in one value
+_VALUE_ALLOWANCE = 1 << 20  # the same, in one value
 _ALLOCATION_FACTOR = 64  # to what they were given
 _COMPILE_CPU_S = 5.0  # for filters of constants, which run at once
 _SOURCE_CHARACTERS_MAX = 512 << 10
@@ -83,7 +83,7 @@ class RenderBudget:
         self._allocated_max = _ALLOCATION_ALLOWANCE + _ALLOCATION_FACTOR * given
         self.output_max = _OUTPUT_ALLOWANCE + _OUTPUT_FACTOR * given
         self._value_max = _VALUE_ALLOWANCE + _ALLOCATION_FACTOR * given
-        # By identity: what a container holds, written out, and the container, to keep it alive.
+        # By identity: the written length of a container, and the container, to keep it alive.
         self._weighed: dict[int, tuple[int, object]] = {}
 
     def spend(self, value: object = None) -> None:

@@ -260,7 +260,7 @@ class GenerationFields(Body):
         """Grammar of the answer, by response_format, regex, choice or grammar."""
         asked = self.response_format or self.regex or self.choice or self.grammar
         if asked is None:
-            return None  # as nearly always; what is cached takes a lock to find
+            return None  # as nearly always; a cached property takes a lock
         return self._guide
 
     @cached_property

@@ -171,7 +171,7 @@ ToolChoice = Annotated[
 
 def check_messages(messages: Sequence[Message]) -> None:
     """Raise BadRequestError when a message lacks a field of its role, or has another role's."""
-    calls: set[str | None] = set()  # whose results may come next
+    calls: set[str | None] = set()  # calls whose results may come next
     for index, message in enumerate(messages):
         if message.role == "user" and type(message.content) is str and not message.tool_calls:
             calls = set()  # as most are: nothing else is to be looked at

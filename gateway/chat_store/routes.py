@@ -29,7 +29,7 @@ _PREFIX, _MESSAGES = f"{PATH}/", "/messages"
 _JSON = "application/json"
 _KNOWN = (PATH, f"{PATH}/{{id}}", f"{PATH}/{{id}}{_MESSAGES}")
 _FILTERS_MAX = 16
-_SETTLE_S = 1.0  # what was just told may be asked for at once
+_SETTLE_S = 1.0  # a client may ask for a new completion at once
 
 
 class KeptCompletions:

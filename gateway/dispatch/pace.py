@@ -8,7 +8,7 @@ falls by nearly half, and the lag with it. Without a lag no token waits.
 import asyncio
 from typing import Protocol
 
-# A step of a busy engine; what no step has taken along by then leaves alone.
+# A step of a busy engine; a token that no step has joined by then leaves alone.
 _HELD_S_MAX = 0.02
 
 

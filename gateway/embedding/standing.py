@@ -23,7 +23,7 @@ class EmbedOutcome(Enum):
     ANSWERED = auto()  # a refusal, too
     FAILED = auto()  # it computes, but not this
     UNREACHABLE = auto()
-    UNKNOWN = auto()  # nobody waited for the end
+    UNKNOWN = auto()  # the text was cancelled
 
 
 @dataclass(slots=True)

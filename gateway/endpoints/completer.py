@@ -182,14 +182,14 @@ class Completer:
             except PlatformError as refusal:
                 if not await self._stands_in(request, exchange, refusal):
                     raise
-                wanted = refusal.with_traceback(None)  # whose frames hold all of the first attempt
+                wanted = refusal.with_traceback(None)  # its frames hold all of the first attempt
             try:
                 return await self._replies.reply(request, exchange)
             except PlatformError as other:
                 policy = other.code.policy
                 if not (policy.lets_stand_in or policy.is_passed_over):
                     raise
-                raise wanted from other  # nobody asked for the other model
+                raise wanted from other  # the client did not ask for the other model
             finally:
                 del wanted  # when raised, it holds this frame
         except BaseException as error:

@@ -148,7 +148,7 @@ class Copies:
             error = cancelled
             raise
         except Exception as bug:
-            # The outermost place: what goes wrong with a copy must not end the worker.
+            # The outermost place: an error of a copy must not end the worker.
             log.exception("copy_failed", request_id=identity.request_id)
             error = bug
         finally:

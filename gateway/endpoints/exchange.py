@@ -281,7 +281,7 @@ class HttpExchange:
             event.arm = decision.arm
             event.is_pinned = decision.is_pinned
             event.is_copy = self.is_copy
-        if (scored := self.scored) is not None:  # of no rollout: whatever counts these, not this
+        if (scored := self.scored) is not None:  # a score: of no rollout itself
             event.scored_rollout_id, event.arm = scored.rollout_id, scored.arm
             event.is_copy = True
         if (lost := self.lost) is not None:

@@ -113,7 +113,7 @@ class ScoreSampler:
             error = cancelled
             raise
         except Exception as bug:
-            # The outermost place: what goes wrong with a score must not end the worker.
+            # The outermost place: an error of a score must not end the worker.
             log.exception("score_failed", request_id=exchange.request_id)
             error = bug
         finally:

@@ -16,7 +16,7 @@ from gateway.dialects.delta import NOTHING, AnswerDelta, joined
 from gateway.text.logprobs import TokenLogprob
 from sluice.guard.rules import GuardFence, GuardTarget
 
-SEGMENT_CHARACTERS_MAX = 2_000  # what one look of a classifier is at most
+SEGMENT_CHARACTERS_MAX = 2_000  # the most that a classifier judges at once
 _BEFORE_CHARACTERS = 200  # that a segment is judged with, at the least
 _ENDS = frozenset(".!?\n。！？")  # noqa: RUF001 - full-width marks end sentences, too
 

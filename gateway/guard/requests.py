@@ -68,7 +68,7 @@ async def look_at(
     findings = RequestFindings()
     began_s = time.monotonic()
     for name, values in parts:
-        if name == "tools":  # what they are is no text of a prompt
+        if name == "tools":  # definitions of tools are no text of a prompt
             continue
         for value in values:
             target = _target(value)

@@ -37,7 +37,7 @@ class Scopes:
     def __init__(self) -> None:
         self._bindings: dict[tuple[str, str], Binding] = {}  # of key and model
         # The same by caller and model: without a look into messages it takes half as long. Goes
-        # with its caller; what is in `_bindings` stays, for the one who replaces it.
+        # with its caller; entries of `_bindings` stay, for the caller's next principal.
         self._by_caller: dict[ReferenceType[Principal], dict[str, Binding]] = {}
         self._scopes: WeakValueDictionary[str, BucketScope] = WeakValueDictionary()
         self._forecasts: dict[tuple[str, str], AnswerForecast] = {}

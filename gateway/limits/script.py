@@ -33,7 +33,7 @@ _PLACES = ", ".join(f"at[{kind.number}]" for kind in SHOWN)
 # before it was set back, is replaced by now. A value that is none of this counts as absent. The
 # limits are those of the last caller, also of a refused one: a process that only tells of open
 # requests may not know of a change. Most scopes of a batch have one of a few lists of limits: each
-# is read once, as a shape. What is left of requests at once is not a bucket: it is counted anew.
+# is read once, as a shape. The rest of concurrent requests is not a bucket: it is counted anew.
 _TEXT = f"""
 local me, leases, rows, calls = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local asked = tonumber(ARGV[5])

@@ -196,12 +196,12 @@ class SharedBuckets:
         if batch is not None:
             self.lost_settlements += batch.settlements
             self._let_go(batch.calls)
-            self.tell(batch.rows)  # whether it ran or not: what is held will be right again
+            self.tell(batch.rows)  # corrects the number of held requests
         for timer in (self._probe_timer, self._refresh_timer):
             if timer is not None:
                 timer.cancel()
 
-    # Sending.
+    # Output.
 
     def _wake(self) -> None:
         """Send soon, unless a batch is under way: its reply triggers the next one."""
@@ -329,7 +329,7 @@ class SharedBuckets:
                     scope.held += 1
                     if scope.is_leased:
                         leased.add(scope)
-            else:  # what is open may be from before it was limited
+            else:  # open requests may be older than the limit
                 leased.update([it for it in scopes if it.is_leased and it.held])
             future.set_result(verdict)
 

@@ -13,7 +13,7 @@ from typing import Any
 from sluice.limits import KINDS, LimitKind
 
 SHOWN = tuple(kind for kind in KINDS if kind.header)
-UNLIMITED = 1e15  # what is left where nothing is limited
+UNLIMITED = 1e15  # the rest without a limit
 WAIT_MAX_MS = 86_400_000
 FORMAT = "<BBI" + "B" * len(SHOWN) + "d" * len(SHOWN)  # as Lua has it, without counts
 VERDICT = Struct(FORMAT)

@@ -318,7 +318,7 @@ class _ToolRun:
             "max_completion_tokens": self._tokens_left(),
         }
         if self._asked and self._task.must_call:
-            changes["tool_choice"] = "auto"  # what had to be called was
+            changes["tool_choice"] = "auto"  # the forced call was made
         return self._task.model_copy(update=changes)
 
     def _tokens_left(self) -> int | None:

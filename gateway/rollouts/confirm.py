@@ -22,7 +22,7 @@ from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
 
 log = structlog.get_logger(__name__)
 
-_EVERY_S = 5.0  # while there are splits; who is silent for 15 s is taken for gone
+_EVERY_S = 5.0  # while there are splits; a gateway that is silent for 15 s counts as gone
 _DEADLINE_S = 2.0
 _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),

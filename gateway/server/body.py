@@ -15,8 +15,8 @@ from gateway.bodies.parsing import BODY_BYTES_MAX
 from gateway.server.errors import HttpError
 from sluice.errors import BadRequestError, ErrorCode, RejectedError
 
-# A body has this long, and a second more for every so many bytes that have come: whoever uploads
-# 4 MiB over a bad line has 138 s, whoever trickles bytes has ten.
+# A body has this long, and a second more for every so many bytes that have come: a client that
+# uploads 4 MiB over a bad line has 138 s, one that trickles bytes has ten.
 GRACE_S = 10.0
 BYTES_PER_S_MIN = 32 << 10
 

@@ -15,7 +15,7 @@ from gateway.settings import GatewaySettings
 from sluice import kafka
 from sluice.addresses import host_and_port
 
-# Beside connections of clients: those to routers, Valkey, brokers and Prometheus, and files.
+# Beside connections of clients: connections to routers, Valkey, brokers and Prometheus, and files.
 _OTHER_FILES = 512
 _WORKERS_PER_CPU_MAX = 8  # more would only take turns
 _NAME_MAX = 64  # of an instance, as its setting says

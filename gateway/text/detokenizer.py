@@ -78,7 +78,7 @@ class TokenTable:
 
     def _decoded(self, token: int, *, is_first: bool) -> bytes:
         text = self.tokenizer.decode([token], skip_special_tokens=False)
-        if not is_first:  # what it adds behind itself: any other would do
+        if not is_first:  # its text behind another token: any other would do
             both = self.tokenizer.decode([token, token], skip_special_tokens=False)
             text = both[len(text) :]
         name = self.tokenizer.id_to_token(token) or ""
@@ -207,7 +207,7 @@ class _DiffStream:
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._hidden = hidden
-        self._ids: list[int] = []  # those given out last, then those held back
+        self._ids: list[int] = []  # ids given out last, then held ids
         self._read = 0  # of them, how many were given out
         self._holds = 0
 

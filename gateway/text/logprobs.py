@@ -167,7 +167,8 @@ class TextOffsets:
         """
         begun = self._decoder.decode(data[:1])
         is_open = bool(self._decoder.getstate()[0])
-        # One byte is a part of one character: what is more stands for the one that was broken off.
+        # One byte is a part of one character: a further one stands for the character that was
+        # broken off.
         offset = self._length + max(0, len(begun) + is_open - 1)
         self._length += len(begun) + len(self._decoder.decode(data[1:]))
         return offset

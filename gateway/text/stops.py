@@ -77,7 +77,7 @@ class _Follower:
         at = (self.stop[: self.matched] + text).find(self.stop)
         if at >= 0:
             return at + len(self.stop) - self.matched
-        self.matched = 0  # what has begun has begun in the piece
+        self.matched = 0  # a match that has begun, began in the piece
         return self._walk(text[len(text) - len(self.stop) + 1 :])
 
     def _walk(self, text: str) -> int:

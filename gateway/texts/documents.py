@@ -22,7 +22,7 @@ from gateway.texts.redaction import OVERLAP, RedactionRules, redacted
 CHARACTERS_MAX = 1 << 16  # of a prompt, and of all answers to it
 CUT = "[cut]"
 _DEPTH_MAX = 32
-_NODE_CHARACTERS = 4  # what a value weighs besides its characters
+_NODE_CHARACTERS = 4  # weight of a value besides its characters
 _TOKENS_AT_ONCE = 32
 _NUMBER_CHARACTERS = 7  # shorter ones are no numbers of anything, but may be a tenant's word
 _LARGE_FLOAT = 1e15  # from here on all digits are written, no exponent
@@ -274,7 +274,7 @@ def _decoded(tokens: TextTokens, most: int) -> Generator[None, None, object]:
     """Return the text of tokens, as far as it fits."""
     answer, pipe, characters = ChoiceText(), tokens.pipe, 0
     for start in range(0, len(tokens.ids), _TOKENS_AT_ONCE):
-        if pipe.is_stopped or characters > 2 * most:  # what is to be cut is seen as well
+        if pipe.is_stopped or characters > 2 * most:  # enough to see that the text is cut
             break
         delta = pipe.push(tokens.ids[start : start + _TOKENS_AT_ONCE])
         answer.add(delta)

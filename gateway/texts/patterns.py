@@ -144,7 +144,7 @@ _PREFIXED = (
     r"|xox[abeoprs]-[\w-]{10,}+|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,}+|hf_\w{20,}+"
     r"|npm_\w{30,}+|ya29\.[\w-]{16,}+|SG\.[\w-]{16,}+(?:\.[\w-]++)?|eyJ[\w-]{14,}+(?:\.[\w-]*+){0,4})"
 )
-# Names of secrets; what stands before one, as in `userPassword` or `x-api-key`, is no matter.
+# Names of secrets; a prefix, as in `userPassword` or `x-api-key`, does not matter.
 _PASSWORD = r"(?:passw(?:or)?d|passphrase|pwd)"  # noqa: S105 - a pattern
 _KEY = (
     r"(?:(?:api|access|secret|private|signing|encryption)[ _-]?keys?|secrets?|credentials?|token)"

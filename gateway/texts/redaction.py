@@ -146,7 +146,7 @@ class Scan:
         self._text = text
         self._look = look
         self._group = look.group
-        self._at = 0  # what lies before was looked at, or taken
+        self._at = 0  # earlier text was searched, or taken
 
     def slice(self, start: int, end: int) -> Iterator[_Found | None]:
         """Yield matches that begin in a slice, and None for candidates that are none."""

@@ -21,7 +21,7 @@ WITH_HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26")
 UNSUPPORTED_VERSION = -32022
 # Headers that do not fit the body, a missing capability: errors that older versions do not have.
 _STATELESS_ERRORS = frozenset({-32020, -32021, -32003})
-# What servers of older versions say to a request without a handshake.
+# Statuses with which servers of older versions answer a request without a handshake.
 _OLDER = frozenset({400, 404, 405, 406, 415, 422})
 _LOST = 404  # the status for a session that has ended
 SESSION = "mcp-session-id"

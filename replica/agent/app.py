@@ -208,7 +208,8 @@ class Agent:
     def _apply(self, fleet: NodeReplicas, desired: agent.SyncResponse) -> None:
         for replica in desired.replicas:
             if replica.is_quarantined and replica.replica_id not in self._quarantined:
-                # It answered wrongly: what it read is read as a whole before another one reads it.
+                # It answered wrongly: its files are verified as a whole before another engine reads
+                # them.
                 self._library.doubt(replica.base_digest, with_adapters=True)
         self._quarantined = {r.replica_id for r in desired.replicas if r.is_quarantined}
         bases = [replica.base_digest for replica in desired.replicas]

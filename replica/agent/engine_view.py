@@ -94,7 +94,7 @@ def _walk(path: Path, uid: int) -> _Way:
         try:
             status = part.lstat()
         except (FileNotFoundError, NotADirectoryError):
-            return _Way(path)  # whoever makes it makes it open
+            return _Way(path)  # its creator makes it accessible
         if stat.S_ISLNK(status.st_mode):
             target = str(part.readlink())
             aim = os.path.normpath(part.parent / target)

@@ -29,7 +29,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 log = structlog.get_logger(__name__)
 
-OUTPUT_TOKENS_MAX = 64  # whatever is asked for
+OUTPUT_TOKENS_MAX = 64  # a bound on any prompt's own
 PROMPTS_MAX = 512  # of a node
 # The ids of the platform's own prompts, which nobody may crowd out, begin with one of these.
 PLATFORM = ("default/", "default-")

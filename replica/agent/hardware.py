@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 # NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, read in
-# November 2026): those whose immediate action is to reset the GPU, restart the machine, check its
+# November 2026): XIDs whose immediate action is to reset the GPU, restart the machine, check its
 # mechanics, or a workflow that ends in one of these; and 94, after which applications may go on
-# until the GPU is reset when that is convenient, which is what draining is for. Not here: what ends
-# only the application (13, 31, 43, 45, ...), what is to be ignored (63, 92), 155, which also tells
-# of links that were taken down on purpose, and 144-150, whose weight is in a sub-code that NVML
-# does not tell: the fatal ones come with 48.
+# until the GPU is reset when that is convenient, which is what draining is for. Not here: XIDs that
+# end only the application (13, 31, 43, 45, ...), XIDs to be ignored (63, 92), 155, which also
+# reports links that were taken down on purpose, and 144-150, whose weight is in a sub-code that
+# NVML does not report: the fatal ones come with 48.
 CORDON_XIDS: Mapping[int, str] = {
     46: "the GPU stopped processing",
     48: "uncorrectable ECC error",

@@ -211,7 +211,7 @@ class ReplicaRunner:
                 if self.state.is_finished and not self._has_new_wish:
                     break
             if probe is not None:
-                probe.cancel()  # nobody waits for its answer any more
+                probe.cancel()  # its answer is not needed any more
 
     async def measure_memory(self) -> None:
         """Update `memory_bytes`, in a thread: the kernel walks page tables for it."""

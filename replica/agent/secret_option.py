@@ -104,7 +104,7 @@ class SecretOption:
             try:
                 return os.open(self._gate, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError as error:
-                if error.errno != errno.ENXIO:  # nobody reads yet
+                if error.errno != errno.ENXIO:  # no reader yet
                     raise SecretOptionError(f"{self._gate}: {error}; start it again") from None
             if not Path(f"/proc/{pid}/stat").exists() or _stat(pid)[0] == "Z":
                 raise SecretOptionError(f"process {pid} ended before it began; see its log")

@@ -268,7 +268,7 @@ class TritonLauncher:
         gate = secret.gate if secret else {}
         if secret:
             variables |= secret.environment
-        if self._user:  # what starts Triton must not wait at the gate
+        if self._user:  # the program that starts Triton must not wait at the gate
             command = self._user.command(command, gate)
         else:
             variables |= gate

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 _ANY_BASE = BaseFacts(vocabulary=32_000, context_tokens=8192, eos_ids=frozenset())
 _MASK = (1 << 32) - 1
 _MIXER = 0x9E3779B1  # 2^32 / golden ratio: a CRC alone is linear, neighbours would look alike
-_BLOCK = bytes(16)  # what a KV block holds here: nothing
+_BLOCK = bytes(16)  # the empty content of a KV block
 _CUSTOM = "custom"
 _CUSTOM_SIZE = EngineSize(blocks=65_536, step_tokens_max=4096, sequences_max=2048)
 # Bytes of an adapter whose weights are not there: rank 8 of an 8B model in 16 bits, all seven

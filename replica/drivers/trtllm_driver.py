@@ -51,7 +51,7 @@ from sluice.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 
-_WAIT_S = 0.002  # for news in a step: what a new request may be late by
+_WAIT_S = 0.002  # for news in a step: the longest delay of a new request
 _LOGPROBS_MAX = 20  # as in OpenAI's API
 _REASONS = {"stop": Finish.STOP, "length": Finish.LENGTH}
 

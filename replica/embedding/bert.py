@@ -119,7 +119,7 @@ def _config_problems(config: Mapping[str, Any]) -> list[str]:
     problems = [f"a config without {name}" for name in _REQUIRED if config.get(name) is None]
     for name, value in {"model_type": None, "hidden_act": None, **config}.items():
         if name in _ONLY:
-            # Unless said otherwise, positions are absolute; what a model is must be said.
+            # Unless said otherwise, positions are absolute; the type of a model must be given.
             is_absent = value is None and name not in ("model_type", "hidden_act")
             if not is_absent and value not in _ONLY[name]:
                 problems.append(f"{name} {value!r}")

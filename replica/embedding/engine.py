@@ -21,7 +21,7 @@ from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError
 
 # Larger calls are no faster, and their intermediate results take 30 KB per token.
 _CALL_TOKENS_MAX = 1024
-_CALL_COST_TOKENS = 16  # what a call costs by itself: 1.5 to 3 ms at 0.18 ms per token
+_CALL_COST_TOKENS = 16  # fixed cost of a call: 1.5 to 3 ms at 0.18 ms per token
 # The plugin keeps compiled kernels per input shape: without a bound, memory grows for ever.
 _KERNEL_CACHE = "64"
 
@@ -144,7 +144,7 @@ class EmbeddingEngine:
 
     def _compute(self, rows: Sequence[Array]) -> Array:
         longest = max(len(row) for row in rows)
-        ids = np.zeros((len(rows), longest), np.int64)  # what stands in the padding does not matter
+        ids = np.zeros((len(rows), longest), np.int64)  # the padding's ids do not matter
         mask = np.zeros_like(ids)
         for number, row in enumerate(rows):
             ids[number, : len(row)] = row

@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from math import inf
 
-# Share of the pool that may be pinned: what is left must be enough to work with.
+# Share of the pool that may be pinned: the rest must be enough to work with.
 PINNED_RATIO_MAX = 0.5
 PIN_S = 3600.0  # from the last use on
 

@@ -113,7 +113,7 @@ class GrammarCompiler:
         return Matcher(matcher, self.eos_ids, self._text_mask(grammar))
 
     def fill(self, entries: Sequence[tuple[Matcher, int, list[int]]], rows: int) -> Words:
-        """Return what may follow, one bit per token; an end where the text may be complete.
+        """Return the tokens that may follow, one bit each; ends where the text may be complete.
 
         Args:
             entries: (matcher, row, draft): `row` is what may follow now, the rows behind it what

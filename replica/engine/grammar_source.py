@@ -48,7 +48,7 @@ _OPTIONAL_MAX = 500
 _PATTERNS_MAX = 20  # each is compared with each; 400 took longer than anybody waited
 _MULTIPLE_MAX = 10_000  # the automaton of a multiple has so many states; 40 ms
 _CONSTANTS = ("const", "enum")
-# Their keys are names; what stands behind a name is a schema.
+# Their keys are names; the value of a name is a schema.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DIRECTIVES = re.compile(r"%\s*(json|regex|lark|llguidance)")
 # How JSON is written, which is the gateway's to say and no schema's.
@@ -73,7 +73,7 @@ def grammar_source(grammar: Grammar) -> str:
     if kind is GrammarKind.JSON:
         text = '{"type":"object"}'
     if kind is GrammarKind.REGEX:
-        # Digits, letters and spaces of ASCII; nobody who writes \\d wants Devanagari.
+        # Digits, letters and spaces of ASCII; a client that writes \\d does not want Devanagari.
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text, use_ascii='dws')}/")
     if kind is GrammarKind.EBNF:
         return LLMatcher.grammar_from_lark(_checked_lark(grammar))
@@ -87,7 +87,7 @@ def grammar_source(grammar: Grammar) -> str:
     try:
         # Not the text itself: of two equal keys, what was checked is what is compiled.
         return LLMatcher.grammar_from_json_schema(json.dumps(document | {_OPTIONS_KEY: _SPACED}))
-    except ValueError as error:  # what Python takes for JSON and others do not: NaN, surrogates
+    except ValueError as error:  # JSON for Python alone: NaN, surrogates
         raise refused(grammar, shortened(str(error))) from None
 
 
@@ -157,7 +157,7 @@ def _checked_lark(grammar: Grammar) -> str:
         lark = read_lark(grammar.text)
     except (ValueError, RecursionError) as error:
         raise refused(grammar, f"a schema in it is not JSON: {error}") from None
-    if lark.is_open or "/" in lark.bare:  # what stands behind it would be taken for text
+    if lark.is_open or "/" in lark.bare:  # the rest would be taken for text
         raise refused(grammar, "a string or an expression is not closed on its line")
     if "<" in _TOKEN.sub("", lark.bare):
         raise refused(grammar, "special tokens can only be written by their number, as <[3]>")

@@ -69,7 +69,7 @@ def best_tokens(values: Floats, count: int) -> npt.NDArray[np.intp]:
     count = max(0, min(count, values.shape[1]))
     if not count:
         return np.zeros((len(values), 0), np.intp)
-    # NaN has no order; what is behind it must not change the shape.
+    # NaN has no order; values behind it must not change the shape.
     is_candidate = ~(values < least_of_top(values, count)[:, None])
     rows, ids = np.divmod(np.flatnonzero(is_candidate), values.shape[1])
     order = np.lexsort((ids, -values[rows, ids], rows))

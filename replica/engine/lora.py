@@ -31,7 +31,7 @@ _USED = frozenset(
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
     | {"target_modules", "exclude_modules", "layers_to_transform"}
 )
-# Training and bookkeeping; what a tensor is called says where it belongs.
+# Training and bookkeeping; a tensor's name gives its place.
 _HARMLESS = frozenset(
     {"auto_mapping", "base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version"}
     | {"revision", "task_type", "layers_pattern", "runtime_config", "megatron_core", "eva_config"}

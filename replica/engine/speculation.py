@@ -141,7 +141,7 @@ class PredictedText:
         self._read = end
         found = self._follower.get(self._ngram)
         if found:
-            index = bisect_right(found, self._at)  # what stands at `_at` was just wrong
+            index = bisect_right(found, self._at)  # the token at `_at` was just wrong
             self._at = found[index] if index < len(found) else found[0]
             self._is_lost = False
 

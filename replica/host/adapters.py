@@ -19,7 +19,7 @@ from sluice.errors import ErrorCode
 
 READS_MAX = 64  # adapters on their way at once, without those that the node does not have yet
 WAITERS_MAX = 8192  # requests, for all adapters together
-WAITERS_EACH_MAX = 1024  # of them for one adapter: whoever wants another one is not kept out
+WAITERS_EACH_MAX = 1024  # of them for one adapter: sequences for other adapters are not kept out
 _FETCHES_MAX = 3  # in a row, of one adapter that is gone again when it is to be read
 _REFUSALS_MAX = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")

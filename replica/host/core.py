@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 0.2  # routers expect a frame every 0.25 s
 # A router whose stream broke comes back within this, or its sequences are cancelled. It tries for
-# 0.3 s, at once; what it does not come back for takes places that others may wait for meanwhile.
+# 0.3 s, at once; sequences without a router take places that others may wait for.
 ORPHAN_GRACE_S = 1.0
 # A router that confirms nothing for so many times as long as it promised is frozen: its gateways
 # have given it up, and others need the places of its sequences.

@@ -172,7 +172,7 @@ class Outbox:
         with self._changed:
             self._grants += 1
             self._credit += frames
-            # A router may also widen its window: what was not sent is not confirmed.
+            # A router may also widen its window: unsent frames are not confirmed.
             self._confirmed_frames = min(self._taken_frames, self._confirmed_frames + frames)
             while self._unconfirmed and self._unconfirmed[0][0] <= self._confirmed_frames:
                 self._forget()

@@ -69,7 +69,7 @@ class NodeArtifacts:
         self._waits: dict[str, _Wait] = {}
         self._reads: frozenset[str] = frozenset()
         self._uses: Counter[str] = Counter()
-        self._is_news = False  # what the agent must know at once
+        self._is_news = False  # whether the agent must be told at once
         self._is_closing = False
         self._away_since_s: float | None = None
         self._awake, self._waker = socket.socketpair()
@@ -154,7 +154,7 @@ class NodeArtifacts:
     def _talk(self, connection: socket.socket) -> None:
         """Exchange messages until the connection ends."""
         with self._lock:
-            self._is_news = True  # whoever is there now knows nothing of us
+            self._is_news = True  # a new agent knows no requests
         heard = b""
         said_s = self._clock()
         try:

@@ -146,7 +146,7 @@ class QueueDispatcher:
         book = choice.book
         self.sequences += 1
         if choice.is_split and request.output is None:
-            request.output = []  # what the second replica goes on behind
+            request.output = []  # the second replica continues behind it
         dispatch = Dispatch(request, account, book.replica_id, sequence=self.sequences, now=now)
         # The gateway knows of the prefill replica, and what was cached there.
         dispatch.is_placed = bool(request.prefilled_on)

@@ -147,7 +147,7 @@ def _candidates(kinds: Mapping[tuple[int, ...], int]) -> list[tuple[int, ...]]:
     common, place = list(kinds), 0
     while len(common) > 1:
         weights: Counter[int] = Counter()
-        for kind in common:  # those that end here are of the kind -1
+        for kind in common:  # answers that end here are of the kind -1
             weights[kind[place] if place < len(kind) else -1] += kinds[kind]
         token = min(weights, key=lambda token: (-weights[token], token))
         if token < 0:

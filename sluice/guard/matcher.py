@@ -21,7 +21,7 @@ from sluice.guard.named_sets import CHECKED_SETS, NAMED_SETS
 from sluice.guard.places import Ends, Forks, Holds, PlaceCondition, Places, Spells
 from sluice.guard.rules import PLACES_MAX, GuardAction, GuardRule
 
-# Of compiled places: those of the expressions, and some for each rule's words.
+# Bound of compiled places: the expressions' own, and some for each rule's words.
 _PLACES_MAX = PLACES_MAX + 10_000
 
 

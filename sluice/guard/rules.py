@@ -41,7 +41,7 @@ class GuardTarget(StrEnum):
 class GuardFence(StrEnum):
     """How long an answer waits for classifiers, the strictest last."""
 
-    NONE = "none"  # it leaves at once; what they find ends it later
+    NONE = "none"  # it leaves at once; a match ends it later
     SENTENCE = "sentence"
     TOKENS = "tokens"  # so many at a time
     END = "end"  # all of it waits

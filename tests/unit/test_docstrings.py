@@ -1,8 +1,10 @@
-"""A docstring's sentences have nouns as subjects, attributes noun phrases: see docs/style.md."""
+"""Sentences of docstrings and comments have nouns as subjects: see docs/style.md."""
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,14 +32,17 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LEFT_OUT = {"wire", "versions"}
 
 
-def docstrings(package: str) -> Iterator[tuple[str, str]]:
-    """Yield (place, docstring) of a package."""
+@cache
+def docstrings(package: str) -> list[tuple[str, str]]:
+    """Return (place, docstring) for all of a package."""
+    found = list[tuple[str, str]]()
     for file in sorted((ROOT / package).rglob("*.py")):
         if LEFT_OUT.isdisjoint(file.parts):
             for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
                     line = getattr(node, "lineno", 1)
-                    yield f"{file.relative_to(ROOT)}:{line}", text
+                    found.append((f"{file.relative_to(ROOT)}:{line}", text))
+    return found
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -80,4 +85,36 @@ def breaches(package: str) -> list[str]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_sentences_and_attributes_begin_with_nouns(package: str) -> None:
     found = breaches(package)
+    assert not found, "\n".join(found)
+
+
+def comments(package: str) -> Iterator[tuple[str, str]]:
+    """Yield (place, text) of a package's comments; lines that follow one another are one."""
+    for file in sorted((ROOT / package).rglob("*.py")):
+        if not LEFT_OUT.isdisjoint(file.parts):
+            continue
+        found, last = list[list[str]](), None
+        with file.open() as lines:
+            for token in tokenize.generate_tokens(lines.readline):
+                if token.type != tokenize.COMMENT:
+                    continue
+                is_alone = token.line.lstrip().startswith("#")
+                text, line = token.string.lstrip("#").strip(), token.start[0]
+                if is_alone and last == line - 1:
+                    found[-1].append(text)
+                else:
+                    found.append([f"{file.relative_to(ROOT)}:{line}", text])
+                last = line if is_alone else None
+        for place, *texts in found:
+            yield place, " ".join(texts)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_sentences_of_comments_begin_with_nouns(package: str) -> None:
+    found = [
+        f"{place}: {part}"
+        for place, text in comments(package)
+        for part in re.split(r"(?<=[.!?:;])\s+", text)
+        if NO_NOUN.match(part[:1].upper() + part[1:])
+    ]
     assert not found, "\n".join(found)

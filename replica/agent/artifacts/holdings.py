@@ -186,7 +186,7 @@ class Holdings:
         root = self._directory / PARTIAL
         for path in sorted(root.iterdir()) if root.is_dir() else ():
             manifest = self._load(path.name)
-            if manifest is None:  # nobody would know what to make of it, nor ever remove it
+            if manifest is None:  # without a manifest it is useless, and would stay for ever
                 shutil.rmtree(path, ignore_errors=True)
                 continue
             try:

@@ -269,7 +269,7 @@ class Library:
 
     def _left(self, coming: Mapping[str, int], used_bytes: int) -> int:
         """Return the free bytes, without reserved ones."""
-        owed = 0  # on the disk: what is written of a promise is gone from there already
+        owed = 0  # on the disk: the written part of a promise is in use already
         for digest, size in coming.items():
             written = sum(size for size, _ in _files(self._directory / PARTIAL / digest))
             owed += max(0, size - written)

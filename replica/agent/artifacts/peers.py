@@ -22,7 +22,7 @@ from sluice.identity import Service
 from sluice.tickets import is_valid
 
 _CHUNK = r"/v1/artifacts/{digest:[0-9a-f]{64}}/chunks/{number:\d{1,5}}"
-_LINE_MAX = 256  # requests that wait for their turn; who comes later is told to come again
+_LINE_MAX = 256  # requests that wait for their turn; later requests are refused
 _SEND_S = 30.0
 _SHUTDOWN_S = 1.0
 _KEEPALIVE_S = 15.0

@@ -145,7 +145,7 @@ def _unservable(request: Request, cell: AdmissionCell) -> Ending | None:
     """Refuse a request that no replica of the cell could serve, whatever the load."""
     longest = cell.fleet.prompt_tokens_max
     if longest is None:
-        return None  # nothing is attached: nobody knows yet
+        return None  # nothing is attached: not known yet
     if request.prompt_tokens > longest:
         message = f"the prompt has {request.prompt_tokens} tokens, {longest} fit; shorten it"
         return _rejected(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message)

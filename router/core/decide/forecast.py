@@ -18,7 +18,7 @@ _SMOOTHING = 0.05  # weight of a new error
 _PRIOR_S = 1.0  # waits that the first errors are weighed against
 _SHARE_MIN = 0.02  # of what higher tiers leave
 _ARRIVALS_S = 5.0  # horizon of what is known of arrivals
-HIGHER_TIERS_MAX_S = _ARRIVALS_S  # what has come of late adds no more to a wait; see `beside_s`
+HIGHER_TIERS_MAX_S = _ARRIVALS_S  # recent arrivals add no more to a wait; see `beside_s`
 _ARRIVALS_KNOWN_S = 2.0  # less is no rate but a burst
 _SIZES = (1.0, 4.0)  # of prompts, in means: short, long, very long
 _TOP_KEPT_S = 60.0  # the highest tier is the highest one seen in this time
@@ -192,7 +192,7 @@ class Promises:
     __slots__ = ("_until",)
 
     def __init__(self) -> None:
-        self._until: dict[int, float] = {}  # by tier: what was promised is served until then
+        self._until: dict[int, float] = {}  # by tier: promised requests are served until then
 
     def aside(self) -> "Promises":
         """Return a copy that promises for itself."""

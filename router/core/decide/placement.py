@@ -208,7 +208,7 @@ def _by_owed(
     until = owed_until.__getitem__
     order = sorted(owed_until, key=until)
     free = bisect_right(order, now, key=until)
-    if free and until(order[free - 1]) > IDLE:  # what was owed is done, and no frame says so yet
+    if free and until(order[free - 1]) > IDLE:  # owed work is done, and no frame has said so yet
         for name in order[:free]:
             engine_model = books[name].engine_model
             engine_model.advance(now)

@@ -16,7 +16,7 @@ from router.core.types.config import CoreConfig
 from router.core.types.request import ConnectedGateway, Dispatch, Request
 from sluice.wire.router.v1 import router_pb2 as wire
 
-_LONGEST_S = 4e6  # what fits into 32 bits of milliseconds; also for what never happens
+_LONGEST_S = 4e6  # most that fits into 32 bits of milliseconds; also for never
 
 
 class ExplainedCore(Protocol):

@@ -8,7 +8,7 @@ _COLD_STEPS = 20  # the first steps of an engine teach nothing: it compiles, and
 _SMOOTHING = 0.02
 _STEPS_MIN = 50  # before the line is told
 _SPREAD_MIN = 0.25  # variance of the sequences below which they tell no slope
-_BEYOND_MAX = 4.0  # times the most sequences of late: nobody knows how steps are beyond
+_BEYOND_MAX = 4.0  # times the most sequences of late: longer steps are unknown
 _FADE = 0.9995  # of that most, per step
 
 

@@ -128,7 +128,7 @@ class EngineModel:
         if completed:
             self._guessed.append((self.slack_s, completed))
         if not prompts:
-            self.tokens = self.work_s = 0.0  # what rounding left
+            self.tokens = self.work_s = 0.0  # rounding errors
 
     def _decode_steps(self, until: float, now: float) -> None:
         step_s = self.speed.decode_step_s

@@ -39,7 +39,7 @@ _PROBES_MISSED_MAX = 2  # in a row
 _ASK_AGAIN_S = 0.1  # so that the next answer comes from another batch
 
 _NEVER = float("inf")
-_RELEASE_ORDER = {SLOW: 0, LOST: 1, FAILING: 2, LYING: 3}  # who comes back first in a panic
+_RELEASE_ORDER = {SLOW: 0, LOST: 1, FAILING: 2, LYING: 3}  # order of return in a panic
 
 
 class HealthState(IntEnum):

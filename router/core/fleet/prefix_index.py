@@ -170,7 +170,7 @@ class PrefixIndex:
         size = len(hashes)
         heads = self._heads
         found: dict[str, int] = {}
-        left = -1  # who holds all before
+        left = -1  # bits of the replicas that hold all before
         count = 0
         while count < size:
             key = hashes[count]

@@ -218,7 +218,7 @@ class ReplicaBook:
         self.slack_s += frame.steps * (self._tpot_s - state.step_us * 1e-6)
         computed = state.step_prompt_tokens
         self.pauses = 0 if computed else self.pauses + frame.steps
-        if frame.steps > 1:  # what the other steps computed is seen in what is left
+        if frame.steps > 1:  # the other steps' work shows in the rest
             waiting = len(self.dispatches) - state.running - state.waiting
             if not waiting:
                 computed = max(computed, self._book_owed - state.prefill_tokens_owed)

@@ -13,10 +13,10 @@ from router.core.types.account import TierTotals
 from router.core.types.request import Dispatch, Request
 
 OUTPUT_SERVICE = 2.0  # of an output token; one of the prompt is 1
-SHARE_MIN = 0.01  # of every tier that waits, whatever is reserved for it: nobody starves
+SHARE_MIN = 0.01  # of every tier that waits, whatever is reserved for it: no tier starves
 _DEBT_MEMORY_S = 10.0  # service beyond the share is forgotten with this time constant
 _LARGEST_FADES = 0.99  # per dispatch of the cell
-_CREDIT_REQUESTS = 2.0  # mean ones; what a tenant keeps whose queue was empty while others ran
+_CREDIT_REQUESTS = 2.0  # mean ones; kept by a tenant whose queue was briefly empty
 _SERVICE_PRIOR = 512.0  # of a request, until some have ended
 _OUTPUT_PRIOR = 128.0  # tokens per dispatch, until some have ended
 _SMOOTHING = 0.02
@@ -161,7 +161,7 @@ class Tier:
             service = request.charged_tokens + OUTPUT_SERVICE * dispatch.emitted
             self._service_mean += _SMOOTHING * (service - self._service_mean)
         if request.attempts or request.preemptions or request.prefilled_on:
-            return  # what was computed twice, or elsewhere, is paid once, as predicted first
+            return  # repeated work is paid once, as first predicted
         computed = dispatch.prompt_tokens - dispatch.cached_tokens if has_run else 0
         self._correct(tenant, request, computed)
 
@@ -369,7 +369,7 @@ class Tier:
             counter = tenant.counter if tenant.requests else max(counter, tenant.counter)
             requests, tokens = tenant.before(uncached_tokens, now)
         if tenant is not None and tenant.requests == self.requests:
-            return requests, tokens  # nobody else waits
+            return requests, tokens  # no other tenant waits
         output = OUTPUT_SERVICE * self._output_mean
         turn = counter + (tokens + output * requests) / weight
         others = self._picture(now).before(turn, tenant)
