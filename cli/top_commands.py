@@ -199,7 +199,7 @@ async def _live(look: _Look, interval_s: float) -> None:
 
 @contextmanager
 def _screen() -> Generator[None]:
-    """Have the terminal's other screen, and keys without Enter; give all back, whatever happens."""
+    """Use the terminal's alternate screen, and read keys without Enter; restore both at any end."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:

@@ -12,9 +12,8 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent, TokenCount
 
 SCHEMA_VERSION = 3
 HOUR_MS = 3_600_000
-OTHER = (
-    "*"  # the model of what is not told apart; an hour with such counts cannot be compared by model
-)
+# The model of counts without one of their own: its hours cannot be compared by model.
+OTHER = "*"
 MODELS_MAX = 20_000  # of one hour
 KEYS_MAX = 50_000  # of all hours: about 15 MB
 _HOURS_MAX = 10_000

@@ -22,10 +22,10 @@ PREFIX = "sluice-"
 
 @dataclass(frozen=True, slots=True)
 class AblatedRule:
-    """One rule of the policy.
+    """A rule of the policy.
 
     Attributes:
-        text: The rule, for people.
+        text: Text of the rule, for reports.
         owner: Module or class with the constant or method.
         name: Name of the constant or method.
         instead: Replacement that switches the rule off.
@@ -144,7 +144,7 @@ class UnknownRuleError(ValueError):
 
 
 def policies() -> list[str]:
-    """Return the names of the whole policy, and of it without each single rule."""
+    """Return the names of the whole policy, and of the policy without each single rule."""
     return [PREFIX.removesuffix("-"), *(PREFIX + rule for rule in RULES)]
 
 

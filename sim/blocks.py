@@ -1,7 +1,7 @@
-"""The prefix cache of a simulated engine: which blocks it holds, for whom, and what goes first.
+"""The prefix cache of a simulated engine: its blocks, their users, and the order of eviction.
 
 A block is in use (pinned by running requests), idle (cached, may be evicted) or reserved (promised
-to a running request for what it has not computed yet; it has no content to share).
+to a running request for its uncomputed tokens; it has no content to share).
 """
 
 from collections import OrderedDict
@@ -42,7 +42,7 @@ class BlockCache:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether no request holds anything."""
+        """Whether no request holds any block."""
         return not self._users and not self.reserved
 
     def match(self, blocks: Sequence[int]) -> int:
@@ -80,7 +80,7 @@ class BlockCache:
             self._pin(block)
 
     def release(self, used: Sequence[int], reserved: int) -> None:
-        """Give back what a request pinned and reserved; its tail becomes the oldest."""
+        """Give back a request's pinned and reserved blocks; its tail becomes the oldest."""
         self.reserved -= reserved
         for block in reversed(used):  # tails are the least likely to be shared
             users = self._users[block] - 1
@@ -92,7 +92,7 @@ class BlockCache:
         self._evict()
 
     def clear(self) -> None:
-        """Lose everything, as a process that dies does."""
+        """Drop all blocks, as a process that dies does."""
         for block in self.cached:
             self._on_removed(block)
         self._users.clear()
@@ -131,7 +131,7 @@ class SharedPrefixes:
         return len(blocks)
 
     def add(self, blocks: Sequence[int]) -> None:
-        """Make a prompt known."""
+        """Add the blocks of a prompt."""
         for block in blocks:
             if block not in self._known:
                 self._known.add(block)

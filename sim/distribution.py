@@ -42,18 +42,18 @@ _RESTART_S = 10.0  # until a killed node is back
 
 @dataclass(frozen=True, slots=True)
 class DistributionScenario:
-    """A fleet, an artifact, and what goes wrong.
+    """A fleet, an artifact, and faults.
 
     Attributes:
-        nodes: All want the artifact at second 0, and have nothing.
+        nodes: Number of nodes; all want the artifact at second 0, and have nothing.
         size_bytes: Size of the artifact.
         step_s: Step of the fluid model; a transfer that ends within a step ends with it.
-        regions: The nodes are spread evenly.
+        regions: Number of regions; the nodes are spread evenly.
         rack_nodes: Nodes of a rack.
         report_s: Seconds between two reports of a node.
         one_way_s: Seconds of one way between a node and the control plane.
-        killed_ratio: Nodes that are killed on the way; every other one comes back.
-        corrupt: Nodes that spoil every chunk they serve.
+        killed_ratio: Share of nodes that are killed on the way; every other one comes back.
+        corrupt: Number of nodes that corrupt every chunk they serve.
         store_down_s: Begin and end of the time in which the stores do not answer, in virtual
             seconds.
     """
@@ -103,7 +103,7 @@ class _Transfer:
 
 
 class _Node:
-    """The agent's part: fetches what the last answer names, remembers what failed."""
+    """The agent's part: fetches the orders of the last answer, notes failures."""
 
     def __init__(self, number: int, place: NodePlace, first_s: float) -> None:
         self.number = number
@@ -231,7 +231,7 @@ class DistributionWorld:
                 self._serve(self.nodes[transfer.source])
 
     def _move(self) -> None:
-        """Let bytes flow, end what is done or dead, begin what is next."""
+        """Let bytes flow, end finished and dead transfers, begin the next."""
         for slot in self._links.step(self.scenario.step_s):
             node, transfer = self._slots[slot]
             self._stop(transfer)

@@ -66,7 +66,7 @@ class Links:
         self._is_stale = True
 
     def step(self, step_s: float) -> list[int]:
-        """Let all flows run for a while; return those that have nothing left."""
+        """Let all flows run for a while; return the finished ones."""
         if self._is_stale:
             self._slots = np.flatnonzero(self._used)
             self._rates = self._share()

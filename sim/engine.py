@@ -29,7 +29,7 @@ class StepCost:
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """One sequence; `answer` takes the tokens of a canary, which no frame tells."""
+    """A sequence; `answer` takes the tokens of a canary, which no frame reports."""
 
     sequence: int
     first: int
@@ -46,10 +46,10 @@ class _Sequence:
 
 
 class SimEngine:
-    """One engine. The caller moves time: `step` does one step's work and says how long it took.
+    """A simulated engine. The caller moves time: `step` does one step and returns its duration.
 
     Attributes:
-        is_busy_fault: Answers every submit with BUSY.
+        is_busy_fault: Whether every submit is refused with BUSY.
         is_lying: Whether its tokens are wrong.
         slowness: Factor on the duration of its steps.
     """
@@ -70,7 +70,7 @@ class SimEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a step would have nothing to do and nothing to say."""
+        """Whether a step would have nothing to do and nothing to report."""
         return not (self._waiting or self._running or self._finished)
 
     @property
@@ -79,12 +79,12 @@ class SimEngine:
         return {entry.sequence for entry in self._all() if entry.answer is None}
 
     def outputs(self) -> dict[int, list[int]]:
-        """Return all that was brought by the sequences that live, or whose end may be unknown."""
+        """Return the output of all sequences that live, or whose end may be unknown."""
         living = {entry.sequence: entry.output for entry in self._all() if entry.answer is None}
         return self._outputs | living
 
     def confirm(self, sequences: Iterable[int]) -> None:
-        """Forget the output of sequences whose end is known."""
+        """Drop the output of sequences whose end is confirmed."""
         for sequence in sequences:
             self._outputs.pop(sequence, None)
 
@@ -101,7 +101,7 @@ class SimEngine:
             )
 
     def probe(self, prompt: list[int], tokens: int, answer: Callable[[list[int]], None]) -> None:
-        """Run a canary inference, before everything that waits; `answer` is called at its end."""
+        """Run a canary inference, before all waiting sequences; `answer` is called at its end."""
         self._waiting.appendleft(_Sequence(0, prompt[0], len(prompt), tokens, answer))
 
     def cancel(self, sequences: Iterable[int]) -> None:
@@ -120,7 +120,7 @@ class SimEngine:
                 self._finish(entry, engine.FINISH_REASON_FAILED, code="graph")
 
     def forget_finished(self) -> None:
-        """Forget the ends that the next step would tell."""
+        """Drop the ends that the next step would report."""
         self._finished.clear()
 
     def step(self) -> tuple[engine.StepFrame, float]:

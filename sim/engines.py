@@ -25,23 +25,23 @@ _STARVED_TOKENS = 64  # prompt tokens per step when decodes alone fill the budge
 
 
 class Job:
-    """One request on its way through a run; times are those of the timeline.
+    """A request on its way through a run; times are those of the timeline.
 
     Attributes:
         request: The request of the trace.
         number: Order of arrival, from 0.
         arrived_at: Time of its arrival at the router.
         prompt_tokens: Tokens of the current attempt: the prompt, and all tokens emitted before it.
-        output_tokens: Still to emit in the current attempt.
+        output_tokens: Tokens still to emit in the current attempt.
         blocks: Blocks of the current attempt's prompt.
-        sequence: Name of the current attempt on its engine.
+        sequence: Id of the current attempt on its engine.
         replica: Number of the engine that has it, or had it last; -1 before the first.
         hit_tokens: Prompt tokens that the last engine found in its cache.
         emitted: Tokens of earlier attempts, which ended with their replica.
         dispatched_at: Time at which the last engine got it.
         admitted_at: Time at which that engine scheduled it.
-        first_at: First token; None before.
-        ended_at: Last token; None before, and for what was refused.
+        first_at: Time of the first token; None before.
+        ended_at: Time of the last token; None before, and for refused jobs.
         computed: Prompt tokens that the engine has, cached ones included.
         owed: Prompt tokens that the engine still owes it; an estimate until admission.
     """
@@ -92,7 +92,7 @@ class Job:
         self.is_cancelled = False
 
     def restart(self, block_tokens: int) -> None:
-        """Begin another attempt: what was emitted becomes part of the prompt."""
+        """Begin another attempt: emitted tokens become part of the prompt."""
         request = self.request
         self.prompt_tokens = request.prompt_tokens + self.emitted
         self.output_tokens = request.output_tokens - self.emitted
@@ -109,19 +109,19 @@ class Listener(Protocol):
     """The receiver of an engine's events, at the moment they happen."""
 
     def on_first(self, job: Job) -> None:
-        """The first token of an attempt is out."""
+        """Note the first token of an attempt."""
         ...
 
     def on_done(self, job: Job) -> None:
-        """The last token is out."""
+        """Note the last token."""
         ...
 
     def on_stored(self, replica: int, block: int) -> None:
-        """A block can be matched from now on."""
+        """Note a block that can be matched from now on."""
         ...
 
     def on_removed(self, replica: int, block: int) -> None:
-        """A block is gone."""
+        """Note a removed block."""
         ...
 
 
@@ -132,7 +132,7 @@ class StepRecord:
     Attributes:
         steps: Steps covered.
         step_s: Duration of each.
-        prompt_tokens: Computed in the last one.
+        prompt_tokens: Prompt tokens computed in the last step.
         decoded: Sequences that got `steps` tokens each.
         admitted: Jobs that were scheduled for the first time since the last record.
         firsts: Jobs that got their first token.
@@ -154,18 +154,18 @@ Recorder = Callable[["Engine", StepRecord], None]
 
 
 class Engine:
-    """One replica.
+    """A replica.
 
     Attributes:
         number: Index among the replicas.
         cost: Time of its steps at speed 1.
         cache: KV memory.
         waiting: Jobs that are not admitted, oldest first.
-        owed_tokens: Uncached prompt tokens of what waits and what is being prefilled.
+        owed_tokens: Uncached prompt tokens of waiting jobs and of those in prefill.
         decoding: Jobs that have their first token, by sequence.
         context_tokens: Tokens that the next step's decodes attend to.
-        held: Jobs that it has.
-        steps: Done since the start.
+        held: Number of jobs.
+        steps: Steps since the start.
         busy_s: Time spent in steps.
         prefilled_tokens: Prompt tokens computed.
         decoded_tokens: Tokens emitted, without the first of each request.
@@ -248,7 +248,7 @@ class Engine:
     # --- from outside -----------------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
-        """Take a job; its step begins at once, or after the one that runs."""
+        """Take a job; its first step begins at once, or after the running one."""
         now = self._timeline.now
         job.replica = self.number
         job.dispatched_at = now
@@ -265,7 +265,7 @@ class Engine:
         self._wake(self._timeline.now)
 
     def kill(self) -> list[Job]:
-        """Lose everything; return what it had, each job with what it has emitted."""
+        """Lose everything; return the jobs, each with its emitted tokens."""
         done = 0
         if self._is_stepping and not self._chunks and self.recorder is None:
             done = int((self._timeline.now - self._began_at) / self._step_s)
@@ -399,7 +399,7 @@ class Engine:
         return len(job.blocks) - matched - (-job.output_tokens // self.block_tokens)
 
     def _admit(self) -> None:
-        """Start what waits, in order, while there is memory for prompt and output."""
+        """Start waiting jobs, in order, while there is memory for prompt and output."""
         while self.waiting and self.running < self.cost.size.sequences_max:
             job = self.waiting[0]
             matched = self._matched(job)
@@ -420,7 +420,7 @@ class Engine:
             self._admitted.append(job)
 
     def _prefilled(self, job: Job, now: float) -> None:
-        """The first token is out; from now on others can reuse the prompt's blocks."""
+        """Note the first token; from now on others can reuse the prompt's blocks."""
         self._prefilling.remove(job)
         job.first_at = now if job.first_at is None else job.first_at
         job.first_step = self.steps
@@ -452,7 +452,7 @@ class Engine:
         self.held -= 1
 
     def _reap(self) -> None:
-        """Take out what was cancelled while a step ran."""
+        """Remove jobs that were cancelled while a step ran."""
         for job in self._cancelling:
             if self.decoding.get(job.sequence) is job:
                 job.emitted += self.steps - job.first_step + 1

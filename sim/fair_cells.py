@@ -30,7 +30,7 @@ _OWN = "own"
 
 @dataclass(frozen=True, slots=True)
 class FairCase:
-    """One run.
+    """A run.
 
     Attributes:
         cells: Number of cells, with one replica each.
@@ -50,7 +50,7 @@ class PinnedSluice(Sluice):
     """The router core whose gateways send a tenant `narrow-N` to cell N, and others anywhere."""
 
     def choose_cell(self, job: Job) -> int:
-        """See `Sluice`: the wide tenant's requests go round."""
+        """See `Sluice`; the wide tenant's requests go to all cells in turn."""
         _, _, cell = job.request.tenant.partition("-")
         return int(cell) if cell else job.number % self.settings.cells
 

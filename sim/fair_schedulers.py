@@ -37,7 +37,7 @@ class FairScheduler:
         return self._means.get(client, self._prior)
 
     def push(self, job: Job) -> None:
-        """Let a job wait."""
+        """Queue a job."""
         client = job.request.tenant
         if not self.queues.get(client):
             self.returns(client)
@@ -49,7 +49,7 @@ class FairScheduler:
         return min(heads, key=lambda job: (self.rank(job), job.arrived_at), default=None)
 
     def pop(self, job: Job) -> None:
-        """Take out a head that is admitted, and charge its prompt."""
+        """Remove an admitted head, and charge its prompt."""
         client = job.request.tenant
         self.queues[client].popleft()
         self.last_client = client
@@ -70,7 +70,7 @@ class FairScheduler:
         return self.counters.get(job.request.tenant, 0.0)
 
     def returns(self, client: str) -> None:
-        """Note that a client which had nothing waiting has."""
+        """Note that an idle client has a waiting job again."""
 
     def admitted(self, job: Job) -> None:
         """Charge an admission."""
@@ -166,7 +166,7 @@ class FairEngine(Engine):
 
     @classmethod
     def instead_of(cls, engine: Engine, pool: SimPool, scheduler: FairScheduler) -> "FairEngine":
-        """Return such an engine with the number and the size of another one."""
+        """Return an engine of this kind with the number and the size of another one."""
         made = cls(
             engine.number,
             engine.cost,
@@ -181,7 +181,7 @@ class FairEngine(Engine):
         return made
 
     def submit(self, job: Job) -> None:
-        """Let a job wait in its client's queue."""
+        """Queue a job of its client."""
         job.replica = self.number
         self.scheduler.push(job)
         self.held += 1

@@ -36,7 +36,7 @@ _FLAP_UP_S = 1.2
 
 @dataclass(frozen=True, slots=True)
 class FaultScenario:
-    """One run.
+    """A run.
 
     Attributes:
         fault: One of `FAULTS`, on the first replica.
@@ -79,18 +79,18 @@ class FaultClient:
 
 @dataclass(frozen=True, slots=True)
 class FaultReport:
-    """Effects of a fault on clients, and the times in which the router saw it.
+    """The effects of a fault on clients, and the times until the router noticed it.
 
     Attributes:
         requests: Submitted by clients.
         lost: Requests that did not end with all of their tokens.
-        duplicated: Requests that were told more tokens than they asked for.
+        duplicated: Requests with more tokens than they asked for.
         wrong_tokens: Wrong tokens told to clients; only of a lying replica, before it was found
             out.
         wrong_later: Wrong tokens told more than a step after it was found out.
-        resumed: Times that a request went on elsewhere after some tokens.
+        resumed: Number of resumes after some tokens.
         pause_s: Longest time between two tokens of one stream.
-        ttft_p99_s: Over all requests.
+        ttft_p99_s: 99th percentile of TTFT over all requests.
         detect_s: Seconds from the fault until the router sent nothing there any more; None: it was
             not seen.
         back_s: Seconds from its end until the replica was healthy again; None: it always was.
@@ -215,7 +215,7 @@ class FaultWorld:
     # --- faults -----------------------------------------------------------------------------
 
     async def _break(self) -> tuple[float | None, float | None]:
-        """Do the fault to the first replica; return when it was seen, and when it was over."""
+        """Break the first replica; return the times of detection and of recovery."""
         scenario, host = self.scenario, self.hosts[0]
         await asyncio.sleep(scenario.fault_at_s)
         if scenario.fault == "none":
@@ -246,7 +246,7 @@ class FaultWorld:
         return book.limits is not None and not book.is_broken and state is HealthState.HEALTHY
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> float | None:
-        """Return how long it took until a condition held; None: too long."""
+        """Return the time until a condition held; None: too long."""
         begin_at = self._loop.time()
         while not condition():
             if self._loop.time() - begin_at >= limit_s:

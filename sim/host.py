@@ -17,11 +17,11 @@ PROBE_TOKENS = 8
 
 
 class SimHost:
-    """One replica: an engine whose step loop runs on the event loop; faults are switches.
+    """A replica: an engine whose step loop runs on the event loop; faults are switches.
 
     Attributes:
-        is_down: Connections are refused and open ones break.
-        is_frozen: Connections stay open and silent, no step is done.
+        is_down: Whether connections are refused and open ones break.
+        is_frozen: Whether connections stay open and silent, without steps.
         stream: Stream of the one router, while it is attached.
         frames_sent: Number of sent frames.
         merges: Steps that found no credit.
@@ -50,7 +50,7 @@ class SimHost:
         return SimHostStream(self)
 
     async def answers(self, timeout_s: float) -> bool:
-        """Return whether connections are accepted, now or within a time."""
+        """Return whether the host accepts a connection, now or within a time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._is_up.wait()
@@ -78,7 +78,7 @@ class SimHost:
             raise FailedError(ErrorCode.REPLICA_LOST, "no answer") from None
 
     def kill(self) -> None:
-        """End as a killed process does: streams break, the engine's state is gone."""
+        """End like a killed process: streams break, the engine's state is gone."""
         self.is_down = True
         self._is_up.clear()
         self._moving.clear()
@@ -91,12 +91,12 @@ class SimHost:
             self.stream = None
 
     def freeze(self) -> None:
-        """Stop as a stopped process does."""
+        """Stop like a stopped process."""
         self.is_frozen = True
         self._moving.clear()
 
     def revive(self) -> None:
-        """Be there again."""
+        """Run again."""
         self.is_down = self.is_frozen = False
         self._is_up.set()
         self._moving.set()
@@ -109,7 +109,7 @@ class SimHost:
             self.forsake(self.stream)
 
     def forsake(self, stream: "SimHostStream") -> None:
-        """Keep what a broken stream's router may come back for."""
+        """Keep the sequences of a broken stream, whose router may come back."""
         if stream is self.stream:
             self.stream = None
             self._orphan = stream.epoch, asyncio.get_running_loop().time()
@@ -302,11 +302,11 @@ class SimHostStream:
             self._pending = None
 
     def end(self) -> None:
-        """End in order."""
+        """End the stream in order."""
         self._frames.put_nowait(None)
 
     def break_off(self) -> None:
-        """End as a broken connection does: what was on its way is gone."""
+        """Break the stream: messages on their way are lost."""
         while not self._frames.empty():
             self._frames.get_nowait()
         self._frames.put_nowait(FailedError(ErrorCode.REPLICA_LOST, "broken"))

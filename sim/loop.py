@@ -17,11 +17,11 @@ _T = TypeVar("_T")
 
 
 class DeadlockError(RuntimeError):
-    """Every task waits, and no timer is set: nothing will ever happen."""
+    """Every task waits, and no timer is set: no event can ever come."""
 
 
 class _VirtualSelector(selectors.DefaultSelector):
-    """Never waits: returns what is ready now, or moves the clock."""
+    """A selector that never waits: it returns ready events, or moves the clock."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,13 +27,13 @@ class Metrics:
         ttft_missed: Share that missed the objective of TTFT, or got no first token.
         tpot_missed: Share that met TTFT and missed TPOT.
         unserved: Share that was refused or never ended.
-        ttft_p50_s: Median.
-        ttft_p90_s: Percentile.
-        ttft_p99_s: Percentile.
+        ttft_p50_s: Median of TTFT.
+        ttft_p90_s: 90th percentile of TTFT.
+        ttft_p99_s: 99th percentile of TTFT.
         ttft_longest_decile_p99_s: p99 among the tenth of requests with the longest prompts.
         ttft_worst_ratio: Largest TTFT as a multiple of the request's own objective.
-        tpot_p99_s: Percentile.
-        hit_ratio: Prompt tokens found in a cache.
+        tpot_p99_s: 99th percentile of TPOT.
+        hit_ratio: Share of prompt tokens found in a cache.
         busy: Share of time that replicas spent in steps.
         makespan_s: Seconds until the last token.
     """

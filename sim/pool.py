@@ -1,7 +1,7 @@
-"""One pool of simulated replicas behind one policy: arrivals, the KV index, loss and growth.
+"""A pool of simulated replicas behind one policy: arrivals, the KV index, loss and growth.
 
-The index maps a block to a bit mask of the replicas that hold it; it is exact and instant. A
-policy that may only know old state keeps its own view (see `sim.policies.sluice`).
+The index maps a block to a bit mask of the replicas that hold it; it is exact and instant. A policy
+that may only know old state keeps its own view (see `sim.policies.sluice`).
 """
 
 import random
@@ -26,7 +26,7 @@ class Policy(Protocol):
     name: str
 
     def bind(self, pool: "SimPool") -> None:
-        """Begin a run; nothing has arrived."""
+        """Begin a run, before any arrival."""
         ...
 
     def arrive(self, job: Job) -> None:
@@ -34,23 +34,23 @@ class Policy(Protocol):
         ...
 
     def first(self, job: Job) -> None:
-        """The first token of the job's attempt is out."""
+        """Note the first token of the job's attempt."""
         ...
 
     def done(self, job: Job) -> None:
-        """The job has ended."""
+        """Note the end of the job."""
         ...
 
     def lost(self, replica: int, jobs: Sequence[Job]) -> None:
-        """A replica died with these jobs, the longest there first; serve them elsewhere."""
+        """Serve the jobs of a dead replica elsewhere; the longest there come first."""
         ...
 
     def added(self, replica: int) -> None:
-        """A replica is there from now on; its cache is empty."""
+        """Use a new replica with an empty cache."""
         ...
 
     def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:
-        """A replica stored or removed a block; -1 is the cache that all share."""
+        """Note that a replica stored or removed a block; -1 is the cache that all share."""
         ...
 
 
@@ -64,8 +64,8 @@ class SimPoolPlan:
         seed: Seed of speeds and of the policy's draws.
         lose_at_s: Virtual seconds at which replica 0 dies; None: it does not.
         add_at_s: Virtual seconds at which one more replica with an empty cache joins.
-        kv_tokens: KV memory of a replica; None: what the cost model says.
-        is_shared: One infinite cache for all replicas: the bound.
+        kv_tokens: KV memory of a replica in tokens; None: by the cost model.
+        is_shared: Whether all replicas share one infinite cache: the upper bound.
     """
 
     replicas: int
@@ -130,7 +130,7 @@ class SimPool:
 
     @property
     def now(self) -> float:
-        """Virtual seconds."""
+        """The time in virtual seconds."""
         return self.timeline.now
 
     @property
@@ -197,7 +197,7 @@ class SimPool:
     # --- faults -----------------------------------------------------------------------------
 
     def lose(self, replica: int) -> None:
-        """Kill a replica: its cache is gone, its jobs are the policy's to serve elsewhere."""
+        """Kill a replica: its cache is gone, and the policy serves its jobs elsewhere."""
         self.alive.remove(replica)
         jobs = self.engines[replica].kill()
         self.policy.lost(replica, jobs)

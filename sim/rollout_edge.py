@@ -1,8 +1,8 @@
 """False alarms of a release that is exactly as much worse as is tolerated, in every gate at once.
 
-That is the worst case that the stated rate speaks of: an identical release is well within what is
-tolerated, and hardly ever accused. Rates are given and not made from requests, because the edge is
-a matter of rates; the tests, the gates and the division of alpha are the real ones.
+That is the worst case for the stated rate: an identical release is well within the tolerance, and
+hardly ever accused. Rates are given and not made from requests, because the edge is a matter of
+rates; the tests, the gates and the division of alpha are the real ones.
 """
 
 from math import sin

@@ -1,7 +1,7 @@
 """Made-up traffic of a model in rollout: tenants, sessions, a day's drift, incidents, two releases.
 
-Requests of a session are alike, tenants differ, load and errors move with the hour, and now and
-then everything fails for a while: nothing of that may be taken for a difference of the releases.
+Requests of a session are alike, tenants differ, load and errors change with the hour, and sometimes
+all requests fail for a while: none of that may be taken for a difference of the releases.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SimRelease:
-    """How a release behaves; the medians are of lognormal distributions."""
+    """The behaviour of a release; the medians are of lognormal distributions."""
 
     ttft_ms: float = 300.0
     tpot_us: float = 20_000.0
@@ -61,7 +61,7 @@ CONTROL = SimRelease()
 
 @dataclass(frozen=True, slots=True)
 class TrafficProfile:
-    """The traffic.
+    """The parameters of the traffic.
 
     Attributes:
         rate: Requests per second, mean over the day.
@@ -77,7 +77,7 @@ class TrafficProfile:
 
 @dataclass(slots=True)
 class _Callers:
-    """Requests or sessions, one to an index: what they ask for and where they go.
+    """Requests or sessions by index: their properties and their releases.
 
     Attributes:
         style: Factor of their answers' lengths.
@@ -117,7 +117,7 @@ class Traffic:
     def window(
         self, split: ReleaseSplit, mirrored: int, canary: SimRelease
     ) -> tuple[Arm, Arm, int]:
-        """Return what came of ten seconds: canary, control, and how many were sent to canary.
+        """Return the outcomes of ten seconds: canary, control, and the number sent to canary.
 
         Args:
             split: Split that requests are sent with.
@@ -137,14 +137,14 @@ class Traffic:
         return self._arm(canary, callers, is_canary, drift, errors_too), control, exposed
 
     def _incident(self) -> float:
-        """Return the share of requests that fail now whatever release they are for."""
+        """Return the share of requests that fail now under any release."""
         self._incident_left_s -= WINDOW_S
         if self._draw.random() < WINDOW_S / _INCIDENT_EVERY_S:
             self._incident_left_s = self._draw.exponential(_INCIDENT_S)
         return _INCIDENT_ERRORS if self._incident_left_s > 0 else 0.0
 
     def _callers(self, split: ReleaseSplit, count: int) -> tuple[_Callers, int]:
-        """Return the requests that are compared, and how many of all went to canary unpinned."""
+        """Return the compared requests, and the number of unpinned ones that went to canary."""
         draw = self._draw
         alone = int(draw.binomial(count, _SESSIONLESS))
         turns = draw.integers(len(self._names), size=count - alone)
@@ -168,7 +168,7 @@ class Traffic:
         return together, int(exposed)
 
     def _renew(self, split: ReleaseSplit, ended: NDArray[np.int64]) -> None:
-        """Replace sessions by new ones, and send all anew if the split has changed."""
+        """Replace sessions by new ones, and assign all anew if the split has changed."""
         self._tenants[ended] = self._some_tenants(len(ended))
         self._styles[ended] = self._draw.lognormal(0, self._profile.session_spread, len(ended))
         for slot in ended:
@@ -267,7 +267,7 @@ def tenant_id(number: int) -> str:
 def _sent(
     split: ReleaseSplit, tenants: NDArray[np.int64], names: list[tuple[str, str]], style: _Floats
 ) -> _Callers:
-    """Return who goes where; `names` are session and request id."""
+    """Return the release of each request; `names` are session and request id."""
     choices = [
         split.choose(tenant_id(tenant), *name)
         for tenant, name in zip(tenants.tolist(), names, strict=True)

@@ -67,7 +67,7 @@ _PINNED_OLD, _PINNED_NEW = 5, 9  # tenants
 
 @dataclass(frozen=True, slots=True)
 class RolloutOutcome:
-    """How a rollout ended.
+    """The end of a rollout.
 
     Attributes:
         seed: Seed of traffic and salt.
@@ -89,14 +89,14 @@ class RolloutOutcome:
 
 
 class _Loop:
-    """Stands in for the control plane's loop: stores the state, does what is asked, at once."""
+    """Replaces the control plane's loop: stores the state, carries out actions at once."""
 
     def __init__(self, plan: Plan) -> None:
         self.rollout = Rollout(plan)
         self.now_ms = 0
 
     def tell(self, event: Event) -> None:
-        """Step, and answer what was asked for until nothing is."""
+        """Step, and answer actions until there are none."""
         result = step(self.rollout, event, self.now_ms)
         self.rollout = result.rollout
         for action in result.actions:
@@ -112,7 +112,7 @@ class _Loop:
 
 
 def simulate(plan: Plan, release: SimRelease, profile: TrafficProfile, seed: int) -> RolloutOutcome:
-    """Return how the rollout of a release ends by itself."""
+    """Return the outcome of a release's rollout without operators."""
     traffic, loop = Traffic(profile, seed), _Loop(plan)
     pins = {tenant_id(_PINNED_OLD): "old", tenant_id(_PINNED_NEW): "new"}
     split = ReleaseSplit("model", "old", "new", 0, f"salt-{seed}", pins)

@@ -48,7 +48,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that happens to a replica, and is over after `for_s`.
+    """A fault of a replica, which ends after `for_s`.
 
     Kinds: die, freeze, cut (its stream breaks, it lives), busy, fail, slow, lie.
     """
@@ -95,9 +95,9 @@ class _Node:
 
 
 class RouterWorld:
-    """One run: `load` and `plan` what is to happen, then `run`, then `verify`.
+    """A run: `load` and `plan` its events, then `run`, then `verify`.
 
-    `trace` is everything that was dispatched and told, for comparing runs.
+    `trace` is the list of all dispatches and messages, for comparing runs.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class RouterWorld:
         self._plan(fault.at_s + fault.for_s, partial(self._heal, replica_id))
 
     def _plan(self, time_s: float, action: Callable[[], None]) -> None:
-        """Plan something that the world does not come to rest without."""
+        """Plan an event that the world has to wait for."""
         self._to_come += 1
 
         def happen() -> None:
@@ -209,7 +209,7 @@ class RouterWorld:
         return is_idle and not any(book.dispatches for book in self.core.replicas.values())
 
     def verify(self) -> None:
-        """Assert what clients were promised, and that nothing is left behind."""
+        """Assert the promises to clients, and that nothing is left behind."""
         assert not self._by_handle, "every request ends"
         for client in self.clients:
             final = client.final
@@ -351,7 +351,7 @@ class RouterWorld:
         self.at(self.now + step_s, done)
 
     def _post(self, node: _Node, frame: engine_wire.StepFrame) -> None:
-        """Send a frame; its ends are told again after a resume until they are confirmed."""
+        """Send a frame; its ends are repeated after a resume until they are confirmed."""
         epoch = node.epoch
         for end in frame.finished:
             node.ends[end.sequence] = end

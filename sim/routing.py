@@ -28,11 +28,11 @@ _FINALISTS = 3  # of a group run on all seeds; the others only on the first
 
 @dataclass(frozen=True, slots=True)
 class RoutingResult:
-    """One policy at one load over all seeds.
+    """The figures of one policy at one load over all seeds.
 
     Attributes:
         policy: Name of the policy, or of its group.
-        winner: The policy that the figures are of.
+        winner: Policy of the figures.
         run: Run of the first seed.
         seeds: All.
         by_seed: Figures, one per seed.
@@ -120,7 +120,7 @@ def compare(
     A group runs all its policies on the first seed and the best three on all.
 
     Args:
-        base: Everything else; its policy, load and seed are ignored.
+        base: Run with all other settings; its policy, load and seed are ignored.
         policies: Names of policies or groups.
         loads: Shares of capacity.
         seeds: Seeds, at least one.

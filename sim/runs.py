@@ -1,4 +1,4 @@
-"""One run of the routing study: a trace, a pool, a policy, a seed; and the load that it is at."""
+"""A run of the routing study: a trace, a pool, a policy, a seed, and its load."""
 
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -19,12 +19,12 @@ _ALL_AT_ONCE = 1e-6  # factor on arrival times
 
 @dataclass(frozen=True, slots=True)
 class RunSource:
-    """Where requests come from.
+    """The source of a run's requests.
 
     Attributes:
         path: A file, or the settings of a generated workload.
         format_name: One of `FORMATS`.
-        requests_max: Only so many from the beginning; None: all.
+        requests_max: Number of requests from the beginning; None: all.
     """
 
     path: str
@@ -34,7 +34,7 @@ class RunSource:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run.
+    """The settings of a run.
 
     Attributes:
         source: The requests.
@@ -46,7 +46,7 @@ class Run:
         speed_spread: See `SimPoolPlan`.
         report_age_s: Age in seconds of the router's knowledge of an engine.
         index_delay_s: Age in seconds of the router's prefix index.
-        cells: Cells of our router; peers route the whole pool.
+        cells: Number of cells of the router; peers route the whole pool.
         lose_at_s: See `SimPoolPlan`.
         add_at_s: See `SimPoolPlan`.
     """

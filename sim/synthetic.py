@@ -25,12 +25,12 @@ class Synthetic:
         burst: Rate inside of bursts by rate outside; 1 is Poisson.
         prompt: Median tokens that a turn adds to its history.
         prompt_sigma: Standard deviation of the prompt length's logarithm.
-        output: Median tokens.
+        output: Median tokens of an answer.
         output_sigma: Standard deviation of the output length's logarithm.
         turns: Mean turns of a conversation; the history grows by prompt and answer.
         systems: Distinct system prompts; 0: none.
-        system_tokens: Length of each, rounded down to blocks.
-        tenants: Conversations belong to one of so many, the first being the busiest.
+        system_tokens: Tokens of each system prompt, rounded down to blocks.
+        tenants: Number of tenants of conversations, the first being the busiest.
     """
 
     requests: int = 2000

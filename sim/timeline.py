@@ -1,4 +1,4 @@
-"""Virtual time of discrete-event runs: a heap of what is to happen, in order."""
+"""Virtual time of discrete-event runs: a heap of planned actions, in order."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush

@@ -76,7 +76,7 @@ def _open(path: Path) -> IO[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in a file we are, for messages."""
+    """The present place in a file, for messages."""
 
     path: Path
     line: int
@@ -187,7 +187,7 @@ def _sluice(path: Path, file: IO[str], draw: random.Random) -> Iterator[TraceReq
 
 
 class SessionChains:
-    """Block ids for sessions whose prompts only ever grow at the end.
+    """Block ids for sessions whose prompts only grow at the end.
 
     Args:
         block_tokens: Tokens per block.
@@ -199,7 +199,7 @@ class SessionChains:
         self._chains: dict[int, tuple[tuple[int, ...], int]] = {}
 
     def fresh(self, tokens: int) -> tuple[int, ...]:
-        """Return blocks that nobody has for so many tokens."""
+        """Return new blocks for so many tokens."""
         return tuple(islice(self._ids, -(-tokens // self._block_tokens)))
 
     def blocks(

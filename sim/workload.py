@@ -1,11 +1,11 @@
-"""The replayed workload: requests as a trace has them, without any content."""
+"""The replayed workload: requests of a trace, without any content."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request of a trace.
+    """A request of a trace.
 
     Attributes:
         arrived_s: Seconds since the first request of the trace.

@@ -115,7 +115,7 @@ class UsageQuery:
 
 
 def usage_query(query: params.Query, now_ms: int) -> UsageQuery:
-    """Return the query in a request's parameters; by default a day by hour, or 30 days by day.
+    """Return the query of a request's parameters; by default a day by hour, or 30 days by day.
 
     Raises:
         BadRequestError: A parameter is invalid, or the span is longer than 400 days.

@@ -50,7 +50,7 @@ _OPTIONS = {"sim": {"speed": "0.5"}, "openvino": {}}
 
 
 class ControlPlane(agent_pb2_grpc.AgentServiceServicer):
-    """Wants one replica, and notes when which report came."""
+    """A control plane that wants one replica, and notes the times of reports."""
 
     def __init__(self, wish: agent.DesiredReplica) -> None:
         self._desired = agent.SyncResponse(version=1, replicas=[wish])
@@ -73,7 +73,7 @@ class ControlPlane(agent_pb2_grpc.AgentServiceServicer):
     async def first(
         self, since_s: float, is_meant: Callable[[agent.ObservedReplica], bool]
     ) -> tuple[float, agent.ObservedReplica]:
-        """Return the first report after a moment that is meant, and its time after it."""
+        """Return the first wanted report after a time, and the delay."""
         async with asyncio.timeout(_DEADLINE_S), self._news:
             while True:
                 for at_s, seen in self.reports:
@@ -170,7 +170,7 @@ _FAULTS: dict[str, Callable[[agent.ObservedReplica], None]] = {
 
 
 async def _fault(node: FaultyNode, name: str, chance: random.Random) -> tuple[float, float]:
-    """Break the engine and return when that was detected, and when it was mended."""
+    """Break the engine; return the times of detection and of repair."""
     _, seen = await node.plane.first(0.0, _is_ready)
     seen = node.plane.reports[-1][1]
     await asyncio.sleep(1.0 + chance.uniform(0, _PROBE_PERIOD_S))

@@ -100,8 +100,8 @@ def groups_of(stack: BenchmarkStack) -> dict[str, list[int]]:
 def measure_ttft(stack: BenchmarkStack) -> dict[str, Any]:
     """One request after the other on an engine whose steps take no time: all of it is overhead.
 
-    `engine_ms` is the way to the first token for who is attached to the same Triton, without
-    gateway and router, in turns with the requests; read what these two add as the difference.
+    `engine_ms` is the TTFT of a client attached directly to the same Triton, without gateway and
+    router, in turns with the requests; the difference is their share.
     """
     configure(stack, cost_step_s="0", **FREE_TOKENS)
     load = replace(stack.load(1, 250), max_tokens=4)
@@ -129,14 +129,13 @@ async def _engine_ttft(stack: BenchmarkStack, requests: int) -> dict[str, float]
 
 
 def measure_jitter(stack: BenchmarkStack) -> dict[str, Any]:
-    """By how much gaps between tokens are longer than those of the engine, whose steps take 20 ms.
+    """Measure how much longer the gaps between tokens are than those of the engine (20 ms steps).
 
     `through`: through gateway and router, by the time at which the client's kernel had a token.
-    `straight`: the same number of sequences for who is attached to the same Triton, in turns with
-    the others: what the engine host, Triton and the machine do themselves. Gateway and router add
+    `straight`: the same number of sequences attached directly to the same Triton, in turns with the
+    others: the share of the engine host, Triton and the machine. Gateway and router add
     `added_p99_ms`, the median of the rounds' differences. Streams begin spread over the length of
-    an answer, as they do in life. The client shares the cores; `machine_busy` is their share in
-    use, by whomever.
+    an answer. The client shares the cores; `machine_busy` is their share in use, by all processes.
     """
     steps_file = stack.home / "steps"
     configure(stack, cost_step_s=str(STEP_S), **FREE_TOKENS, steps_file=str(steps_file))

@@ -46,7 +46,7 @@ def _rounds(loads: dict[str, StreamLoad], groups: dict[str, list[int]]) -> dict[
 
 
 def _loads(load: StreamLoad) -> dict[str, StreamLoad]:
-    """Return what is asked of each proxy; answers have 100 tokens, or two."""
+    """Return the requests to each proxy; answers have 100 tokens, or two."""
     return {
         "100_streams": replace(load, streams=100, requests=500),
         "500_streams": replace(load, streams=500, requests=2500),

@@ -42,8 +42,8 @@ class Round:
     """Seconds since the command began.
 
     Attributes:
-        published_s: The command has ended.
-        known_s: The request was taken that was answered: the gateway knows the name.
+        published_s: Seconds until the command has ended.
+        known_s: Seconds until the first accepted request: the gateway knows the name by then.
         first_token_s: Seconds until the first token.
         command_cpu_s: CPU time of the command alone, which a busy machine stretches.
     """

@@ -55,7 +55,7 @@ class CallCounts:
 
 
 def _layer_in(file: str) -> str:
-    """Return the layer of a file; empty: it is a library's, or the program's that counts."""
+    """Return the layer of a file; empty for a library, and for the counting program."""
     path = Path(file)
     if not path.is_relative_to(_ROOT) or ".venv" in path.parts:
         return ""

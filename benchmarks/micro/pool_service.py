@@ -31,7 +31,7 @@ _METHOD = "/benchmark/Follow"
 
 
 class BenchCell:
-    """A queue all of whose tenants are served again and again."""
+    """A queue whose tenants are all served in turn."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -23,15 +23,15 @@ WAITING, STARTING, READY, DOWN, STOPPED, DONE = (
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """One process of the stack.
+    """A process of the stack.
 
     Attributes:
-        started: Start time of `pid`, as of `StackState.supervisor_started`.
-        port: The main one; 0 when it listens on none.
+        started: Start time of `pid`, in ticks as `StackState.supervisor_started`.
+        port: Main port; 0 when it listens on none.
         restarts: Starts after the first one.
         last_error: Reason of the last failure.
         since_unix_s: Unix seconds of the begin of `state`.
-        is_server: Part of the base that others keep their data in; stopped last.
+        is_server: Whether the process is a server that stores others' data; stopped last.
     """
 
     name: str

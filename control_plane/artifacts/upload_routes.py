@@ -257,7 +257,7 @@ class UploadRoutes:
         return await self._writes.run(request, work)
 
     async def _wait(self, request: web.Request, upload_id: str) -> Values:
-        """Return an upload as soon as it has ended, or in its state after a while."""
+        """Return an upload when it has ended, or unfinished after a bounded wait."""
         try:
             async with asyncio.timeout(_WAIT_S):
                 while True:

@@ -422,7 +422,7 @@ async def _write(connection: AsyncConnection, pool_id: str, **values: object) ->
 async def _record(
     connection: AsyncConnection, pool_id: str, before: int, after: int, why: str
 ) -> None:
-    """Write an audit row, so that operators see the change of their number."""
+    """Write an audit row about the change of the operators' number."""
     row = AuditRow(
         id=new_id("audit"),
         actor_id="fleet",

@@ -206,7 +206,7 @@ class DemandHistory:
         return len(recent)
 
     def _projected(self) -> float:
-        """Return the demand that a surge reaches: a rise goes on for as long as it has lasted."""
+        """Return the demand at a surge's end: a rise is assumed to last as long again."""
         lasting = self._lasting()
         recent = list(self.buckets)
         top = max(fmean(recent[-_NOW - 2 : -2] or recent), self.now)

@@ -146,7 +146,7 @@ def cuts_of(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def is_independent(tokenizer: Tokenizer) -> bool:
-    """Return whether the place of a text in a prompt leaves its tokens the same."""
+    """Return whether a text has the same tokens at any place in a prompt."""
     described = json.loads(tokenizer.to_str())
     stages = (described.get("normalizer"), described.get("pre_tokenizer"))
     return all(map(_is_independent, stages)) and not described.get("truncation")

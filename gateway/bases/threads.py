@@ -156,7 +156,7 @@ class PromptThreads:
 
 
 def _end_after_step(steps: Steps[_Made]) -> StopIteration | None:
-    """Do one step; return the end of the steps with their value, or None before it."""
+    """Take one step of a generator; return its result once it has ended, None before."""
     try:
         next(steps)
     except StopIteration as end:

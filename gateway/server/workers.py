@@ -51,8 +51,8 @@ class GatewayWorker:
         """Prepare.
 
         Args:
-            spec: Passes the second socket of `link`.
-            link: A pair of sockets.
+            spec: Spec of the process, which inherits the second socket of `link`.
+            link: Pair of connected sockets.
             note_left: Called when the worker stops, for each of its later messages, and when it has
                 ended.
         """

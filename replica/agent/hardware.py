@@ -87,7 +87,7 @@ class HardwareReader(Protocol):
     """Asks the hardware; blocks, and may hang when its driver does."""
 
     def read(self, wait_s: float) -> Readings:
-        """Return what is true now, after waiting up to `wait_s` for an error to be reported."""
+        """Return the present readings, after waiting up to `wait_s` for an error report."""
         ...
 
 

@@ -376,7 +376,7 @@ class CellBook:
         return victims
 
     def _preemptible_replicas(self, request: Request) -> list[ReplicaBook]:
-        """Return the replicas that could serve a request if they had room."""
+        """Return the replicas that could serve a request after preemptions."""
         return [
             book
             for book in self.fleet.ready()

@@ -25,7 +25,7 @@ def check(frame: engine.StepFrame) -> None:
 
 
 def file(book: ReplicaBook, columns: engine.Logprobs) -> None:
-    """Append the columns of a checked frame to the batches of the gateways, as its tokens were."""
+    """Append the columns of a checked frame to the batches of the gateways, like its tokens."""
     dispatches = book.dispatches
     top_tokens, top_logprobs = columns.top_token[:], columns.top_logprob[:]
     start = 0

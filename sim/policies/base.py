@@ -64,7 +64,7 @@ class ArrivalPolicy:
             self.arrive(job)
 
     def forget(self, replica: int) -> None:
-        """Drop what is known of a dead replica's cache."""
+        """Drop the known cache content of a dead replica."""
 
     def added(self, replica: int) -> None:
         """See `Policy`."""

@@ -75,7 +75,8 @@ class DynamoQueue(Dynamo):
     Args:
         scale: `prefill_load_scale`.
         threshold_steps: `router_queue_threshold`: steps full of prompt tokens.
-        is_shortest_first: WSPT: fewest uncached tokens at the best replica first; else FCFS.
+        is_shortest_first: Whether the queue is WSPT (fewest uncached tokens at the best replica
+            first) or FCFS.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class DynamoQueue(Dynamo):
         self._shortest.changed(block)
 
     def _arm(self) -> None:
-        """Pump when the engine that called is done with its step."""
+        """Schedule a pump of the queue after the calling engine's present step."""
         if not self._is_armed and (self._fifo or self._shortest):
             self._is_armed = True
             self.pool.timeline.at(self.pool.now, self._wake)

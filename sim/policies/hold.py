@@ -1,4 +1,4 @@
-"""An ordered queue of jobs whose keys depend on what caches hold: never scanned as a whole."""
+"""An ordered queue of jobs whose keys depend on cached blocks; never scanned as a whole."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -25,7 +25,7 @@ class HoldQueue:
         self._pushed = 0
 
     def __len__(self) -> int:
-        """Jobs in the queue."""
+        """Return the number of jobs."""
         return len(self._jobs)
 
     def push(self, job: Job) -> None:
@@ -43,7 +43,7 @@ class HoldQueue:
             self._dirty.update(watchers)
 
     def pop(self) -> Job:
-        """Take out the job with the smallest key."""
+        """Remove the job with the smallest key."""
         self._refresh()
         while True:
             key, order, number = heappop(self._heap)

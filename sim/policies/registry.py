@@ -1,6 +1,6 @@
 """All policies by name: an explicit table, and names that carry parameters.
 
-Groups are names for the best of several policies: `sim.runs` runs them all and says which won.
+Groups are names for the best of several policies: `sim.runs` runs them all and reports the best.
 """
 
 import re
@@ -31,7 +31,7 @@ class PolicyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How to make a policy, and what it needs.
+    """The maker of a policy, and its needs.
 
     Attributes:
         make: Returns a new one.

@@ -1,4 +1,4 @@
-"""Policies that know requests in flight at most, and those that follow a session."""
+"""Simple policies: without state, by requests in flight, and sticky by session."""
 
 import bisect
 import math
@@ -13,7 +13,7 @@ _BOUND = 1.25
 
 
 class RoundRobin(ArrivalPolicy):
-    """One after the other."""
+    """Replicas in turn."""
 
     name = "round_robin"
     _turn = -1
@@ -25,7 +25,7 @@ class RoundRobin(ArrivalPolicy):
 
 
 class Random(ArrivalPolicy):
-    """Any."""
+    """A random replica."""
 
     name = "random"
 
@@ -35,7 +35,7 @@ class Random(ArrivalPolicy):
 
 
 class LeastRequests(ArrivalPolicy):
-    """Fewest requests in flight."""
+    """The replica with the fewest requests in flight."""
 
     name = "least_requests"
 
@@ -57,7 +57,7 @@ class PowerOfTwo(ArrivalPolicy):
 
 
 class LeastTokens(ArrivalPolicy):
-    """Fewest prompt tokens of requests in flight; its throughput defines load 1.0."""
+    """The fewest prompt tokens of requests in flight; its throughput defines load 1.0."""
 
     name = "least_tokens"
 

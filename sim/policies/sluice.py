@@ -1,8 +1,8 @@
-"""The policy `sluice`: the real router core, fed as in production.
+"""The policy `sluice`: the real router core, with the production's inputs.
 
-It knows of an engine what frames say, and they arrive `report_age_s` after the end of their step;
-KV events ride on the first frame that arrives `index_delay_s` after they happened. It does not know
-how long answers will be. Dispatches take 1 ms. Everything else is the product's own code.
+It knows an engine only from frames, which arrive `report_age_s` after the end of their step; KV
+events ride on the first frame that arrives `index_delay_s` after they happened. It does not know
+the lengths of answers. Dispatches take 1 ms. Everything else is the product's own code.
 """
 
 from array import array
@@ -46,12 +46,12 @@ _OUTCOMES_GOOD = (wire.OUTCOME_KIND_STOP, wire.OUTCOME_KIND_LENGTH)
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """How the router is run.
+    """The settings of the simulated router.
 
     Attributes:
         report_age_s: Seconds from the end of a step to its frame at the router.
         index_delay_s: Seconds from a cache's change to the router's knowledge of it.
-        cells: Each has a core of its own and every n-th replica.
+        cells: Number of cells; each has a core of its own and every n-th replica.
         config: Configuration of the core.
         output_max: Tokens that clients allow; None: twice the longest answer of the trace.
         service_age_s: Age of the oldest service that cells know of one another, at most; None: each
@@ -67,13 +67,13 @@ class RouterSettings:
 
 
 class _Link:
-    """One replica as the router is attached to it.
+    """A replica as the router is attached to it.
 
     Attributes:
         number: Number of its engine.
-        jobs: Alive there or on the way, by sequence.
-        events: (when, block, whether it was stored), not told yet.
-        frames: Sent so far.
+        jobs: Jobs that run there or are on the way, by sequence.
+        events: Unsent events: time, block, and whether it was stored.
+        frames: Number of sent frames.
     """
 
     __slots__ = (
@@ -99,7 +99,7 @@ class _Link:
 
 
 class _Cell:
-    """One cell with its core; `view` is what the gateway knows of it."""
+    """A cell with its core; `view` is the gateway's knowledge of it."""
 
     __slots__ = ("cell_id", "core", "members", "tick_at", "view")
 
@@ -188,7 +188,7 @@ class Sluice:
         self._tick(link.cell)
 
     def lost(self, replica: int, jobs: Sequence[Job]) -> None:  # noqa: ARG002
-        """See `Policy`; the router hears of it behind the last frame."""
+        """See `Policy`; the router learns it after the last frame."""
         link = self._links[replica]
         link.is_up = False
         self._after(self.settings.report_age_s, self._detach, link)
@@ -224,7 +224,7 @@ class Sluice:
         cell.core.submit(_GATEWAY, self.request(job, self._handles, cell.cell_id), self.pool.now)
 
     def request(self, job: Job, handle: int, cell_id: str) -> Request:
-        """Return what the gateway would submit for a job."""
+        """Return the gateway's request for a job."""
         return Request(
             handle=handle,
             cell_id=cell_id,
@@ -330,13 +330,13 @@ class Sluice:
     # --- what engines tell ------------------------------------------------------------------
 
     def first(self, job: Job) -> None:
-        """See `Policy`; the router hears of it in a frame."""
+        """See `Policy`; the router learns it from a frame."""
 
     def done(self, job: Job) -> None:
-        """See `Policy`; the router hears of it in a frame."""
+        """See `Policy`; the router learns it from a frame."""
 
     def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:
-        """See `Policy`; the router hears of it later."""
+        """See `Policy`; the router learns it later."""
         link = self._links[replica]
         link.events.append((self.pool.now, block, is_stored))
 
@@ -359,7 +359,7 @@ class Sluice:
             self._after(HEARTBEAT_S, self._heartbeat, link, link.frames)
 
     def _heartbeat(self, link: _Link, frames: int) -> None:
-        """Let an engine that has said nothing since say that it is there."""
+        """Let a silent engine send a heartbeat."""
         if not link.is_up:
             return
         serving = self.pool.engines[link.number]
@@ -384,7 +384,7 @@ class Sluice:
 
 
 def frame_of(serving: Engine, record: StepRecord) -> engine.StepFrame:
-    """Return what the host of an engine would send for a step, or a stretch; tokens are zeros."""
+    """Return the frame of an engine host for a step, or a stretch; tokens are zeros."""
     frame = engine.StepFrame(step=serving.steps, steps=max(1, record.steps))
     frame.sequence.extend(record.decoded)
     frame.sequence.extend([job.sequence for job in record.firsts])
@@ -412,7 +412,7 @@ def frame_of(serving: Engine, record: StepRecord) -> engine.StepFrame:
 
 
 def state_of(serving: Engine, step_s: float, prompt_tokens: int) -> engine.EngineState:
-    """Return the counts that every frame has."""
+    """Return the counts of every frame."""
     return engine.EngineState(
         running=serving.running,
         waiting=len(serving.waiting),

@@ -1,9 +1,10 @@
 """The right answer, and how an answer differs from it; the one vote of the detector, pure.
 
-The right answer is the one that more than half of at least three replicas give. They are greedy, so
-honest engines differ in one way only: where two tokens are almost equally probable, another batch
-may round otherwise, and all that follows differs. The fork is recognized by its logprobs and is no
-difference; what lies before it still counts. Without logprobs every other token is one.
+The right answer is the one that more than half of at least three replicas give. Answers are greedy,
+so honest engines differ in one way only. Where two tokens are almost equally probable, another
+batch may round the other way, and all later tokens differ. Such a fork is recognized by its
+logprobs and does not count as a difference; the tokens before it still count. Without logprobs any
+different token counts.
 """
 
 from collections import Counter

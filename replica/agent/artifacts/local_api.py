@@ -181,7 +181,7 @@ class LocalApi:
 
 
 def _code_of(error: PlatformError) -> ErrorCode:
-    """Return the error for a request; some failures may not occur elsewhere."""
+    """Return the error code for a request; a fault of this node alone may be retried elsewhere."""
     lasting = (ErrorCode.ADAPTER_NOT_FOUND, ErrorCode.ADAPTER_INVALID)
     return error.code if error.code in lasting else ErrorCode.ENGINE_BUSY
 
