@@ -118,15 +118,12 @@ class EventProducer:
             spool_directory: Root of the disk spool; several processes may share it. None: events
                 that cannot be delivered are dropped and counted.
             spool_max_bytes: Bound of the spool; above it the oldest events are dropped and counted.
-            spool_segment_bytes: Bytes of a spool file; also the most that a crash in replay may
-                deliver twice.
-            lesser_spool: Root of the spool of less important events, which are deleted first when
-                the disk is full.
+            spool_segment_bytes: Bytes of a spool file, and the most that a crash delivers twice.
+            lesser_spool: Root of a spool of lesser events, deleted first on a full disk.
             queue_max: Events in memory, and the same number again inside the client.
             broker_wait_s: Seconds that the broker may be away before events go to disk.
             linger_ms: Milliseconds that the client waits to fill a batch.
-            may_spool: Whether these events may use the disk; without, spooled ones are deleted and
-                counted.
+            may_spool: Whether these events may use the disk; if not, spooled ones are dropped.
             is_over: Returns whether an event from the spool has expired: then it is not sent.
 
         Raises:

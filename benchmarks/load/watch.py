@@ -207,7 +207,7 @@ async def _changes(site: WatchSite, watchers: Watchers, count: int) -> dict[str,
 
 
 async def _storm(site: WatchSite, watchers: Watchers, count: int) -> dict[str, Any]:
-    """Make changes as fast as the database takes them; return how long until all have the last."""
+    """Change rows as fast as the database takes them; return the time until all have heard."""
     cpu_s, began_s = site.cpu_s(), time.monotonic()
     for number in range(count):
         await site.database.execute(

@@ -153,7 +153,7 @@ class Sluice:
             self._tell_service(self.settings.service_age_s / 2)
 
     def _tell_service(self, half_age_s: float) -> None:
-        """Report every half age, while anything is to come; a report takes the other half."""
+        """Report at half of the age while events are to come; a report takes the other half."""
         for number, cell in enumerate(self._cells):
             book = cell.core.cells[cell.cell_id]
             accounts_max = ACCOUNTS_TOLD // len(self._cells)
