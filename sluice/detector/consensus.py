@@ -2,9 +2,9 @@
 
 The right answer is the one that more than half of at least three replicas give. Answers are greedy,
 so honest engines differ in one way only. Where two tokens are almost equally probable, another
-batch may round the other way, and all later tokens differ. Such a fork is recognized by its
-logprobs and does not count as a difference; the tokens before it still count. Without logprobs any
-different token counts.
+batch may round the other way, and all later tokens differ. The fork is recognized by its logprobs
+and does not count as a difference; the tokens before it still count. Without logprobs any different
+token counts.
 """
 
 from collections import Counter
