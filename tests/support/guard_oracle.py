@@ -40,10 +40,20 @@ def rewritten(rules: Sequence[GuardRule], text: str) -> str:
 
 def _is_match(rule: GuardRule, text: str, start: int, end: int) -> bool:
     if rule.words:
-        is_in = text[start:end].lower() in {it.lower() for it in rule.words}
+        is_in = any(_word(it).fullmatch(text, start, end) for it in rule.words)
         is_free = rule.is_within_words or not (_joins(text, start) or _joins(text, end))
         return is_in and is_free
     return _bounded(rule.expression, len(text) - end).match(text, start) is not None
+
+
+@lru_cache(maxsize=4096)
+def _word(word: str) -> re.Pattern[str]:
+    """Return a word whose blanks stand for any white space; the last one ends with its first."""
+    blanks = re.sub(r"\s+", lambda it: r"\s" if it.end() == len(word) else r"\s+", word)
+    parts = re.split(r"(\\s\+?)", blanks)
+    return re.compile(
+        "".join(it if it.startswith("\\s") else re.escape(it) for it in parts), re.IGNORECASE
+    )
 
 
 @lru_cache(maxsize=4096)

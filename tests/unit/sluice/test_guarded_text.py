@@ -20,7 +20,7 @@ from sluice.guard.rules import (
 )
 from tests.support.guard_oracle import matches_of, rewritten
 
-LETTERS = "ab- "
+LETTERS = "ab- \n"
 
 
 def _rules(*documents: Mapping[str, object]) -> tuple[GuardRule, ...]:
