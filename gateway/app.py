@@ -11,7 +11,6 @@ from functools import partial
 import structlog
 
 from gateway.anthropic.endpoint import AnthropicMessages
-from gateway.auto.board import AutoBoard
 from gateway.bases.assets import AssetCache, load_base
 from gateway.bases.embedding import EmbeddingBaseCache, load_embedding_base
 from gateway.bases.fetcher import BaseFetcher
@@ -171,7 +170,7 @@ class Gateway:
             scores=self.scores,
             texts=self.texts,
             guards=GuardBoard(self.metrics.guard_matches, self.judges),
-            auto=AutoBoard(self.directory, self.links.views),
+            auto=self.stateful.auto_board(self.directory, self.links.views),
         )
         embeddings = Embeddings(
             directory=self.directory,

@@ -1,8 +1,11 @@
 """The APIs that store objects of tenants: their shared parts, and all their paths."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from gateway.auto.board import AutoBoard
+from gateway.auto.prompt_keys import PromptHasher
+from gateway.auto.shared_prefixes import SharedPrefixes
 from gateway.bases.assets import AssetCache
 from gateway.batches.client import BatchClient
 from gateway.batches.routes import Batches
@@ -11,6 +14,7 @@ from gateway.chat_store.routes import KeptCompletions
 from gateway.conversations.routes import Conversations
 from gateway.conversations.store import ConversationStore
 from gateway.directory import Directory
+from gateway.dispatch.cell_choice import CellView
 from gateway.endpoints.completer import Completer
 from gateway.files.routes import TenantFiles
 from gateway.files.store import FileStore
@@ -77,6 +81,13 @@ class StatefulApis:
         self.batches = BatchClient(settings.control_address, secret)
         self._gateway_id = settings.instance_id
         self.tools = ServerTools(settings, secret, emit)
+
+    def auto_board(
+        self, directory: Directory, views: Callable[[str], Iterable[CellView]]
+    ) -> AutoBoard:
+        """Return the choices of `auto`, which know what the other workers have answered."""
+        hasher = PromptHasher(self._secret.mac("auto prefixes", b""))
+        return AutoBoard(directory, views, hasher, SharedPrefixes(self.responses.commands))
 
     def add_to(
         self,

@@ -4,19 +4,24 @@ One operation is `AutoBoard.decide`: the features of the whole conversation, its
 caches, the state of the pools, and the choice. The conversations are a question of 60 characters,
 a talk of 20 messages and 8 kB, and a session of 400 messages and 400 kB; every one comes with a
 table of judged answers for all clusters. Each is a new one of its kind: nothing is remembered.
-Not measured: reading the body, tokenizing, and the refusal where no model is left.
+Not measured: reading the body, tokenizing, asking Valkey, and the refusal where no model is left.
 Read it as process CPU time of one core; the goal is 0.5 ms.
 Run: `python -m benchmarks.micro.auto`.
 """
 
+import asyncio
 import hashlib
 import random
 import time
 
 from benchmarks.results import write_result
 from gateway.auto.board import AskedPrompt, AutoBoard
+from gateway.auto.prompt_keys import PromptHasher
+from gateway.auto.shared_prefixes import SharedPrefixes
 from gateway.directory import Directory
 from gateway.dispatch.cell_choice import CellView
+from gateway.limits.valkey import ValkeyClient
+from gateway.limits.valkey_commands import ValkeyCommands
 from sluice.auto.features import CLUSTERS, SCHEME
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
@@ -87,7 +92,7 @@ def _state() -> ControlState:
     return state
 
 
-def _measured(messages: int, characters: int) -> float:
+async def _measured(messages: int, characters: int) -> float:
     """Return microseconds of a decision, of the better of two passes."""
     state = _state()
     directory = Directory(state, lambda _: True)
@@ -96,20 +101,24 @@ def _measured(messages: int, characters: int) -> float:
         f"m{number}": [CellView(f"c{it}", 2, 1000, 40, queued=1, running=3) for it in range(CELLS)]
         for number in range(MODELS)
     }
-    board, chance = AutoBoard(directory, views.__getitem__), random.Random(1)
+    away = ValkeyCommands(ValkeyClient("redis://127.0.0.1:1"), commands_max=1)
+    hasher, shared = PromptHasher(b"secret"), SharedPrefixes(away)
+    board, chance = AutoBoard(directory, views.__getitem__, hasher, shared), random.Random(1)
     best = float("inf")
     for _ in range(2):
         requests = [_Request(chance, messages, characters) for _ in range(ROUNDS)]
         begun = time.process_time()
         for number, request in enumerate(requests):
-            assert board.decide(principal, request, f"{number:032x}") is not None
+            assert await board.decide(principal, request, f"{number:032x}") is not None
         best = min(best, time.process_time() - begun)
     return best / ROUNDS * 1e6
 
 
 def main() -> None:
     """Measure all and write benchmarks/results/auto.json."""
-    found = {f"{name}_us": round(_measured(*shape), 1) for name, shape in SHAPES.items()}
+    found = {
+        f"{name}_us": round(asyncio.run(_measured(*shape)), 1) for name, shape in SHAPES.items()
+    }
     print(found)
     write_result("auto", "one decision of `auto` among four models", found)
 

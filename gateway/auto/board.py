@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from gateway.auto.decision import AUTO, AutoDecision
-from gateway.auto.memory import ConversationMemory, chain_of
+from gateway.auto.memory import ConversationMemory
+from gateway.auto.prompt_keys import PromptHasher
+from gateway.auto.shared_prefixes import SharedPrefixes
 from gateway.auto.speeds import LearnedSpeeds
 from gateway.directory import Directory, Principal, ResolvedModel
 from gateway.dispatch.cell_choice import CellView
@@ -18,6 +20,8 @@ from sluice.errors import PlatformError
 from sluice.wire.control.v1 import control_pb2 as wire
 
 _POLICIES_MAX = 4096
+# A prompt with more texts than a system prompt and a question goes on with a conversation.
+_TEXTS_OF_A_BEGINNING = 2
 _LOT_DIGITS = 12
 
 
@@ -66,21 +70,29 @@ class _Known(NamedTuple):
 class AutoBoard:
     """Chooses models for requests to `auto`, and stand-ins for any other model."""
 
-    def __init__(self, directory: Directory, views: Callable[[str], Iterable[CellView]]) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        views: Callable[[str], Iterable[CellView]],
+        hasher: PromptHasher,
+        shared: SharedPrefixes,
+    ) -> None:
         """Prepare.
 
         Args:
             directory: Names of models, and the right of callers to use them.
             views: Returns what the gateway knows of a pool's cells.
+            hasher: Maker of the keys of prompts.
+            shared: Prefixes that other workers know.
         """
         self._directory = directory
         self._views = views
-        self._memory = ConversationMemory()
+        self._memory, self._hasher, self._shared = ConversationMemory(), hasher, shared
         self._speeds = LearnedSpeeds()
         self._policies: dict[str, _Known] = {}
         self._is_used = False
 
-    def decide(self, principal: Principal, task: AskedTask, uid: str) -> AutoDecision | None:
+    async def decide(self, principal: Principal, task: AskedTask, uid: str) -> AutoDecision | None:
         """Return the choice for a request; None: the request names a model itself.
 
         Raises:
@@ -99,8 +111,10 @@ class AutoBoard:
             tier_priority=principal.tier.priority,
             prompt_tokens=asked.ids,
         )
-        chain = chain_of(principal.tenant.id, task.session, asked.texts)
-        current, cached = self._memory.look(chain, time.monotonic())
+        keys = self._hasher.keys(principal.tenant.id, task.session, asked.texts)
+        current, cached = self._memory.look(keys, time.monotonic())
+        if not current and (task.session or len(asked.texts) > _TEXTS_OF_A_BEGINNING):
+            current, cached = await self._shared.look(keys)
         candidates, pools, lengths = list[AutoCandidate](), dict[str, PoolOutlook](), list[float]()
         for told in policy.candidates:
             resolved = self._usable(principal, told.model)
@@ -117,8 +131,7 @@ class AutoBoard:
             draw=int(uid[-_LOT_DIGITS:], 16) / 16**_LOT_DIGITS,
         )
         choice = choose(candidates, turn, known.table, pools, known.rules)
-        key = chain[-1] if chain else 0
-        return AutoDecision(choice, key, chain[0] if task.session else 0, features.tokens)
+        return AutoDecision(choice, keys, features.tokens)
 
     def other(self, principal: Principal, asked: str, decision: AutoDecision | None) -> str | None:
         """Return the stand-in for a model that cannot answer now; None: there is none.
@@ -144,9 +157,8 @@ class AutoBoard:
         self._speeds.note(pool_id, tally, answers, ended_at_s)
         if decision is None:
             return
-        for key in (decision.key, decision.session_key):
-            if key:
-                self._memory.note(key, decision.model, decision.tokens, ended_at_s)
+        self._memory.note(decision.keys, decision.model, decision.tokens, ended_at_s)
+        self._shared.note(decision.keys, decision.model, decision.tokens)
 
     def _usable(self, principal: Principal, name: str) -> ResolvedModel | None:
         """Return a candidate that the caller's key may use and that generates text."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gateway.auto.prompt_keys import PromptKeys
 from sluice.auto.choice import AutoChoice, AutoOption, AutoReason
 from sluice.auto.features import SCHEME
 from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
@@ -18,15 +19,13 @@ class AutoDecision:
 
     Attributes:
         choice: The choice.
-        key: End of the prompt's chain in `ConversationMemory`.
-        session_key: Key of the session in `ConversationMemory`; 0: the request has no session.
+        keys: Keys of the prompt.
         tokens: Estimate of the prompt.
         answered: Model that answers, if the chosen one refused; empty: the chosen one answers.
     """
 
     choice: AutoChoice
-    key: int
-    session_key: int
+    keys: PromptKeys
     tokens: int
     answered: str = ""
 

@@ -109,11 +109,11 @@ class Completer:
             request, principal, await read_parsed(request, partial(parse, api))
         )
 
-    def resolved(
+    async def resolved(
         self, principal: Principal, task: TextTask, identity: CallerIdentity
     ) -> ResolvedModel:
         """Return the model that would answer a request now."""
-        auto = self._auto.decide(principal, task, identity.uid)
+        auto = await self._auto.decide(principal, task, identity.uid)
         name = task.model if auto is None else auto.model
         return self._directory.resolve(principal, name, task.session, identity.request_id)
 
@@ -123,7 +123,7 @@ class Completer:
         """Answer one body, by its model or by a stand-in."""
         received_at_s, received_at_unix_ms = time.monotonic(), time.time_ns() // 1_000_000
         identity = identity_of(request)
-        auto = self._auto.decide(principal, task, identity.uid)
+        auto = await self._auto.decide(principal, task, identity.uid)
         name = task.model if auto is None else auto.model
         resolved = self._resolve(task, identity, principal, name, received_at_unix_ms)
         counted: Reservation | None = None

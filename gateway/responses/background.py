@@ -11,8 +11,8 @@ import orjson
 import structlog
 
 from gateway.directory import Principal
+from gateway.limits.valkey_commands import ValkeyDownError
 from gateway.responses.events import EVENT_NUMBER, ResponseEvents, cut_at, written_event
-from gateway.responses.hot_store import HotStoreDownError
 from gateway.responses.keeping import Keeping
 from gateway.responses.store import ResponseStore, cannot_store
 from gateway.responses.task import ResponseTask
@@ -135,7 +135,7 @@ class BackgroundResponses:
                     _SWEEP_S,
                     self.sweep,
                     name="background_responses",
-                    expected=(HotStoreDownError, RejectedError),
+                    expected=(ValkeyDownError, RejectedError),
                     step_timeout_s=_SWEEP_STEP_S,
                 )
             finally:
@@ -171,7 +171,7 @@ class BackgroundResponses:
             raise RejectedError(ErrorCode.OVERLOADED, text, retry_after_s=2.0)
         try:
             await self._store.background.begin(keeping.begin_queued(queued))
-        except HotStoreDownError:
+        except ValkeyDownError:
             raise cannot_store() from None
         job = _Job(keeping, queued)
         work = tasks.create_task(self._answer(job, identity, principal, task))
@@ -219,7 +219,7 @@ class BackgroundResponses:
             if job.is_done:
                 return False
             events = bytes(job.events)
-            with suppress(HotStoreDownError):  # told with the next beat
+            with suppress(ValkeyDownError):  # told with the next beat
                 if under_way := job.begun():
                     await log_.progress(response_id, under_way)
                 is_cancelled = await log_.beat(response_id, events)
@@ -242,7 +242,7 @@ class BackgroundResponses:
         elif not keeping.is_kept:
             not_stored = {"code": "server_error", "message": _NOT_STORED}
             await keeping.keep_cut(keeping.failed or _as(job.queued, "failed", not_stored))
-        with suppress(HotStoreDownError):  # then it is taken over, and found to be kept
+        with suppress(ValkeyDownError):  # then it is taken over, and found to be kept
             await self._store.background.end(keeping.response_id, bytes(job.events))
 
     async def sweep(self) -> None:

@@ -50,7 +50,7 @@ _SET = b"redis.call('SET', KEYS[1], '1', 'PX', ARGV[1]) return 1"
 
 
 class BackgroundLog:
-    """The log of one worker; all methods raise HotStoreDownError without Valkey."""
+    """The log of one worker; all methods raise ValkeyDownError without Valkey."""
 
     def __init__(self, hot: HotStore, *, idle_s: float) -> None:
         """Prepare; events are kept for `idle_s` after the last one."""

@@ -75,7 +75,7 @@ class Compactor:
         task: ResponseTask,
     ) -> bool:
         """Return whether a prompt has more tokens than a policy lets it have."""
-        resolved = self._completer.resolved(principal, task, identity_of(request))
+        resolved = await self._completer.resolved(principal, task, identity_of(request))
         threshold = policy.compact_threshold or resolved.context_tokens_max * 3 // 4
         if not threshold:
             return False
@@ -170,7 +170,7 @@ class Compactor:
             session_id=session or None,
             service_tier=service_tier,
         )
-        resolved = self._completer.resolved(principal, task, identity)
+        resolved = await self._completer.resolved(principal, task, identity)
         room = resolved.context_tokens_max // _ROOM_PARTS or _SUMMARY_TOKENS
         bounds = {"max_completion_tokens": min(_SUMMARY_TOKENS, room)}
         task = task.model_copy(update=bounds)

@@ -178,7 +178,7 @@ class Responses:
     ) -> web.StreamResponse:
         """Begin a background response; answer with its queued form, or with its events."""
         identity, is_stream = identity_of(request), bool(task.stream)
-        resolved = self._completer.resolved(principal, task, identity)
+        resolved = await self._completer.resolved(principal, task, identity)
         queued, response_id = task.queued(resolved.model.id), task.response_id
         streamed = task.model_copy(update={"stream": True})
         del task  # a stream keeps nothing of its body
@@ -196,7 +196,7 @@ class Responses:
         task = response_task(wanted, "", context=context)
         if rounds is not None:
             task = tool_task(task, wanted, rounds)
-        resolved = self._completer.resolved(principal, task, identity_of(request))
+        resolved = await self._completer.resolved(principal, task, identity_of(request))
         reservation = await self._limiter.reserve(
             principal, resolved.model.id, prompt_tokens=0, output_tokens_max=0, is_bounded=True
         )

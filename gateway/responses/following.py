@@ -7,8 +7,8 @@ import orjson
 from aiohttp import web
 
 from gateway.bodies.mistakes import bad_value
+from gateway.limits.valkey_commands import ValkeyDownError
 from gateway.responses.events import EVENT_NUMBER, written_event
-from gateway.responses.hot_store import HotStoreDownError
 from gateway.responses.retold import retold
 from gateway.responses.store import ResponseStore, cannot_store
 from gateway.server.identity import identity_of
@@ -46,7 +46,7 @@ class Following:
         found = await self._store.find(tenant_id, response_id)
         try:
             blocks = await self._store.background.events(response_id, 0)
-        except HotStoreDownError:
+        except ValkeyDownError:
             blocks = []
             if found.stored is None:
                 raise cannot_store() from None
@@ -84,7 +84,7 @@ class Following:
                     yield KEEP_ALIVE
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _POLL_MAX_S)
-        except HotStoreDownError:
+        except ValkeyDownError:
             yield _error(cannot_store())
         except PlatformError as error:
             yield _error(error)

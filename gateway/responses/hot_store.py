@@ -4,14 +4,11 @@ A value is a response, a mark that one is under way, or a mark that one was dele
 the responses that PostgreSQL lacks: another gateway writes them there if this one is killed.
 """
 
-import asyncio
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-from redis.exceptions import ResponseError
-
-from gateway.limits.valkey import ValkeyClient, Word
+from gateway.limits.valkey import Word
+from gateway.limits.valkey_commands import ValkeyCommands
 from sluice.wire.state.v1 import state_pb2 as wire
 
 COMMANDS_MAX = 256  # under way; more are not sent
@@ -20,7 +17,6 @@ _STORED, _UNDER_WAY, _DELETED = b"=", b"+", b"-"
 _DELETED_MS = 3_600_000
 UNDER_WAY_MS = 60_000  # of a gateway that says no more
 _WAITING_MS = 48 * 3_600_000  # a response that PostgreSQL does not have yet
-_DEADLINE_S = 0.5
 
 # A response that was deleted stays so, whoever still writes it.
 _KEEP = (
@@ -45,10 +41,6 @@ _WARM = (
     b"if redis.call('EXISTS', KEYS[1]) == 0 then"
     b" redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end"
 )
-
-
-class HotStoreDownError(Exception):
-    """Valkey cannot be reached, or did not answer in time."""
 
 
 class Found(NamedTuple):
@@ -76,64 +68,32 @@ NOTHING, _THERE = Found(), Found(is_there=True)
 
 
 class HotStore:
-    """The store of one worker in Valkey, over a connection of its own."""
+    """The store of one worker in Valkey."""
 
-    def __init__(self, valkey: ValkeyClient, *, idle_s: float) -> None:
+    def __init__(self, commands: ValkeyCommands, *, idle_s: float) -> None:
         """Prepare; a response that no request reads expires after `idle_s`."""
-        self._valkey = valkey
+        self._commands = commands
         self._idle_ms = round(idle_s * 1000)
-        self._waiting: deque[asyncio.Future[object]] = deque()
-        valkey.listen(self)
-
-    # --- the connection ---------------------------------------------------------------------
-
-    def connected(self) -> None:
-        """See `Listener`."""
-        self._fail_all()
-
-    def replied(self, reply: object) -> None:
-        """See `Listener`."""
-        future = self._waiting.popleft()
-        if not future.done():
-            future.set_result(reply)
-
-    def refused(self, error: ResponseError) -> None:
-        """See `Listener`."""
-        future = self._waiting.popleft()
-        if not future.done():
-            future.set_exception(HotStoreDownError(str(error)))
-
-    def disconnected(self) -> None:
-        """See `Listener`."""
-        self._fail_all()
-
-    def _fail_all(self) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        for future in waiting:
-            if not future.done():
-                future.set_exception(HotStoreDownError("the connection was lost"))
-
-    # --- responses --------------------------------------------------------------------------
 
     async def keep(self, stored: wire.StoredResponse) -> None:
-        """Write a response, to be kept until PostgreSQL has it; HotStoreDownError."""
+        """Write a response, to be kept until PostgreSQL has it; ValkeyDownError."""
         value = _STORED + stored.SerializeToString()
         at, member = str(stored.created_at_unix_ms).encode(), stored.id.encode()
         keys = (key_of(stored.id), _WAITING)
         await self.run(_KEEP, keys, (value, _WAITING_MS, at, member))
 
     async def settle(self, response_id: str) -> None:
-        """Let a response that PostgreSQL has expire when it is not read; HotStoreDownError."""
-        await self._call((b"ZREM", _WAITING, response_id.encode()))
-        await self._call((b"PEXPIRE", key_of(response_id), self._idle_ms))
+        """Let a response that PostgreSQL has expire when it is not read; ValkeyDownError."""
+        await self._commands.call((b"ZREM", _WAITING, response_id.encode()))
+        await self._commands.call((b"PEXPIRE", key_of(response_id), self._idle_ms))
 
     async def warm(self, stored: wire.StoredResponse) -> None:
-        """Copy a response from PostgreSQL, unless Valkey has an entry; HotStoreDownError."""
+        """Copy a response from PostgreSQL, unless Valkey has an entry; ValkeyDownError."""
         value = _STORED + stored.SerializeToString()
         await self.run(_WARM, (key_of(stored.id),), (value, self._idle_ms))
 
     async def find(self, ids: Sequence[str], known: int = 0) -> list[Found]:
-        """Return the states of responses, and renew their expiry; HotStoreDownError.
+        """Return the states of responses, and renew their expiry; ValkeyDownError.
 
         Of the first `known`, the state says whether they are there, without their text.
         """
@@ -146,62 +106,38 @@ class HotStore:
         return [*_found_known(kinds, known), *map(_found, values)]
 
     async def delete(self, response_id: str) -> None:
-        """Mark a response as deleted; HotStoreDownError."""
-        await self._call((b"SET", key_of(response_id), _DELETED, b"PX", _DELETED_MS))
-        await self._call((b"ZREM", _WAITING, response_id.encode()))
+        """Mark a response as deleted; ValkeyDownError."""
+        await self._commands.call((b"SET", key_of(response_id), _DELETED, b"PX", _DELETED_MS))
+        await self._commands.call((b"ZREM", _WAITING, response_id.encode()))
 
     def mark(self, response_id: str, under_way: bytes) -> None:
         """Mark a response as under way, without waiting for Valkey."""
         value = _UNDER_WAY + under_way
-        self._tell((b"SET", key_of(response_id), value, b"PX", UNDER_WAY_MS, b"NX"))
+        self._commands.tell((b"SET", key_of(response_id), value, b"PX", UNDER_WAY_MS, b"NX"))
 
     def unmark(self, response_id: str) -> None:
         """Remove the mark of a response that was not stored, without waiting for Valkey."""
-        self._tell((b"EVAL", _UNMARK, 1, key_of(response_id)))
+        self._commands.tell((b"EVAL", _UNMARK, 1, key_of(response_id)))
 
     def extend(self, response_id: str) -> None:
         """Renew the mark of a response under way."""
-        self._tell((b"PEXPIRE", key_of(response_id), UNDER_WAY_MS))
+        self._commands.tell((b"PEXPIRE", key_of(response_id), UNDER_WAY_MS))
 
     async def left_behind(self, before_unix_ms: int, most: int) -> list[wire.StoredResponse]:
         """Return responses that PostgreSQL should have by now, oldest first."""
         words = (b"ZRANGEBYSCORE", _WAITING, b"-inf", before_unix_ms, b"LIMIT", 0, most)
-        ids = [it.decode() for it in cast("list[bytes]", await self._call(words))]
+        ids = [it.decode() for it in cast("list[bytes]", await self._commands.call(words))]
         if not ids:
             return []
         found = await self.find(ids)
         for response_id, it in zip(ids, found, strict=True):
             if it.stored is None:
-                await self._call((b"ZREM", _WAITING, response_id.encode()))
+                await self._commands.call((b"ZREM", _WAITING, response_id.encode()))
         return [it.stored for it in found if it.stored is not None]
 
     async def run(self, script: bytes, keys: Sequence[bytes], values: Sequence[Word]) -> object:
-        """Return the result of a script; HotStoreDownError."""
-        return await self._call((b"EVAL", script, len(keys), *keys, *values))
-
-    async def _call(self, words: Sequence[Word]) -> object:
-        """Return the reply to a command; HotStoreDownError."""
-        if (future := self._sent(words)) is None:
-            raise HotStoreDownError("Valkey cannot be reached")
-        try:
-            async with asyncio.timeout(_DEADLINE_S):
-                return await future
-        except TimeoutError:
-            raise HotStoreDownError("Valkey did not answer in time") from None
-
-    def _tell(self, words: Sequence[Word]) -> None:
-        """Send a command without waiting for its reply."""
-        if (future := self._sent(words)) is not None:
-            future.cancel()  # its place in the line stays
-
-    def _sent(self, words: Sequence[Word]) -> asyncio.Future[object] | None:
-        """Send a command; return the future of its reply, or None without a connection."""
-        if not self._valkey.is_connected or len(self._waiting) >= COMMANDS_MAX:
-            return None
-        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        self._valkey.send(words)
-        return future
+        """Return the result of a script; ValkeyDownError."""
+        return await self._commands.call((b"EVAL", script, len(keys), *keys, *values))
 
 
 def key_of(response_id: str) -> bytes:

@@ -12,9 +12,10 @@ from contextlib import suppress
 import structlog
 
 from gateway.limits.valkey import ValkeyClient
+from gateway.limits.valkey_commands import ValkeyCommands, ValkeyDownError
 from gateway.responses.background_log import BackgroundLog
 from gateway.responses.durable import RECORD_BYTES_MAX, Durable, DurableDownError
-from gateway.responses.hot_store import COMMANDS_MAX, NOTHING, Found, HotStore, HotStoreDownError
+from gateway.responses.hot_store import COMMANDS_MAX, NOTHING, Found, HotStore
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 from sluice.lifecycle import run_every
 from sluice.response_ids import belongs_to, new_response_id, response_of_item
@@ -35,6 +36,7 @@ class ResponseStore:
 
     Attributes:
         background: Log of background responses.
+        commands: Commands to Valkey, for others of this worker, too.
     """
 
     def __init__(
@@ -49,7 +51,8 @@ class ResponseStore:
             secret: Secret that proves the owner of an id.
         """
         self._valkey = ValkeyClient(valkey_url, commands_max=COMMANDS_MAX)
-        self._hot = HotStore(self._valkey, idle_s=idle_s)
+        self.commands = ValkeyCommands(self._valkey, commands_max=COMMANDS_MAX)
+        self._hot = HotStore(self.commands, idle_s=idle_s)
         self.background = BackgroundLog(self._hot, idle_s=idle_s)
         self._durable = Durable(control_address, self._settled)
         self._secret = secret
@@ -85,7 +88,7 @@ class ResponseStore:
             return False
         try:
             await self._hot.keep(stored)
-        except HotStoreDownError:
+        except ValkeyDownError:
             return await self._durable.offer_and_wait(stored, _WITHOUT_VALKEY_S)
         self._durable.offer(stored)
         return True
@@ -191,7 +194,7 @@ class ResponseStore:
         if found.stored is None:
             text = f"Response '{response_id}' is still under way: delete it when it has ended."
             raise PlatformError(ErrorCode.CONFLICT, text)
-        with suppress(HotStoreDownError):  # then nobody reads it there, and soon it is over
+        with suppress(ValkeyDownError):  # then nobody reads it there, and soon it is over
             await self._hot.delete(response_id)
         try:
             await self._durable.delete(tenant_id, response_id)
@@ -208,7 +211,7 @@ class ResponseStore:
                     _SWEEP_S,
                     self._sweep,
                     name="responses",
-                    expected=(HotStoreDownError,),
+                    expected=(ValkeyDownError,),
                     step_timeout_s=_SWEEP_STEP_S,
                 )
             )
@@ -233,7 +236,7 @@ class ResponseStore:
             try:
                 hot = await self._hot.find(ids, known)
                 found = [it if it.stored else far for it, far in zip(found, hot, strict=True)]
-            except HotStoreDownError:
+            except ValkeyDownError:
                 is_hot = False
         if NOTHING not in found:
             return found
@@ -252,13 +255,13 @@ class ResponseStore:
         except DurableDownError:
             raise _away() from None
         if is_hot:
-            with suppress(HotStoreDownError):
+            with suppress(ValkeyDownError):
                 for stored in read.values():
                     await self._hot.warm(stored)
         return read
 
     async def _settled(self, response_id: str) -> None:
-        with suppress(HotStoreDownError):
+        with suppress(ValkeyDownError):
             await self._hot.settle(response_id)
 
     async def _sweep(self) -> None:

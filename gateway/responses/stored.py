@@ -7,9 +7,10 @@ from aiohttp import web
 
 from gateway.bodies.mistakes import bad_value
 from gateway.directory import Directory, Principal
+from gateway.limits.valkey_commands import ValkeyDownError
 from gateway.records.pages import listed, page_of
 from gateway.responses.following import Following
-from gateway.responses.hot_store import Found, HotStoreDownError
+from gateway.responses.hot_store import Found
 from gateway.responses.store import ResponseStore
 from gateway.server.middleware import authenticate
 from gateway.server.routes import path_rest
@@ -83,7 +84,7 @@ class StoredResponses:
                     if found.stored is not None:
                         return found
                     await asyncio.sleep(_CANCEL_POLL_S)
-        except (HotStoreDownError, TimeoutError):
+        except (ValkeyDownError, TimeoutError):
             text = f"Response '{response_id}' is about to be cancelled; look again shortly."
             raise RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=2.0) from None
 

@@ -1,11 +1,14 @@
 """`model: auto` through a real gateway: the choice, its headers, stand-ins, what is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from gateway.app import running_gateway
 from sluice.auto.features import SCHEME
 from sluice.errors import ErrorCode
+from sluice.process import free_port
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 from tests.support.scripted_router import Plan
@@ -114,7 +117,9 @@ async def test_a_saturated_pool_is_left_by_those_who_do_not_queue(world, eventua
         assert answer.headers["x-sluice-auto"].startswith("saturated; ")
 
 
-async def test_a_conversation_stays_where_its_prefix_is_cached(world, eventually) -> None:
+async def test_a_conversation_stays_where_its_prefix_is_cached(
+    world, eventually, tmp_path: Path
+) -> None:
     """The other model becomes a little cheaper for the turn, and not by as much as its prefill."""
     path, _ = CHAT
     talk = [{"role": "user", "content": "Tell me of Paris and of its bridges. " * 8}]
@@ -137,6 +142,21 @@ async def test_a_conversation_stays_where_its_prefix_is_cached(world, eventually
         # ... but this one's prefix costs a tenth where it is.
         second = await http.post(path, json={"model": "auto", "messages": talk, "max_tokens": 5})
         assert second.headers["x-sluice-model"] == "spare"
+        # A gateway that has not seen it recognizes it; without Valkey it is a new one there.
+        port = free_port()
+        changes = {"instance_id": "two", "http_address": f"127.0.0.1:{port}", "state_dir": tmp_path}
+        body = {"model": "auto", "messages": talk, "max_tokens": 5}
+        async with running_gateway(w.settings.model_copy(update=changes)) as gateway:
+            await eventually(lambda: gateway.stateful.responses.is_hot)
+            await eventually(lambda: not gateway.not_ready_because())
+            url = f"http://127.0.0.1:{port}{path}"
+            third = await http.post(url, json=body)
+            assert third.headers["x-sluice-model"] == "spare"
+            await w.valkey.stop()
+            await eventually(lambda: not gateway.stateful.responses.is_hot)
+            body["messages"] = [{"role": "user", "content": "Tell me of Oslo."}, *talk[1:]]
+            fourth = await http.post(url, json=body)
+            assert fourth.headers["x-sluice-model"] == "tiny"
 
 
 async def test_a_key_gets_the_models_that_it_may_use_alone(world, eventually) -> None:

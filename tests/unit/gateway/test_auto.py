@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.auto.decision import AutoDecision
-from gateway.auto.memory import CACHED_S, ConversationMemory, chain_of
+from gateway.auto.memory import CACHED_S, ConversationMemory
+from gateway.auto.prompt_keys import PromptHasher
 from gateway.auto.speeds import LearnedSpeeds
 from gateway.bodies.feedback import FeedbackRequest
 from gateway.bodies.parsing import parse
@@ -14,40 +15,51 @@ from sluice.auto.choice import AutoChoice, AutoOption, AutoReason
 from sluice.errors import BadRequestError
 
 
+HASHER = PromptHasher(b"secret")
+
+
 def test_a_turn_finds_the_longest_prefix_of_each_model() -> None:
     memory, said = ConversationMemory(), ["system", "hello", "hi", "more"]
-    chain = chain_of("t", "", said)
-    memory.note(chain[1], "small", 10, now_s=0.0)
-    memory.note(chain[2], "large", 20, now_s=1.0)
-    assert memory.look(chain, 2.0) == ("large", {"large": 20, "small": 10})
-    assert memory.look(chain, CACHED_S + 0.5) == ("large", {"large": 20})
-    assert memory.look(chain, CACHED_S + 2.0) == ("", {})
+    memory.note(HASHER.keys("t", "", said[:2]), "small", 10, now_s=0.0)
+    memory.note(HASHER.keys("t", "", said[:3]), "large", 20, now_s=1.0)
+    keys = HASHER.keys("t", "", said)
+    assert memory.look(keys, 2.0) == ("large", {"large": 20, "small": 10})
+    assert memory.look(keys, CACHED_S + 0.5) == ("large", {"large": 20})
+    assert memory.look(keys, CACHED_S + 2.0) == ("", {})
 
 
 def test_a_prefix_of_another_tenant_or_other_words_is_none() -> None:
     memory = ConversationMemory()
-    memory.note(chain_of("t", "", ["hello"])[-1], "small", 10, now_s=0.0)
-    assert memory.look(chain_of("u", "", ["hello", "more"]), 0.0).current == ""
-    assert memory.look(chain_of("t", "", ["hallo", "more"]), 0.0).current == ""
-    assert memory.look(chain_of("t", "", ["hello", "more"]), 0.0).current == "small"
+    memory.note(HASHER.keys("t", "", ["hello"]), "small", 10, now_s=0.0)
+    assert memory.look(HASHER.keys("u", "", ["hello", "more"]), 0.0).current == ""
+    assert memory.look(HASHER.keys("t", "", ["hallo", "more"]), 0.0).current == ""
+    assert memory.look(HASHER.keys("t", "", ["hello", "more"]), 0.0).current == "small"
 
 
 def test_a_session_is_known_though_its_history_was_rewritten() -> None:
     memory = ConversationMemory()
-    first = chain_of("t", "s", ["a long story"])
-    memory.note(first[0], "small", 10, now_s=0.0)
-    assert memory.look(chain_of("t", "s", ["a summary", "more"]), 0.0).current == "small"
-    assert memory.look(chain_of("t", "r", ["a summary", "more"]), 0.0).current == ""
+    memory.note(HASHER.keys("t", "s", ["a long story"]), "small", 10, now_s=0.0)
+    assert memory.look(HASHER.keys("t", "s", ["a summary", "more"]), 0.0).current == "small"
+    assert memory.look(HASHER.keys("t", "r", ["a summary", "more"]), 0.0).current == ""
+
+
+def test_keys_are_the_installations_own_and_of_any_length_of_a_talk() -> None:
+    said = [f"message {number}" for number in range(200)]
+    keys = HASHER.keys("t", "", said)
+    assert HASHER.keys("t", "", said[:150]).whole[0] in keys.longest_first
+    assert not set(PromptHasher(b"other").keys("t", "", said).longest_first) & set(
+        keys.longest_first
+    )
 
 
 @given(prompts=st.lists(st.lists(st.text(max_size=5), max_size=5), max_size=40))
 def test_memory_is_bounded(prompts: list[list[str]]) -> None:
     memory = ConversationMemory(prefixes_max=8)
     for number, prompt in enumerate(prompts):
-        chain = chain_of("t", "", prompt)
-        if chain:
-            memory.note(chain[-1], "small", number, now_s=0.0)
-            assert memory.look(chain, 0.0).tokens["small"] == number
+        keys = HASHER.keys("t", "", prompt)
+        memory.note(keys, "small", number, now_s=0.0)
+        if prompt:
+            assert memory.look(keys, 0.0).tokens["small"] == number
     assert len(memory) <= 8
 
 
@@ -71,7 +83,9 @@ def test_speeds_follow_what_was_measured() -> None:
 def test_the_headers_name_what_answers_and_what_the_others_would_have_cost() -> None:
     small = AutoOption("small", "1", 0.001, 1.0, 0.002, 0.61, 0.0021, 0.99)
     large = AutoOption("large", "1", 0.01, 1.0, 0.011, 0.9, 0.0112, 0.01)
-    decision = AutoDecision(AutoChoice(AutoReason.CHEAPEST, 0, small, [large]), 1, 0, 10)
+    decision = AutoDecision(
+        AutoChoice(AutoReason.CHEAPEST, 0, small, [large]), HASHER.keys("t", "", ["a"]), 10
+    )
     assert decision.headers == {
         "x-sluice-auto": "cheapest; cost=0.0021; price=0.001; quality=0.610",
         "x-sluice-auto-alternatives": "large; cost=0.0112; price=0.01; quality=0.900",

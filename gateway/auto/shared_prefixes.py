@@ -1,0 +1,40 @@
+"""The prefixes that all gateways know, in Valkey: a conversation may come to any worker."""
+
+from typing import cast
+
+from gateway.auto.memory import CACHED_S, CachedPrefixes, KnownPrefix, prefixes_of
+from gateway.auto.prompt_keys import PromptKeys
+from gateway.limits.valkey_commands import ValkeyCommands, ValkeyDownError
+
+_KEY = b"sluice:auto:"
+_CACHED_MS = round(CACHED_S * 1000)
+# A choice waits no longer: a conversation that is not recognized costs a prefix, and no more.
+_DEADLINE_S = 0.02
+
+
+class SharedPrefixes:
+    """Reads and writes the prefixes that this installation's gateways know."""
+
+    def __init__(self, commands: ValkeyCommands) -> None:
+        """Prepare."""
+        self._commands = commands
+
+    async def look(self, keys: PromptKeys) -> CachedPrefixes:
+        """Return the cached prefixes of a prompt; none while Valkey is away or slow."""
+        words = (b"MGET", *[_KEY + it for it in keys.longest_first])
+        try:
+            found = await self._commands.call(words, deadline_s=_DEADLINE_S)
+        except ValkeyDownError:
+            return CachedPrefixes("", {})
+        return prefixes_of(_known(it) for it in cast("list[bytes | None]", found) if it)
+
+    def note(self, keys: PromptKeys, model: str, tokens: int) -> None:
+        """Tell the other workers which model has answered a prompt, without waiting for Valkey."""
+        value = f"{tokens} {model}".encode()
+        for key in keys.whole:
+            self._commands.tell((b"SET", _KEY + key, value, b"PX", _CACHED_MS))
+
+
+def _known(value: bytes) -> KnownPrefix:
+    tokens, _, model = value.decode().partition(" ")
+    return KnownPrefix(model, int(tokens), until_s=0.0)

@@ -1,0 +1,78 @@
+"""Commands to Valkey and their replies, over a connection of its own: one line, in order."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from redis.exceptions import ResponseError
+
+from gateway.limits.valkey import ValkeyClient, Word
+
+_DEADLINE_S = 0.5
+
+
+class ValkeyDownError(Exception):
+    """Valkey cannot be reached, or did not answer in time."""
+
+
+class ValkeyCommands:
+    """The line of commands of one connection; bounded: more are not sent."""
+
+    def __init__(self, valkey: ValkeyClient, *, commands_max: int) -> None:
+        """Prepare; `commands_max` bounds the commands whose replies are awaited."""
+        self._valkey = valkey
+        self._commands_max = commands_max
+        self._waiting: deque[asyncio.Future[object]] = deque()
+        valkey.listen(self)
+
+    async def call(self, words: Sequence[Word], *, deadline_s: float = _DEADLINE_S) -> object:
+        """Return the reply to a command; ValkeyDownError."""
+        if (future := self._sent(words)) is None:
+            raise ValkeyDownError("Valkey cannot be reached")
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await future
+        except TimeoutError:
+            raise ValkeyDownError("Valkey did not answer in time") from None
+
+    def tell(self, words: Sequence[Word]) -> None:
+        """Send a command without waiting for its reply; without a connection it is dropped."""
+        if (future := self._sent(words)) is not None:
+            future.cancel()  # its place in the line stays
+
+    def _sent(self, words: Sequence[Word]) -> asyncio.Future[object] | None:
+        """Send a command; return the future of its reply, or None without a connection."""
+        if not self._valkey.is_connected or len(self._waiting) >= self._commands_max:
+            return None
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._valkey.send(words)
+        return future
+
+    # --- the connection ---------------------------------------------------------------------
+
+    def connected(self) -> None:
+        """See `ValkeyListener`."""
+        self._fail_all()
+
+    def replied(self, reply: object) -> None:
+        """See `ValkeyListener`."""
+        future = self._waiting.popleft()
+        if not future.done():
+            future.set_result(reply)
+
+    def refused(self, error: ResponseError) -> None:
+        """See `ValkeyListener`."""
+        future = self._waiting.popleft()
+        if not future.done():
+            future.set_exception(ValkeyDownError(str(error)))
+
+    def disconnected(self) -> None:
+        """See `ValkeyListener`."""
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(ValkeyDownError("the connection was lost"))
