@@ -27,9 +27,10 @@ from gateway.bases.assets import BaseAssets, load_base
 from gateway.bodies.response_items import MessageItem, stored_items
 from gateway.bodies.responses import ResponseRequest
 from gateway.limits.valkey import ValkeyClient
+from gateway.limits.valkey_commands import ValkeyCommands
 from gateway.responses.compaction_seal import CompactionSeals
 from gateway.responses.context import ContextReader
-from gateway.responses.hot_store import HotStore
+from gateway.responses.hot_store import COMMANDS_MAX, HotStore
 from gateway.responses.store import ResponseStore
 from gateway.responses.task import response_task
 from sluice.process import ChildProcess, free_port
@@ -53,7 +54,8 @@ class _Site:
     def __init__(self, url: str, base: Path) -> None:
         self._base = base
         self._client = ValkeyClient(url)
-        self._writer = HotStore(self._client, idle_s=3600.0)
+        commands = ValkeyCommands(self._client, commands_max=COMMANDS_MAX)
+        self._writer = HotStore(commands, idle_s=3600.0)
         self._store = ResponseStore(url, "127.0.0.1:9", idle_s=3600.0, secret=_SECRET)
         self.new_worker()
 

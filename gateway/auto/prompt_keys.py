@@ -1,4 +1,4 @@
-"""Keys of prompts and of their beginnings: the next turn of a conversation begins with the last. Pure.
+"""Keys of prompts and of their beginnings: a turn of a conversation begins with the last. Pure.
 
 Keys leave the process, as other gateways look prompts up by them. Without the secret of the
 installation they reveal no text.

@@ -14,7 +14,6 @@ from gateway.dispatch.tally import Tally
 from sluice.auto.choice import AutoChoice, AutoOption, AutoReason
 from sluice.errors import BadRequestError
 
-
 HASHER = PromptHasher(b"secret")
 
 
