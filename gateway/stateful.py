@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from gateway.auto.board import AutoBoard
 from gateway.auto.prompt_keys import PromptHasher
-from gateway.auto.shared_prefixes import SharedPrefixes
+from gateway.auto.shared_conversations import SharedConversations
 from gateway.bases.assets import AssetCache
 from gateway.batches.client import BatchClient
 from gateway.batches.routes import Batches
@@ -87,7 +87,7 @@ class StatefulApis:
     ) -> AutoBoard:
         """Return the choices of `auto`, which know what the other workers have answered."""
         hasher = PromptHasher(self._secret.mac("auto prefixes", b""))
-        return AutoBoard(directory, views, hasher, SharedPrefixes(self.responses.commands))
+        return AutoBoard(directory, views, hasher, SharedConversations(self.responses.commands))
 
     def add_to(
         self,

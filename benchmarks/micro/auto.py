@@ -17,7 +17,7 @@ import time
 from benchmarks.results import write_result
 from gateway.auto.board import AskedPrompt, AutoBoard
 from gateway.auto.prompt_keys import PromptHasher
-from gateway.auto.shared_prefixes import SharedPrefixes
+from gateway.auto.shared_conversations import SharedConversations
 from gateway.directory import Directory
 from gateway.dispatch.cell_choice import CellView
 from gateway.limits.valkey import ValkeyClient
@@ -102,7 +102,7 @@ async def _measured(messages: int, characters: int) -> float:
         for number in range(MODELS)
     }
     away = ValkeyCommands(ValkeyClient("redis://127.0.0.1:1"), commands_max=1)
-    hasher, shared = PromptHasher(b"secret"), SharedPrefixes(away)
+    hasher, shared = PromptHasher(b"secret"), SharedConversations(away)
     board, chance = AutoBoard(directory, views.__getitem__, hasher, shared), random.Random(1)
     best = float("inf")
     for _ in range(2):

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from gateway.auto.decision import AUTO, AutoDecision
 from gateway.auto.memory import ConversationMemory
 from gateway.auto.prompt_keys import PromptHasher
-from gateway.auto.shared_prefixes import SharedPrefixes
+from gateway.auto.shared_conversations import SharedConversations
 from gateway.auto.speeds import LearnedSpeeds
 from gateway.directory import Directory, Principal, ResolvedModel
 from gateway.dispatch.cell_choice import CellView
@@ -75,7 +75,7 @@ class AutoBoard:
         directory: Directory,
         views: Callable[[str], Iterable[CellView]],
         hasher: PromptHasher,
-        shared: SharedPrefixes,
+        shared: SharedConversations,
     ) -> None:
         """Prepare.
 

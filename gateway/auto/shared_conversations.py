@@ -12,7 +12,7 @@ _CACHED_MS = round(CACHED_S * 1000)
 _DEADLINE_S = 0.02
 
 
-class SharedPrefixes:
+class SharedConversations:
     """Reads and writes the prefixes that this installation's gateways know."""
 
     def __init__(self, commands: ValkeyCommands) -> None:
