@@ -61,7 +61,7 @@ class ApiError(RuntimeError):
 class ApiClient:
     """A client of one service's HTTP API, with the admin key."""
 
-    def __init__(self, base_url: str, key: str) -> None:
+    def __init__(self, base_url: str, key: str, *, timeout_s: float = _TIMEOUT_S) -> None:
         import httpx
 
         self.base_url = base_url
@@ -69,7 +69,7 @@ class ApiClient:
         self._http = httpx.AsyncClient(
             base_url=base_url,
             headers={"authorization": f"Bearer {key}"},
-            timeout=_TIMEOUT_S,
+            timeout=timeout_s,
             verify=urlsplit(base_url).scheme == "https" and trust(),
             trust_env=False,
         )

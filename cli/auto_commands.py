@@ -11,6 +11,7 @@ import typer
 from cli.admin import AsJson, Tenant, ask, given
 from cli.api import Json
 from cli.audit_commands import since_moment
+from cli.auto_judging import judge_answers
 from cli.render import show_fields, show_json, show_objects
 from cli.stack_commands import fail
 from sluice.auto.evaluation import (
@@ -150,6 +151,9 @@ def learn(
     typer.echo(f"{out}: {len(cells)} cells of {judged:g} judged answers")
 
 
+auto.command("judge")(judge_answers)
+
+
 @auto.command("evaluate")
 def evaluate_table(
     tenant: Tenant,
@@ -195,14 +199,17 @@ def use_table(tenant: Tenant, *, table: TableFile, as_json: AsJson = False) -> N
     _edit(tenant, change, as_json=as_json)
 
 
-def _logged(tenant: str, since: str) -> list[LoggedTurn]:
-    """Return the logged turns under this release's scheme of clusters."""
+def logged_rows(tenant: str, since: str) -> list[Json]:
+    """Return the logged choices of a tenant, as telemetry has them."""
     moment = since_moment(since, datetime.now(UTC), "--since")
     query = {"tenant": tenant, "since": moment}
-    rows = ask(lambda api: api.call("GET", "/v1/auto/turns", query=query), "SLUICE_TELEMETRY_URL")[
-        "data"
-    ]
-    return [_turn(row) for row in rows if row["scheme"] == SCHEME]
+    found = ask(lambda api: api.call("GET", "/v1/auto/turns", query=query), "SLUICE_TELEMETRY_URL")
+    return found["data"]
+
+
+def _logged(tenant: str, since: str) -> list[LoggedTurn]:
+    """Return the logged turns under this release's scheme of clusters."""
+    return [_turn(row) for row in logged_rows(tenant, since) if row["scheme"] == SCHEME]
 
 
 def _turn(row: Json) -> LoggedTurn:

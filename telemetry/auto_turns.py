@@ -9,7 +9,7 @@ TURNS_MAX = 50_000
 _TURNS = """
 SELECT
     toUnixTimestamp64Milli(received_at) AS received_at_unix_ms,
-    scheme, cluster, model, reason, models, releases, costs, propensities,
+    event_id, request_id, scheme, cluster, model, reason, models, releases, costs, propensities,
     if(by_event.answer != '', by_event.good, by_request.good) AS good,
     by_event.answer != '' OR by_request.answer != '' AS is_judged
 FROM (

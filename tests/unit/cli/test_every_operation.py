@@ -30,7 +30,7 @@ ELSEWHERE = {
     *("certificates", "compose", "config"),
     *("up", "down", "status", "logs", "version", "backup", "restore"),
     *("requests", "usage", "cost", "explain", "trace", "top", "doctor"),
-    *("auto learn", "auto evaluate"),  # of the trace store
+    *("auto learn", "auto evaluate", "auto judge"),  # of the trace store, and a gateway
 }
 # By command, what it is given; several lines where it takes different ways.
 COMMANDS = """

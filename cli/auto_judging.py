@@ -1,0 +1,102 @@
+"""`sluice auto judge`: a model grades kept answers, and its verdicts count as thumbs do."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from cli.admin import Tenant, ask, setting
+from cli.api import ApiClient, ApiError, Json
+from cli.stack_commands import fail
+from sluice.auto.judging import judge_body, rating_of
+
+_PREFIX = "evt_"
+_REPLY_TIMEOUT_S = 120.0
+
+
+class AnswerJudge:
+    """Asks a judge about answers, a few at once, and sends its verdicts as feedback."""
+
+    def __init__(self, gateway: ApiClient, judge: str, at_once: int) -> None:
+        """Prepare; the key of `gateway` is one of the answers' tenant."""
+        self._gateway, self._judge = gateway, judge
+        self._places = asyncio.Semaphore(at_once)
+        self.found = Counter[str]()
+        self.failure = ""
+
+    async def judge(self, event_id: str, text: Json) -> None:
+        """Judge one answer; a failure is counted, and the others go on."""
+        body = judge_body(self._judge, text["prompt"], text["answers"])
+        try:
+            async with self._places:
+                reply = await self._gateway.call("POST", "chat/completions", body)
+                rating = rating_of(reply["choices"][0]["message"].get("content") or "")
+                if rating is not None:
+                    # An answer is named by its event, whatever id its caller gave to the request.
+                    told = {"id": f"chatcmpl-{event_id.removeprefix(_PREFIX)}", "rating": rating}
+                    await self._gateway.call("POST", "feedback", told)
+        except ApiError as error:
+            self.failure = str(error)
+            self.found["failed"] += 1
+            return
+        self.found[rating or "no verdict"] += 1
+
+
+def judge_answers(
+    tenant: Tenant,
+    *,
+    judge: Annotated[str, typer.Option("--model", help="Model that judges.")],
+    sample: Annotated[int, typer.Option(min=1, max=5000, help="Answers to judge at most.")] = 100,
+    since: Annotated[str, typer.Option(help="30d ago, as 30d; or a moment, as 2030-12-01.")] = "1d",
+    at_once: Annotated[int, typer.Option(min=1, max=64, help="Requests at once.")] = 4,
+) -> None:
+    """Let a model judge a sample of kept answers that have no judgement yet.
+
+    Texts must be kept (`sluice tenants texts`). Requests go to OPENAI_BASE_URL with OPENAI_API_KEY,
+    which must be a key of the tenant; its limits and its bill apply.
+    """
+    from cli.auto_commands import logged_rows
+
+    rows = [it for it in logged_rows(tenant, since) if it["good"] is None]
+    chosen = random.sample(rows, min(sample, len(rows)))
+    texts = ask(lambda api: _kept(api, tenant, chosen))
+    if not texts:
+        raise fail(
+            f"tenant {tenant} has no kept text of an unjudged answer of auto since {since}: see"
+            f" `sluice tenants texts set {tenant} --on`, or give --since"
+        )
+    url, key = setting("OPENAI_BASE_URL"), setting("OPENAI_API_KEY")
+
+    async def run() -> AnswerJudge:
+        base_url = f"{url.rstrip('/')}/"
+        async with ApiClient(base_url, key, timeout_s=_REPLY_TIMEOUT_S) as gateway:
+            asking = AnswerJudge(gateway, judge, at_once)
+            async with asyncio.TaskGroup() as tasks:
+                for event_id, text in texts:
+                    tasks.create_task(asking.judge(event_id, text))
+        return asking
+
+    done = asyncio.run(run())
+    if done.found["failed"] == len(texts):
+        raise fail(f"no answer was judged: {done.failure}")
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(done.found.items()))
+    typer.echo(f"{len(texts)} answers with kept texts: {counts}")
+    if done.failure:
+        typer.echo(f"the last failure: {done.failure}")
+
+
+async def _kept(api: ApiClient, tenant: str, rows: Sequence[Json]) -> list[tuple[str, Any]]:
+    """Return the kept texts of answers, by event."""
+    found = list[tuple[str, Any]]()
+    for row in rows:
+        try:
+            read = await api.call("GET", f"/v1/tenants/{tenant}/texts/{row['request_id']}")
+        except ApiError as error:
+            if error.status == 404:
+                continue
+            raise
+        found += [(row["event_id"], it) for it in read["data"] if it["event_id"] == row["event_id"]]
+    return found
