@@ -31,10 +31,8 @@ up: setup ## Start the whole platform on this machine (ARGS=--detach, ARGS='--en
 down: setup ## Stop what `make up` started
 	@$(BIN)/sluice down
 
-# Tests of real servers wait for half of their time: twice as many workers as cores. Those of whole
-# stacks wait longer: one more.
+# Tests of real servers wait for half of their time: twice as many workers as cores.
 TEST_WORKERS = $(shell cores=$$(nproc); echo $$(((cores < 4 ? cores : 4) * 2)))
-STACK_WORKERS = $(shell echo $$(($(TEST_WORKERS) + 1)))
 
 PYTEST := $(BIN)/python -m pytest --dist=loadfile --no-loadscope-reorder
 
@@ -42,7 +40,7 @@ test: setup ## Ring one: every promise once, on real servers from pip wheels (ab
 	@$(PYTEST) --ring=one --numprocesses=$(TEST_WORKERS) $(ARGS)
 
 test-two: setup ## Ring two: whole stacks, killed, frozen and upgraded (17 to 20 minutes on two cores)
-	@$(PYTEST) --ring=two --numprocesses=$(STACK_WORKERS) $(ARGS)
+	@$(PYTEST) --ring=two --numprocesses=$(TEST_WORKERS) $(ARGS)
 
 test-all: test test-two ## Both rings
 
