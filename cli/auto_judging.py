@@ -83,7 +83,7 @@ def judge_answers(
     if done.found["failed"] == len(texts):
         raise fail(f"no answer was judged: {done.failure}")
     counts = ", ".join(f"{count} {name}" for name, count in sorted(done.found.items()))
-    typer.echo(f"{len(texts)} answers with kept texts: {counts}")
+    typer.echo(f"answers with kept texts: {len(texts)} ({counts})")
     if done.failure:
         typer.echo(f"the last failure: {done.failure}")
 

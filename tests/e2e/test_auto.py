@@ -39,9 +39,7 @@ def wait_for_judged(stack, count: int) -> None:
     pytest.fail(f"never had {count} judged choices: {found}")
 
 
-def test_a_table_is_learned_from_thumbs_estimated_and_used(
-    stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_is_learned_from_thumbs_estimated_and_used(stack, tmp_path: Path) -> None:
     def auto(*words: str) -> str:
         done = stack.sluice("auto", *words)
         assert done.returncode == 0, done.stderr
@@ -84,24 +82,3 @@ def test_a_table_is_learned_from_thumbs_estimated_and_used(
                 break
             time.sleep(0.1)
         assert answer.headers["x-sluice-model"] == LARGE
-        monkeypatch.setenv("OPENAI_BASE_URL", stack.base_url)
-        monkeypatch.setenv("OPENAI_API_KEY", key)
-        judge_two(stack, client)
-
-
-def judge_two(stack, client: httpx.Client) -> None:
-    """Let a model judge answers whose texts are kept; its verdicts count."""
-    judging = ("auto", "judge", TENANT, "--model", SMALL, "--sample", "2")
-    nothing = stack.sluice(*judging)
-    assert nothing.returncode == 1
-    assert "no kept text" in nothing.stderr
-    assert stack.sluice("tenants", "texts", "set", TENANT, "--on").returncode == 0
-    deadline_s = time.monotonic() + 60
-    done = nothing
-    while "2 answers" not in done.stdout and time.monotonic() < deadline_s:
-        ask(client, "And what is kept?")
-        time.sleep(0.5)
-        done = stack.sluice(*judging)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("2 answers with kept texts: "), done.stdout
-    wait_for_judged(stack, ASKED + 2)
