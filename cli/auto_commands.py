@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +9,7 @@ import typer
 
 from cli.admin import AsJson, Tenant, ask, given
 from cli.api import Json
-from cli.audit_commands import since_moment
-from cli.auto_judging import judge_answers
+from cli.auto_judging import judge_answers, logged_rows
 from cli.render import show_fields, show_json, show_objects
 from cli.stack_commands import fail
 from sluice.auto.evaluation import (
@@ -197,14 +195,6 @@ def use_table(tenant: Tenant, *, table: TableFile, as_json: AsJson = False) -> N
         return _kept(known) | read
 
     _edit(tenant, change, as_json=as_json)
-
-
-def logged_rows(tenant: str, since: str) -> list[Json]:
-    """Return the logged choices of a tenant, as telemetry has them."""
-    moment = since_moment(since, datetime.now(UTC), "--since")
-    query = {"tenant": tenant, "since": moment}
-    found = ask(lambda api: api.call("GET", "/v1/auto/turns", query=query), "SLUICE_TELEMETRY_URL")
-    return found["data"]
 
 
 def _logged(tenant: str, since: str) -> list[LoggedTurn]:

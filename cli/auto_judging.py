@@ -4,12 +4,14 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from cli.admin import Tenant, ask, setting
 from cli.api import ApiClient, ApiError, Json
+from cli.audit_commands import since_moment
 from cli.stack_commands import fail
 from sluice.auto.judging import judge_body, rating_of
 
@@ -58,8 +60,6 @@ def judge_answers(
     Texts must be kept (`sluice tenants texts`). Requests go to OPENAI_BASE_URL with OPENAI_API_KEY,
     which must be a key of the tenant; its limits and its bill apply.
     """
-    from cli.auto_commands import logged_rows
-
     rows = [it for it in logged_rows(tenant, since) if it["good"] is None]
     chosen = random.sample(rows, min(sample, len(rows)))
     texts = ask(lambda api: _kept(api, tenant, chosen))
@@ -86,6 +86,14 @@ def judge_answers(
     typer.echo(f"answers with kept texts: {len(texts)} ({counts})")
     if done.failure:
         typer.echo(f"the last failure: {done.failure}")
+
+
+def logged_rows(tenant: str, since: str) -> list[Json]:
+    """Return the logged choices of a tenant, as telemetry has them."""
+    moment = since_moment(since, datetime.now(UTC), "--since")
+    query = {"tenant": tenant, "since": moment}
+    found = ask(lambda api: api.call("GET", "/v1/auto/turns", query=query), "SLUICE_TELEMETRY_URL")
+    return found["data"]
 
 
 async def _kept(api: ApiClient, tenant: str, rows: Sequence[Json]) -> list[tuple[str, Any]]:
