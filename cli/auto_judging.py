@@ -61,8 +61,8 @@ def judge_answers(
     which must be a key of the tenant; its limits and its bill apply.
     """
     rows = [it for it in logged_rows(tenant, since) if it["good"] is None]
-    chosen = random.sample(rows, min(sample, len(rows)))
-    texts = ask(lambda api: _kept(api, tenant, chosen))
+    random.shuffle(rows)  # a sample that is not of one hour
+    texts = ask(lambda api: _kept(api, tenant, rows, sample))
     if not texts:
         raise fail(
             f"tenant {tenant} has no kept text of an unjudged answer of auto since {since}: see"
@@ -96,10 +96,17 @@ def logged_rows(tenant: str, since: str) -> list[Json]:
     return found["data"]
 
 
-async def _kept(api: ApiClient, tenant: str, rows: Sequence[Json]) -> list[tuple[str, Any]]:
-    """Return the kept texts of answers, by event."""
+async def _kept(
+    api: ApiClient, tenant: str, rows: Sequence[Json], most: int
+) -> list[tuple[str, Any]]:
+    """Return the kept texts of the first answers that have some, by event.
+
+    A policy keeps a share of the texts: at most a hundred answers are looked up for each text.
+    """
     found = list[tuple[str, Any]]()
-    for row in rows:
+    for row in rows[: 100 * most]:
+        if len(found) >= most:
+            break
         try:
             read = await api.call("GET", f"/v1/tenants/{tenant}/texts/{row['request_id']}")
         except ApiError as error:

@@ -67,7 +67,7 @@ class ContinuingRequest(Protocol):
 
     @property
     def items(self) -> Sequence[InputItem]:
-        """Its own items."""
+        """Items of the request itself."""
         ...
 
 

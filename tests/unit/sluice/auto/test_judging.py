@@ -1,4 +1,4 @@
-"""What a judge is asked, and what its reply counts for."""
+"""The question to a judge, and the rating in its reply."""
 
 import json
 
