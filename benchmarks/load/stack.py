@@ -58,6 +58,12 @@ class BenchmarkStack:
         host, _, port = self.env["OPENAI_BASE_URL"].split("/")[2].partition(":")
         return StreamLoad(host, int(port), self.env["OPENAI_API_KEY"], streams, requests, **options)
 
+    def tenant_key(self, tenant: str, *options: str) -> str:
+        """Create a tenant with options of `sluice tenants create`, and return a key of it."""
+        _sluice(self.home, "tenants", "create", tenant, *options)
+        shown = _sluice(self.home, "keys", "create", tenant, "--json", capture=True)
+        return json.loads(shown.stdout)["key"]
+
     def limit(self) -> None:
         """Give the tenant limits that nobody reaches, so that they are asked for each request.
 
