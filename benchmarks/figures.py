@@ -5,10 +5,10 @@ No figure is typed here, so the page says what the files say.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import mean, median
-from typing import Any
+from statistics import median
 
-Result = dict[str, Any]
+from benchmarks import figure_texts as texts
+from benchmarks.figure_texts import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,142 +28,37 @@ class FigureRow:
     target: str = ""
 
 
-def _plans(result: Result, part: str, policy: str) -> tuple[float, float]:
-    """Return mean violation minutes of a day, and accelerator hours relative to the oracle's."""
-    rows = [it for it in result[part] if it["demand"].startswith("diurnal24")]
-
-    def of(name: str, figure: str) -> float:
-        return mean(it[figure] for it in rows if it["policy"] == name)
-
-    return of(policy, "violation_minutes"), of(policy, "gpu_hours") / of("oracle", "gpu_hours")
-
-
-def _scaling(result: Result, part: str) -> str:
-    pairs = [_plans(result, part, policy) for policy in ("sluice", "hpa")]
-    return "; ".join(f"{minutes:.1f} min, {hours:.2f} x" for minutes, hours in pairs)
-
-
-def _goodput(result: Result, policy: str, load: float) -> str:
-    rows = result["cases"]["conversation-8"]
-    found = (it for it in rows if it["policy"] == policy and it["load"] == load)
-    return f"{next(found)['goodput_mean']:.3f}"
-
-
-def _goodputs(result: Result) -> str:
-    policies = "sluice", "dynamo_best", "oracle"
-    pairs = ([_goodput(result, policy, load) for load in (0.95, 1.05)] for policy in policies)
-    return "; ".join(" / ".join(pair) for pair in pairs)
-
-
-def _last_s(result: Result, run: str) -> str:
-    figures = result["runs"][run]["figures"]
-    return f"{mean(it['last_s'] for it in figures):.1f} s (bound {figures[0]['bound_s']:.1f})"
-
-
-def _rollouts(result: Result) -> str:
-    rows = {it["scenario"]: it for it in result["scenarios"]}
-    bad = [it for name, it in rows.items() if name not in ("identical", "better")]
-
-    def of(*scenarios: Result) -> str:
-        back = sum(it["rolled_back"] for it in scenarios)
-        return f"{back} of {sum(it['rollouts'] for it in scenarios)}"
-
-    return f"{of(rows['identical'])}; {of(*bad)}"
-
-
-def _jitter(result: Result) -> str:
-    streams = [result[f"{count}_streams"] for count in (50, 200, 500)]
-    return ", ".join(f"{it['added_p99_ms']:.1f}" for it in streams) + " ms"
-
-
-def _peer(result: Result, name: str) -> str:
-    row = result[name]
-    tokens = f"{row['us_per_token_500_streams']:.1f} / {row['us_per_token_100_streams']:.1f}"
-    return f"{tokens} µs, {row['us_per_request_of_two_tokens']:.0f} µs"
-
-
-def _late_looks(result: Result) -> str:
-    counts = dict(line.rsplit(" ", 1) for line in result["loop_lag"])
-    within, all_looks = (
-        float(counts[f'gateway_loop_lag_seconds_bucket{{le="{edge}"}}'])
-        for edge in ("0.005", "+Inf")
-    )
-    return f"{all_looks - within:.0f} of {all_looks:.0f} looks"
-
-
-def _calls(result: Result) -> str:
-    every = result["per_request"]["all"]
-    return f"{every['python']:.0f} + {every['c']:.0f}"
-
-
-def _per_request(result: Result, replicas: int) -> str:
-    rows = (it for it in result["per_request"] if it["replicas"] == replicas)
-    row = next(it for it in rows if not it["decoding"])
-    return f"p50 {row['p50_us']:.0f}, p99 {row['p99_us']:.0f} µs"
-
-
-def _served(result: Result) -> str:
-    rows = result["figures"]["served"]["sequences"]
-    return ", ".join(f"{100 * rows[count]['ratio']:.0f} %" for count in ("1", "8", "32", "256"))
-
-
-def _month(result: Result) -> str:
-    worst = [it["p99_ms"] for it in result["with_rollups"].values()]
-    return f"{min(worst):.0f}-{max(worst):.0f} ms"
-
-
-def _scores(result: Result) -> str:
-    ratios = [it["both_of_answer"] for it in result["shapes"]]
-    return f"{min(ratios):.2f}-{max(ratios):.2f} of the answer's"
-
-
-def _auto(result: Result) -> str:
-    times = (result[f"{name}_us"] for name in ("question", "talk", "session"))
-    return " / ".join(f"{it / 1000:.2f}" for it in times) + " ms"
-
-
-def _chains(result: Result) -> str:
-    return f"{result['turn_50']['total_us'] / result['turn_2']['total_us']:.1f} x"
-
-
-def _cpu(result: Result, load: str, figure: str = "cpu_us_per_token_total") -> str:
-    return f"{result[load][figure]:.1f}"
-
-
-def _short(result: Result) -> str:
-    """Return CPU of a request with two tokens: that of both tokens is in it."""
-    loads = (result[f"{count}_short_streams"] for count in (100, 500))
-    per_request = [sum(it["cpu_s"].values()) / it["requests"] * 1e6 for it in loads]
-    return " / ".join(f"{it:.0f}" for it in per_request) + " µs"
-
-
 _DATA_PLANE = (
     FigureRow(
         "CPU of gateway and router per streamed token; 500 / 100 streams of 100 tokens; keys,"
         " limits, tokenizing and"
         " events on",
         "proxy_cpu",
-        lambda it: f"{_cpu(it, '500_streams')} / {_cpu(it, '100_streams')} µs",
+        lambda it: f"{texts.cpu(it, '500_streams')} / {texts.cpu(it, '100_streams')} µs",
     ),
     FigureRow(
         "the same, 500 streams of 1,000 tokens",
         "proxy_cpu",
-        lambda it: f"{_cpu(it, '500_long_streams')} µs",
+        lambda it: f"{texts.cpu(it, '500_long_streams')} µs",
     ),
     FigureRow(
         "CPU of gateway and router per request of two tokens, 100 / 500 streams",
         "proxy_cpu",
-        _short,
+        texts.short,
     ),
     FigureRow(
         "beside other proxies in turns, engine steps of 20 ms: CPU per token of 500 / 100"
         " streams, per request of two"
         " tokens; Sluice with everything on",
         "peers",
-        lambda it: _peer(it, "sluice"),
+        lambda it: texts.peer(it, "sluice"),
     ),
     *(
-        FigureRow(f"{name}, which passes on what it gets", "peers", lambda it, n=key: _peer(it, n))
+        FigureRow(
+            f"{name}, which passes on what it gets",
+            "peers",
+            lambda it, n=key: texts.peer(it, n),
+        )
         for name, key in (
             ("smg 1.13", "smg"),
             ("sglang-router 0.3.2", "sglang-router"),
@@ -189,6 +84,13 @@ _DATA_PLANE = (
         " of three rounds",
         "gateway_ttft",
         lambda it: f"{it['added_ms']['p50']:.1f} / {it['added_ms']['p99']:.1f} ms",
+    ),
+    FigureRow(
+        "chat with a tool, p50: alone / beside refused prompts of 4 MB over 3 connections",
+        "refused_prompts",
+        lambda it: (
+            " / ".join(f"{it[on]['chat']['p50_ms']:.0f}" for on in ("alone", "beside")) + " ms"
+        ),
     ),
     FigureRow(
         "TTFT p99 on a machine without a free core: alone / beside two prompts of 220 KB per"
@@ -243,7 +145,7 @@ _DATA_PLANE = (
         "guard_triples",
         lambda it: f"{it['triples']:,}; {it['wrong'] + it['different']}",
     ),
-    FigureRow("`auto`: CPU of a decision, question / talk of 8 kB / of 400 kB", "auto", _auto),
+    FigureRow("`auto`: CPU of a decision, question / talk of 8 kB / of 400 kB", "auto", texts.auto),
 )
 _ENGINES = (
     FigureRow(
@@ -259,7 +161,7 @@ _ENGINES = (
         "the CPU engine behind Triton and step frames against the engine alone; 1, 8, 32, 256"
         " sequences",
         "replica",
-        _served,
+        texts.served,
     ),
     FigureRow(
         "the simulated engine through Triton, 1,000 sequences, steps that take no time",
@@ -291,7 +193,7 @@ _ENGINES = (
     FigureRow(
         "CPU of both scores of an answer while an adapter is rolled out, CPU engine",
         "scores",
-        _scores,
+        texts.scores,
     ),
 )
 _ROUTING = (
@@ -300,7 +202,7 @@ _ROUTING = (
         " Sluice; of the best"
         " tuned peer; bound",
         "routing_study",
-        _goodputs,
+        texts.goodputs,
     ),
     FigureRow(
         "the same trace, 64 replicas in one cell / in eight cells, load 0.95",
@@ -310,7 +212,9 @@ _ROUTING = (
         ),
     ),
     FigureRow(
-        "placing a request among 64 replicas", "router_core", lambda it: _per_request(it, 64)
+        "placing a request among 64 replicas",
+        "router_core",
+        lambda it: texts.per_request(it, 64),
     ),
     FigureRow(
         "simulated faults, 8 replicas: requests lost and doubled; longest pause of a stream when"
@@ -328,7 +232,7 @@ _ROUTING = (
         " Sluice; Kubernetes'"
         " HPA",
         "scaling",
-        lambda it: _scaling(it, "plain"),
+        lambda it: texts.scaling(it, "plain"),
     ),
 )
 _OPERATION = (
@@ -385,15 +289,17 @@ _OPERATION = (
         "simulated, 10 Gbit/s links: a 100 MB adapter on the last of 1,000 nodes; a 140 GB base"
         " on the last of 200",
         "distribution",
-        lambda it: f"{_last_s(it, 'adapter')}; {_last_s(it, 'base')}",
+        lambda it: f"{texts.last_s(it, 'adapter')}; {texts.last_s(it, 'base')}",
     ),
     FigureRow(
-        "a tenant's month of usage among 50 million requests, p99 of a query", "trace_month", _month
+        "a tenant's month of usage among 50 million requests, p99 of a query",
+        "trace_month",
+        texts.month,
     ),
     FigureRow(
         "simulated rollouts: identical releases sent back; bad ones of ten kinds sent back",
         "rollouts",
-        _rollouts,
+        texts.rollouts,
     ),
     FigureRow(
         "`docker compose up` with images built, stand-ins for servers of others: first answer",
@@ -418,7 +324,7 @@ _MISSED = (
     FigureRow(
         "CPU per streamed token, 500 / 100 streams of 100 tokens",
         "proxy_cpu",
-        lambda it: f"{_cpu(it, '500_streams')} / {_cpu(it, '100_streams')} µs",
+        lambda it: f"{texts.cpu(it, '500_streams')} / {texts.cpu(it, '100_streams')} µs",
         "12 / 20 µs",
     ),
     FigureRow(
@@ -431,12 +337,17 @@ _MISSED = (
         ),
         "0.9 x / 1.2 x",
     ),
-    FigureRow("CPU per request of two tokens, 100 / 500 streams", "proxy_cpu", _short, "300 µs"),
+    FigureRow(
+        "CPU per request of two tokens, 100 / 500 streams",
+        "proxy_cpu",
+        texts.short,
+        "300 µs",
+    ),
     FigureRow(
         "calls of functions per request in the gateway, in Python + in C; flat over some 400"
         " functions",
         "request_calls",
-        _calls,
+        texts.calls,
         "290 + 220",
     ),
     FigureRow(
@@ -446,18 +357,21 @@ _MISSED = (
         "3 µs",
     ),
     FigureRow(
-        "ITL added at 60 % load, p99; 50, 200, 500 streams", "gateway_jitter", _jitter, "3 ms"
+        "ITL added at 60 % load, p99; 50, 200, 500 streams",
+        "gateway_jitter",
+        texts.jitter,
+        "3 ms",
     ),
     FigureRow(
         "the gateway's loop later than 5 ms beside prompts of 220 KB",
         "gateway_prompts",
-        _late_looks,
+        texts.late_looks,
         "never",
     ),
     FigureRow(
         "placing a request among 64 replicas, p99",
         "router_core",
-        lambda it: _per_request(it, 64),
+        lambda it: texts.per_request(it, 64),
         "100 µs",
     ),
     FigureRow(
@@ -469,7 +383,7 @@ _MISSED = (
     FigureRow(
         "scaling with sleepers, days with flash crowds: violated minutes, hours over the oracle's",
         "scaling",
-        lambda it: _scaling(it, "ladder").partition(";")[0],
+        lambda it: texts.scaling(it, "ladder").partition(";")[0],
         "0 min, 1.3 x",
     ),
     FigureRow(
@@ -481,7 +395,7 @@ _MISSED = (
     FigureRow(
         "turn 50 of a chain of 50,000 tokens against turn 2: CPU of the gateway",
         "chains",
-        _chains,
+        texts.chains,
         "1.1 x",
     ),
 )

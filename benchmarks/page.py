@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.figures import GROUPS, Result
+from benchmarks.figure_texts import Result
+from benchmarks.figures import GROUPS
 from benchmarks.results import RESULTS
 
 PAGE = Path(__file__).parents[1] / "docs/benchmarks.md"

@@ -42,6 +42,7 @@ MODULES = {
     "stack": "benchmarks.load.stack",
     "idle": "benchmarks.load.idle",
     "edge": "benchmarks.load.gateway",
+    "refused": "benchmarks.load.refused_prompts",
     "sockets": "benchmarks.load.sockets",
     "chains": "benchmarks.micro.chains",
     "peers": "benchmarks.load.peers",

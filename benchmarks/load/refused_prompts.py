@@ -3,8 +3,9 @@
 One operation: one chat completion with one tool, of one token. Three connections of a tenant with
 three requests per minute send a prompt of 4 MB without a pause, from a process of their own; the
 gateway refuses every one. `plain_chat` names no tool; `tokenize` counts the tokens of a
-conversation with a call. Rounds alone and beside alternate. Both clients share the cores with the stack; the engine is the `sim` driver,
-whose own steps of 5 ms are in the figures. Run: `python -m benchmarks.load.refused_prompts`.
+conversation with a call. Rounds alone and beside alternate. Not measured: a network, an engine that
+computes; both clients share the cores with the stack, and the steps of the `sim` driver are in the
+figures. Run: `python -m benchmarks.load.refused_prompts`.
 """
 
 import http.client
@@ -16,14 +17,16 @@ import time
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
-from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from benchmarks.load.stack import started
 from benchmarks.results import write_result
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import SimpleQueue
 
 ROUNDS = 5
 REQUESTS = 60
@@ -55,7 +58,9 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _send(address: tuple[str, int], key: str, body: bytes, ended: Event, told: Counter[str]) -> None:
+def _send(
+    address: tuple[str, int], key: str, body: bytes, ended: Event, told: Counter[str]
+) -> None:
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     connection = http.client.HTTPConnection(*address, timeout=_TIMEOUT_S)
     while not ended.is_set():

@@ -48,6 +48,10 @@ class Golden(Protocol):
         """Return when a router ejected a replica for its answers; 0: it did not."""
         ...
 
+    def suspected_at_unix_ms(self, replica_id: str) -> int:
+        """Return when a replica was found to answer wrongly and had to stay; 0: not of late."""
+        ...
+
     def take(self, message: wire.SyncRequest) -> None:
         """Queue the answers that an agent reports, without waiting."""
         ...
@@ -192,6 +196,7 @@ class AgentService(AgentServiceServicer):
         pools = {replica.pool_id for replica in response.replicas}
         for replica in response.replicas:
             replica.accused_at_unix_ms = self._golden.accused_at_unix_ms(replica.replica_id)
+            replica.suspected_at_unix_ms = self._golden.suspected_at_unix_ms(replica.replica_id)
         response.trials.extend(self._trials.trials_of(self._feed.state, pools))
         return response, self._golden.prompts_for(bases)
 

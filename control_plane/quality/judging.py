@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.database import Database, DatabaseDownError, is_transient
-from control_plane.quality import ejection_rows, repository
+from control_plane.quality import ejection_rows, repository, suspicion_rows
 from control_plane.quality.askings import Asking
 from control_plane.quality.clearance import right_answers
 from control_plane.quality.deferrals import PARKED_S, Deferrals
@@ -202,6 +202,7 @@ async def _rule(
         rule, cases, kept, serving, quarantined, spent, budget, _new_id
     )
     await repository.quarantine(connection, ruling.quarantines)
+    await suspicion_rows.add(connection, ruling.spared)
     return ruling
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.database import ERRORS, Database, DatabaseDownError
 from control_plane.fields import is_id
-from control_plane.quality import ejection_rows, repository
+from control_plane.quality import ejection_rows, repository, suspicion_rows
 from control_plane.quality.base_prompts import TokenIds
 from control_plane.quality.board import Board, Prompts
 from control_plane.quality.ejections import Ejection, ejections_of
@@ -114,6 +114,7 @@ class Quality:
         self._alerts: dict[Group, tuple[float, Mapping[Alert, tuple[str, ...]]]] = {}
         self._pruned_at = time.monotonic()
         self._accused: Mapping[str, Ejection] = {}
+        self._suspected: Mapping[str, int] = {}
 
     def prompts_for(self, bases: Iterable[str]) -> list[wire.GoldenPrompt]:
         """Return the prompts for a node with replicas of these bases, in the present round."""
@@ -124,6 +125,10 @@ class Quality:
         """Return when a router ejected a replica for its answers; 0: never, or it is settled."""
         found = self._accused.get(replica_id)
         return 0 if found is None else found.ejected_at_unix_ms
+
+    def suspected_at_unix_ms(self, replica_id: str) -> int:
+        """Return when the guard last spared a replica that answers wrongly; 0: not of late."""
+        return self._suspected.get(replica_id, 0)
 
     async def accuse(self, request: control.AccuseRequest) -> None:
         """Store a router's report; DatabaseDownError: not stored; ValueError: not valid."""
@@ -202,14 +207,16 @@ class Quality:
             kept = frozenset(self._board.askings)
             await self._database.run(lambda connection: repository.prune(connection, kept))
             await self._database.run(ejection_rows.prune)
+            await self._database.run(suspicion_rows.prune)
 
     async def _read(self, connection: AsyncConnection) -> None:
-        """Read changes: of prompts, and of the replicas that routers accuse."""
+        """Read changes: of prompts, and of the replicas that routers or the guard accuse."""
         mark = await repository.prompts_mark(connection)
         if mark != self._mark:
             self._prompts = await repository.prompts(connection)
             self._mark = mark
         self._accused = await ejection_rows.accused(connection)
+        self._suspected = await suspicion_rows.suspected(connection)
 
     def _tell(self, outcome: JudgingOutcome) -> None:
         """Log and count decisions."""

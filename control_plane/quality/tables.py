@@ -124,6 +124,14 @@ Index(
     postgresql_where=text("ended_at IS NULL"),
 )
 
+# Replicas that answer otherwise and have to stay, as their pool is small.
+suspicions = Table(
+    "suspicions",
+    metadata,
+    Column("replica_id", Text, primary_key=True),
+    _moment("suspected_at"),
+)
+
 # Replicas that were taken out because they answered otherwise; rows stay when the replicas go.
 quarantines = Table(
     "quarantines",

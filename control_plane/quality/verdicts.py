@@ -160,6 +160,7 @@ class Ruling:
         alerts: Alerts and their replicas, by judged group.
         deviations: Numbers of new deviating answers, by the kind of difference.
         learned: New right answers.
+        spared: Replicas that deviate and have to stay.
     """
 
     quarantines: tuple[Quarantine, ...]
@@ -167,6 +168,7 @@ class Ruling:
     alerts: Mapping[Group, Mapping[Alert, tuple[str, ...]]]
     deviations: Mapping[str, int]
     learned: Mapping[Group, Truth]
+    spared: frozenset[str] = frozenset()
 
 
 def examine(
@@ -301,6 +303,7 @@ def rule(
             for group, case in cases.items()
             if case.judgement.learned is not None
         },
+        frozenset(spared),
     )
 
 

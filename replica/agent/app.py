@@ -17,6 +17,7 @@ from replica.agent.adoption import find_leftovers
 from replica.agent.artifacts.library import Library
 from replica.agent.artifacts.local_api import LocalApi, OnlyHere
 from replica.agent.artifacts.node import ArtifactCache, NodeOptions
+from replica.agent.artifacts.suspects import SuspectReader
 from replica.agent.control import ControlLink, DesiredFile
 from replica.agent.engine_metrics import engine_metrics
 from replica.agent.engine_user import engine_user
@@ -100,7 +101,7 @@ class Agent:
         fetcher = self._artifacts or OnlyHere()
         self._local = LocalApi(settings.state_dir, self._library, fetcher, uid=launcher.uid)
         self._fleet: NodeReplicas | None = None
-        self._quarantined: set[str] = set()  # replicas of this node
+        self._suspects = SuspectReader(self._library, self._restart)
         self._knows_desired = False
         self._is_stopping = False
 
@@ -154,6 +155,7 @@ class Agent:
                 group.create_task(self._measure()),
                 group.create_task(self._keep_library()),
                 group.create_task(self._fetch()),
+                group.create_task(self._suspects.run()),
                 group.create_task(self._watch.run(self._open_hardware)),
                 group.create_task(self._golden.run()),
                 group.create_task(self._trials.run()),
@@ -206,17 +208,16 @@ class Agent:
         self._trials.hear(desired)
 
     def _apply(self, fleet: NodeReplicas, desired: agent.SyncResponse) -> None:
-        for replica in desired.replicas:
-            if replica.is_quarantined and replica.replica_id not in self._quarantined:
-                # It answered wrongly: its files are verified as a whole before another engine reads
-                # them.
-                self._library.doubt(replica.base_digest, with_adapters=True)
-        self._quarantined = {r.replica_id for r in desired.replicas if r.is_quarantined}
+        self._suspects.hear(desired)
         bases = [replica.base_digest for replica in desired.replicas]
         self._library.desire(bases)
         if self._artifacts is not None:
             self._artifacts.desire(bases)
         fleet.apply(desired)
+
+    def _restart(self, base_digest: str, problem: str) -> None:
+        if self._fleet is not None:
+            self._fleet.fail(base_digest, problem)
 
     async def _keep_library(self) -> None:
         """Notice artifacts that others put into the folder, and store the heat of artifacts."""

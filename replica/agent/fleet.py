@@ -140,6 +140,11 @@ class NodeReplicas:
         if self._desired is not None:
             self.apply(self._desired)
 
+    def fail(self, base_digest: str, problem: str) -> None:
+        """End the engines of a base as failed ones; they start again when it may be used."""
+        for runner in self.runners.values():
+            runner.fail(base_digest, problem)
+
     async def stop(self) -> None:
         """End all replicas, engines asked first, and wait until all their processes are gone."""
         self._is_stopping = True

@@ -129,7 +129,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """The engine's process ended by itself, or could not be started."""
+    """The engine's process ended by itself, could not be started, or must not go on."""
 
     run: int
     message: str

@@ -172,6 +172,12 @@ class ReplicaRunner:
             self._has_new_wish = True
             self._events.put_nowait(wish)  # stands for the latest wish when its turn comes
 
+    def fail(self, base_digest: str, problem: str) -> None:
+        """End the engine as a failed one, if it runs a base; it is started again."""
+        running = self.state.running
+        if running is not None and running.base_digest == base_digest:
+            self._events.put_nowait(ProcessEnded(self.state.run, problem))
+
     @property
     def wanted(self) -> EngineSpec | None:
         """The engine that the replica is to run; None when it is to go away."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -100,6 +101,40 @@ async def _ready(plane: Any, pool_id: str) -> list[str]:
 async def _quarantines(plane: Any, pool_id: str) -> list[dict[str, Any]]:
     found = (await plane.admin.get("/v1/quarantines")).json()["data"]
     return [one for one in found if one["pool_id"] == pool_id]
+
+
+async def test_a_liar_of_a_pool_of_two_stays_and_its_node_is_told(
+    shared_control_plane, eventually
+) -> None:
+    plane, engine = shared_control_plane, new_id("sim")
+    liars: set[str] = set()
+    answered = Counter[str]()
+
+    def answers(replica_id: str, _: agent.GoldenPrompt) -> list[int]:
+        answered[replica_id] += 1
+        return WRONG if replica_id in liars else RIGHT
+
+    async with nodes(plane, engine, 1, answers) as (node,):
+        pool_id, _ = await _pool(plane, engine, 2)
+
+        async def are_known() -> bool:  # three equal answers of each are the right answer
+            return min((answered[it] for it in await _ready(plane, pool_id)), default=0) > 10
+
+        await eventually(are_known, "two replicas have answered", DEADLINE_S)
+        liar = (await _ready(plane, pool_id))[0]
+        liars.add(liar)
+
+        async def is_told() -> bool:
+            told = {it.replica_id: it.suspected_at_unix_ms for it in node.desired.replicas}
+            return len(told) == 2 and {it for it, at in told.items() if at} == {liar}
+
+        await eventually(is_told, "the node knows which base to read", DEADLINE_S)
+        assert not await _quarantines(plane, pool_id)
+        first = {it.replica_id: it.suspected_at_unix_ms for it in node.desired.replicas}
+        before = answered[liar]
+        await eventually(lambda: answered[liar] > before + 5, "it deviates again", DEADLINE_S)
+        again = {it.replica_id: it.suspected_at_unix_ms for it in node.desired.replicas}
+        assert again == first, "a base is read once an hour at most"
 
 
 async def test_a_liar_is_taken_out_with_evidence_and_replaced(

@@ -164,7 +164,7 @@ class SyncResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[DesiredReplica, _Mapping]]] = ..., lifted_cordons: _Optional[_Iterable[str]] = ..., golden_prompts: _Optional[_Iterable[_Union[GoldenPrompt, _Mapping]]] = ..., trials: _Optional[_Iterable[_Union[Trial, _Mapping]]] = ..., golden_unchanged: _Optional[bool] = ...) -> None: ...
 
 class DesiredReplica(_message.Message):
-    __slots__ = ("replica_id", "pool_id", "base_digest", "engine", "is_draining", "engine_options", "accelerators", "is_quarantined", "sleeps", "accused_at_unix_ms")
+    __slots__ = ("replica_id", "pool_id", "base_digest", "engine", "is_draining", "engine_options", "accelerators", "is_quarantined", "sleeps", "accused_at_unix_ms", "suspected_at_unix_ms")
     class EngineOptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,7 @@ class DesiredReplica(_message.Message):
     IS_QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     SLEEPS_FIELD_NUMBER: _ClassVar[int]
     ACCUSED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     pool_id: str
     base_digest: str
@@ -192,4 +193,5 @@ class DesiredReplica(_message.Message):
     is_quarantined: bool
     sleeps: bool
     accused_at_unix_ms: int
-    def __init__(self, replica_id: _Optional[str] = ..., pool_id: _Optional[str] = ..., base_digest: _Optional[str] = ..., engine: _Optional[str] = ..., is_draining: _Optional[bool] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., accelerators: _Optional[_Iterable[int]] = ..., is_quarantined: _Optional[bool] = ..., sleeps: _Optional[bool] = ..., accused_at_unix_ms: _Optional[int] = ...) -> None: ...
+    suspected_at_unix_ms: int
+    def __init__(self, replica_id: _Optional[str] = ..., pool_id: _Optional[str] = ..., base_digest: _Optional[str] = ..., engine: _Optional[str] = ..., is_draining: _Optional[bool] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., accelerators: _Optional[_Iterable[int]] = ..., is_quarantined: _Optional[bool] = ..., sleeps: _Optional[bool] = ..., accused_at_unix_ms: _Optional[int] = ..., suspected_at_unix_ms: _Optional[int] = ...) -> None: ...

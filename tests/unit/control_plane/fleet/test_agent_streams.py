@@ -64,12 +64,16 @@ class Golden:
         self.prompts: list[agent_pb2.GoldenPrompt] = []
         self.taken: list[str] = []
         self.accused: dict[str, int] = {}
+        self.suspected: dict[str, int] = {}
 
     def prompts_for(self, bases):
         return [prompt for prompt in self.prompts if prompt.base_digest in set(bases)]
 
     def accused_at_unix_ms(self, replica_id) -> int:
         return self.accused.get(replica_id, 0)
+
+    def suspected_at_unix_ms(self, replica_id) -> int:
+        return self.suspected.get(replica_id, 0)
 
     def take(self, message) -> None:
         self.taken.append(message.node_id)

@@ -1,0 +1,115 @@
+"""Texts of figures of docs/benchmarks.md that take more than one look into a result file."""
+
+from statistics import mean
+from typing import Any
+
+Result = dict[str, Any]
+
+
+def plans(result: Result, part: str, policy: str) -> tuple[float, float]:
+    """Return mean violation minutes of a day, and accelerator hours relative to the oracle's."""
+    rows = [it for it in result[part] if it["demand"].startswith("diurnal24")]
+
+    def of(name: str, figure: str) -> float:
+        return mean(it[figure] for it in rows if it["policy"] == name)
+
+    return of(policy, "violation_minutes"), of(policy, "gpu_hours") / of("oracle", "gpu_hours")
+
+
+def scaling(result: Result, part: str) -> str:
+    pairs = [plans(result, part, policy) for policy in ("sluice", "hpa")]
+    return "; ".join(f"{minutes:.1f} min, {hours:.2f} x" for minutes, hours in pairs)
+
+
+def goodput(result: Result, policy: str, load: float) -> str:
+    rows = result["cases"]["conversation-8"]
+    found = (it for it in rows if it["policy"] == policy and it["load"] == load)
+    return f"{next(found)['goodput_mean']:.3f}"
+
+
+def goodputs(result: Result) -> str:
+    policies = "sluice", "dynamo_best", "oracle"
+    pairs = ([goodput(result, policy, load) for load in (0.95, 1.05)] for policy in policies)
+    return "; ".join(" / ".join(pair) for pair in pairs)
+
+
+def last_s(result: Result, run: str) -> str:
+    figures = result["runs"][run]["figures"]
+    return f"{mean(it['last_s'] for it in figures):.1f} s (bound {figures[0]['bound_s']:.1f})"
+
+
+def rollouts(result: Result) -> str:
+    rows = {it["scenario"]: it for it in result["scenarios"]}
+    bad = [it for name, it in rows.items() if name not in ("identical", "better")]
+
+    def of(*scenarios: Result) -> str:
+        back = sum(it["rolled_back"] for it in scenarios)
+        return f"{back} of {sum(it['rollouts'] for it in scenarios)}"
+
+    return f"{of(rows['identical'])}; {of(*bad)}"
+
+
+def jitter(result: Result) -> str:
+    streams = [result[f"{count}_streams"] for count in (50, 200, 500)]
+    return ", ".join(f"{it['added_p99_ms']:.1f}" for it in streams) + " ms"
+
+
+def peer(result: Result, name: str) -> str:
+    row = result[name]
+    tokens = f"{row['us_per_token_500_streams']:.1f} / {row['us_per_token_100_streams']:.1f}"
+    return f"{tokens} µs, {row['us_per_request_of_two_tokens']:.0f} µs"
+
+
+def late_looks(result: Result) -> str:
+    counts = dict(line.rsplit(" ", 1) for line in result["loop_lag"])
+    within, all_looks = (
+        float(counts[f'gateway_loop_lag_seconds_bucket{{le="{edge}"}}'])
+        for edge in ("0.005", "+Inf")
+    )
+    return f"{all_looks - within:.0f} of {all_looks:.0f} looks"
+
+
+def calls(result: Result) -> str:
+    every = result["per_request"]["all"]
+    return f"{every['python']:.0f} + {every['c']:.0f}"
+
+
+def per_request(result: Result, replicas: int) -> str:
+    rows = (it for it in result["per_request"] if it["replicas"] == replicas)
+    row = next(it for it in rows if not it["decoding"])
+    return f"p50 {row['p50_us']:.0f}, p99 {row['p99_us']:.0f} µs"
+
+
+def served(result: Result) -> str:
+    rows = result["figures"]["served"]["sequences"]
+    return ", ".join(f"{100 * rows[count]['ratio']:.0f} %" for count in ("1", "8", "32", "256"))
+
+
+def month(result: Result) -> str:
+    worst = [it["p99_ms"] for it in result["with_rollups"].values()]
+    return f"{min(worst):.0f}-{max(worst):.0f} ms"
+
+
+def scores(result: Result) -> str:
+    ratios = [it["both_of_answer"] for it in result["shapes"]]
+    return f"{min(ratios):.2f}-{max(ratios):.2f} of the answer's"
+
+
+def auto(result: Result) -> str:
+    times = (result[f"{name}_us"] for name in ("question", "talk", "session"))
+    return " / ".join(f"{it / 1000:.2f}" for it in times) + " ms"
+
+
+def chains(result: Result) -> str:
+    return f"{result['turn_50']['total_us'] / result['turn_2']['total_us']:.1f} x"
+
+
+def cpu(result: Result, load: str, figure: str = "cpu_us_per_token_total") -> str:
+    return f"{result[load][figure]:.1f}"
+
+
+def short(result: Result) -> str:
+    """Return CPU of a request with two tokens: that of both tokens is in it."""
+    loads = (result[f"{count}_short_streams"] for count in (100, 500))
+    per_request = [sum(it["cpu_s"].values()) / it["requests"] * 1e6 for it in loads]
+    return " / ".join(f"{it:.0f}" for it in per_request) + " µs"

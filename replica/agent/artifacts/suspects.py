@@ -1,0 +1,64 @@
+"""Reads the files of replicas that answer wrongly as a whole, and tells which bases are spoiled.
+
+The control plane names such replicas. A quarantined one is on its way out: its files are read
+before another engine uses them. A suspected one has to stay, as its pool is small: its base is read
+at once. A spoiled base is proof where a comparison of few answers is none.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from replica.agent.artifacts.library import Library
+from sluice.wire.agent.v1 import agent_pb2 as agent
+
+log = structlog.get_logger(__name__)
+
+
+class SuspectReader:
+    """Owns the loop that reads the bases of suspected replicas, one after another."""
+
+    def __init__(self, library: Library, on_spoiled: Callable[[str, str], None]) -> None:
+        """Prepare; `run` belongs into a TaskGroup.
+
+        Args:
+            library: Artifacts of this node.
+            on_spoiled: Receiver of the digest of a spoiled base, and of words about it.
+        """
+        self._library = library
+        self._on_spoiled = on_spoiled
+        self._quarantined: set[str] = set()
+        self._suspected: dict[str, int] = {}  # replica -> Unix time in ms
+        self._unread: dict[str, None] = {}  # digests, in the order of their suspicions
+        self._has_unread = asyncio.Event()
+
+    def hear(self, desired: agent.SyncResponse) -> None:
+        """Doubt the files of replicas that were quarantined or suspected since the last call."""
+        for replica in desired.replicas:
+            if replica.is_quarantined and replica.replica_id not in self._quarantined:
+                self._library.doubt(replica.base_digest, with_adapters=True)
+            at_unix_ms = replica.suspected_at_unix_ms
+            if at_unix_ms > self._suspected.get(replica.replica_id, 0):
+                self._library.doubt(replica.base_digest, with_adapters=True)
+                self._unread[replica.base_digest] = None
+                self._has_unread.set()
+        self._quarantined = {it.replica_id for it in desired.replicas if it.is_quarantined}
+        self._suspected = {
+            it.replica_id: max(it.suspected_at_unix_ms, self._suspected.get(it.replica_id, 0))
+            for it in desired.replicas
+        }
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        while True:
+            await self._has_unread.wait()
+            self._has_unread.clear()
+            while self._unread:
+                digest = next(iter(self._unread))
+                del self._unread[digest]
+                problem = await self._library.problem_of(digest)
+                if problem and self._library.has(digest):  # its disk cannot be read now
+                    log.error("suspected_base_unread", digest=digest, problem=problem)
+                elif problem:
+                    self._on_spoiled(digest, problem)
