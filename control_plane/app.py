@@ -117,9 +117,9 @@ _GRPC_OPTIONS = (
 async def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     async with stop_signals() as stop, serve(settings):
-        log.info("started", grpc=settings.grpc_address, http=settings.http_address)
+        log.info("control_plane_started", grpc=settings.grpc_address, http=settings.http_address)
         await stop.wait()
-    log.info("stopped")
+    log.info("control_plane_stopped")
 
 
 @asynccontextmanager

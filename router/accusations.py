@@ -95,7 +95,7 @@ class Accusations:
                 log.warning("accusations_refused", count=len(self._waiting), error=repr(error))
                 self._waiting.clear()
             elif not self._is_unheard:
-                log.warning("accusations_not_heard", count=len(self._waiting), error=repr(error))
+                log.warning("accusations_not_sent", count=len(self._waiting), error=repr(error))
             self._is_unheard = True
             return False
         self._is_unheard = False

@@ -190,6 +190,6 @@ async def _follow_now_and_then(
 async def _drain(hub: Hub, drain_s: float) -> None:
     """Wait for accepted requests; end those that take too long."""
     if not await hub.wait_idle(drain_s):
-        log.warning("drain_time_over", live_requests=hub.core.live_requests)
+        log.warning("drain_timed_out", live_requests=hub.core.live_requests)
         hub.core.end_all()
         hub.tick()

@@ -145,7 +145,9 @@ class Attachment:
             self._hub.broken(self.replica_id, outbox)
             reason, is_resumable = await self._stream(outbox)
             took_s = asyncio.get_running_loop().time() - broken_at
-            log.info("stream_broke", replica_id=self.replica_id, reason=reason, took_s=took_s)
+            log.info(
+                "attach_stream_broken", replica_id=self.replica_id, reason=reason, took_s=took_s
+            )
         if self.is_attached and not self._stopped.is_set():
             self._hub.metrics.replicas_lost.inc()
         return reason

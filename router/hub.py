@@ -377,7 +377,7 @@ def _log_decisions(dispatches: list[Dispatch]) -> None:
         decision = dispatch.decision
         if decision is not None:
             log.info(
-                "decision",
+                "placement_decided",
                 request_id=decision.request_id,
                 cell_id=decision.cell_id,
                 replica_id=decision.chosen,

@@ -324,7 +324,7 @@ class ControlWatcher:
             ):
                 await ControlServiceStub(channel).Leave(request)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
-            log.warning("goodbye_not_heard", address=self._address, error=repr(error))
+            log.warning("departure_not_reported", address=self._address, error=repr(error))
 
     def load_from_disk(self) -> bool:
         """Start from the last stored state, if there is a good one. Blocks; call before serving."""
@@ -404,7 +404,7 @@ class ControlWatcher:
     async def _hear(self, response: wire.WatchResponse) -> None:
         if not self._is_connected:
             self._is_connected = True
-            log.info("control_plane_found", address=self._address, known=self.state.version)
+            log.info("control_plane_connected", address=self._address, known=self.state.version)
         if response.version:  # 0: a greeting before the first snapshot, which says nothing yet
             self._heard_at = time.monotonic()
             if response.is_heartbeat:

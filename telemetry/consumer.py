@@ -162,7 +162,7 @@ class EventConsumer:
             elif error.fatal() or error.code() not in _PASSING:
                 raise ConsumerLostError(error.str())
             else:
-                log.warning("consumer_error", error=error.str())
+                log.warning("consumer_interrupted", error=error.str())
         if self._is_lost:
             raise ConsumerLostError("the broker forgot this member")
         self.missing += self._offsets.missing(sources)

@@ -142,7 +142,7 @@ class SpanExport:
         if not sending.done():
             problem = "late"
         elif (error := sending.exception()) is not None:
-            log.error("spans_not_made", exc_info=error)  # a bug here must not end the sink
+            log.error("spans_not_built", exc_info=error)  # a bug here must not end the sink
         elif spans := sending.result():
             self._metrics.spans_exported.inc(spans)
             return

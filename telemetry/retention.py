@@ -139,7 +139,7 @@ async def needed(database: TraceDatabase, settings: StoreSettings, local: str) -
     if "requests" in todo and is_shorter(days, days_of(tables["requests"].ttl)):
         [[unsafe]] = await database.rows(_UNSAFE.format(database=where, days=days))
         if unsafe:
-            log.warning("retention_waits_for_rollups", table="requests")
+            log.warning("retention_postponed", table="requests")
             del todo["requests"]
     found: list[str] = []
     for name in sorted(todo):

@@ -145,7 +145,7 @@ class Sink:
                 await self._session()
             except _SESSION_ERRORS as error:
                 self._own.session_failures.inc()
-                log.warning("session_failed", error=repr(error), attempt=self._attempt)
+                log.warning("sink_session_failed", error=repr(error), attempt=self._attempt)
             finally:
                 self._set_ready(ready=False)
             if self._is_draining:
@@ -210,7 +210,7 @@ class Sink:
                 self._is_write_failing = True
                 self._set_ready(ready=False)
                 log.warning(
-                    "write_failed",
+                    "batch_not_written",
                     error=repr(error),
                     events=len(batch.events),
                     texts=len(batch.texts),

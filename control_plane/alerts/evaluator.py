@@ -150,7 +150,7 @@ class RuleEvaluator:
         self._show(len(self._store), len(outcome.failed))
         for name, why in outcome.failed.items():
             if name not in self._failed:
-                log.warning("rule_without_result", rule=name, reason=why)
+                log.warning("rule_not_evaluated", rule=name, reason=why)
         self._failed = outcome.failed
         await self._report(outcome)
 
@@ -181,7 +181,7 @@ class RuleEvaluator:
         outcome = self._rules.step(now_ms)
         self._store.prune(now_ms)
         if left_out:
-            log.warning("series_left_out", count=left_out, most=_SERIES_MAX)
+            log.warning("series_skipped", count=left_out, most=_SERIES_MAX)
         return outcome
 
     def _take(self, target: PageTarget, text: str | None, now_ms: int) -> int:
@@ -233,7 +233,7 @@ def _reports(alerts: Sequence[ActiveAlert], ended_s: float | None) -> list[Alert
                 endsAt=datetime.fromtimestamp(ended_s, UTC) if ended_s is not None else None,
             )
         except ValidationError as error:
-            log.warning("alert_not_reported", alert=alert.labels, error=str(error))
+            log.warning("alert_invalid", alert=alert.labels, error=str(error))
             continue
         found.append(report)
     return found

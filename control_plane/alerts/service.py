@@ -124,7 +124,7 @@ class AlertService:
     async def _failed(self, row: Mapping[str, Any], error: SendError) -> dict[str, Any]:
         wait_ms = retry_after_ms(row["attempts"] + 1, error.after_ms) if error.may_repeat else None
         log.warning(
-            "alert_not_told",
+            "alert_not_delivered",
             receiver=row["receiver"],
             group=row["group_key"],
             reason=error.reason,

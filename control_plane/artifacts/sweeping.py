@@ -56,5 +56,5 @@ class SweepLoop:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await self._sweep()
         except (PlatformError, DBAPIError, TimeoutError) as error:
-            log.warning("loop_step_failed", loop="artifact-sweep", error=repr(error))
+            log.warning("artifact_sweep_failed", loop="artifact-sweep", error=repr(error))
             return None

@@ -72,7 +72,7 @@ class InspectionWorker:
                     upload = await self._next()
                 await self._end(upload)
             except (DatabaseDownError, DBAPIError) as error:
-                log.warning("upload_left_for_later", error=str(getattr(error, "reason", error)))
+                log.warning("upload_postponed", error=str(getattr(error, "reason", error)))
                 await self._pause()
 
     async def _next(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class InspectionWorker:
     async def _end(self, upload: dict[str, Any]) -> None:
         """Accept or refuse an upload; one that cannot be inspected now is delayed."""
         if upload["attempts"] > ATTEMPTS_MAX:
-            log.warning("upload_given_up", upload=upload["id"], attempts=ATTEMPTS_MAX)
+            log.warning("upload_abandoned", upload=upload["id"], attempts=ATTEMPTS_MAX)
             await self._refuse(upload, [_GIVEN_UP])
         elif upload["state"] == UploadState.IMPORTING:
             reasons = await self._while_ours(upload, self._fetch(upload))
@@ -155,7 +155,7 @@ class InspectionWorker:
         try:
             return await self._importer.fetch(upload)
         except (PlatformError, DBAPIError) as error:
-            log.warning("import_left_for_later", upload=upload["id"], error=str(error))
+            log.warning("import_postponed", upload=upload["id"], error=str(error))
             return None
 
     async def _while_ours(

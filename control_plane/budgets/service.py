@@ -166,7 +166,7 @@ class BudgetService:
             pace.tried |= {one.id: now_ms for one in due}
             return []
         if pace.failures:
-            log.info("budgets_read_again", period=str(period))
+            log.info("budget_reading_resumed", period=str(period))
         pace.answered(self._clock(), self._clock() - asked_s)
         for one in due:
             pace.tried.pop(one.id, None)
@@ -178,7 +178,7 @@ class BudgetService:
 
         for change in await self._database.run(write):
             log.info(
-                "budget_state",
+                "budget_state_changed",
                 tenant=change.tenant_id,
                 budget=change.name,
                 state=str(change.state),

@@ -167,7 +167,7 @@ class DistributionService(DistributionServiceServicer):
             if session is not None:
                 self._leave(session)
         if refused:
-            log.warning("report_refused", error=refused)
+            log.warning("distribution_report_refused", error=refused)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refused)
 
     async def Manifest(  # noqa: N802 - gRPC's name

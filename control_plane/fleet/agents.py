@@ -138,7 +138,7 @@ class AgentService(AgentServiceServicer):
             if self._streams.get(first.node_id) is stream:
                 del self._streams[first.node_id]
         if not is_one_node:
-            log.warning("report_refused", node=first.node_id)
+            log.warning("agent_report_refused", node=first.node_id)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream is of one node")
 
     async def _read(self, context: Context) -> wire.SyncRequest | None:
@@ -223,13 +223,13 @@ class AgentService(AgentServiceServicer):
             lifted, changed = await self._database.run(work)
         except (DatabaseDownError, DBAPIError) as error:
             reason = str(getattr(error, "reason", error))
-            log.warning("report_not_recorded", node=message.node_id, error=reason)
+            log.warning("agent_report_not_recorded", node=message.node_id, error=reason)
             return
         if lifted != stream.lifted:
             stream.lifted = lifted
             stream.changed.set()
         for replica in changed:
-            log.info("replica_changed", replica=replica.id, state=replica.state.name.lower())
+            log.info("replica_state_changed", replica=replica.id, state=replica.state.name.lower())
         if changed:
             self._fleet.wake()
 

@@ -51,7 +51,7 @@ class Presence:
     def answered(self, router_id: str) -> None:
         """Note that a router answers: one that was silent is back."""
         if router_id in self._silent:
-            log.info("router_answers_again", router=router_id)
+            log.info("router_reconnected", router=router_id)
             self._silent.discard(router_id)
             self.departed.pop(router_id, None)
             self.gone.discard(router_id)

@@ -232,12 +232,12 @@ class FleetLoop:
         sleeps = model.assign_sleep(pools, plan.applied(replicas))
         await repository.write_sleep(connection, sleeps)
         for replica_id, is_asleep in sleeps.items():
-            log.info("replica_sleeps" if is_asleep else "replica_wakes", replica=replica_id)
+            log.info("replica_sleeping" if is_asleep else "replica_waking", replica=replica_id)
         for replica in plan.create:
             log.info("replica_created", replica=replica.id, node=replica.node_id)
         for event, ids in (("replica_draining", plan.drain), ("replica_forgotten", plan.forget)):
             for replica_id in ids:
                 log.info(event, replica=replica_id)
         for replica_id, role in roles.items():
-            log.info("replica_role", replica=replica_id, role=role or "both")
+            log.info("replica_role_changed", replica=replica_id, role=role or "both")
         return sum(condition.unplaced for condition in plan.conditions.values())

@@ -58,7 +58,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return answer
     except Exception:
         log.exception(
-            "request_failed", method=request.method, path=request.path, request_id=request_id
+            "admin_request_failed", method=request.method, path=request.path, request_id=request_id
         )
         message = "an unexpected error; it was logged with this request's id"
         return problem(PlatformError(ErrorCode.INTERNAL, message), request_id)

@@ -206,7 +206,7 @@ class Rollouts:
         verdict, reason = kept.state.verdict, kept.state.reason
         cause = verdict.metric.value if verdict is not None else str(reason)
         why = explain(verdict) if verdict is not None else str(reason)
-        log.error("rollout_sent_back", **_names(kept), cause=cause, why=why)
+        log.error("rollout_rolled_back", **_names(kept), cause=cause, why=why)
         self._count_rollback(cause)
 
     async def _work(

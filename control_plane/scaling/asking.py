@@ -119,7 +119,7 @@ class _Asker:
                 outcome = AskOutcome("failed", error.reason)
                 again_s = max(error.after_ms / 1000, self._again_s())
             except Exception as error:  # others are asked, and serving goes on
-                log.exception("nodes_ask_broken", actuator=self._actuator.name)
+                log.exception("node_request_failed", actuator=self._actuator.name)
                 outcome = AskOutcome("failed", f"{type(error).__name__}: see the log")
                 again_s = self._again_s()
             if self._ask is not None:  # else another control plane leads by now

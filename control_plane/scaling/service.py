@@ -142,7 +142,7 @@ class Scaling:
         try:
             await self.wake()
         except (DatabaseDownError, DBAPIError) as error:
-            log.warning("scaling_wake_failed", error=str(getattr(error, "reason", error)))
+            log.warning("pool_wake_failed", error=str(getattr(error, "reason", error)))
 
     async def _wake(self, connection: AsyncConnection) -> list[str]:
         if not await hold_lease(connection, _LEASE, self._process, self._lease_s):
@@ -224,7 +224,7 @@ class Scaling:
                 )
         late = {one.pool.id for one in looked if one.pool.is_on and one.late_s > 0}
         for pool_id in sorted(late - self._late):
-            log.error("scaling_without_effect", pool=pool_id)
+            log.error("scaling_ineffective", pool=pool_id)
             self._count_late(pool_id)
         self._late = late
 

@@ -200,7 +200,7 @@ class Feed:
 
     def _set_up(self, *, is_up: bool, reason: str = "") -> None:
         if is_up and not self.is_database_up:
-            log.info("database_found")
+            log.info("database_connected")
         elif not is_up and (self.is_database_up or not self.is_loaded):
             log.warning("database_lost", reason=reason)
         self.is_database_up = is_up

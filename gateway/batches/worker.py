@@ -189,7 +189,7 @@ class BatchWorker:
         except ConnectionError:
             raise
         except Exception:  # the outermost place: no worker is lost
-            log.exception("line_failed", request_id=identity.request_id)
+            log.exception("batch_line_failed", request_id=identity.request_id)
             error = PlatformError(ErrorCode.INTERNAL, "The server had an error.")
             return error.status, body_of(error)
         body = response.body if isinstance(response, web.Response) else bytes(collected)

@@ -34,7 +34,7 @@ class CompletionKeeper:
         size = created.ByteSize()
         has_room = len(self._waiting) < _WAITING_MAX and self._bytes + size <= _WAITING_BYTES_MAX
         if size > RECORD_BYTES_MAX or not has_room:
-            log.warning("completion_not_kept", id=created.record.id, bytes=size)
+            log.warning("completion_not_stored", id=created.record.id, bytes=size)
             return
         self._waiting.append(created)
         self._bytes += size
@@ -55,7 +55,7 @@ class CompletionKeeper:
                     await asyncio.sleep(backoff_s(attempt, first_s=0.1, max_s=5.0))
                     continue
                 except PlatformError as error:
-                    log.warning("completion_not_kept", id=created.record.id, reason=str(error))
+                    log.warning("completion_not_stored", id=created.record.id, reason=str(error))
                 attempt = 0
                 self._waiting.popleft()
                 self._bytes -= created.ByteSize()

@@ -299,7 +299,7 @@ class RouterLink:
                 except Exception:
                     # Models write anything: a parser that fails must not end all other answers.
                     request_id = generation.spec.request_id
-                    log.exception("answer_unreadable", request_id=request_id)
+                    log.exception("router_answer_unreadable", request_id=request_id)
                     text = "The server had an error while reading the model's answer."
                     generation.end(GenerationEnd(EndKind.REFUSED, ErrorCode.INTERNAL, text))
                 if generation.ending is not None:  # by a stop string or a slow reader

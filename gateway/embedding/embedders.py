@@ -337,7 +337,7 @@ async def _probe(replica: _Replica) -> None:
     try:
         await replica.client.embed(_PROBE, timeout_s=_PROBE_S)
         outcome = EmbedOutcome.ANSWERED
-        log.info("embedder_trusted", replica_id=standing.replica_id)
+        log.info("embedder_readmitted", replica_id=standing.replica_id)
     except BadRequestError:
         outcome = EmbedOutcome.ANSWERED
     except PlatformError:

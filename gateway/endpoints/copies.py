@@ -149,7 +149,7 @@ class Copies:
             raise
         except Exception as bug:
             # The outermost place: an error of a copy must not end the worker.
-            log.exception("copy_failed", request_id=identity.request_id)
+            log.exception("shadow_copy_failed", request_id=identity.request_id)
             error = bug
         finally:
             exchange.end_by(error)

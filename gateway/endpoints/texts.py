@@ -126,7 +126,7 @@ class Texts:
             # Not the error itself: it may quote the text.
             self._failed.inc()
             request_id = ended.event.request_id
-            log.error("text_not_made", request_id=request_id, error=type(error).__name__)  # noqa: TRY400
+            log.error("text_not_prepared", request_id=request_id, error=type(error).__name__)  # noqa: TRY400
         else:
             self._made.inc()
 

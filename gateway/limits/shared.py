@@ -170,7 +170,7 @@ class SharedBuckets:
                 self._fail("slow")
                 return
             self.is_up = True
-            log.info("limits_shared")
+            log.info("limits_restored")
         if self._calls:
             self._wake()
         elif self._news:
@@ -293,7 +293,7 @@ class SharedBuckets:
     def _stall(self, reason: str) -> None:
         """Let no caller wait for Valkey until it has answered a probe in time."""
         if self.is_up:
-            log.warning("limits_local", reason=reason)
+            log.warning("limits_degraded", reason=reason)
         self.is_up = False
         calls, self._calls = self._calls, []
         self._let_go(calls)

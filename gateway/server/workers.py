@@ -128,7 +128,7 @@ class GatewayWorker:
             async with asyncio.timeout(_END_S):
                 await child.wait()
         except TimeoutError:
-            log.warning("worker_hangs", worker=self.name, pid=child.pid)
+            log.warning("worker_hung", worker=self.name, pid=child.pid)
         return "retired" if self.is_retired else "ended"
 
     def retire(self) -> None:

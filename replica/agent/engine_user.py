@@ -66,7 +66,7 @@ def engine_user(settings: AgentSettings) -> EngineUser | None:
     user, why = find_user(settings.engine_uid, needed_paths(settings))
     if user is None:
         log.warning(
-            "engines_run_as_root",
+            "engine_user_missing",
             reason=why,
             fix="mend the reason, or run the agent as a user that is not root",
         )

@@ -134,7 +134,7 @@ class HardwareWatch:
                 async with asyncio.timeout(_SILENCE_S):
                     result = await arrived.get()
             except TimeoutError:
-                log.warning("gpus_do_not_answer", silent_s=_SILENCE_S)
+                log.warning("gpus_silent", silent_s=_SILENCE_S)
                 continue
             if isinstance(result, Exception):
                 raise result

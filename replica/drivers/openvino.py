@@ -163,7 +163,7 @@ def load_openvino(
     base = read_base(directory)
     threads = choose_threads(chosen.threads, base.parameters, len(os.sched_getaffinity(0)))
     log.info(
-        "loading %s: %d parameters, %d bytes, %s, KV %s, %d threads",
+        "engine_loading: %s: %d parameters, %d bytes, %s, KV %s, %d threads",
         *(directory, base.parameters, base.weight_bytes, precision, kv_precision, threads),
     )
     grammars = _grammars(directory, facts, threads)
@@ -182,7 +182,7 @@ def load_openvino(
         prefix_cache=chosen.prefix_cache,
         adapters=AdapterTable(chosen.adapter_slots, chosen.adapter_memory_bytes),
     )
-    log.info("loaded %s in %.1f s", directory, time.monotonic() - began_s)
+    log.info("engine_loaded: %s in %.1f s", directory, time.monotonic() - began_s)
     width = choose_drafts(chosen.draft_tokens, facts)
     return ScheduledEngine("openvino", scheduler, backend, clock, draft_tokens=width)
 

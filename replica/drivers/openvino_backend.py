@@ -146,7 +146,7 @@ class OpenvinoBackend:
         paged(graph, self._base.config.windows)
         compiled = self._core.compile_model(graph, "CPU", self._properties)
         kind = "adapters" if has_lora else "base"
-        log.info("graph compiled for %s in %.1f s", kind, time.monotonic() - began_s)
+        log.info("graph_compiled: %s in %.1f s", kind, time.monotonic() - began_s)
         return compiled
 
     def _enable_lora(self, compiled: Any) -> None:

@@ -357,7 +357,7 @@ def _seeded(state: int, sequence: ScheduledSequence) -> int:
 
 
 def _exit_at_once() -> None:
-    log.error("engine_died: on command (sim fault)")
+    log.error("engine_killed: on command (sim fault)")
     os._exit(1)
 
 

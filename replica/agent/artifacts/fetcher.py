@@ -295,7 +295,7 @@ class Fetcher:
             else:
                 await self._fetch(order, number)
         except Exception:
-            log.exception("download_failed", digest=order.digest, chunk=number)
+            log.exception("artifact_download_failed", digest=order.digest, chunk=number)
             self._hold_up(order.digest, _DISK_PAUSE_S, "the node's agent failed; see its log")
             if number >= 0:
                 self._failed(order, number, wire.TROUBLE_REFUSED)
@@ -330,7 +330,7 @@ class Fetcher:
             self._hold_up(digest, _DISK_PAUSE_S, text)
             self._on_news()
             return None
-        log.info("artifact_begun", digest=digest, size_bytes=size_bytes)
+        log.info("artifact_download_begun", digest=digest, size_bytes=size_bytes)
         try:
             return await self._holdings.begin(manifest)
         except BaseException:
@@ -341,11 +341,11 @@ class Fetcher:
         try:
             await self._holdings.complete(partial)
         except CorruptChunkError as error:
-            log.warning("artifact_spoiled", digest=partial.digest, error=str(error))
+            log.warning("artifact_download_corrupt", digest=partial.digest, error=str(error))
             self._hold_up(partial.digest, _DISK_PAUSE_S, str(error))
             self._library.give_up(partial.digest)  # it is begun anew, if it is asked for still
         else:
-            log.info("artifact_complete", digest=partial.digest)
+            log.info("artifact_download_completed", digest=partial.digest)
         self._on_news()
 
     async def _drop_idle(self, after_s: float) -> bool:
@@ -453,7 +453,7 @@ class Fetcher:
                 for digest in sorted(self._wanted.keys() & whole.keys()):
                     await self._holdings.adopt(digest)
             except OSError as error:
-                log.warning("artifacts_not_read", error=str(error))
+                log.warning("artifact_folder_unreadable", error=str(error))
             await asyncio.sleep(_LOOK_S)
 
     # --- waking

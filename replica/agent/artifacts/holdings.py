@@ -95,7 +95,7 @@ class Holdings:
         partial = self.partials.pop(digest, None)
         if partial is not None:
             await asyncio.to_thread(partial.remove)
-            log.info("artifact_dropped", digest=digest)
+            log.info("artifact_download_dropped", digest=digest)
         self.library.give_up(digest)
 
     async def adopt(self, digest: str) -> None:
@@ -107,11 +107,11 @@ class Holdings:
             try:
                 manifest = await asyncio.to_thread(manifest_of_directory, self._directory / digest)
             except (OSError, ManifestError) as error:
-                log.warning("artifact_not_understood", digest=digest, error=str(error))
+                log.warning("artifact_unreadable", digest=digest, error=str(error))
                 self._spoiled.add(digest)
                 return
             if manifest.digest != digest:
-                log.error("artifact_spoiled", digest=digest, found=manifest.digest)
+                log.error("artifact_digest_mismatched", digest=digest, found=manifest.digest)
                 self._spoiled.add(digest)
                 return
             await self.keep(manifest)
@@ -192,7 +192,7 @@ class Holdings:
             try:
                 partial = Partial(path, manifest)
             except OSError as error:  # the others can be used
-                log.warning("download_not_taken_up", digest=path.name, error=str(error))
+                log.warning("artifact_download_not_resumed", digest=path.name, error=str(error))
                 continue
             if (self._directory / path.name).is_dir():  # killed just after it was renamed
                 partial.remove()

@@ -176,7 +176,7 @@ class Library:
                 missing = size_bytes - await asyncio.to_thread(self._left, coming, used_bytes)
             leaving = to_evict(self._items(), missing, needed=needed)
             if leaving is None:
-                log.warning("artifacts_full", size_bytes=size_bytes, missing_bytes=missing)
+                log.warning("artifact_room_exhausted", size_bytes=size_bytes, missing_bytes=missing)
                 return False
             # All at once: nothing that comes to be held while others are deleted may leave.
             paths = [path for name in leaving if (path := self._take_away(name)) is not None]

@@ -113,7 +113,7 @@ class LocalApi:
             while len(self._engines) <= _ENGINES_MAX and (line := await reader.readline()):
                 self._hear(name, writer, decode_ask(line))
         except (OSError, ValueError) as error:
-            log.warning("engine_not_understood", error=repr(error))
+            log.warning("engine_message_unreadable", error=repr(error))
         finally:
             self._engines.discard(writer)
             self._library.use(name, ())

@@ -144,7 +144,7 @@ async def test_what_fails_is_counted_and_says_nothing_of_the_text() -> None:
         texts.offer(good, ended())
         async with running(texts.run()):
             await texts.flush(10)
-    assert [it["event"] for it in told] == ["text_not_made"]
+    assert [it["event"] for it in told] == ["text_not_prepared"]
     assert "secret" not in repr(told)
     assert (len(shipped), fates(metrics)["failed"]) == (1, 1)
 
