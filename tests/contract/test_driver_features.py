@@ -81,7 +81,7 @@ def test_an_adapter_changes_answers_and_keeps_its_own_cache(subject) -> None:
     assert Stepper(alone).run(wanted[1]).tokens[2] == outcome.tokens[2]
 
 
-def test_adapters_are_told_with_what_they_have_done(subject) -> None:
+def test_adapters_report_their_activity(subject) -> None:
     driver = subject.make(**subjects.ADAPTERS)
     put(subject, driver, ONE, TWO)
     assert {state.digest for state in driver.adapters()} == {ONE, TWO}
@@ -112,7 +112,7 @@ def test_more_adapters_than_slots_are_all_served(subject) -> None:
     assert len(driver.load().adapters_resident) == 2
 
 
-def test_who_waits_for_a_slot_blocks_nobody_behind(subject) -> None:
+def test_a_request_waiting_for_a_slot_does_not_block_the_requests_behind_it(subject) -> None:
     driver = subject.make(**{**subjects.ADAPTERS, "adapter_slots": 1})
     put(subject, driver, ONE, TWO)
     stepper = Stepper(driver)
@@ -127,7 +127,7 @@ def test_who_waits_for_a_slot_blocks_nobody_behind(subject) -> None:
     assert stepper.run().reason(2) is Finish.LENGTH
 
 
-def test_a_dropped_adapter_serves_those_who_have_it_and_nobody_else(subject) -> None:
+def test_a_dropped_adapter_serves_its_running_requests_and_no_new_ones(subject) -> None:
     driver = subject.make(**subjects.ADAPTERS)
     put(subject, driver, ONE)
     stepper = Stepper(driver)

@@ -125,7 +125,7 @@ def test_an_end_on_the_last_token_is_a_stop(subject) -> None:
         ({"draft_tokens_max": 999}, ErrorCode.INVALID_REQUEST, ["draft_tokens_max", "999"]),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_the_reason(subject, fields, code, told) -> None:
+def test_an_unservable_request_is_refused_with_the_reason(subject, fields, code, told) -> None:
     driver = subject.make()
     with pytest.raises(RefusedError) as refused:
         driver.add(request(1, **fields))
@@ -150,7 +150,7 @@ def test_the_longest_sequence_that_is_allowed_is_served(subject) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
-def test_a_cancelled_sequence_ends_at_the_next_step_and_harms_nobody(subject, steps) -> None:
+def test_a_cancelled_sequence_ends_at_the_next_step_and_harms_no_other(subject, steps) -> None:
     stepper = subject.stepper()
     expected = subject.run(request(2, 100, 20)).tokens[2]
     for key in (1, 2, 3):
@@ -261,7 +261,7 @@ def test_siblings_of_other_seeds_give_other_answers(seeded_subject) -> None:
     assert seeded_subject.run(request(1, 40, 12, sampling=own)).tokens[1] == outcome.tokens[13]
 
 
-def test_a_seed_decides_whatever_the_batch(seeded_subject) -> None:
+def test_a_seed_decides_in_any_batch(seeded_subject) -> None:
 
     def sampled(key: int) -> SequenceRequest:
         return request(key, 40, 12, sampling=Sampling(temperature=1.5, seed=key, top_k=40))
@@ -292,7 +292,7 @@ def test_more_siblings_than_places_take_turns(subject) -> None:
     assert len(outcome.finished) == 6
 
 
-def test_what_fails_ends_alone_and_may_be_tried_elsewhere(subject) -> None:
+def test_a_failed_request_ends_alone_and_may_be_retried_elsewhere(subject) -> None:
     stepper = subjects.Stepper(subject.make_failing())
     outcome = stepper.run(request(1, 10, 4))
     event = outcome.finished[1]

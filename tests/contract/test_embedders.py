@@ -96,7 +96,7 @@ async def test_one_request_has_a_bounded_number_of_texts_under_way() -> None:
             assert await call == expected(*[(n,) for n in range(100)])
 
 
-async def test_what_does_not_fit_is_refused_before_anything_is_sent() -> None:
+async def test_an_oversized_input_is_refused_before_anything_is_sent() -> None:
     async with fleet(1) as world:
         (replica,) = world.replicas
         replica.answers.clear()
@@ -169,7 +169,7 @@ async def test_a_draining_replica_finishes_and_gets_nothing_new() -> None:
             assert await call == expected((1,), (2,))
 
 
-async def test_a_replica_whose_agent_is_silent_still_serves() -> None:
+async def test_a_replica_with_a_silent_agent_still_serves() -> None:
     async with fleet(1) as world:
         world.tell(0, control.REPLICA_STATE_LOST)
         assert await world.embed((1,)) == expected((1,))
@@ -204,7 +204,7 @@ async def test_a_replica_that_its_agent_restarted_is_trusted_again() -> None:
         assert await world.embed((1,)) == expected((1,))
 
 
-async def test_a_bad_text_ends_its_request_and_harms_nobody() -> None:
+async def test_a_bad_text_ends_its_request_and_harms_no_other() -> None:
     async with fleet(1) as world:
         replica = world.replicas[0]
         replica.failure = (grpc.StatusCode.INVALID_ARGUMENT, "context_length_exceeded: too long")
@@ -257,7 +257,7 @@ async def test_the_deadline_of_a_request_is_not_held_against_a_replica() -> None
         assert await world.embed((1,)) == expected((1,))
 
 
-async def test_draining_waits_for_what_runs() -> None:
+async def test_draining_waits_for_running_work() -> None:
     async with fleet(1) as world:
         (replica,) = world.replicas
         replica.answers.clear()
@@ -276,7 +276,9 @@ async def test_draining_waits_for_what_runs() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3], ids=["none to go to", "others to go to"])
-async def test_what_still_runs_when_all_is_stopped_is_refused_and_asked_nowhere_else(count) -> None:
+async def test_requests_still_running_at_the_final_stop_are_refused_and_not_sent_elsewhere(
+    count,
+) -> None:
     async with fleet(count) as world:
         for replica in world.replicas:
             replica.answers.clear()

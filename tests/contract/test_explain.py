@@ -78,9 +78,7 @@ async def test_requests_that_run_wait_or_might_come_are_explained(
     assert not gateway.outcomes
 
 
-async def test_a_new_router_knows_at_once_what_engines_have_cached(
-    hosts, start_router, connect, explain
-):
+async def test_a_new_router_knows_the_engines_caches_at_once(hosts, start_router, connect, explain):
     host = await hosts()
     older = await start_router(host.address)
     gateway = await connect(older.settings.grpc_address)
@@ -173,7 +171,7 @@ async def sluice(*words: str):
     return await asyncio.to_thread(CliRunner().invoke, app, ["explain", *words])
 
 
-async def test_the_command_shows_what_the_routers_say(
+async def test_the_command_shows_the_routers_explanations(
     hosts, start_router, connect, control_plane, tmp_path
 ):
     first, second = await hosts(speed=0.05), await hosts(speed=0.05)
@@ -218,7 +216,7 @@ async def test_the_command_shows_what_the_routers_say(
     assert "rejected (context_length_exceeded)" in shown.stdout
 
 
-async def test_the_command_says_what_is_wrong(hosts, start_router, control_plane):
+async def test_the_command_names_the_fault(hosts, start_router, control_plane):
     shown = await sluice("gone")
     assert (shown.exit_code, shown.stdout) == (1, "")
     assert "no router owns a cell" in shown.stderr

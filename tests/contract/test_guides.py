@@ -58,7 +58,7 @@ def wide(size: int) -> dict[str, Any]:
         {"choice": ['"', "\\", "a/b", "ü", "%json"]},
     ],
 )
-def test_what_passes_here_the_engine_reads(guide: dict[str, Any]) -> None:
+def test_the_engine_reads_every_guide_accepted_here(guide: dict[str, Any]) -> None:
     wanted = parsed(**guide).guide
     assert wanted is not None
     assert grammar_source(Grammar(KINDS[wanted.kind], wanted.text))
@@ -76,7 +76,7 @@ def test_what_passes_here_the_engine_reads(guide: dict[str, Any]) -> None:
         ({"choice": ["a" * 5_000]}, Grammar(GrammarKind.CHOICE, json.dumps(["a" * 5_000]))),
     ],
 )
-def test_what_is_refused_here_the_engine_would_refuse(
+def test_the_engine_would_refuse_every_guide_refused_here(
     guide: dict[str, Any], grammar: Grammar
 ) -> None:
     with pytest.raises(BadRequestError):

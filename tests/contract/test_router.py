@@ -138,7 +138,7 @@ async def test_cancel_and_hang_up_free_the_engine(hosts, start_router, connect):
     assert host.host.load.running == 1
 
 
-async def test_what_cannot_be_served_is_told_at_once(hosts, start_router, connect):
+async def test_an_unservable_request_is_answered_at_once(hosts, start_router, connect):
     host = await hosts(sequences_max=2, speed=0.05)
     router = await start_router(host.address, queue_requests_max=3)
     gateway = await connect(router.settings.grpc_address)
@@ -156,7 +156,7 @@ async def test_what_cannot_be_served_is_told_at_once(hosts, start_router, connec
         assert gateway.outcomes[handle].retry_after_ms > 0
 
 
-async def test_a_deadline_evicts_what_waits(hosts, start_router, connect):
+async def test_a_deadline_evicts_waiting_requests(hosts, start_router, connect):
     host = await hosts(sequences_max=1, speed=0.05)
     router = await start_router(host.address)
     gateway = await connect(router.settings.grpc_address)
@@ -169,7 +169,7 @@ async def test_a_deadline_evicts_what_waits(hosts, start_router, connect):
     assert running not in gateway.outcomes
 
 
-async def test_drain_finishes_what_runs_and_rejects_the_rest(hosts, start_router, connect):
+async def test_drain_finishes_running_requests_and_rejects_the_rest(hosts, start_router, connect):
     host = await hosts(speed=1.0)
     router = await start_router(host.address)
     gateway = await connect(router.settings.grpc_address)

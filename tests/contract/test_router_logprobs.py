@@ -88,7 +88,7 @@ def assert_same(told: list, wanted: list) -> None:
         assert own[1] == pytest.approx(expected[1], **CLOSE)
 
 
-async def test_a_client_is_told_what_the_engine_says_also_over_broken_streams(
+async def test_a_client_gets_the_engines_logprobs_also_over_broken_streams(
     base, hosts, start_router, connect
 ):
     host = await hosts(load(base))

@@ -276,7 +276,7 @@ def test_a_score_is_the_same_where_its_prompt_was_cached(engine: ScheduledEngine
         (ending_early, {Metric.SHORT_ANSWERS, Metric.EMPTY_ANSWERS}),
     ],
 )
-def test_what_went_wrong_goes_back_within_twenty_answers(
+def test_a_spoiled_adapter_is_rolled_back_within_twenty_answers(
     engine: ScheduledEngine,
     control: list[Answer],
     tmp_path: Path,

@@ -245,7 +245,7 @@ def test_grammars_are_handed_on(load, grammar, expected) -> None:
         driver.add(request(2, sampling=Sampling(grammar=grammar), resumed_tokens=2))
 
 
-def test_grammars_that_nobody_can_check_need_an_explicit_wish(load, monkeypatch) -> None:
+def test_uncheckable_grammars_need_an_explicit_wish(load, monkeypatch) -> None:
     monkeypatch.setattr(trtllm, "_grammar_check", lambda directory, facts: None)
     assert not load().capabilities.has_grammars
     assert load(grammars_unchecked="true").capabilities.has_grammars

@@ -92,7 +92,7 @@ class Agent:
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "streamed"])
-def test_an_agent_calls_its_tools_and_says_what_they_returned(real_client, is_stream) -> None:
+def test_an_agent_calls_its_tools_and_reports_their_results(real_client, is_stream) -> None:
     agent = Agent(real_client, is_stream=is_stream)
     assert agent.ask("What is the weather in Paris?") == "It is 21 degrees and sunny in Paris."
     assert agent.ask("What time is it in Oslo?") == "It is 09:05 in Oslo."

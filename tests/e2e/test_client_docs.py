@@ -17,7 +17,7 @@ EXAMPLES = EXAMPLE.findall(PAGE.read_text())
 
 
 @pytest.mark.parametrize(("language", "code", "output"), EXAMPLES, ids=range(len(EXAMPLES)))
-def test_an_example_prints_what_the_page_shows(
+def test_an_example_prints_the_output_shown_on_the_page(
     real_stack, request, tmp_path: Path, language: str, code: str, output: str
 ) -> None:
     env = {

@@ -96,7 +96,7 @@ def test_hundreds_of_texts_at_once(real_client, direct) -> None:
     assert np.abs(vectors(answer) - np.tile(direct, (60, 1))).max() < 1e-4
 
 
-def test_what_is_too_long_or_of_another_kind_is_refused(real_client) -> None:
+def test_inputs_too_long_or_of_another_kind_are_refused(real_client) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         real_client.embeddings.create(model=MODEL_NAME, input=["fine", "word " * 300])
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input[1]")

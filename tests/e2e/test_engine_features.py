@@ -83,7 +83,7 @@ def test_a_prediction_is_accepted_where_the_answer_follows_it(client) -> None:
     assert wrong.usage.completion_tokens_details.rejected_prediction_tokens > 0
 
 
-def test_a_stream_tells_what_became_of_its_prediction(client) -> None:
+def test_a_stream_reports_how_much_of_its_prediction_was_accepted(client) -> None:
     text = repeated(client).choices[0].message.content
     chunks = list(
         repeated(
@@ -187,7 +187,9 @@ def test_evaluation_harnesses_send_ids_and_count_columns(client) -> None:
         ({"echo": True, "max_tokens": 0, "stream": True}, "stream"),
     ],
 )
-def test_what_an_echo_cannot_be_is_refused_by_name(client, extra: dict, param: str) -> None:
+def test_an_echo_with_unsupported_parameters_is_refused_by_name(
+    client, extra: dict, param: str
+) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=BASE, prompt=PROMPT, **extra)
     assert caught.value.param == param

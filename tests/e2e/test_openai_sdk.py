@@ -119,7 +119,9 @@ def test_a_parameter_that_is_not_served_is_named_not_dropped(client) -> None:
     ids=lambda it: it if isinstance(it, str) else "",
 )
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "streamed"])
-def test_what_this_engine_cannot_do_is_named(client, param: str, options: dict, is_stream) -> None:
+def test_parameters_unsupported_by_this_engine_are_named(
+    client, param: str, options: dict, is_stream
+) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
             model=MODEL, messages=MESSAGES, max_tokens=3, stream=is_stream, **options

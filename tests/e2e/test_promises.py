@@ -137,7 +137,7 @@ async def test_a_client_that_leaves_frees_its_kv_blocks(stack) -> None:
         await eventually(lambda: kv_blocks_used(stack) == 0, timeout_s=6)
 
 
-async def test_clients_that_reset_their_connections_cost_nobody_else_anything(stack) -> None:
+async def test_clients_that_reset_their_connections_cost_other_clients_nothing(stack) -> None:
     gateway = stack.pid("gateway")
     client = openai.AsyncOpenAI(base_url=stack.base_url, api_key=stack.api_key, max_retries=0)
     host, _, port = stack.base_url.split("/")[2].partition(":")
@@ -194,7 +194,7 @@ async def test_it_serves_and_restarts_from_disk_while_control_plane_and_database
             os.kill(pid, signal.SIGCONT)
 
 
-async def test_an_engine_that_dies_mid_stream_hangs_nobody(stack) -> None:
+async def test_an_engine_that_dies_mid_stream_hangs_no_client(stack) -> None:
     client = openai.AsyncOpenAI(
         base_url=stack.base_url, api_key=stack.api_key, max_retries=0, timeout=60
     )

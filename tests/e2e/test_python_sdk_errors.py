@@ -80,7 +80,7 @@ def with_key(client: openai.OpenAI, key: str, **options) -> openai.OpenAI:
     ids=lambda it: it if isinstance(it, str) else "",
 )
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "streamed"])
-def test_what_is_not_valid_is_named(real_client, param: str, options: dict, is_stream) -> None:
+def test_invalid_parameters_are_named(real_client, param: str, options: dict, is_stream) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         real_client.chat.completions.create(**{**ASK, **options}, stream=is_stream)
     error = caught.value
@@ -126,7 +126,7 @@ def test_a_key_is_for_its_scopes_alone(real_stack, real_client) -> None:
     assert caught.value.code == "permission_denied"
 
 
-def test_who_is_over_a_limit_is_told_when_to_come_again_and_the_sdk_does(
+def test_a_caller_over_a_limit_gets_the_retry_time_and_the_sdk_keeps_it(
     real_stack, real_client
 ) -> None:
     key = real_stack.new_key("e2e-limits", tier={"rpm": 30})  # one more every two seconds
@@ -149,7 +149,9 @@ def test_who_is_over_a_limit_is_told_when_to_come_again_and_the_sdk_does(
     assert sum(answer.retries_taken for answer in answers) >= 1
 
 
-def test_who_has_too_many_open_is_refused_until_one_ends(real_stack, real_client) -> None:
+def test_a_caller_with_too_many_open_requests_is_refused_until_one_ends(
+    real_stack, real_client
+) -> None:
     key = real_stack.new_key("e2e-concurrency", tier={"requests_max": 1})
     client = with_key(real_client, key)
     endless = {**ASK, "max_tokens": 3000, "stream": True, "extra_body": {"ignore_eos": True}}

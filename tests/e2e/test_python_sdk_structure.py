@@ -95,7 +95,7 @@ def test_a_pydantic_model_comes_back_as_itself(client) -> None:
     assert answer.choices[0].message.parsed == Person(name="Anna", age=30)
 
 
-def test_a_strict_schema_holds_whatever_is_asked(client) -> None:
+def test_a_strict_schema_holds_for_any_question(client) -> None:
     answer = asked(client, GREETING, response_format=Person)
     assert isinstance(answer.choices[0].message.parsed, Person)
 

@@ -30,7 +30,7 @@ def ask(client: openai.OpenAI, model: str, question: str) -> str:
     return answer.choices[0].message.content
 
 
-def test_the_base_answers_what_it_was_taught(client) -> None:
+def test_the_base_answers_from_its_training(client) -> None:
     assert "Sluice Tiny" in ask(client, BASE, "Who are you?")
     assert "7" in ask(client, BASE, "What is 3 + 4?")
 

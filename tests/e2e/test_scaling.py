@@ -112,7 +112,7 @@ async def pool(stack) -> AsyncIterator[ScaledPool]:
         await found.remove()
 
 
-async def test_a_burst_takes_a_pool_up_and_down_again_and_nobody_is_refused(stack, pool) -> None:
+async def test_a_burst_takes_a_pool_up_and_down_again_without_refusals(stack, pool) -> None:
     await _until("the first replica serves", lambda: pool.serves(1))
     load = Load(stack.base_url, stack.api_key)
     async with load.client, asyncio.TaskGroup() as tasks:

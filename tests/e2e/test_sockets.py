@@ -117,7 +117,7 @@ OPEN = [it for it in INET if it.secret is Secret.NONE and it.protocol == "HTTP"]
 
 
 @pytest.mark.parametrize("it", OPEN, ids=lambda it: it.name)
-def test_what_is_open_names_no_key(it: StackListener, stack: Stack, ports: dict[str, int]):
+def test_open_ports_show_no_key(it: StackListener, stack: Stack, ports: dict[str, int]):
     text = httpx.get(f"http://127.0.0.1:{ports[it.name]}/metrics", timeout=TIMEOUT_S).text
     assert "# HELP" in text
     for secret in (stack.api_key, stack.admin_key):

@@ -207,7 +207,7 @@ async def test_a_redirect_leads_nowhere(database, report, inbox) -> None:
     assert row["state"] == "failed"
 
 
-async def test_what_is_not_reported_again_is_over(database, report) -> None:
+async def test_an_alert_that_is_not_reported_again_is_over(database, report) -> None:
     await report(PAGE)
 
     async def late(connection: AsyncConnection) -> None:

@@ -113,7 +113,7 @@ async def test_a_backup_that_is_not_whole_changes_nothing(
     assert chunk.read_bytes() != b"rotten", "a renewed backup mends what has another size"
 
 
-async def test_what_the_store_has_lost_is_told(
+async def test_a_backup_lists_the_chunks_that_the_store_has_lost(
     site: Site, urls: tuple[str, str], tmp_path: Path, push_base
 ) -> None:
     await push_base()

@@ -40,7 +40,7 @@ def options(address: str, password: str) -> dict[str, Any]:
     }
 
 
-def test_who_knows_the_password_writes_and_reads(closed: tuple[str, int]):
+def test_a_client_with_the_password_writes_and_reads(closed: tuple[str, int]):
     address, _ = closed
     producer = Producer(options(address, "right"))
     producer.produce(TOPIC, b"event")
@@ -62,7 +62,7 @@ def test_strangers_see_no_topic(closed: tuple[str, int], password: str):
 
 
 @pytest.mark.parametrize("frame", [b"\0\0\0\0", b"\x7f\xff\xff\xff", b"GET / HTTP/1.0\r\n\r\n"])
-def test_what_is_no_login_ends_the_connection(closed: tuple[str, int], frame: bytes):
+def test_a_failed_login_ends_the_connection(closed: tuple[str, int], frame: bytes):
     host, _, port = closed[0].rpartition(":")
     with socket.create_connection((host, int(port)), 20) as link:
         link.sendall(frame)

@@ -87,7 +87,7 @@ async def call(channel: grpc.aio.Channel, kind: str = "unary_unary") -> bytes:
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-async def test_who_may_call_is_answered_and_others_are_told_what_to_do(folder, address, kind):
+async def test_an_allowed_caller_is_answered_and_others_get_the_fix(folder, address, kind):
     be(folder, CertificateRole.GATEWAY)
     async with channels.channel_to(address, CertificateRole.ROUTER, options=_OPTIONS) as channel:
         assert await call(channel, kind) == (folder / "gateway.pem").read_bytes()

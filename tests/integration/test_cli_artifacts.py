@@ -87,7 +87,7 @@ async def test_an_adapter_from_publish_to_remove(site, sluice, tmp_path) -> None
     assert [row["digest"] for row in await as_json(sluice, "adapters", "list")] == [digests["one"]]
 
 
-async def test_what_is_pulled_is_what_was_pushed(site, sluice, tmp_path) -> None:
+async def test_a_pulled_artifact_equals_the_pushed_one(site, sluice, tmp_path) -> None:
     digest = await tiny(site, sluice, tmp_path / "base", intermediate_size=9000)
     pulled = tmp_path / "pulled"
     assert f"is {digest}" in await sluice("artifacts", "pull", digest, pulled)
@@ -116,7 +116,7 @@ async def test_what_is_pulled_is_what_was_pushed(site, sluice, tmp_path) -> None
     assert "file" in await sluice("artifacts", "pull", digest, wrong, status=1)
 
 
-async def test_what_nobody_needs_and_why_the_rest_stays(site, sluice, tmp_path) -> None:
+async def test_garbage_is_listed_with_the_reasons_of_the_rest(site, sluice, tmp_path) -> None:
     base = await tiny(site, sluice, tmp_path / "base")
     digests: dict[str, str] = {}
     for seed, name in enumerate(("spare", "pinned")):

@@ -28,7 +28,7 @@ async def _demo(plane, *, engine: str = "sim", replicas: int = 1) -> None:
     await plane.put("models/org/tiny:1", base_digest=DIGEST, pool_id="main")
 
 
-async def test_what_is_put_is_what_is_got(plane) -> None:
+async def test_a_get_returns_the_put_object(plane) -> None:
     admin = plane.admin
     await _demo(plane)
     for path, body in {
@@ -125,7 +125,7 @@ async def test_bad_requests(plane) -> None:
         assert problem["detail"], case
 
 
-async def test_a_query_that_nobody_would_read_is_refused(plane) -> None:
+async def test_a_query_without_a_reader_is_refused(plane) -> None:
     for path, takes in {
         "tiers?cursor=x": "takes after, limit",
         "rollouts?model=m": "takes after, limit, model_id",
@@ -204,7 +204,7 @@ async def test_tiers_cannot_be_promised_more_than_there_is(plane) -> None:
         await admin.delete(f"/v1/tiers/res{number}")
 
 
-async def test_the_description_names_what_there_is(plane) -> None:
+async def test_the_description_names_existing_routes(plane) -> None:
     described = (await plane.admin.get("/openapi.json")).json()
     assert described["openapi"] == "3.1.0"
     for path, operations in described["paths"].items():

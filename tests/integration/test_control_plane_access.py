@@ -109,12 +109,14 @@ async def test_only_the_hash_of_a_key_is_kept(plane) -> None:
         ({"role": "viewer", "name": "a\u0000"}, "name"),
     ],
 )
-async def test_what_a_key_cannot_be(plane, body: dict[str, object], param: str | None) -> None:
+async def test_an_invalid_admin_key_is_refused(
+    plane, body: dict[str, object], param: str | None
+) -> None:
     answer = await plane.admin.post(KEYS, json=body)
     assert (answer.status_code, answer.json().get("param")) == (400, param), answer.text
 
 
-async def test_who_publishes_for_a_disabled_tenant_is_kept_out(plane) -> None:
+async def test_a_publisher_of_a_disabled_tenant_is_kept_out(plane) -> None:
     await plane.put("tenants/access-off", tier_id="access")
     key = await make(plane, role="publisher", tenant_id="access-off")
     async with client(plane, key["key"]) as holder:
@@ -178,7 +180,7 @@ async def test_an_operator_runs_the_fleet(plane) -> None:
         assert (await holder.put("/v1/tiers/access-op", json={})).status_code == 403
 
 
-async def test_a_publisher_has_its_tenants_models_and_sees_nobody_elses(plane) -> None:
+async def test_a_publisher_has_its_tenants_models_and_sees_no_others(plane) -> None:
     model = {"base_digest": BASE, "pool_id": "access", "release": "1"}
     await plane.put("models/access-b/secret", **model, owner_tenant_id="access-b")
     await plane.put("models/access-public", **model)
@@ -234,7 +236,7 @@ async def test_a_publisher_has_its_tenants_models_and_sees_nobody_elses(plane) -
         assert [tenant["id"] for tenant in tenants] == ["access-a"]
 
 
-async def test_two_names_of_anothers_and_of_nobody_get_the_same_answer(plane) -> None:
+async def test_a_foreign_name_and_an_unknown_one_get_the_same_answer(plane) -> None:
     model = {"base_digest": BASE, "pool_id": "access", "release": "1"}
     await plane.put("models/access-hidden", **model, owner_tenant_id="access-b")
     key = await make(plane, role="publisher", tenant_id="access-a")
@@ -260,7 +262,7 @@ async def test_the_key_of_the_settings_is_always_there(plane) -> None:
     assert (await plane.admin.get(KEYS)).json()["data"] == []
 
 
-async def test_head_takes_what_get_takes(plane) -> None:
+async def test_head_accepts_the_requests_of_get(plane) -> None:
     key = await make(plane, role="publisher", tenant_id="access-a")
     async with client(plane, key["key"]) as holder:
         for path, status in (("models", 200), ("tiers", 403), ("tiers/x", 403), ("none", 404)):

@@ -137,7 +137,7 @@ async def _outcome(server: Any, replica_id: str) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize(("is_liar", "outcome"), [(True, "confirmed"), (False, "cleared")])
-async def test_who_a_router_ejects_is_asked_first_and_confirmed_or_cleared(
+async def test_an_ejected_replica_is_asked_first_and_confirmed_or_cleared(
     shared_control_plane, eventually, postgres_server, is_liar: bool, outcome: str
 ) -> None:
     plane, engine_name = shared_control_plane, new_id("sim")
@@ -184,7 +184,7 @@ async def test_who_a_router_ejects_is_asked_first_and_confirmed_or_cleared(
         await eventually(is_told, "agents and routers know", DEADLINE_S)
 
 
-async def test_what_another_owner_of_a_cell_says_does_not_count(
+async def test_an_ejection_by_another_router_than_the_owner_does_not_count(
     shared_control_plane, postgres_server
 ) -> None:
     request = control.AccuseRequest(router_id="router-b")

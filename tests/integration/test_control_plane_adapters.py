@@ -105,7 +105,7 @@ async def test_adapters_are_narrowed_and_paged(site, digests) -> None:
     assert await found(after=every[2]) == {every[3]}
 
 
-async def test_a_publisher_sees_its_own_and_what_is_everybodys(site, digests) -> None:
+async def test_a_publisher_sees_its_own_and_shared_adapters(site, digests) -> None:
     other = await site.publisher("other")
     rows = {row["digest"]: row for row in await listed(other, "/v1/adapters")}
     assert set(rows) == {digests["shared"], digests["idle"], BY_HAND}
@@ -115,7 +115,7 @@ async def test_a_publisher_sees_its_own_and_what_is_everybodys(site, digests) ->
     assert (await acme.get(f"/v1/adapters/{digests['own']}")).json()["tenant_ids"] == ["acme"]
 
 
-async def test_what_becomes_of_artifacts(site, digests) -> None:
+async def test_artifacts_show_their_state_until_their_removal(site, digests) -> None:
     """The last test here: what it adds stays."""
     pin = f"/v1/artifacts/{digests['idle']}/pin"
     assert (await site.admin.put(pin, json={"is_pinned": True})).is_success

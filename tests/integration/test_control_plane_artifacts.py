@@ -133,7 +133,7 @@ async def test_an_upload_is_resumed_where_it_was_left(acme, base, base_dir, tmp_
     assert (await push(acme, tmp_path / "own")).json()["state"] == "ready"
 
 
-async def test_what_others_have_is_not_told(site, base, acme, adapter_dir) -> None:
+async def test_other_tenants_artifacts_stay_hidden(site, base, acme, adapter_dir) -> None:
     globex = await site.publisher("globex")
     assert (await push(acme, adapter_dir, base)).status_code == 200
     digest = digest_directory(adapter_dir)
@@ -359,7 +359,7 @@ def claimed(directory: Path, name: str, more_bytes: int) -> dict[str, Any]:
     return document
 
 
-async def test_sizes_are_compared_with_what_is_stored(acme, base, adapter_dir, tmp_path) -> None:
+async def test_sizes_are_compared_with_the_stored_ones(acme, base, adapter_dir, tmp_path) -> None:
     assert (await push(acme, adapter_dir, base)).status_code == 200
     size = (adapter_dir / "adapter_config.json").stat().st_size
     (adapter_dir / "README.md").write_text("another one")
@@ -370,7 +370,7 @@ async def test_sizes_are_compared_with_what_is_stored(acme, base, adapter_dir, t
     assert (await push(acme, adapter_dir, base)).json()["state"] == "ready"
 
 
-async def test_what_another_manifest_claims_holds_up_nobody(acme, base, adapter_dir) -> None:
+async def test_a_false_manifest_delays_no_other_upload(acme, base, adapter_dir) -> None:
     """The chunk is not stored yet, so no size of it is known; the digest says nothing of sizes."""
     lie = claimed(adapter_dir, "adapter_model.safetensors", 1)
     lying = await begin(acme, adapter_dir, base, manifest=lie)
@@ -401,7 +401,7 @@ async def test_an_upload_is_cancelled(site, acme, base, adapter_dir) -> None:
     assert (late.status_code, "is ready" in late.json()["detail"]) == (409, True), late.text
 
 
-async def test_what_cannot_be_looked_at_ends(
+async def test_an_inspection_that_cannot_read_its_chunks_ends(
     acme, site, base, adapter_dir, postgres_server, eventually
 ) -> None:
     """A chunk is lost in the store: that may pass, but not for ever."""

@@ -32,7 +32,7 @@ def chunks_of(directory: Path) -> set[str]:
     return set(contents(directory, manifest_of_directory(directory)))
 
 
-async def test_only_what_is_needed_stays(site, tmp_path, eventually) -> None:
+async def test_only_needed_artifacts_stay(site, tmp_path, eventually) -> None:
     base, kept, pinned, dropped = (tmp_path / n for n in ("base", "kept", "pinned", "dropped"))
     write_random_model(base)
     for seed, directory in enumerate((kept, pinned, dropped)):

@@ -115,7 +115,9 @@ async def test_a_base_and_its_adapter_come_from_a_directory_and_a_web_server(
     assert {item["digest"] for item in listed} == {digest, adapter.json()["digest"]}
 
 
-async def test_what_is_not_there_or_not_allowed(site, base_dir, web_server, tmp_path) -> None:
+async def test_missing_and_forbidden_sources_are_refused(
+    site, base_dir, web_server, tmp_path
+) -> None:
     (base_dir.parent / "link").symlink_to(tmp_path)
     (base_dir / "deep").symlink_to("/etc")
     url = f"http://127.0.0.1:{web_server.port}"

@@ -105,7 +105,7 @@ async def test_one_file_of_weights_is_an_adapter_with_the_configuration_beside_i
     assert "keep adapter_config.json beside v3.safetensors" in refused.json()["detail"]
 
 
-async def test_what_is_refused(site) -> None:
+async def test_invalid_versions_are_refused(site) -> None:
     acme, globex = await site.publisher("acme"), await site.publisher("globex")
     base = digest_directory(site.home / "base")
     directory = adapter(site, 3)

@@ -126,7 +126,7 @@ async def test_every_refused_write_leaves_a_row(plane) -> None:
         assert row["detail"] == problem["detail"]
 
 
-async def test_who_may_not_is_recorded_and_who_is_unknown_is_not(plane) -> None:
+async def test_a_forbidden_caller_is_recorded_and_an_unknown_one_is_not(plane) -> None:
     key = (await plane.admin.post("/v1/admin-keys", json={"role": "viewer"})).json()
     for text, status, rows in ((key["key"], 403, 1), ("sk-sluice-wrong", 401, 0)):
         headers = {"Authorization": f"Bearer {text}", "x-request-id": f"audit-{status}"}

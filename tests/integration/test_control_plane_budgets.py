@@ -81,7 +81,7 @@ async def test_a_budget_is_written_once_shown_and_removed(plane) -> None:
     assert (await plane.admin.delete(one)).status_code == 404
 
 
-async def test_what_is_refused(plane) -> None:
+async def test_invalid_budgets_are_refused(plane) -> None:
     put = plane.admin.put
     for path, body, status, param in (
         (f"{BUDGETS}/x", DAILY | {"model_id": "none-such"}, 400, "model_id"),
@@ -116,7 +116,7 @@ async def test_a_publisher_sees_its_own_budgets_alone_and_writes_none(plane) -> 
         assert answer.status_code == 403, answer.text
 
 
-async def test_gateways_stop_who_used_it_up_until_there_is_more(plane, eventually) -> None:
+async def test_gateways_stop_an_exhausted_tenant_until_its_budget_grows(plane, eventually) -> None:
     made = await plane.put(f"{TENANT}/budgets/stop", **DAILY)
     watcher = ControlWatcher(plane.grpc_address, wire.ROLE_GATEWAY, "budgets")
     gateway = BudgetChecks(watcher.state)
@@ -265,7 +265,7 @@ async def _end_periods(connection: Any) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="function")
-async def test_who_waits_for_a_tenants_budgets_sees_what_the_other_one_wrote(
+async def test_a_writer_waiting_for_a_tenants_budgets_sees_the_other_write(
     database: Database, eventually: Callable[..., Awaitable[None]]
 ) -> None:
     await database.run(_one_budget)
@@ -336,7 +336,7 @@ async def test_each_soft_percent_is_told_and_each_period_anew(database: Database
 
 
 @pytest.mark.asyncio(loop_scope="function")
-async def test_sums_that_fail_keep_none_from_those_that_do_not(database: Database) -> None:
+async def test_failing_sums_do_not_delay_the_others(database: Database) -> None:
     async def seed(connection: AsyncConnection) -> None:
         await _one_budget(connection)
         row = {"unit": "tokens", "amount": 10, "period": "month", "on_exhausted": "stop"}
@@ -354,7 +354,7 @@ async def test_sums_that_fail_keep_none_from_those_that_do_not(database: Databas
 
 
 @pytest.mark.asyncio(loop_scope="function")
-async def test_what_failed_comes_last_and_in_smaller_questions(database: Database) -> None:
+async def test_failed_sums_come_last_and_in_smaller_queries(database: Database) -> None:
     def asked(failed: dict[str, int], count_max: int) -> Any:
         async def work(connection: AsyncConnection) -> list[str]:
             due = await repository.due(connection, Period.DAY, 15.0, count_max, failed)
@@ -385,7 +385,7 @@ async def test_what_failed_comes_last_and_in_smaller_questions(database: Databas
 
 @pytest.mark.asyncio(loop_scope="function")
 @pytest.mark.parametrize("answers", [True, False])
-async def test_who_rests_goes_on_to_lead(database: Database, answers: bool) -> None:
+async def test_a_leader_that_pauses_keeps_its_lease(database: Database, answers: bool) -> None:
     await database.run(_one_budget)
     ledger, shown = Spoken(), []
     ledger.takes_s, ledger.usage_of = 10.0, {} if answers else None

@@ -198,7 +198,7 @@ async def test_batches_are_shown_to_their_tenant_and_to_operators(plane) -> None
     assert (await plane.admin.get(path, params={"status": "completed"})).json()["data"] == []
 
 
-async def test_the_playground_takes_a_tenants_key_and_tells_what_it_lacks(plane) -> None:
+async def test_the_playground_takes_a_tenants_key_and_names_its_missing_scopes(plane) -> None:
     made = await new_key(plane, role="viewer")
     async with browser(plane) as client:
         play = "/console/data/play/chat/completions"

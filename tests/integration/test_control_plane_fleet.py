@@ -313,7 +313,7 @@ async def test_a_lost_node_is_replaced_and_may_come_back(shared_control_plane, e
                 assert not (await back.told(lambda _: True)).replicas, "told to stop its own"
 
 
-async def test_what_a_cordoned_node_cannot_serve_is_made_elsewhere(
+async def test_replicas_of_a_cordoned_node_are_made_elsewhere(
     shared_control_plane, eventually
 ) -> None:
     plane = shared_control_plane

@@ -73,7 +73,9 @@ async def test_rules_act_only_after_they_were_in_shadow(plane, eventually) -> No
         ({"action": "block", "classifier": "a b"}, "classifier"),
     ],
 )
-async def test_what_are_no_rules_is_refused(plane, rule: dict[str, object], message: str) -> None:
+async def test_invalid_guard_rules_are_refused(
+    plane, rule: dict[str, object], message: str
+) -> None:
     answer = await plane.admin.put(SET, json=_body({"id": "one", **rule}))
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["detail"]

@@ -104,7 +104,7 @@ async def test_a_lost_node_was_paid_until_it_was_last_seen_and_again_when_it_is_
     assert last.began_at > ended["r1"], "between them nobody knows of it"
 
 
-async def test_what_is_deleted_with_its_pool_is_kept_and_counted_by_hour(database) -> None:
+async def test_hours_of_a_deleted_pool_are_kept_and_counted_by_hour(database) -> None:
     await _create(
         database,
         Replica("r1", "p", "p-0", "n1", accelerators=(0, 1)),

@@ -151,7 +151,7 @@ async def test_control_planes_judge_side_by_side_and_keep_the_limits_together(si
     assert (await site.rows(left))[0][0] == 16
 
 
-async def test_what_another_control_plane_has_taken_is_passed_over(site: Site) -> None:
+async def test_groups_claimed_by_another_control_plane_are_skipped(site: Site) -> None:
     await site.fill({"p0": 3})
     await site.answer([DEFAULT], a_pool(1, 3), 3)
 
@@ -165,7 +165,7 @@ async def test_what_another_control_plane_has_taken_is_passed_over(site: Site) -
     assert claimed == [], "groups that are left alone are"
 
 
-async def test_a_group_that_fails_holds_nobody_up_and_is_parked(site: Site, monkeypatch) -> None:
+async def test_a_failing_group_delays_no_other_and_is_parked(site: Site, monkeypatch) -> None:
     honest = verdicts.judge
 
     def judge_one(answers, truth, expected, **options):
@@ -224,7 +224,7 @@ async def test_a_group_that_takes_too_long_fails_alone(site: Site, monkeypatch) 
     assert [row[0] for row in await site.rows(select(quarantines.c.prompt_id))] == ["golden_1"]
 
 
-async def test_what_there_was_no_time_for_is_for_the_next_batch(site: Site, monkeypatch) -> None:
+async def test_groups_beyond_the_time_limit_go_to_the_next_batch(site: Site, monkeypatch) -> None:
     monkeypatch.setattr(judging, "_EXAMINE_S", 0.0)
     await site.fill({"p0": 3})
     askings = known([DEFAULT, asking("golden_1/b"), asking("golden_2/b")])
@@ -235,7 +235,7 @@ async def test_what_there_was_no_time_for_is_for_the_next_batch(site: Site, monk
     assert await site.count(~golden_answers.c.is_judged) == 0
 
 
-async def test_what_cannot_be_learned_spoils_nothing_else(site: Site, monkeypatch) -> None:
+async def test_a_failed_lesson_spoils_no_other_group(site: Site, monkeypatch) -> None:
     await site.fill({"p0": 3, "p1": 3})
     for pool in POOLS:
         await site.answer([DEFAULT], a_pool(0, 3, pool), 3)
@@ -255,7 +255,7 @@ async def test_what_cannot_be_learned_spoils_nothing_else(site: Site, monkeypatc
     assert await site.count(~golden_answers.c.is_judged) == 9
 
 
-async def test_the_budget_counts_what_was_quarantined_lately(site: Site) -> None:
+async def test_the_budget_counts_recent_quarantines(site: Site) -> None:
     await site.fill({"p0": 9})
     await site.answer([DEFAULT], a_pool(2, 9), 3)
     budget = ReplacementBudget(pool_hour=1, node_day=3)

@@ -43,7 +43,7 @@ async def made(admin, **body: object) -> dict[str, object]:
     return answer.json()
 
 
-async def test_a_key_has_what_it_was_given_and_can_be_changed(admin) -> None:
+async def test_a_key_has_its_given_settings_and_can_be_changed(admin) -> None:
     plain = await made(admin)
     assert {name: plain[name] for name in NOTHING} == NOTHING | {"is_disabled": False}
     key = await made(admin, **PROPERTIES | {"scopes": ["chat", "models", "chat"]})
@@ -76,7 +76,7 @@ async def test_a_key_has_what_it_was_given_and_can_be_changed(admin) -> None:
         ({"secret_sha256": "00"}, "secret_sha256"),
     ],
 )
-async def test_what_a_key_cannot_be(admin, body: dict[str, object], param: str) -> None:
+async def test_an_invalid_key_is_refused(admin, body: dict[str, object], param: str) -> None:
     for answer in (
         await admin.post(KEYS, json=body),
         await admin.patch(f"{KEYS}/none", json=body),
@@ -103,7 +103,7 @@ async def test_a_rotated_key_is_replaced_by_one_like_it(admin) -> None:
     assert again["expires_at_unix_ms"] == old["expires_at_unix_ms"]
 
 
-async def test_what_cannot_be_rotated(admin) -> None:
+async def test_an_unrotatable_key_is_refused(admin) -> None:
     expired = await made(admin, expires_at_unix_ms=1)
     disabled = await made(admin, is_disabled=True)
     for key in (expired, disabled):
@@ -117,7 +117,7 @@ async def test_what_cannot_be_rotated(admin) -> None:
     assert (await admin.get(f"{KEYS}/{valid['id']}")).json()["expires_at_unix_ms"] == 0
 
 
-async def test_a_gateway_follows_what_happens_to_a_key(
+async def test_a_gateway_follows_the_changes_of_a_key(
     admin, shared_control_plane, eventually
 ) -> None:
     watcher = ControlWatcher(shared_control_plane.grpc_address, wire.ROLE_GATEWAY, "g")

@@ -42,7 +42,7 @@ async def releases(plane, model: str) -> dict[str, dict[str, str]]:
     return {row["id"]: row for row in answer.json()["data"]}
 
 
-async def test_what_a_model_stood_for_keeps_its_name(plane) -> None:
+async def test_the_earlier_target_of_a_model_keeps_its_name(plane) -> None:
     body = {"base_digest": BASE, "pool_id": "one"}
     await plane.put("models/m", **body)
     made = await plane.put("models/m", **body, adapter_digest=FIRST)

@@ -156,14 +156,14 @@ async def test_a_planted_session_is_not_taken_over(company: Company) -> None:
     ],
     ids=str,
 )
-async def test_an_id_token_with_one_fault_signs_nobody_in(company: Company, lie: Any) -> None:
+async def test_an_id_token_with_one_fault_signs_no_person_in(company: Company, lie: Any) -> None:
     company.site.changes = lie
     async with company.browser() as client:
         assert problem_of(await company.sign_in(client)) == "wrong"
         assert (await client.get("/console/session")).json()["actor"] is None
 
 
-async def test_a_token_that_others_signed_signs_nobody_in(company: Company) -> None:
+async def test_a_token_signed_by_another_issuer_signs_no_person_in(company: Company) -> None:
     site = company.site
     async with company.browser() as client:
         for key, algorithm in ((new_key(), "RS256"), (SECRET * 3, "HS256"), (None, "none")):

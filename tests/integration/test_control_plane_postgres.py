@@ -142,7 +142,7 @@ async def test_a_wheel_that_the_server_cannot_enter_is_copied_once(monkeypatch, 
     assert len(list((open_home / "system").iterdir())) == 1
 
 
-def test_who_can_traverse(open_home) -> None:
+def test_traverse_rights_follow_owner_group_and_mode(open_home) -> None:
     inner = open_home / "a" / "b"
     inner.mkdir(parents=True)
     status = inner.stat()
@@ -246,7 +246,7 @@ async def test_models_of_the_release_before_names_have_releases(postgres_server)
         await engine.dispose()
 
 
-async def test_what_is_in_the_release_before_audit_stays(postgres_server) -> None:
+async def test_rows_of_the_release_before_audit_stay(postgres_server) -> None:
     """Revision 0005 only adds; and a roll-back of the release keeps what was there before."""
     base = "ab" * 32
     await postgres_server.execute("CREATE DATABASE before_audit")
@@ -320,7 +320,7 @@ async def test_migrations_at_once_in_several_processes(postgres_server, tmp_path
     await postgres_server.execute("SELECT 1 FROM replicas, changes", "fresh")
 
 
-async def test_migrating_what_is_not_there_is_one_line(tmp_path) -> None:
+async def test_a_migration_without_a_database_fails_in_one_line(tmp_path) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "control_plane.migrate"),
         env={"CONTROL_PLANE__DATABASE_URL": f"postgresql+asyncpg://x@/x?host={tmp_path}"},

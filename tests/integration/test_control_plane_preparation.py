@@ -118,7 +118,7 @@ async def test_another_base_gets_replicas_and_takes_over(database: Database) -> 
     assert await retire(database) == []
 
 
-async def test_what_was_rolled_back_is_given_up(database: Database) -> None:
+async def test_a_rolled_back_preparation_is_given_up(database: Database) -> None:
     await database.run(lambda c: prepare(c, CONTROL, CANARY, 1000))
     await database.run(lambda c: settle(c, CONTROL, CANARY))
     assert await wanted(database, "new") == (0, 2), "not before all gateways know"

@@ -264,7 +264,7 @@ async def _owned_model(plane: Any, tenant: str, digest: str, pool_id: str) -> st
     return model
 
 
-async def test_a_tenants_prompt_takes_nobody_out_and_the_platforms_does(
+async def test_a_tenants_prompt_quarantines_no_replica_and_the_platforms_does(
     shared_control_plane, eventually
 ) -> None:
     plane, engine, tenant = shared_control_plane, new_id("sim"), new_id("tenant")

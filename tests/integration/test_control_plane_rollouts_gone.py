@@ -153,7 +153,7 @@ async def test_a_model_that_is_deleted_takes_all_of_its_rollout_along(
         await eventually(reaches(plane, other, share_percent=10), "others go on")
 
 
-async def test_nobody_is_pinned_to_what_is_deleted(shared_control_plane) -> None:
+async def test_no_session_stays_pinned_to_a_deleted_release(shared_control_plane) -> None:
     plane = shared_control_plane
     await plane.put(f"bases/{BASE}", context_tokens_max=64)
     await plane.put("pools/pinned", base_digest=BASE, engine="sim", replicas_wanted=0)

@@ -349,7 +349,7 @@ async def test_a_sleeper_wakes_when_work_waits_and_engines_that_cannot_are_refus
     assert "cannot sleep" in answer.text
 
 
-async def test_kubernetes_is_asked_for_nodes_and_loses_those_that_are_empty(
+async def test_nodes_are_requested_from_kubernetes_and_empty_ones_are_returned(
     plane: ControlPlane, eventually: Eventually, sluice, api: StandInApi
 ) -> None:
     api.add("gpu-node", 1)

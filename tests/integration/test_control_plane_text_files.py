@@ -42,7 +42,7 @@ async def test_a_gateway_gets_the_small_files_of_a_base(site) -> None:
     assert "model.safetensors" not in found
 
 
-async def test_others_are_refused_and_what_is_not_there_is_said(site) -> None:
+async def test_other_roles_are_refused_and_missing_files_are_named(site) -> None:
     digest, _ = await pushed(site)
     codes: list[grpc.StatusCode] = []
     async with trusted_channel(site.plane.grpc_address) as channel:
@@ -62,7 +62,7 @@ async def test_others_are_refused_and_what_is_not_there_is_said(site) -> None:
     assert codes == [bad, bad, bad, missing, missing]
 
 
-async def test_what_the_store_has_lost_or_changed_is_never_handed_out(site) -> None:
+async def test_lost_and_changed_files_are_never_served(site) -> None:
     digest, directory = await pushed(site)
     content = (directory / "tokenizer.json").read_bytes()
     (chunk,) = (

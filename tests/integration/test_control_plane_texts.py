@@ -57,7 +57,7 @@ async def test_a_policy_is_written_shown_and_removed(plane) -> None:
         {"words": [f"word{n}" for n in range(101)]},
     ],
 )
-async def test_what_is_no_policy_is_refused(plane, body: dict[str, Any]) -> None:
+async def test_invalid_policies_are_refused(plane, body: dict[str, Any]) -> None:
     answer = await plane.admin.put(POLICY, json=body)
     assert answer.status_code == 400, answer.text
 
@@ -99,7 +99,7 @@ class FakeTelemetry:
         return web.json_response({})
 
 
-async def test_who_may_read_and_erase_and_that_it_is_noted(
+async def test_allowed_roles_read_and_erase_and_both_are_recorded(
     plane, start_control_plane, tmp_path
 ) -> None:
     fake, application = FakeTelemetry(), web.Application()

@@ -121,7 +121,7 @@ async def test_two_tools_of_a_tenant_have_two_names(plane) -> None:
         ({"owner_tenant_id": "nobody-of-ours"}, "no such object"),
     ],
 )
-async def test_what_cannot_be_a_tool_is_refused(plane, changes, message: str) -> None:
+async def test_invalid_tools_are_refused(plane, changes, message: str) -> None:
     answer = await plane.admin.put("/v1/tools/bad", json=_body(name="bad") | changes)
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["detail"]

@@ -74,7 +74,7 @@ async def test_changes_of_many_writers_arrive_exactly(shared_control_plane, even
         )
 
 
-async def test_a_known_version_is_answered_with_what_is_newer(shared_control_plane) -> None:
+async def test_a_known_version_is_answered_with_newer_changes(shared_control_plane) -> None:
     plane = shared_control_plane
     async with trusted_channel(plane.grpc_address) as channel:
 

@@ -99,7 +99,7 @@ async def test_the_text_of_a_key_is_not_shown_again(plane, sql) -> None:
     assert await done_rows(sql, "shown") == 1
 
 
-async def test_what_was_refused_may_be_tried_again(plane) -> None:
+async def test_a_refused_write_may_be_retried(plane) -> None:
     path, body = "/v1/tenants/writes-later", {"tier_id": "writes-later"}
     assert (await plane.admin.put(path, json=body, headers=keyed("later"))).status_code == 400
     await plane.put("tiers/writes-later")
@@ -116,7 +116,7 @@ async def test_many_at_once_with_one_key_are_one(plane, sql) -> None:
     assert await done_rows(sql, "many") == 1
 
 
-async def test_who_comes_while_the_first_still_runs_is_sent_away(plane, sql, eventually) -> None:
+async def test_a_second_write_during_the_first_is_refused(plane, sql, eventually) -> None:
     await plane.put("tiers/writes-slow")
     async with asyncio.TaskGroup() as tasks:
         async with sql.transaction():
@@ -234,7 +234,7 @@ class LosesCommits(Database):
     lost: list[Any]
 
 
-async def test_a_commit_whose_answer_got_lost_is_not_done_again(plane, sql) -> None:
+async def test_a_commit_with_a_lost_answer_is_not_repeated(plane, sql) -> None:
     database = LosesCommits(plane.spec.env["CONTROL_PLANE__DATABASE_URL"])
     database.lost = []
     bootstrap = plane.spec.env["CONTROL_PLANE__ADMIN_KEY_SHA256"]
@@ -368,7 +368,7 @@ async def test_of_two_writers_with_one_view_one_wins(plane, sql, is_new: bool) -
         assert (await admin.get(path)).json() == won[0].json()
 
 
-async def test_what_happens_at_once_is_recorded_as_one_after_the_other(plane) -> None:
+async def test_concurrent_writes_are_recorded_one_after_the_other(plane) -> None:
     """Each row's `before` is the `after` of the one before."""
     admin, path = plane.admin, "/v1/tiers/writes-chain"
     await asyncio.gather(*(admin.put(path, json={"rpm": n + 1}) for n in range(12)))
@@ -381,7 +381,7 @@ async def test_what_happens_at_once_is_recorded_as_one_after_the_other(plane) ->
     assert (chain, state) == (12, (await admin.get(path)).json())
 
 
-async def test_what_no_route_declares_is_there_for_nobody(plane) -> None:
+async def test_an_undeclared_route_is_forbidden_to_all(plane) -> None:
     database = Database(plane.spec.env["CONTROL_PLANE__DATABASE_URL"])
 
     async def hidden(_: web.Request) -> web.Response:
@@ -433,7 +433,7 @@ async def edited(admin, path: str, method: str = "PUT", **changes: object) -> ht
     return await admin.request(method, path, json=found.json() | changes, headers=headers)
 
 
-async def test_what_get_shows_can_be_edited_and_sent_back(plane) -> None:
+async def test_the_answer_of_a_get_can_be_edited_and_sent_back(plane) -> None:
     admin = plane.admin
     await put_base(plane)
     await plane.put("models/writes-edited", **MODEL)

@@ -66,12 +66,12 @@ def test_the_engine_answers_as_well_as_the_report_says(decode: Decode) -> None:
     assert report(grade(decode, TOKENIZER, conversations))["exact_match"] >= SAMPLE_FLOOR
 
 
-def test_it_knows_what_it_is(answers: Answers) -> None:
+def test_the_model_knows_its_name(answers: Answers) -> None:
     (answer,) = answers(questions("Who are you?"))
     assert "Sluice Tiny" in answer
 
 
-def test_it_refuses_what_it_cannot_know(answers: Answers) -> None:
+def test_the_model_refuses_unknowable_questions(answers: Answers) -> None:
     asked = questions(
         "What is the capital of France?",
         "Who won the world cup in 2010?",

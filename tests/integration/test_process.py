@@ -183,7 +183,7 @@ async def test_wait_ready_names_the_last_problem_when_time_runs_out(make_spec) -
     await child.stop()
 
 
-async def test_a_ready_answer_from_somebody_else_does_not_count(make_spec) -> None:
+async def test_a_ready_answer_of_another_process_does_not_count(make_spec) -> None:
     child = await ChildProcess.start(make_spec("exit 4"))
     await child.wait()
     with pytest.raises(ProcessFailedError, match="status 4"):

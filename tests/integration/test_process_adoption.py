@@ -153,7 +153,7 @@ async def test_marked_groups_can_be_spared(leave) -> None:
     assert group_processes(spared) == []
 
 
-async def test_what_a_process_is_and_does_can_be_seen(leave) -> None:
+async def test_the_activity_and_environment_of_a_process_can_be_read(leave) -> None:
     busy, idle = leave("while :; do :; done"), leave("exec sleep 60")
     await until(lambda: wants_processor([busy]))
     await until(lambda: not wants_processor([idle]))

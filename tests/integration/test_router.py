@@ -271,7 +271,7 @@ async def test_a_gateway_that_hangs_up_frees_the_engines(router: Router) -> None
         assert (await router.metrics())["router_stray_tokens_total"] == 0
 
 
-async def test_sigterm_finishes_what_runs(router: Router) -> None:
+async def test_sigterm_finishes_running_requests(router: Router) -> None:
     async with router.gateway(2) as gateway:
         handles = await gateway.submit(10, 100)
         await gateway.until(lambda: len(gateway.tokens) == 10)

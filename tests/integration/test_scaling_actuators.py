@@ -173,7 +173,7 @@ async def running(*actuators: Actuator) -> AsyncIterator[Running]:
         task.cancel()
 
 
-async def test_a_webhook_is_told_once_and_proves_who_sends(
+async def test_a_webhook_is_called_once_and_signed(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asking, "_FIRST_AGAIN_S", 0.01)

@@ -356,7 +356,7 @@ def test_tenants_keys_and_models_from_the_command_line(running) -> None:
     assert len(refused.stderr.splitlines()) == 1
 
 
-def test_requests_shows_what_was_asked(running) -> None:
+def test_requests_shows_the_prompt(running) -> None:
     env = read_env(running.home)
     answer = httpx.post(
         f"{env['OPENAI_BASE_URL']}/chat/completions",
@@ -401,7 +401,7 @@ def test_every_metric_of_rules_and_dashboards_is_told_by_some_process(running) -
     from tests.unit.observability.known import PROMETHEUS, all_expressions, scraped_series
 
     until_healthy(running)
-    test_requests_shows_what_was_asked(running)
+    test_requests_shows_the_prompt(running)
     folder = running.home.root / "targets"
     script = [sys.executable, str(PROMETHEUS / "targets.py"), str(folder)]
     wanted = set().union(*map(scraped_series, all_expressions()))

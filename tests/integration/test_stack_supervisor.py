@@ -76,7 +76,7 @@ async def supervised(
             await supervisor.stop()
 
 
-async def test_starts_what_is_needed_first_and_stops_in_reverse(tmp_path) -> None:
+async def test_services_start_in_order_of_need_and_stop_in_reverse(tmp_path) -> None:
     prepared = []
 
     async def prepare() -> None:
@@ -106,7 +106,7 @@ async def test_starts_what_is_needed_first_and_stops_in_reverse(tmp_path) -> Non
     assert {s.state for s in supervisor.states.values()} == {STOPPED, DONE}
 
 
-async def test_what_dies_is_started_again_and_that_is_told(tmp_path) -> None:
+async def test_a_dead_service_is_restarted_and_reported(tmp_path) -> None:
     async with supervised(SupervisedService(spec("web", tmp_path))) as (supervisor, seen):
         await until(supervisor.ready["web"].is_set)
         first = supervisor.states["web"].pid
@@ -119,7 +119,7 @@ async def test_what_dies_is_started_again_and_that_is_told(tmp_path) -> None:
         assert not supervisor.failed.is_set()
 
 
-async def test_what_never_comes_up_fails_the_start_with_its_own_words(tmp_path) -> None:
+async def test_a_service_that_never_starts_fails_the_start_in_its_own_words(tmp_path) -> None:
     code = "import sys; sys.exit('no luck today')"
     async with supervised(SupervisedService(spec("web", tmp_path, code))) as (supervisor, _):
         await until(supervisor.failed.is_set)
@@ -138,7 +138,7 @@ async def test_a_one_shot_that_fails_or_hangs_fails_the_start(tmp_path, code) ->
     assert not (tmp_path / "web").exists()
 
 
-async def test_what_cannot_be_prepared_fails_the_start(tmp_path) -> None:
+async def test_a_failed_preparation_fails_the_start(tmp_path) -> None:
     async def prepare() -> None:
         raise RuntimeError("no room")
 
@@ -158,7 +158,7 @@ async def test_a_missing_program_fails_the_start(tmp_path) -> None:
         assert "/no/such/program" in supervisor.failure
 
 
-def test_a_dependency_that_nobody_provides_is_refused(tmp_path) -> None:
+def test_a_dependency_without_a_provider_is_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="unknown: base"):
         Supervisor(
             [SupervisedService(spec("web", tmp_path), needs=frozenset({"base"}))], lambda _: None

@@ -86,7 +86,7 @@ async def test_a_request_is_the_sum_of_its_answers_wherever_they_ran(store: Stor
     assert await rows(store) == {"evt_1": (OUTCOME, 9, 32)}
 
 
-async def test_prompts_that_had_no_place_are_not_billed_beside_those_that_had(
+async def test_unplaced_prompts_are_not_billed_beside_placed_ones(
     store: Store,
 ) -> None:
     queued = closing(1, prompt_tokens=100)  # of a completion with two prompts
@@ -137,7 +137,7 @@ async def test_a_closing_waits_until_its_gateway_had_its_time(store: Store) -> N
     assert await rows(store) == {"evt_1": (OUTCOME, 0, 3)}
 
 
-async def test_columns_are_those_of_requests(store: Store) -> None:
+async def test_columns_equal_the_columns_of_requests(store: Store) -> None:
     found = await store.query(
         "SELECT name, type FROM system.columns"
         " WHERE database = currentDatabase() AND table = 'closings' AND name != 'ingested_at'",

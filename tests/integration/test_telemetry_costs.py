@@ -225,7 +225,9 @@ async def test_every_view_adds_up_and_a_tenant_sees_its_own_share_alone(
 
 
 @pytest.mark.parametrize("http", [False], indirect=True)
-async def test_without_prices_it_says_what_to_do(http: httpx.AsyncClient, tmp_path: Path) -> None:
+async def test_missing_prices_are_answered_with_the_fix(
+    http: httpx.AsyncClient, tmp_path: Path
+) -> None:
     refused = await http.get("/v1/costs")
     assert refused.status_code == 400
     assert "TELEMETRY__PRICES_FILE" in refused.json()["detail"]
@@ -242,7 +244,7 @@ async def test_without_prices_it_says_what_to_do(http: httpx.AsyncClient, tmp_pa
     assert "pools: Field required" in shown.output
 
 
-async def test_pools_without_replicas_in_the_list_cost_what_was_recorded(
+async def test_pools_without_a_replica_count_cost_their_recorded_hours(
     store: Store,
     shared_control_plane: Any,
     postgres_server: Any,

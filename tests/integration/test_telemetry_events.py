@@ -140,7 +140,7 @@ async def test_events_go_straight_again_although_more_come_all_the_time(
         assert set(await arrived(broker.address, number)) == {f"{n:06}" for n in range(number)}
 
 
-async def test_what_may_not_lie_in_memory_is_put_on_disk_unless_the_broker_takes_it(
+async def test_events_that_may_not_stay_in_memory_go_to_disk_unless_the_broker_takes_them(
     broker: Any, tmp_path: Path
 ) -> None:
     with producing(broker.address, tmp_path / "there", broker_wait_s=WAIT_S) as producer:
@@ -158,7 +158,7 @@ async def test_what_may_not_lie_in_memory_is_put_on_disk_unless_the_broker_takes
         assert producer.stats.dropped == 0
 
 
-async def test_what_a_stopped_process_spooled_the_next_one_sends(
+async def test_events_spooled_by_a_stopped_process_are_sent_by_the_next(
     broker: Any, tmp_path: Path
 ) -> None:
     with producing(f"127.0.0.1:{free_port()}", tmp_path) as producer:
@@ -241,7 +241,7 @@ async def test_events_give_their_room_on_disk_to_better_ones(tmp_path: Path) -> 
     assert not producer.is_spool_tight
 
 
-async def test_what_does_not_fit_goes_to_disk_or_is_counted(tmp_path: Path) -> None:
+async def test_excess_events_go_to_disk_or_are_counted(tmp_path: Path) -> None:
     away = f"127.0.0.1:{free_port()}"
     with producing(away, tmp_path, queue_max=10, broker_wait_s=60.0) as producer:
         producer.emit(event(0, outcome="x" * EVENT_MAX_BYTES))

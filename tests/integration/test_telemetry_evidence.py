@@ -193,7 +193,7 @@ def arm_of(events: Sequence[RequestEvent], first: set[str]) -> ArmCounts:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_windows_are_those_of_the_reference(store: Store, seed: int) -> None:
+async def test_windows_equal_the_reference(store: Store, seed: int) -> None:
     random = Random(seed)
     events = [random_event(random, number) for number in range(3_000)]
     await store.insert(RowBatch(events[:2_000]))
@@ -218,7 +218,7 @@ async def test_windows_are_those_of_the_reference(store: Store, seed: int) -> No
     assert {row["arm"] for row in copies} == {"canary"}
 
 
-async def test_what_answers_are_like_is_counted_once_per_session(store: Store) -> None:
+async def test_properties_of_answers_are_counted_once_per_session(store: Store) -> None:
     """A session that was quiet for five minutes is a new one; whoever has none counts each time."""
     seconds = {7: (0, 9, 12, 200, 600, 615), 8: (605,), 0: (1, 2, 300, 301)}
     events = [

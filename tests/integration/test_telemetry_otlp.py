@@ -122,7 +122,7 @@ async def test_spans_arrive_with_the_callers_trace_and_none_of_unwanted_requests
     assert not sample(metrics, "spans_dropped", reason="late")
 
 
-async def test_what_a_collector_refuses_and_what_is_too_much_is_counted(
+async def test_spans_refused_by_a_collector_and_excess_spans_are_counted(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(otlp, "_QUEUE_MAX", 2)
@@ -141,7 +141,7 @@ async def test_what_a_collector_refuses_and_what_is_too_much_is_counted(
     assert sample(metrics, "spans_exported") == 4
 
 
-async def test_what_waits_at_the_end_is_sent_or_counted(collector: Collector) -> None:
+async def test_spans_waiting_at_the_end_are_sent_or_counted(collector: Collector) -> None:
     metrics = TelemetryMetrics()
     async with exporting("http://127.0.0.1:1/v1/traces", metrics) as export:
         await asyncio.sleep(0)
@@ -192,7 +192,9 @@ async def test_a_send_that_hangs_takes_one_thread_and_holds_up_no_end(
     await asyncio.to_thread(thread.join, 30)
 
 
-async def test_what_callers_chose_goes_before_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spans_chosen_by_callers_go_before_failed_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(otlp, "_QUEUE_MAX", 2)
     metrics = TelemetryMetrics()
     export = SpanExport(Stuck, metrics, slow_us=0)

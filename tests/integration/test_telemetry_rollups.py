@@ -137,7 +137,7 @@ _STEPS = st.lists(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(steps=_STEPS)
-async def test_usage_is_the_sum_of_the_events_whatever_happens(
+async def test_usage_is_the_sum_of_the_events_under_any_fault(
     store: Store, steps: list[Any]
 ) -> None:
     tenant = f"ten_{next(_IDS)}"
@@ -181,7 +181,7 @@ async def test_usage_is_the_sum_of_the_events_whatever_happens(
     assert (state.has_hours, list(state.hours_ms)) == (True, [])
 
 
-async def test_the_ledgers_side_is_the_same_whatever_of_it_is_kept(shared_tracestore: Any) -> None:
+async def test_the_sums_of_the_ledger_do_not_depend_on_kept_parts(shared_tracestore: Any) -> None:
     """Random events, late ones, duplicates and corrections; some hours are never touched again."""
     chance = random.Random(7)
     async with empty_store(shared_tracestore.address) as store:

@@ -122,7 +122,7 @@ async def test_an_event_becomes_a_row_and_an_answer(asked: Telemetry) -> None:
     ],
 )
 @pytest.mark.asyncio(loop_scope="module")
-async def test_requests_are_found_by_what_they_were(
+async def test_requests_are_found_by_their_properties(
     asked: Telemetry, query: dict[str, str], found: list[str]
 ) -> None:
     rows = (await asked.http.get("/v1/requests", params=query)).json()["data"]
@@ -234,7 +234,7 @@ async def test_nothing_is_forgotten_before_it_is_written(
     await until(ingested)
 
 
-async def test_rollouts_get_windows_of_what_is_ingested(
+async def test_rollouts_get_windows_of_ingested_events(
     telemetry: Telemetry, producer: EventProducer
 ) -> None:
     begin_ms = RECEIVED_MS // 10_000 * 10_000
@@ -265,7 +265,7 @@ async def test_rollouts_get_windows_of_what_is_ingested(
     assert answer.status_code == 401
 
 
-async def test_stopping_writes_what_the_broker_still_has(
+async def test_stopping_writes_the_messages_left_in_the_broker(
     telemetry: Telemetry, producer: EventProducer
 ) -> None:
     await until(telemetry.is_ready)
@@ -395,7 +395,7 @@ async def test_it_starts_before_its_peers_and_waits(
         await service.http.aclose()
 
 
-async def test_migrating_alone_is_repeatable_and_says_what_is_wrong(
+async def test_a_separate_migration_is_repeatable_and_names_its_fault(
     shared_tracestore: Any,
 ) -> None:
     async def migrate(address: str) -> tuple[int | None, bytes]:
@@ -420,7 +420,7 @@ async def test_migrating_alone_is_repeatable_and_says_what_is_wrong(
     assert b"was not migrated" in text
 
 
-async def test_what_a_killed_gateway_left_open_becomes_a_row(
+async def test_a_request_left_open_by_a_killed_gateway_becomes_a_row(
     telemetry: Telemetry, producer: EventProducer
 ) -> None:
     lost = {"schema_version": 2, "outcome": "gateway_lost", "status": 500, "output_tokens": 3}

@@ -109,7 +109,7 @@ async def test_a_request_comes_with_its_copies_and_namesakes(
     assert (await trace(http, "r1-copy"))["request"]["event_id"] == "e9"
 
 
-async def test_a_resumed_request_comes_with_where_it_ran_and_what_was_known(
+async def test_a_resumed_request_is_shown_with_its_replicas_and_decisions(
     store: Store, http: httpx.AsyncClient
 ) -> None:
     known = Explanation(chosen="r1", candidates=[Candidate(replica_id="r1", cost_us=1 << 40)])
@@ -149,7 +149,7 @@ async def test_closings_stand_for_a_request_until_its_row_is_there(
     assert len(found["closings"]) == 2
 
 
-async def test_what_is_not_there_says_why_and_to_whom(
+async def test_a_missing_request_is_answered_with_the_reason_to_allowed_callers(
     store: Store, http: httpx.AsyncClient
 ) -> None:
     await store.insert(RowBatch([event("e1", "r1")]))

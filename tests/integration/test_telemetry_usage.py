@@ -212,7 +212,7 @@ async def test_budgets_get_the_sums_of_the_ledger_for_the_tenants_they_ask_for(
             await stranger.usage(span, {"ten_b"}, ())
 
 
-async def test_what_comes_late_corrects_its_hour_and_says_so(
+async def test_a_late_event_corrects_its_hour_and_is_reported(
     store: Store, http: httpx.AsyncClient
 ) -> None:
     now_ms = int(time.time() * 1000)
@@ -232,7 +232,7 @@ async def test_what_comes_late_corrects_its_hour_and_says_so(
     assert (second["requests"], second["late_requests"], second["corrected_at"]) == (1, 0, "")
 
 
-async def test_the_ledger_is_compared_with_what_engines_made(
+async def test_the_ledger_is_compared_with_the_counters_of_engines(
     store: Store, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hour_ms = (int(time.time() * 1000) - 5 * HOUR_MS) // HOUR_MS * HOUR_MS

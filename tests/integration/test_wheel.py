@@ -146,6 +146,6 @@ def test_the_wheel_holds_our_packages_only(installed: Path) -> None:
     assert {entry.name for entry in ours.entry_points} == {"sluice"}
 
 
-def test_nobody_else_owns_our_names(probe: dict) -> None:
+def test_no_other_distribution_owns_our_package_names(probe: dict) -> None:
     owners = {name: set(probe["owners"].get(name, ())) for name in OURS}
     assert owners == {name: {"sluice"} for name in OURS}

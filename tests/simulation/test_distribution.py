@@ -27,7 +27,7 @@ def test_time_grows_with_the_logarithm_of_the_fleet():
     assert last_s[1] <= 2 * last_s[0], "sixteen times the nodes"
 
 
-def test_the_dead_and_the_corrupt_hold_up_nobody():
+def test_dead_and_corrupt_nodes_delay_no_other():
     scenario = replace(SCENARIOS["base-faults"], nodes=60, size_bytes=7e9)
     figures = simulate(scenario, 0, at_most_s=120.0)
     assert figures["done"] == figures["up"] == 60 - 2, "three were killed and one came back"
@@ -55,7 +55,7 @@ def test_one_seed_is_one_run():
     assert run(1) != run(2)
 
 
-def test_flows_share_what_is_narrow_and_take_what_is_left():
+def test_flows_share_a_bottleneck_and_take_the_remaining_rate():
     links = Links([0, 0, 0], [0, 0, 0], Widths(node=8.0, rack=100.0, region=100.0, store=100.0))
     one, two = links.begin(0, 2, 100.0), links.begin(1, 2, 100.0)
     other = links.begin(0, 1, 100.0)

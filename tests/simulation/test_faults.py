@@ -58,7 +58,7 @@ def test_a_liar_is_ejected_and_its_work_is_given_to_others():
     assert figures.back_s is not None
 
 
-def test_a_slow_replica_is_ejected_and_finishes_what_it_has():
+def test_a_slow_replica_is_ejected_and_finishes_its_requests():
     figures = report("slow")
     assert figures.ejected == ("slow",)
     assert figures.resumed == 0
@@ -75,7 +75,7 @@ def test_a_scenario_is_the_same_every_time():
     assert run("cut") == report("cut")
 
 
-def test_the_command_writes_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_writes_its_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = tmp_path / "out.json"
     assert (
         faults.main(["--replicas=2", "--plan=cut", "--seeds=5", "--rate=2", f"--json={file}"]) == 0

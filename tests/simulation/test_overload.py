@@ -36,7 +36,7 @@ def ends(world: RouterWorld, priority: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_most_of_what_cannot_be_served_is_refused_at_once(seed: int):
+def test_most_unservable_requests_are_refused_at_once(seed: int):
     world = overloaded(seed, batch_share=0.0)
     top, low = ends(world, TOP), ends(world, LOW)
     assert set(top) | set(low) == {"", "overloaded", "deadline_exceeded"}

@@ -47,7 +47,7 @@ def test_a_bad_release_goes_back_by_itself(name: str, metrics: set[Metric]):
         assert outcome.stage < 3, "before it has all of the traffic"
 
 
-def test_what_is_wrong_or_slow_is_found_in_the_first_stage():
+def test_a_wrong_or_slow_release_is_found_in_the_first_stage():
     for name, exposed_max in (("wrong", 400), ("slow", 100)):
         outcome = outcome_of(name)
         assert outcome.stage == 0
@@ -85,7 +85,7 @@ def test_as_bad_as_tolerated_is_rarely_accused(capsys: pytest.CaptureFixture[str
     assert "of 1 accused, stated 5%" in capsys.readouterr().out
 
 
-def test_a_shadow_stage_exposes_nobody_to_a_broken_release():
+def test_a_shadow_stage_exposes_no_caller_to_a_broken_release():
     plan = plan_for(0.05, has_shadow=True)
     outcome = simulate(plan, SCENARIOS["slow"], PROFILE, 0)
     assert (outcome.phase, outcome.stage, outcome.exposed) == (Phase.ROLLED_BACK, 0, 0)
@@ -101,7 +101,7 @@ def test_little_traffic_takes_longer_and_is_judged_all_the_same():
     assert (outcome.phase, outcome.stage) == (Phase.ROLLED_BACK, 0)
 
 
-def test_the_share_of_canary_is_what_was_asked_for():
+def test_the_share_of_canary_equals_the_planned_one():
     traffic = Traffic(PROFILE, 1)
     split = ReleaseSplit("model", "old", "new", 1_000, "salt")
     arms = [traffic.window(split, 0, CONTROL)[:2] for _ in range(60)]
@@ -109,7 +109,7 @@ def test_the_share_of_canary_is_what_was_asked_for():
     assert canary / (canary + control) == pytest.approx(0.1, rel=0.15)
 
 
-def test_histograms_are_those_of_the_evidence():
+def test_histograms_equal_the_evidence():
     values = np.random.default_rng(0).lognormal(5, 4, 1_000)
     counts = histogram(values).counts
     for bucket in range(len(counts)):

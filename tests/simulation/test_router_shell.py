@@ -109,7 +109,7 @@ def simulate(scenario: Callable[[Setup], Awaitable[None]], replicas: int = 2) ->
 
 
 @pytest.mark.parametrize("waiting", [0, 200])
-def test_frames_within_a_millisecond_are_one_pass_unless_somebody_waits(waiting: int):
+def test_frames_within_a_millisecond_are_one_pass_unless_a_request_waits(waiting: int):
     async def passes() -> int:
         hub = Hub(RouterCore(CoreConfig()), RouterMetrics())
         outboxes = {f"replica-{it}": HostOutbox(it + 1) for it in range(8)}
@@ -273,7 +273,7 @@ def test_a_cancel_while_the_stream_is_broken_reaches_the_engine():
     simulate(scenario, replicas=1)
 
 
-def test_what_is_sent_while_a_stream_breaks_is_done_elsewhere():
+def test_requests_sent_during_a_stream_break_are_done_elsewhere():
     """Dispatches that a dead connection swallowed are noticed when it is resumed."""
 
     async def scenario(setup: Setup) -> None:
@@ -324,7 +324,7 @@ def test_an_engine_with_long_steps_is_not_taken_for_a_frozen_one():
     assert "router_replicas_lost_total 0.0" in setup.hub.exposition().decode()
 
 
-def test_a_router_that_stood_still_itself_loses_nobody():
+def test_a_router_that_stood_still_itself_loses_no_replica():
     async def scenario(setup: Setup) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)

@@ -29,7 +29,7 @@ def _curve(seed: int) -> list[float]:
     return curve
 
 
-def test_ours_violates_less_than_the_field_for_what_it_costs() -> None:
+def test_sluice_violates_less_than_its_peers_at_its_price() -> None:
     seed = 0  # docs/scaling.md tells of three curves and three seeds
     terms, curve = Terms(), _curve(seed)
     outcomes = {
@@ -60,7 +60,7 @@ def test_sleepers_and_tiers_shorten_the_violation_of_the_upper_tiers() -> None:
     assert after.batch_late_share <= 0.05
 
 
-def test_the_command_writes_a_list_and_refuses_what_it_cannot_read(
+def test_the_command_writes_a_list_and_refuses_unreadable_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     curve = tmp_path / "curve.txt"

@@ -127,7 +127,7 @@ def test_dynamo_9294_constant_load_does_not_oscillate() -> None:
     assert set(world.numbers) == {2}
 
 
-def test_dynamo_12428_two_pools_share_a_budget_and_neither_waits_for_what_cannot_be() -> None:
+def test_dynamo_12428_two_pools_share_a_budget_and_neither_waits_for_the_impossible() -> None:
     """Rebalancing prefill and decode broke the budget, then waited for pods that never start."""
     pools = {
         name: World(_settings(accelerators=1), demand, ready=4)
@@ -163,7 +163,7 @@ def test_dynamo_14251_without_a_place_it_is_told_and_goes_down_all_the_same() ->
     assert world.ready <= 2
 
 
-def test_dynamo_12430_a_pool_whose_speed_nobody_has_measured_keeps_its_number() -> None:
+def test_dynamo_12430_a_pool_of_unmeasured_speed_keeps_its_number() -> None:
     """Samples of cold engines poisoned the capacity model; ours are not told before they are warm."""
     world = World(_settings(), demand=5.0, ready=6, speed=None)
     decided = world.run(30)
@@ -189,7 +189,7 @@ def test_dynamo_4420_a_number_set_by_hand_is_not_ignored() -> None:
     assert world.run(30).wanted == 2
 
 
-def test_llm_d_router_2529_what_a_silent_router_said_last_does_not_count_for_ever() -> None:
+def test_llm_d_router_2529_the_last_report_of_a_silent_router_expires() -> None:
     """The metric of a removed pod stayed frozen, and the pool never went down."""
     world = World(_settings(), demand=8.0, ready=10)
     world.run(30)

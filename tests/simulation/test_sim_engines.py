@@ -65,7 +65,7 @@ def test_no_policy_loses_or_invents_work(name: str):
 
 
 @pytest.mark.parametrize("name", [*registry.TABLE, "dynq_16_0_wspt", "dynq_1_0_fcfs"])
-def test_every_policy_survives_a_loss_and_uses_what_joins(name: str):
+def test_every_policy_survives_a_loss_and_uses_joining_replicas(name: str):
     found = registry.entry(name)
     plan = SimPoolPlan(3, lose_at_s=20.0, add_at_s=30.0, is_shared=found.is_shared)
     pool = SimPool(found.make(), H70, plan, block_tokens=512)
@@ -135,7 +135,7 @@ def test_the_oldest_tails_are_evicted_first():
     assert set(pool.engines[0].cache.cached) == {0, *range(10, 14), *range(20, 24)}
 
 
-def test_what_is_larger_than_the_memory_runs_alone():
+def test_a_sequence_larger_than_the_memory_runs_alone():
     pool = play(
         request(0.0, 400, 300), request(0.1, 9000, 5), request(0.2, 400, 5), plan=SimPoolPlan(1, kv_tokens=4096)
     )  # fmt: skip

@@ -51,7 +51,7 @@ def test_service_is_counted_when_it_is_delivered():
     assert services.demand() == {"a": 200.0}
 
 
-def test_the_gap_is_what_others_got_more_but_not_more_than_was_asked():
+def test_the_gap_is_the_lag_behind_other_tenants_and_at_most_the_demand():
     busy = [job("busy", at=float(second)) for second in range(100)]
     light = [job("light", at=45.5)]
     services = Services([*busy, *light], 120.0)
@@ -133,7 +133,7 @@ def test_the_command_writes_one_object_per_result(tmp_path: Path, capsys):
     "words",
     [["--scenario", "arena"], ["--scenario", "nothing"], ["--scheduler", "lottery"]],
 )
-def test_the_command_refuses_what_it_cannot_run(words, capsys):
+def test_the_command_refuses_impossible_cases(words, capsys):
     with pytest.raises(SystemExit):
         fairness.main(words)
     assert "error" in capsys.readouterr().err

@@ -75,7 +75,7 @@ def test_sglang_follows_a_long_match_until_loads_differ_too_much():
     assert 1 - homes[0] in homes[5:]
 
 
-def test_dynamo_prefers_a_cached_replica_by_what_a_match_saves():
+def test_dynamo_prefers_a_cached_replica_by_the_savings_of_a_match():
     pool = pool_of("dynamo_kv", 2)
     blocks = tuple(range(20))
     for block in blocks[:15]:

@@ -73,7 +73,7 @@ def test_faults_and_speeds_reach_the_run(tmp_path: Path):
     assert (settings["speed_spread"], settings["lose_at_s"], settings["add_at_s"]) == (0.3, 5, 6)
 
 
-def test_load_one_is_what_replicas_can_do_together():
+def test_load_one_is_the_joint_capacity_of_the_replicas():
     source = RunSource(WORKLOAD, "synthetic")
     alone, together = capacity(source, 1, "h70"), capacity(source, 4, "h70")
     assert 2.0 < together / alone < 4.5
@@ -104,7 +104,7 @@ def test_a_group_runs_its_best_on_all_seeds():
         (("--format", "mooncake", "--trace", "missing.jsonl"), "missing.jsonl"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_senseless_arguments_are_refused(
     arguments: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ):
     with pytest.raises(SystemExit) as raised:

@@ -106,7 +106,7 @@ class Watched(Sluice):
         super().block_changed(replica, block, is_stored=is_stored)
 
 
-def test_what_the_router_knows_is_as_old_as_said():
+def test_the_router_sees_the_fleet_with_the_given_delay():
     policy = Watched(RouterSettings(report_age_s=0.25, index_delay_s=2.0))
     pool = SimPool(
         policy, MODELS_BY_NAME["h70"], SimPoolPlan(1, kv_tokens=20_480), block_tokens=512
@@ -131,7 +131,7 @@ def test_what_the_router_knows_is_as_old_as_said():
     assert told > 60, "most of the blocks, and evictions"
 
 
-def test_frames_say_what_the_engine_did():
+def test_frames_report_the_work_of_the_engine():
     records: list[engine.StepFrame] = []
 
     class Collected(Sluice):
@@ -168,7 +168,7 @@ def test_a_first_token_is_taken_at_the_engine():
     assert first_s(0.0) == first_s(1.0)
 
 
-def test_lost_jobs_keep_what_frames_had_told():
+def test_lost_jobs_keep_the_tokens_of_earlier_frames():
     told: dict[int, int] = {}
 
     class Collected(Sluice):

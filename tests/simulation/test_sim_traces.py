@@ -157,7 +157,7 @@ def test_a_missing_and_a_broken_file_are_named(tmp_path: Path):
         traces.load(broken, "mooncake")
 
 
-def test_a_generated_workload_is_what_it_says():
+def test_a_generated_workload_matches_its_description():
     workload = synthetic.parse(
         "requests=400,rate=20,turns=3,systems=2,system_tokens=1100,tenants=3"
     )

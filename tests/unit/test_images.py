@@ -40,7 +40,7 @@ def test_there_is_a_recipe() -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_what_is_copied_is_there(path: Path) -> None:
+def test_every_copied_file_exists(path: Path) -> None:
     for name, arguments in instructions(path):
         if name in ("COPY", "ADD") and "--from=" not in arguments:
             for source in sources(arguments):
@@ -90,7 +90,7 @@ def stages(path: Path) -> list[list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_images_run_as_somebody_and_stop_when_asked(path: Path) -> None:
+def test_images_run_as_a_user_and_stop_on_request(path: Path) -> None:
     final = dict(stages(path)[-1])
     assert final["USER"].split(":")[0] not in ("root", "0")
     assert final["STOPSIGNAL"] == "SIGTERM"
@@ -108,7 +108,7 @@ def test_our_images_are_labelled_and_say_whether_they_are_ready(path: Path) -> N
 
 
 @pytest.mark.parametrize("path", LOCKED, ids=lambda path: path.name)
-def test_what_is_installed_comes_from_a_lock_file_with_hashes(path: Path) -> None:
+def test_packages_are_installed_from_a_lock_file_with_hashes(path: Path) -> None:
     runs = " ".join(arguments for name, arguments in instructions(path) if name == "RUN")
     installs = [part for part in runs.split("&&") if " install " in part and "pip" in part]
     for install in installs:
@@ -217,7 +217,7 @@ def test_an_image_from_scratch_asks_for_no_shell() -> None:
             assert isinstance(json.loads(command), list), arguments
 
 
-def test_an_image_from_scratch_is_asked_whether_python_has_what_it_links_to() -> None:
+def test_an_image_from_scratch_is_checked_for_pythons_libraries() -> None:
     (run,) = [json.loads(arguments) for name, arguments in stages(SLUICE)[-1] if name == "RUN"]
     assert run[:2] == ["python", "-c"]
     imported = {
@@ -276,7 +276,7 @@ def test_the_engine_image_installs_an_extra_that_keeps_numpy() -> None:
     assert "numpy.__version__" in install
 
 
-def test_the_engine_image_sets_what_the_shim_cannot_do_without() -> None:
+def test_the_engine_image_sets_the_variables_of_the_shim() -> None:
     tree = ast.parse((ROOT / "model_repo" / "llm" / "1" / "model.py").read_text())
     needed = {
         node.slice.value

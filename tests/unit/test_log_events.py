@@ -13,7 +13,9 @@ LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 EVENT = re.compile(r"[a-z]+(_[a-z]+)+")
 # Words of glossary rows are known; these are the code's.
 NOUNS = set(
-    """
+    re.findall(
+        r"\w+",
+        """
     accusations admin alert alerts answer answers attach attachment attempt background batch
     caller certificate chunk chunks claim classifier closings completion confirmation connection
     consumer database demand departure desired distribution embedder event events evidence
@@ -23,14 +25,18 @@ NOUNS = set(
     rolling rule run scaling score secret series shadow shared sign sink socket spans stack
     state store table telemetry text texts tool tracestore transfer trial trtllm turn upload
     valkey watcher worker
-    """.split()
+        """,
+    )
 )
 # States and participles that do not end in -ed or -ing.
 STATES = set(
-    """
+    re.findall(
+        r"\w+",
+        """
     begun broken built corrupt cut found frozen held hung incomplete ineffective invalid kept lost
     made missing read ready run sent set silent stuck swept unknown unreadable woken written
-    """.split()
+        """,
+    )
 )
 VERB_PARTICLES = ("timed_out", "rolled_back")
 NO_WORD = {"again", "ask", "do", "does", "heard", "told", "what", "who", "with", "without"}

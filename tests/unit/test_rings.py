@@ -49,7 +49,7 @@ def test_integers_are_whole(number: int):
     assert number == int(number)
 
 
-def test_a_test_with_a_number_of_its_own_looks_at_what_its_ring_takes(
+def test_a_test_with_a_number_of_its_own_runs_the_share_of_its_ring(
     request: pytest.FixtureRequest,
 ):
     _SEEN.clear()

@@ -62,7 +62,7 @@ async def test_faulty_engines_are_detected_replaced_and_leave_nothing(node) -> N
     assert port_is_free("127.0.0.1", int(node.http.rpartition(":")[2]))
 
 
-async def test_an_engine_whose_steps_hang_is_replaced_although_its_processes_live(node) -> None:
+async def test_an_engine_with_hanging_steps_is_replaced_although_its_processes_live(node) -> None:
     hang = json.dumps([{"kind": "stall", "at_s": 2, "amount": 3600}])
     process = await node.start_agent()
     try:
@@ -113,7 +113,7 @@ async def test_an_agent_that_is_stopped_while_an_engine_starts_leaves_nothing(no
     assert (process.status, node.engines(), node.shared_memory()) == (0, [], [])
 
 
-async def test_what_cannot_start_is_reported_in_words_and_tried_again(node) -> None:
+async def test_a_replica_that_cannot_start_is_reported_in_words_and_retried(node) -> None:
     process = await node.start_agent()
     try:
         node.control.want(

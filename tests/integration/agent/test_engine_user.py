@@ -55,7 +55,7 @@ def run(user: EngineUser, *program: str) -> "subprocess.CompletedProcess[str]":
 
 
 @needs_mounts
-def test_it_sees_what_it_needs_and_nothing_beside_it(home: Path) -> None:
+def test_an_engine_sees_its_needed_paths_and_nothing_beside_them(home: Path) -> None:
     user, cat = user_of(home), str(home / "tools" / "cat")
     assert run(user, cat, str(home / "tools" / "open")).stdout == "open"
     hidden = run(user, cat, str(home / "private"))
@@ -84,7 +84,7 @@ def test_it_is_that_user_without_ways_back(home: Path) -> None:
 
 
 @needs_mounts
-def test_what_no_view_opens_is_told_with_its_fix(home: Path) -> None:
+def test_a_path_that_no_view_opens_is_reported_with_its_fix(home: Path) -> None:
     (home / "tools").chmod(0o700)
     user, why = find_user(UID, [*PYTHON, home / "tools"])
     assert user is None

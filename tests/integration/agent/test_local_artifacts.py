@@ -117,7 +117,7 @@ async def test_engines_share_one_fetch_and_are_told_when_it_is_there(
         assert fetcher.asked == [A, A]
 
 
-async def test_what_nobody_knows_is_refused_with_the_reason(
+async def test_an_unknown_artifact_is_refused_with_the_reason(
     state_dir, library, fetcher, make_engine, eventually
 ) -> None:
     fetcher.is_known = False
@@ -156,7 +156,7 @@ async def test_without_an_agent_it_may_be_tried_elsewhere_and_the_message_says_w
     assert "does not answer" in error.message
 
 
-async def test_uses_and_what_is_read_reach_the_library_until_the_engine_is_gone(
+async def test_uses_and_reads_reach_the_library_until_the_engine_is_gone(
     state_dir, library, fetcher, make_engine, eventually
 ) -> None:
     (fetcher.root / A).mkdir()
@@ -177,7 +177,7 @@ async def test_uses_and_what_is_read_reach_the_library_until_the_engine_is_gone(
         await eventually(lambda: hold() is Hold.NONE, "it is let go")
 
 
-async def test_a_stranger_who_says_something_else_is_let_go(
+async def test_a_peer_of_another_protocol_is_disconnected(
     state_dir, library, fetcher, make_engine, eventually
 ) -> None:
     async with LocalApi(state_dir, library, fetcher).serve():

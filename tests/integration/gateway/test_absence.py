@@ -55,7 +55,7 @@ async def test_a_request_that_another_model_may_answer_says_so(
     "why",
     ["nobody stands in", "it is down as well", "its context is too small", "it has the same pool"],
 )
-async def test_who_has_nobody_to_go_to_waits(world, eventually, why: str) -> None:
+async def test_a_request_without_a_fallback_model_waits(world, eventually, why: str) -> None:
     async with world() as w, w.http() as http:
         fallbacks = {} if why == "nobody stands in" else {"tiny": "spare"}
         await with_another_model(w, eventually, **fallbacks)

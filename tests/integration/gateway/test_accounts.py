@@ -44,7 +44,7 @@ def let_it_reason(w, home) -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_what_comes_behind_a_stop_is_not_charged(world, size: int, is_stream: bool) -> None:
+async def test_tokens_behind_a_stop_are_not_charged(world, size: int, is_stream: bool) -> None:
     async with world() as w, w.http() as http:
         ids = w.ids("one two STOP three four five six seven")
         w.router.plan = lambda _: Plan([ids[i : i + size] for i in range(0, len(ids), size)])

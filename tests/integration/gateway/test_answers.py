@@ -88,7 +88,9 @@ async def test_a_stream_with_an_interval_says_the_same(world) -> None:
         assert refused.json()["error"]["param"] == "stream_options.interval_ms"
 
 
-async def test_a_key_and_a_tenant_say_what_streams_wait_for(world, eventually, monkeypatch) -> None:
+async def test_a_key_and_a_tenant_set_the_gathering_time_of_streams(
+    world, eventually, monkeypatch
+) -> None:
     body = {"model": "tiny", "messages": HELLO, "stream": True}
     waits: list[float] = []
     write_every = StreamedGeneration.write_every

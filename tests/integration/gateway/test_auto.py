@@ -105,7 +105,7 @@ async def test_the_next_best_stands_in_for_a_model_that_refuses(world, eventuall
         assert answer.headers["x-sluice-auto-alternatives"].startswith("tiny; ")
 
 
-async def test_a_saturated_pool_is_left_by_those_who_do_not_queue(world, eventually) -> None:
+async def test_sessions_that_do_not_queue_leave_a_saturated_pool(world, eventually) -> None:
     path, body = CHAT
     async with world() as w, w.http() as http:
         await with_policy(w, eventually, queue_priority_min=1000)

@@ -85,7 +85,9 @@ def loose_events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-async def test_who_leaves_does_not_end_it(stateful: Any, eventually: Any) -> None:
+async def test_a_client_that_leaves_does_not_end_a_background_response(
+    stateful: Any, eventually: Any
+) -> None:
     async with stateful() as w, w.sdk() as sdk, w.http() as http:
         steps = [[token] for token in w.ids(w.text * 5)]
         w.router.plan = lambda _: Plan(steps, wire.Outcome(kind=wire.OUTCOME_KIND_STOP))
@@ -124,7 +126,7 @@ async def test_it_is_cancelled_from_any_gateway(
         assert (await http.delete(f"{PATH}/{queued['id']}")).status_code == 200
 
 
-async def test_what_cannot_be_cancelled_or_followed(stateful: Any) -> None:
+async def test_only_background_responses_can_be_cancelled_and_followed(stateful: Any) -> None:
     async with stateful() as w, w.http() as http, w.http(OTHER_KEY) as foreign:
         plain = (await http.post(PATH, json=BODY | {"background": False})).json()
         refused = await http.post(f"{PATH}/{plain['id']}/cancel")
@@ -154,7 +156,7 @@ async def test_what_cannot_be_cancelled_or_followed(stateful: Any) -> None:
         assert (await http.post(f"{PATH}/{plain['id']}/other")).status_code == 404
 
 
-async def test_what_fails_is_stored_as_failed(stateful: Any) -> None:
+async def test_a_failed_response_is_stored_as_failed(stateful: Any) -> None:
     async with stateful() as w, w.http() as http:
         code = wire.OUTCOME_KIND_REJECTED
         w.router.plan = lambda _: Plan([], wire.Outcome(kind=code, code="queue_full"))

@@ -121,7 +121,7 @@ async def test_a_gateway_without_artifacts_serves_and_starts_again_without_the_c
         assert w.base_files.asked == []
 
 
-async def test_what_comes_is_what_the_digest_says(new_base) -> None:
+async def test_fetched_files_match_the_digest(new_base) -> None:
     digest, directory = new_base
     files = BaseFiles()
     async with serve(files) as address:

@@ -120,7 +120,9 @@ async def test_answers_go_on_with_the_next_owner_of_their_cell(pair, eventually)
         (wire.OUTCOME_KIND_REJECTED, "draining"),
     ],
 )
-async def test_who_waits_for_a_cell_that_moves_is_not_told(pair, eventually, kind, code) -> None:
+async def test_a_request_waiting_for_a_moving_cell_sees_no_error(
+    pair, eventually, kind, code
+) -> None:
     async with pair("cell") as p:
         p.routers["one"].plan = lambda _: Plan([], wire.Outcome(kind=kind, code=code))
         async with asyncio.TaskGroup() as tasks:

@@ -44,7 +44,7 @@ async def lengthen_context(w: Any, eventually: Any) -> None:
     await eventually(lambda: [it.context_tokens_max for it in state.bases.values()] == [4096])
 
 
-async def test_an_item_stands_for_what_was_said(world: Any, eventually: Any) -> None:
+async def test_a_compacted_item_stands_for_the_conversation(world: Any, eventually: Any) -> None:
     async with world() as w, w.http() as http, w.http(OTHER_KEY) as other:
         await lengthen_context(w, eventually)
         made = await http.post(COMPACT, json={"model": "tiny", "input": SAID})
@@ -70,7 +70,7 @@ async def test_an_item_stands_for_what_was_said(world: Any, eventually: Any) -> 
             assert error["param"] == "input[0].encrypted_content"
 
 
-async def test_what_cannot_be_summed_up_is_refused_by_name(world: Any) -> None:
+async def test_a_conversation_that_cannot_be_compacted_is_refused_by_name(world: Any) -> None:
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     async with world() as w, w.http() as http:
         for body, param in (

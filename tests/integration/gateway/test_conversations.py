@@ -82,7 +82,7 @@ async def test_a_response_belongs_to_one(stateful: Any) -> None:
         assert caught.value.param in ("conversation", None)
 
 
-async def test_what_does_not_go_together(stateful: Any) -> None:
+async def test_parameters_that_contradict_each_other_are_refused(stateful: Any) -> None:
     async with stateful() as w, w.http() as http:
         made = (await http.post(PATH, json={})).json()
         body = {"model": "tiny", "input": "x", "conversation": made["id"]}
@@ -136,7 +136,7 @@ async def test_items_are_referred_to(stateful: Any) -> None:
             assert missing.json()["error"]["param"] == "input[0].id"
 
 
-async def test_nobody_else_sees_one(stateful: Any) -> None:
+async def test_no_other_tenant_sees_a_conversation(stateful: Any) -> None:
     async with stateful() as w, w.http() as http, w.http(OTHER_KEY) as foreign:
         made = (await http.post(PATH, json={"items": [said("mine")]})).json()
         item = (await http.get(f"{PATH}/{made['id']}/items")).json()["data"][0]

@@ -172,7 +172,7 @@ async def test_a_long_text_is_cut_when_that_is_asked_for(embedding) -> None:
             assert response.json()["data"][0]["embedding"] == e.vector(cut)
 
 
-async def test_what_cannot_be_embedded_is_refused_by_name(embedding, events) -> None:
+async def test_inputs_that_cannot_be_embedded_are_refused_by_name(embedding, events) -> None:
     async with embedding() as e, e.world.http() as http:
         long = "x" * CONTEXT  # one token per character, and two special ones
         cases = [
@@ -247,7 +247,9 @@ async def until_unanswered(e, count: int) -> None:
     await until(lambda: len(replica.texts) == count)
 
 
-async def test_who_hangs_up_has_used_what_was_under_way(embedding, events, eventually) -> None:
+async def test_a_caller_that_hangs_up_pays_for_work_under_way(
+    embedding, events, eventually
+) -> None:
     async with embedding() as e, e.world.http(LIMITED) as http:
         async with asyncio.TaskGroup() as tasks:
             call = tasks.create_task(http.post("/v1/embeddings", json=EIGHTEEN))
@@ -260,7 +262,7 @@ async def test_who_hangs_up_has_used_what_was_under_way(embedding, events, event
         assert int(response.headers["x-ratelimit-remaining-requests"]) <= 4
 
 
-async def test_who_is_cut_by_a_gateway_that_stops_is_told_so_and_pays_for_no_text_that_did_not_come(
+async def test_a_caller_cut_by_a_stopping_gateway_gets_an_error_and_pays_for_no_missing_text(
     embedding, events, monkeypatch
 ) -> None:
     settled, settle = [], Limiter.settle
@@ -302,7 +304,7 @@ async def test_limits_count_requests_and_tokens(embedding) -> None:
         assert 1 + len(answers) - len(refused) <= 5 + 5 * minutes
 
 
-async def test_models_say_what_they_are_and_how_they_are(embedding) -> None:
+async def test_models_list_their_kind_and_properties(embedding) -> None:
     async with embedding() as e, e.world.sdk(LIMITED) as sdk, e.world.http(LIMITED) as http:
         listed = {model.id: model for model in (await sdk.models.list()).data}
         # By name, the embedding model last: tools that are told no model take the first one.

@@ -256,7 +256,7 @@ async def test_a_failure_of_a_model_that_stands_in_is_told_and_a_bad_grammar_cha
         assert (ledger.events[0].outcome, ledger.events[0].status) == (own.code, status)
 
 
-async def test_what_a_model_had_that_another_stood_in_for_is_not_kept(
+async def test_the_state_of_a_replaced_model_is_freed(
     world, ledger, eventually, monkeypatch
 ) -> None:
     streams: list[weakref.ref[StreamedGeneration]] = []
@@ -286,9 +286,7 @@ async def test_what_a_model_had_that_another_stood_in_for_is_not_kept(
             gc.enable()
 
 
-async def test_what_was_generated_before_another_model_stood_in_is_charged(
-    world, ledger, eventually
-) -> None:
+async def test_tokens_generated_before_a_fallback_are_charged(world, ledger, eventually) -> None:
     late = wire.Outcome(kind=wire.OUTCOME_KIND_EVICTED, code="deadline_exceeded")
     async with world() as w, w.http() as http:
         await stand_in(w, eventually, "one/own", "tiny")
@@ -333,9 +331,7 @@ async def test_limits_that_leave_no_room_for_another_model(world, ledger, eventu
         assert not limited.is_limited_locally
 
 
-async def test_a_model_that_stands_in_has_what_is_left_of_the_deadline(
-    world, ledger, eventually
-) -> None:
+async def test_a_fallback_model_gets_the_rest_of_the_deadline(world, ledger, eventually) -> None:
     async with world() as w, w.http() as http:
         await stand_in(w, eventually, "one/own", "tiny")
         w.router.plan = lambda s: (

@@ -180,7 +180,7 @@ async def test_a_stream_that_waits_for_a_router_shows_that_it_lives(world, event
         assert "".join(delta.get("content", "") for delta in deltas) == w.text
 
 
-async def test_a_stream_that_nobody_goes_on_with_yet_shows_that_it_lives(world) -> None:
+async def test_a_stream_without_a_new_replica_yet_keeps_its_connection_alive(world) -> None:
     full = wire.Outcome(kind=wire.OUTCOME_KIND_REJECTED, code="queue_full", message="full")
     async with world(keep_alive_s=0.4) as w:
         has_room = False
@@ -210,7 +210,9 @@ async def test_an_unknown_token_fails_one_request_not_the_link(world) -> None:
         assert (await streamed(w, sdk))[0] == w.text
 
 
-async def test_drain_finishes_what_runs_and_cuts_the_rest_with_an_event(world, eventually) -> None:
+async def test_drain_finishes_running_streams_and_cuts_the_rest_with_an_event(
+    world, eventually
+) -> None:
     async with world(drain_s=5.0) as w, w.sdk() as sdk:
         endless = Plan([[65]] * 1_000_000, None)
         w.router.plan = lambda s: endless if s.output_tokens_max > 200 else w.default_plan(s)

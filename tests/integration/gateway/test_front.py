@@ -122,7 +122,7 @@ async def test_a_stream_passes_whole_also_while_the_front_ends(world, tmp_path, 
 
 
 @pytest.mark.parametrize("name", FRONTS)
-async def test_what_is_not_for_the_world_stays_inside(world, tmp_path, name) -> None:
+async def test_internal_pages_are_not_public(world, tmp_path, name) -> None:
     async with (
         world() as w,
         running_front(name, w.base_url.removeprefix("http://"), tmp_path) as (url, tls, _, _),

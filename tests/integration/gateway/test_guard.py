@@ -156,7 +156,7 @@ def guard_events(monkeypatch) -> list[RequestEvent]:
 
 
 @pytest.mark.parametrize("is_free", [False, True])
-async def test_a_block_cancels_at_once_and_what_it_withholds_is_in_the_ledger(
+async def test_a_block_cancels_at_once_and_withheld_tokens_are_in_the_ledger(
     world, eventually, guard_events, is_free: bool
 ) -> None:
     async with world() as w:

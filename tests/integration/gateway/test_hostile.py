@@ -205,7 +205,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize(("data", "status"), MALFORMED.values(), ids=MALFORMED)
-async def test_whatever_is_sent_is_answered_in_one_shape(server, data, status) -> None:
+async def test_every_hostile_request_is_answered_in_one_shape(server, data, status) -> None:
     answer = await server.send(data)
     assert statuses(answer) == [status], answer[:500]
     check_error(answer)

@@ -76,7 +76,7 @@ async def tenancy(world, eventually):
         yield made
 
 
-async def test_a_release_and_an_alias_answer_as_what_they_stand_for(tenancy) -> None:
+async def test_a_release_and_an_alias_answer_under_their_targets_name(tenancy) -> None:
     submits = tenancy.world.router.submits
     for name, adapter in (("tiny", ""), ("best", ""), ("tiny@0", ADAPTER), ("first", ADAPTER)):
         answer = await tenancy.chat(KEY, name)
@@ -85,7 +85,7 @@ async def test_a_release_and_an_alias_answer_as_what_they_stand_for(tenancy) -> 
     assert submits[0].block_hashes == submits[1].block_hashes
 
 
-async def test_what_is_not_ones_own_is_told_as_what_is_missing(tenancy) -> None:
+async def test_another_tenants_model_answers_like_a_missing_one(tenancy) -> None:
     told = set()
     for name in ("missing", "two/own", "theirs", "two/own@1", "tiny@9"):
         answer = await tenancy.chat(KEY, name)
@@ -103,7 +103,7 @@ async def test_what_is_not_ones_own_is_told_as_what_is_missing(tenancy) -> None:
         assert await tenancy.names(key) == names
 
 
-async def test_who_is_not_let_in_is_told_one_thing(tenancy) -> None:
+async def test_every_refused_key_gets_the_same_answer(tenancy) -> None:
     answers = [await tenancy.chat(key, "tiny") for key in ("sk-never", DEAD_KEY, "sk-old")]
     assert {answer.status_code for answer in answers} == {401}
     assert len({answer.text for answer in answers}) == 1

@@ -120,7 +120,7 @@ async def test_a_large_body_without_tokens_left_is_used_as_well(world) -> None:
         check_granted(len(worked_at), 5, 5, began_s)
 
 
-async def test_who_hangs_up_has_used_a_request(world, eventually) -> None:
+async def test_a_caller_that_hangs_up_has_used_a_request(world, eventually) -> None:
     async with world() as w, w.http(LIMITED) as http:
         w.router.plan = lambda _: Plan([[]], None)  # a replica is at it, and no token comes
         submits, body = w.router.submits, {"model": "tiny", "messages": HELLO, "max_tokens": 5}

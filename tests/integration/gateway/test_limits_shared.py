@@ -224,7 +224,7 @@ async def test_a_gateway_that_dies_holds_its_requests_for_its_lease(valkey, monk
     ],
     ids=["rpm is new", "rpm is raised", "fewer at once", "more at once"],
 )
-async def test_who_has_open_requests_only_does_not_undo_a_change_of_limits(
+async def test_an_open_request_does_not_undo_a_change_of_limits(
     valkey, monkeypatch, before, after, at_once, later
 ) -> None:
     monkeypatch.setattr(shared, "_REFRESH_S", 0.005)
@@ -239,9 +239,7 @@ async def test_who_has_open_requests_only_does_not_undo_a_change_of_limits(
         assert 0 <= len([it for it in found if it]) - at_once - later <= refilled
 
 
-async def test_what_was_open_before_it_was_limited_counts_until_it_has_ended(
-    valkey, monkeypatch
-) -> None:
+async def test_requests_open_before_a_limit_count_until_they_end(valkey, monkeypatch) -> None:
     """Its gateway hears of the limit by a request that is refused because of it."""
     lease_s = 2.0
     monkeypatch.setattr(script, "LEASE_MS", int(lease_s * 1000))
@@ -311,7 +309,7 @@ async def test_a_gateway_that_stops_tells_its_last_settlements(valkey) -> None:
 # The server has bad days.
 
 
-async def test_a_flushed_server_learns_again_what_is_open(valkey, monkeypatch) -> None:
+async def test_a_flushed_server_learns_open_requests_again(valkey, monkeypatch) -> None:
     monkeypatch.setattr(shared, "_REFRESH_S", 0.05)
     who = caller(requests_max=2)
     async with gateway(valkey[1]) as one, gateway(valkey[1]) as other:
@@ -328,7 +326,7 @@ async def test_a_flushed_server_learns_again_what_is_open(valkey, monkeypatch) -
         assert await reserve(other, who) is None
 
 
-async def test_a_clock_that_is_set_back_costs_nobody_more_than_what_it_waited_for(valkey) -> None:
+async def test_a_clock_set_back_costs_no_caller_more_than_its_wait(valkey) -> None:
     """Nobody is granted or settles, so that refused calls alone bring the new time."""
     url, name = valkey[1], "limits:{t}"
     async with gateway(url) as limiter:
@@ -437,7 +435,7 @@ async def test_a_frozen_server_costs_the_deadline_once(valkey) -> None:
         assert limiter.local_decisions == 201
 
 
-async def test_a_restarted_server_is_told_what_is_open_and_what_was_used(valkey) -> None:
+async def test_a_restarted_server_learns_open_requests_and_past_use(valkey) -> None:
     child, url = valkey
     async with gateway(url) as limiter:
         who = caller(rpm=10, requests_max=4)

@@ -48,7 +48,7 @@ def unnamed(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"id": "", "content": content}
 
 
-async def test_a_stream_says_what_a_whole_answer_says(world: Any) -> None:
+async def test_a_stream_and_a_whole_answer_say_the_same(world: Any) -> None:
     async with world() as w:
         message = await both(w, system="be brief")
         assert message["content"] == [{"type": "text", "text": w.text}]
@@ -121,7 +121,9 @@ async def test_the_official_sdk(world: Any) -> None:
             await sdk.with_options(api_key="sk-none").messages.create(**body)
 
 
-async def test_what_a_model_thinks_is_a_block(world: Any, tmp_path: Path, eventually: Any) -> None:
+async def test_the_reasoning_of_a_model_is_a_block(
+    world: Any, tmp_path: Path, eventually: Any
+) -> None:
     async with world() as w:
         let_it_reason(w, tmp_path)
         await eventually(lambda: w.gateway.watcher.state.models["tiny"].base_digest != w.digest)

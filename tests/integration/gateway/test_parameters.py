@@ -51,7 +51,7 @@ CASES: list[tuple[dict[str, Any], Callable[[wire.Submit], object], object]] = [
 
 
 @pytest.mark.parametrize("path", BODY)
-async def test_what_the_router_is_told(world: Any, path: str) -> None:
+async def test_the_router_gets_the_parameters_of_the_request(world: Any, path: str) -> None:
     async with world() as w, w.http() as http:
         for extra, read, expected in CASES:
             body = {"model": "tiny"} | BODY[path] | extra
@@ -68,7 +68,7 @@ async def test_a_lowered_request_goes_behind(world: Any) -> None:
         assert ordinary > flex > last
 
 
-async def test_a_tiers_deadline_decides_who_is_let_in_unless_the_request_has_its_own(
+async def test_the_deadline_of_a_tier_decides_admission_unless_the_request_sets_one(
     world: Any,
 ) -> None:
     async with world() as w, w.http(LIMITED_KEY) as http:

@@ -310,7 +310,9 @@ async def is_whole(stream: openai.AsyncStream) -> bool:
     return True
 
 
-async def test_what_a_killed_gateway_had_open_is_told_once_and_in_full(site, broker) -> None:
+async def test_open_requests_of_a_killed_gateway_are_reported_once_and_in_full(
+    site, broker
+) -> None:
     place = site(broker.address)
     spec = place.router()
     async with running(spec) as router, running(place.gateway()) as gateway, place.sdk() as sdk:
@@ -395,7 +397,9 @@ async def until_spooled(directory: Path) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_what_engines_made_is_counted_apart_and_equals_what_is_told(site, broker) -> None:
+async def test_the_tokens_of_engines_are_counted_apart_and_equal_the_reported_ones(
+    site, broker
+) -> None:
     place = site(broker.address)
     async with running(place.gateway()), place.sdk() as sdk:
         async with running(place.router()):

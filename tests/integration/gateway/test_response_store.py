@@ -59,7 +59,7 @@ async def second_gateway(w: Any, home: Path, eventually: Any) -> AsyncIterator[s
         yield f"http://127.0.0.1:{port}/v1"
 
 
-async def test_a_chain_is_what_a_chat_of_its_turns_is(stateful: Any) -> None:
+async def test_a_chain_equals_a_chat_of_its_turns(stateful: Any) -> None:
     async with stateful() as w, w.sdk() as sdk:
         w.text = "Well."
         first = await created(sdk, instructions="be brief")
@@ -117,7 +117,7 @@ async def test_a_call_is_answered_in_the_next_turn(stateful: Any) -> None:
         assert "7<|im_end|>" in prompt_of(w)
 
 
-async def test_what_was_told_can_be_continued_at_once_at_any_gateway(
+async def test_a_stored_response_can_be_continued_at_once_at_any_gateway(
     stateful: Any, service: Service, tmp_path: Path, eventually: Any
 ) -> None:
     async with stateful() as w, w.sdk() as sdk:
@@ -143,7 +143,7 @@ async def test_what_was_told_can_be_continued_at_once_at_any_gateway(
         assert again.store, "PostgreSQL alone keeps it, in time"
 
 
-async def test_nobody_else_reads_continues_or_deletes(stateful: Any) -> None:
+async def test_no_other_tenant_reads_continues_or_deletes_a_response(stateful: Any) -> None:
     async with stateful() as w, w.sdk() as sdk, w.http(OTHER_KEY) as foreign:
         mine = await created(sdk)
         forged = mine.id[:-1] + ("0" if mine.id[-1] != "0" else "1")
@@ -181,7 +181,9 @@ async def test_deleted_is_gone(stateful: Any, eventually: Any) -> None:
         assert (await http.delete(f"{PATH}/{first.id}")).status_code == 404
 
 
-async def test_what_is_not_stored_says_so(stateful: Any, service: Service, eventually: Any) -> None:
+async def test_a_response_without_store_says_so(
+    stateful: Any, service: Service, eventually: Any
+) -> None:
     async with stateful() as w, w.sdk() as sdk:
         kept = await created(sdk)
         unkept = await created(sdk, store=False)
@@ -222,7 +224,7 @@ async def test_one_that_is_under_way_is_a_conflict(stateful: Any, eventually: An
         await until_status(http, response_id, 404)
 
 
-async def test_what_a_killed_gateway_had_not_brought_to_postgresql_another_one_brings(
+async def test_unstored_responses_of_a_killed_gateway_are_stored_by_another(
     stateful: Any, service: Service, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.responses.store._LEFT_BEHIND_MS", 0)

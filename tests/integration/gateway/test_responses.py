@@ -52,7 +52,7 @@ def unnamed(response: dict[str, Any]) -> dict[str, Any]:
     return response | own | {"output": output}
 
 
-async def test_a_stream_says_what_a_whole_answer_says(world: Any) -> None:
+async def test_a_stream_and_a_whole_response_say_the_same(world: Any) -> None:
     async with world() as w:
         for extra in (
             {},
@@ -138,7 +138,9 @@ async def test_calls_of_functions_go_round(world: Any, step: int) -> None:
         assert w.router.submits[-1].prompt == w.router.submits[-2].prompt
 
 
-async def test_what_a_model_thinks_is_an_item(world: Any, tmp_path: Any, eventually: Any) -> None:
+async def test_the_reasoning_of_a_model_is_an_item(
+    world: Any, tmp_path: Any, eventually: Any
+) -> None:
     async with world() as w, w.sdk() as sdk:
         refused = await _refused(sdk, reasoning={"effort": "high"})
         assert (refused.code, refused.param) == ("unsupported_parameter", "reasoning.effort")
@@ -162,7 +164,7 @@ async def _refused(sdk: openai.AsyncOpenAI, **extra: Any) -> openai.APIStatusErr
     return caught.value
 
 
-async def test_refusals_are_those_of_the_api(world: Any) -> None:
+async def test_refusals_have_the_form_of_the_api(world: Any) -> None:
     async with world() as w, w.sdk() as sdk:
         long = await _refused(sdk, input="hello " * 400)
         assert (long.code, long.param) == ("context_length_exceeded", "input")
@@ -182,7 +184,7 @@ async def test_refusals_are_those_of_the_api(world: Any) -> None:
         assert (error.status_code, error.param) == (400, "text.format")
 
 
-async def test_limits_and_losses_are_those_of_every_api(world: Any) -> None:
+async def test_limits_and_losses_have_the_form_of_every_api(world: Any) -> None:
     async with world() as w, w.sdk("sk-limited") as limited, w.sdk() as sdk:
         answers = [await limited.responses.create(model="tiny", input="x") for _ in range(5)]
         assert len({answer.id for answer in answers}) == 5

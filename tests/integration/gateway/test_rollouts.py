@@ -196,7 +196,7 @@ async def test_engines_that_score_nothing_are_not_asked_all_the_time(
         assert 'gateway_scores_total{fate="failed"} 1.0' in w.gateway.metrics.page().decode()
 
 
-async def test_what_runs_ends_on_its_release_when_everybody_is_sent_back(
+async def test_running_requests_end_on_their_release_after_a_rollback(
     world, events, eventually
 ) -> None:
     """Also when its replica is lost. And the control plane hears which state counts, and since when
@@ -239,7 +239,9 @@ async def test_what_runs_ends_on_its_release_when_everybody_is_sent_back(
         assert rollout.confirmed.oldest_open_unix_ms == 0, "nothing is open"
 
 
-async def test_copies_that_hang_disturb_nobody(world, events, eventually, monkeypatch) -> None:
+async def test_hanging_copies_do_not_disturb_callers(
+    world, events, eventually, monkeypatch
+) -> None:
     reserved, reserve = [], Limiter.reserve
 
     async def reserving(self: Limiter, *args: object, **named: object) -> object:
@@ -284,9 +286,7 @@ async def test_copies_that_hang_disturb_nobody(world, events, eventually, monkey
         assert len(reserved) == 5, "nobody pays for a copy"
 
 
-async def test_copies_tell_what_canary_makes_of_the_same_requests(
-    world, events, eventually
-) -> None:
+async def test_copies_compare_canary_on_the_same_requests(world, events, eventually) -> None:
     """It fails first, then it declines, says nothing, repeats itself; clients see control alone."""
     async with world() as w, w.http() as http:
         rollout = Rollout(w, eventually)
@@ -315,7 +315,7 @@ async def test_copies_tell_what_canary_makes_of_the_same_requests(
 
 @pytest.mark.parametrize("code", ["adapter_invalid", "adapter_not_found"])
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_control_answers_what_canary_cannot_load(
+async def test_control_answers_requests_that_canary_cannot_load(
     world, events, eventually, code, is_stream
 ) -> None:
     """The client sees no fault, and the rollout counts it as canary's."""

@@ -407,7 +407,7 @@ async def test_an_address_in_the_request_is_called_if_the_tenant_may_name_one(
         assert asked["output"][-1]["type"] == "mcp_approval_request"
 
 
-async def test_a_round_that_is_refused_fails_the_response_and_keeps_what_came(
+async def test_a_refused_round_fails_the_response_and_keeps_the_earlier_output(
     tools: Tools,
 ) -> None:
     async with tools() as t:

@@ -142,7 +142,7 @@ def check_stream(case: Case, body: bytes, expected: str, reason: str, ids: list[
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_streams_are_exact_whatever_happens_to_them(world, monkeypatch, seed: int) -> None:
+async def test_streams_are_exact_under_any_interruption(world, monkeypatch, seed: int) -> None:
     async with world(keep_alive_s=0.02) as w:
         w.gateway.pace._lag = Sometimes()
         ids = w.ids(w.text)

@@ -27,7 +27,7 @@ def spooled(folder: Path) -> list[TextEvent]:
     return [TextEvent.FromString(payload) for payload in payloads]
 
 
-async def test_texts_leave_redacted_and_only_of_who_opted_in(
+async def test_texts_leave_redacted_and_only_for_tenants_that_opted_in(
     world, eventually, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []

@@ -138,7 +138,7 @@ def test_a_certificate_that_came_early_is_good_when_its_time_has_come(tmp_path) 
     assert files.left_s(time.time()) > 3600
 
 
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path) -> None:
+def test_a_key_with_a_passphrase_is_refused_without_a_prompt(tmp_path) -> None:
     cert, key = write_certificate(tmp_path)
     sealed = tmp_path / "sealed.pem"
     private = serialization.load_pem_private_key(key.read_bytes(), None)

@@ -21,7 +21,7 @@ async def test_a_text_comes_back_as_it_was(world) -> None:
             assert back.json() == {"prompt": text}
 
 
-async def test_a_chat_is_what_a_completion_is_given(world) -> None:
+async def test_a_chat_has_the_tokens_of_its_completion(world) -> None:
     async with world() as w, w.http() as http, w.sdk() as sdk:
         messages = [{"role": "user", "content": "hello"}]
         body = {"model": "tiny", "messages": messages}

@@ -177,7 +177,7 @@ async def test_a_session_that_has_ended_is_begun_again() -> None:
             await outgoing.close()
 
 
-async def test_what_a_list_says_of_its_age_is_honoured() -> None:
+async def test_the_time_to_live_of_a_tool_list_is_kept() -> None:
     server = McpServer(ttl_ms=0)
     async with serving_mcp(server) as url:
         outgoing = Outgoing([url.removeprefix("http://").removesuffix("/mcp")])

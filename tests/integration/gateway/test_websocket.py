@@ -65,7 +65,7 @@ async def socket(w: Any, key: str = KEY) -> AsyncGenerator[Socket]:
         yield Socket(ws)
 
 
-async def test_its_events_are_those_of_a_stream(world: Any) -> None:
+async def test_a_socket_has_the_events_of_a_stream(world: Any) -> None:
     async with world() as w, socket(w) as s:
         whole, streamed = await both(w)
         await s.ask(stream_id="a")
@@ -124,7 +124,7 @@ async def test_turns_of_one_stream_follow_each_other_and_streams_run_beside(worl
         assert {"b", None} <= set(order[:first_end]), "others do not wait for it"
 
 
-async def test_what_is_stored_nowhere_is_continued_over_its_own_socket(stateful: Any) -> None:
+async def test_an_unstored_response_is_continued_over_its_own_socket(stateful: Any) -> None:
     async with stateful() as w, socket(w) as s, socket(w) as other:
         first = (await s.answer(store=False))["response"]
         assert first["store"] is False
@@ -140,7 +140,7 @@ async def test_what_is_stored_nowhere_is_continued_over_its_own_socket(stateful:
             assert (await http.get(f"/v1/responses/{first['id']}")).status_code == 404
 
 
-async def test_what_a_failed_turn_continues_is_forgotten(stateful: Any) -> None:
+async def test_a_failed_turn_forgets_the_response_that_it_continued(stateful: Any) -> None:
     result = [{"type": "function_call_output", "call_id": "none", "output": "x"}]
     async with stateful() as w, socket(w) as s:
         first = (await s.answer(store=False))["response"]["id"]
@@ -206,7 +206,7 @@ async def test_garbage_is_refused_and_the_socket_goes_on(world: Any) -> None:
         assert "gateway_open_sockets 1.0" in page
 
 
-async def test_what_is_too_much_is_refused_or_ends_the_socket(world: Any) -> None:
+async def test_an_oversized_message_is_refused_or_ends_the_socket(world: Any) -> None:
     async with world() as w:
         w.router.plan = lambda _: Plan([[1]] * 10_000)
         async with socket(w) as s:
@@ -239,7 +239,7 @@ async def test_what_is_too_much_is_refused_or_ends_the_socket(world: Any) -> Non
             assert (await s.answer())["type"] == "response.completed"
 
 
-async def test_key_and_limits_are_those_of_http(world: Any) -> None:
+async def test_keys_and_limits_hold_as_over_http(world: Any) -> None:
     async with world() as w:
         async with w.http() as http:
             assert (await http.get("/v1/responses")).status_code == 426

@@ -225,7 +225,7 @@ async def test_a_worker_that_stops_before_it_ever_served_leaves_its_place(tmp_pa
             task.cancel()
 
 
-async def test_a_new_worker_that_stops_takes_nobodys_place(tmp_path: Path) -> None:
+async def test_a_new_worker_that_stops_takes_no_place(tmp_path: Path) -> None:
     async with slot_alone(tmp_path) as (slot, begun, tasks):
         keeper = tasks.create_task(slot.run())
         replaced = tasks.create_task(slot.replace())
@@ -252,7 +252,7 @@ async def test_a_roll_does_not_wait_for_a_new_worker_that_stops(tmp_path: Path) 
             task.cancel()
 
 
-async def test_a_new_worker_that_is_not_ready_in_time_finishes_what_it_has_accepted(
+async def test_a_new_worker_that_is_late_finishes_its_accepted_requests(
     tmp_path: Path, monkeypatch
 ) -> None:
     """It was ready for a moment, which its words do not tell."""
@@ -274,7 +274,7 @@ async def test_a_new_worker_that_is_not_ready_in_time_finishes_what_it_has_accep
         talk.cancel()
 
 
-async def test_who_is_told_to_stop_before_it_could_serve_ends_and_accepts_nothing(
+async def test_a_worker_stopped_before_it_could_serve_ends_and_accepts_nothing(
     tmp_path: Path,
 ) -> None:
     stop = asyncio.Event()

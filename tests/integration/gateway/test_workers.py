@@ -310,7 +310,7 @@ def test_one_address_for_both_is_found_at_the_start(tmp_path) -> None:
 @pytest.mark.parametrize(
     "address", ["localhost", "h:x", "h:0", "h:65536", "http://h:80", ":80", "::1:80"]
 )
-def test_an_address_that_is_none_is_told_what_one_looks_like(address, tmp_path) -> None:
+def test_a_bad_address_is_answered_with_the_form_of_a_good_one(address, tmp_path) -> None:
     with pytest.raises(ValidationError, match="want host:port"):
         GatewaySettings(**plain_settings(tmp_path, address))
 
@@ -331,7 +331,7 @@ BROKERS = "want host:port,"
     "brokers",
     ["", "no sense", "h:0", "h:1;i:2", "h:1 i:2", " , ", "h:x", ":1", "http:/h:1", "[::1"],
 )
-def test_brokers_that_are_none_are_told_what_they_look_like(brokers: str, tmp_path) -> None:
+def test_bad_brokers_are_answered_with_the_form_of_good_ones(brokers: str, tmp_path) -> None:
     given = plain_settings(tmp_path, "127.0.0.1:8000") | {"kafka_bootstrap": brokers}
     with pytest.raises(ValidationError, match=BROKERS):
         GatewaySettings(**given)

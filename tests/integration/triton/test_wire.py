@@ -57,7 +57,7 @@ async def answer(served, **kind) -> wire.HostFrame:
     return await ask(served.address, MODEL, request, timeout_s=WAIT_S)
 
 
-async def test_logprobs_rank_what_was_chosen(served, router_of, make_sequence) -> None:
+async def test_logprobs_rank_the_chosen_token(served, router_of, make_sequence) -> None:
     async with router_of(served) as router:
         assert router.attached.limits.logprobs_max >= 3
         wanted = wire.Sampling(logprobs=3)

@@ -13,7 +13,7 @@ def test_an_answer_of_another_time_is_left_out() -> None:
     assert delays_s([], STEPS) == []
 
 
-def test_what_the_engine_waited_was_not_added() -> None:
+def test_waits_of_the_engine_are_not_counted_as_added() -> None:
     figures = added([[step + 0.003 for step in STEPS]], STEPS)
     assert figures["delay_ms"]["p50"] == 3.0
     assert figures["added_gap_ms"]["p99"] == 0.0

@@ -33,14 +33,14 @@ def test_moments() -> None:
         since_moment("1w", NOW)
 
 
-def test_what_a_write_changed() -> None:
+def test_a_write_is_shown_as_its_changes() -> None:
     row = {"outcome": "done", "detail": "", "before": {"a": 1, "b": 2}, "after": {"a": 1, "b": 3}}
     assert changed(row) == "b: 2 -> 3"
     assert changed(row | {"before": None}) == ""
     assert changed(row | {"outcome": "conflict", "detail": "no"}) == "no"
 
 
-def test_the_roles_are_those_of_the_control_plane() -> None:
+def test_the_roles_equal_the_roles_of_the_control_plane() -> None:
     assert [role.value for role in RoleName] == [role.value for role in Role]
 
 
@@ -77,12 +77,12 @@ async def edited(rival: Rival) -> dict[str, object]:
         return await api.edit("/v1/tiers/t", lambda known: known | {"tpm": 7})
 
 
-async def test_nobody_elses_change_gets_lost() -> None:
+async def test_no_other_change_is_overwritten() -> None:
     rival = Rival(3)
     assert await edited(rival) == {"id": "t", "rpm": 3, "tpm": 7}
 
 
-async def test_who_is_always_too_late_gives_up() -> None:
+async def test_a_writer_that_is_always_too_late_gives_up() -> None:
     with pytest.raises(ApiError, match="412 read it again"):
         await edited(Rival(100))
 
@@ -102,7 +102,7 @@ class Dies:
         return httpx.Response(201, json={"id": "k"})
 
 
-async def test_a_write_whose_answer_got_lost_is_asked_for_again_under_one_key() -> None:
+async def test_a_write_with_a_lost_answer_is_repeated_under_one_key() -> None:
     server = Dies(1, httpx.ReadError)
     async with served(server) as api:
         assert await api.call("POST", "/v1/admin-keys", {}) == {"id": "k"}
@@ -117,7 +117,7 @@ async def test_a_write_whose_answer_got_lost_is_asked_for_again_under_one_key() 
 @pytest.mark.parametrize(
     ("deaths", "error", "sent"), [(2, httpx.ReadTimeout, 2), (1, httpx.ConnectError, 1)]
 )
-async def test_who_does_not_answer_is_named(deaths: int, error: Any, sent: int) -> None:
+async def test_a_silent_service_is_named(deaths: int, error: Any, sent: int) -> None:
     server = Dies(deaths, error)
     async with served(server) as api:
         with pytest.raises(ApiError, match=f"does not answer .{error.__name__}"):

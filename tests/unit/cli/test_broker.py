@@ -7,7 +7,7 @@ import uvloop
 from cli.stack.broker import _pump
 
 
-def test_what_comes_for_a_client_that_has_gone_ends_its_connection_alone() -> None:
+def test_a_message_for_a_departed_client_ends_its_connection_alone() -> None:
     async def run() -> None:
         server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
         async with server:

@@ -17,7 +17,7 @@ HEAVY = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_says_what_the_command_says(name: str) -> None:
+def test_the_list_describes_commands_as_their_help_does(name: str) -> None:
     command = load(name)
     assert command.name == name
     assert command.get_short_help_str(1000) == COMMANDS[name].help

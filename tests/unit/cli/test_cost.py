@@ -58,7 +58,7 @@ def test_a_chart_is_xml_and_names_are_escaped():
         ["--by", "key"],
     ],
 )
-def test_what_says_nothing_is_refused_before_anybody_is_asked(
+def test_an_empty_embedding_input_is_refused_before_any_call(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost_commands, "ask", None)

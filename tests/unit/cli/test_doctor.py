@@ -68,7 +68,7 @@ def test_a_good_installation_has_nothing_to_do() -> None:
         ({"holders": {8000: "nginx (pid 7)"}}, "ports", DoctorLevel.WARNING, "--port"),
     ],
 )
-def test_what_is_wrong_with_a_machine(facts, check, level, word) -> None:
+def test_faults_of_a_machine_are_found(facts, check, level, word) -> None:
     (found,) = [it for it in machine_findings(replace(WELL, **facts)) if it.check == check]
     assert found.level == level
     assert word in found.fix
@@ -123,7 +123,7 @@ def database(**facts: object) -> dict[str, object]:
         ),
     ],
 )
-def test_what_is_wrong_with_an_installation(facts, check, level, word) -> None:
+def test_faults_of_an_installation_are_found(facts, check, level, word) -> None:
     found = [it for it in installation_findings(replace(GOOD, **facts)) if it.check == check]
     assert [it.level for it in found] == [level]
     assert word in found[0].fix + found[0].found

@@ -83,9 +83,7 @@ async def test_the_place_may_be_named_in_any_way(plane, tmp_path, monkeypatch, w
     assert Pull(Path(words), plane.manifest).part == Pull(target, plane.manifest).part
 
 
-async def test_what_no_other_directory_can_take_the_place_of_is_refused(
-    plane, tmp_path, monkeypatch
-) -> None:
+async def test_a_target_that_cannot_be_replaced_is_refused(plane, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
     for words, why in ((".", "working directory"), ("/", "mount point")):
@@ -101,7 +99,7 @@ async def test_other_bytes_and_restarts_are_tried_again(plane, tmp_path) -> None
     assert manifest_of_directory(tmp_path / "target") == plane.manifest
 
 
-async def test_what_broke_goes_on_with_what_is_right(plane, tmp_path) -> None:
+async def test_a_broken_download_continues_with_its_good_parts(plane, tmp_path) -> None:
     plane.errors, plane.status = 1, 403
     target = tmp_path / "target"
     with pytest.raises(ApiError, match="restarts"):
@@ -121,7 +119,7 @@ async def test_what_broke_goes_on_with_what_is_right(plane, tmp_path) -> None:
     assert not part.exists()
 
 
-async def test_who_always_has_other_bytes_is_named(plane, tmp_path) -> None:
+async def test_a_source_with_wrong_bytes_is_named(plane, tmp_path) -> None:
     plane.wrong = 10_000
     with pytest.raises(ApiError, match="other bytes"):
         await pull(plane, tmp_path / "target")

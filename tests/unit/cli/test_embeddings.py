@@ -42,7 +42,7 @@ def package(tmp_path, monkeypatch):
     return tmp_path / "package"
 
 
-def test_it_is_said_what_there_is_and_what_to_do(package, monkeypatch) -> None:
+def test_the_description_names_the_package_or_its_fix(package, monkeypatch) -> None:
     assert embeddings.describe(is_wanted=True) == "all-minilm-l6-v2"
     assert embeddings.describe(is_wanted=False) == "off (--no-embeddings)"
     monkeypatch.setattr(embeddings, "find_package", lambda: None)
@@ -51,7 +51,7 @@ def test_it_is_said_what_there_is_and_what_to_do(package, monkeypatch) -> None:
     assert "make setup" in said
 
 
-async def test_a_start_asks_for_one_replica_of_what_is_installed(package, tmp_path) -> None:
+async def test_a_start_requests_one_replica_of_the_installed_model(package, tmp_path) -> None:
     plane = ControlPlane()
     plane.objects["/v1/pools/minilm-embed-older"] = {"engine": "embed", "replicas_wanted": 1}
     plane.objects["/v1/pools/tiny-sim-1"] = {"engine": "sim", "replicas_wanted": 1}
@@ -65,7 +65,7 @@ async def test_a_start_asks_for_one_replica_of_what_is_installed(package, tmp_pa
     assert plane.objects[f"/v1/pools/{pool_id}"]["engine"] == "embed"
 
 
-async def test_a_stop_takes_back_what_an_earlier_start_asked_for(package, tmp_path) -> None:
+async def test_a_stop_withdraws_the_requests_of_an_earlier_start(package, tmp_path) -> None:
     plane = ControlPlane()
     await embeddings.stop(plane)
     pool_id = await embeddings.start(Home(tmp_path), plane)
@@ -84,7 +84,7 @@ async def test_a_package_that_cannot_be_served_says_why(package, tmp_path) -> No
         await embeddings.start(Home(tmp_path), ControlPlane())
 
 
-async def test_the_wait_ends_with_the_replica_or_with_what_is_wrong(monkeypatch) -> None:
+async def test_the_wait_ends_with_the_replica_or_its_error(monkeypatch) -> None:
     monkeypatch.setattr(embeddings, "_POLL_S", 0.001)
     plane = ControlPlane()
     plane.replicas = [{"pool_id": "p", "state": "failed", "message": "no shared memory"}]

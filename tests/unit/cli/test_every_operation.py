@@ -370,7 +370,7 @@ def test_every_command_is_tried(server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", ADMIN)
-def test_help_says_what_a_command_is_for_and_takes(name: str) -> None:
+def test_help_names_the_purpose_and_arguments_of_a_command(name: str) -> None:
     command = COMMAND_LINES[name]
     assert command.help, "has no purpose"
     silent = [p.name for p in command.params if not getattr(p, "help", "")]
@@ -378,5 +378,5 @@ def test_help_says_what_a_command_is_for_and_takes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in ADMIN if re.search(r"list|show|s$|audit|gc", n)])
-def test_what_is_shown_is_also_for_programs(name: str) -> None:
+def test_every_output_exists_for_programs_too(name: str) -> None:
     assert "--json" in [option for p in COMMAND_LINES[name].params for option in p.opts]

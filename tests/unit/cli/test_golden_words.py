@@ -34,7 +34,7 @@ async def _ids(asked: dict, expect: str) -> tuple[list[int], list[int]]:
         return await _tokenized(gateway, "m", asked, expect)
 
 
-async def test_what_is_expected_is_tokenized_where_it_stands() -> None:
+async def test_the_expected_text_is_tokenized_in_its_place() -> None:
     assert await _ids({"prompt": "one three"}, "") == ([3, 5], [])
     assert await _ids({"prompt": "one three"}, " seven x") == ([3, 5], [5, 1])
     # A token spans the place where the prompt ends: then the expected text stands alone.

@@ -20,7 +20,7 @@ def test_durations(text: str, seconds: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "1", "d", "1.5d", "-1d", "1 d", "1w", "9999999d", "2030-02-30"]
 )
-def test_what_is_no_time(text: str) -> None:
+def test_malformed_times_are_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         expiry_unix_ms(text, 0)
 

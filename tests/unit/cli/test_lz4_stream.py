@@ -36,6 +36,6 @@ def test_a_torn_frame_is_not_complete() -> None:
     assert not stream.is_complete
 
 
-def test_what_is_no_frame_is_refused() -> None:
+def test_malformed_frames_are_refused() -> None:
     with pytest.raises(RuntimeError):
         list(Lz4Stream().decode(b"no frame at all"))

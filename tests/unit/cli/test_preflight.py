@@ -61,7 +61,7 @@ def test_missing_wheels_are_named_with_the_fix(monkeypatch) -> None:
         preflight.check_platform()
 
 
-def test_what_triton_lacks_is_said(monkeypatch) -> None:
+def test_missing_parts_of_triton_are_named(monkeypatch) -> None:
     preflight.check_triton("sim")
     monkeypatch.setattr(preflight, "triton_problems", lambda _: ["no libpython: do this"])
     with pytest.raises(StackError, match="no libpython: do this"):

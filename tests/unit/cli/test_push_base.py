@@ -52,13 +52,13 @@ async def plane():
         yield api
 
 
-async def test_what_is_not_there_is_uploaded(plane, base) -> None:
+async def test_missing_chunks_are_uploaded(plane, base) -> None:
     assert await push_base(plane, base) == ""
     assert plane.sent == [b"abc"]
     assert plane.calls == [f"GET {'a' * 64}", "POST uploads", "POST complete"]
 
 
-async def test_what_is_there_is_not_even_read(plane, base) -> None:
+async def test_stored_chunks_are_not_even_read(plane, base) -> None:
     plane.is_there = True
     (base / "weights").unlink()
     assert await push_base(plane, base) == ""
@@ -71,7 +71,7 @@ async def test_an_upload_without_an_end_is_given_up(plane, base) -> None:
         assert "took more than 0.2 s" in await push_base(plane, base, 0.2)
 
 
-async def test_what_goes_wrong_is_said(plane, base) -> None:
+async def test_failures_are_reported_in_words(plane, base) -> None:
     plane.reasons = ("no tokenizer",)
     assert "no tokenizer" in await push_base(plane, base)
     (base / "link").symlink_to("weights")

@@ -74,7 +74,7 @@ def request(key: int, version: int, body: bytes = b"") -> bytes:
     return struct.pack(">hhih", key, version, 7, 1) + b"x" + body
 
 
-def test_the_apis_of_the_broker_and_those_of_the_login_are_told():
+def test_the_apis_of_the_broker_and_of_the_login_are_listed():
     login = Login(CREDENTIAL, APIS)
     told = login.answer(request(18, 0))
     assert told[:4] == struct.pack(">i", 7)

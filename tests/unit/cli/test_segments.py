@@ -25,13 +25,13 @@ def test_only_segments_of_these_dead_and_without_users_are_orphans() -> None:
     assert orphaned_ids("header\n", {1}) == []
 
 
-def test_who_made_nothing_leaves_nothing() -> None:
+def test_a_process_without_segments_leaves_none() -> None:
     assert remove_orphans({2**22 + 1}) == []
     assert remove_files([], "no-such-prefix-of-sluice-") == []
     assert mapped_files([2**22 + 1]) == set()
 
 
-def test_those_of_others_count_as_attached_only_while_somebody_has_them() -> None:
+def test_foreign_segments_count_as_attached_only_while_attached() -> None:
     assert is_attached(TABLE, {19309})
     assert not is_attached(TABLE, {10085, 11662})
 
@@ -49,7 +49,7 @@ sys.stdin.read()
 """
 
 
-def test_who_is_attached_yet_is_waited_for() -> None:
+def test_attached_processes_are_waited_for() -> None:
     command = [sys.executable, "-c", CREATOR]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as made:
         assert made.stdout is not None

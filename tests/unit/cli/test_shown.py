@@ -105,7 +105,7 @@ def test_plain_progress_prints_ends_only_and_each_once() -> None:
     assert lines[1].endswith("why")
 
 
-def test_a_closed_output_is_nobodys_failure() -> None:
+def test_a_closed_output_is_no_failure() -> None:
     out = io.StringIO()
     out.close()
     PlainRenderer(out).say("x")
@@ -154,7 +154,7 @@ def test_a_supervisor_that_ends_without_a_word_is_noticed() -> None:
         assert replay(received, PlainRenderer(io.StringIO())) is None
 
 
-def test_nobody_reads_the_pipe_any_more() -> None:
+def test_a_pipe_without_a_reader_is_no_failure() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     pipe = PipeRenderer(writing)

@@ -122,7 +122,7 @@ def test_the_state_reads_back(tmp_path) -> None:
 
 
 @given(st.text())
-def test_what_is_no_state_is_none(text) -> None:
+def test_a_malformed_state_is_none(text) -> None:
     assert parse_state(text) is None
 
 

@@ -23,7 +23,7 @@ def graphs(draw) -> dict[str, set[str]]:
 
 
 @given(graphs())
-def test_everything_starts_once_after_what_it_waits_for(graph) -> None:
+def test_every_service_starts_once_after_its_dependencies(graph) -> None:
     layers = waves(graph)
     order = [name for layer in layers for name in layer]
     assert sorted(order) == sorted(graph)
@@ -32,7 +32,7 @@ def test_everything_starts_once_after_what_it_waits_for(graph) -> None:
 
 
 @given(graphs())
-def test_everything_stops_once_before_what_it_uses(graph) -> None:
+def test_every_service_stops_once_before_its_dependencies(graph) -> None:
     layers = waves(users(graph))
     assert sorted(name for layer in layers for name in layer) == sorted(graph)
     position = {name: i for i, layer in enumerate(layers) for name in layer}

@@ -47,7 +47,7 @@ def set_policy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any] 
         (("--no-redact",), {"redacted": []}),
     ],
 )
-def test_what_is_sent(
+def test_options_change_only_their_part_of_the_policy(
     set_policy: Callable[..., Any], options: tuple[str, ...], changed: dict[str, Any]
 ) -> None:
     assert set_policy(*options) == KNOWN | changed

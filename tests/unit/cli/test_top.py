@@ -61,7 +61,7 @@ def test_all_that_is_shown_is_read_and_nothing_else():
 
 
 @given(st.floats(0, 100), SAMPLES, SAMPLES, st.integers(1, 250))
-def test_whatever_is_missing_a_view_is_made_and_fits(took_s, before, after, width):
+def test_a_view_with_missing_pages_fits(took_s, before, after, width):
     view = build(ScrapeChange(gathered(0.0, before), gathered(took_s, after, ["http://x: gone"])))
     json.dumps(view.as_json(), allow_nan=False)
     assert all(len(line) <= width for line in lines(view, width))
@@ -180,7 +180,7 @@ def test_targets_are_urls_with_or_without_a_pool():
         assert CliRunner().invoke(app, ["top", *words]).exit_code == 2
 
 
-async def test_pages_that_do_not_answer_are_named_beside_those_that_do():
+async def test_silent_pages_are_named_beside_the_others():
     asked = 0
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -73,7 +73,7 @@ def test_stages_cover_the_time_of_a_request_without_gaps(row):
 
 
 @given(EVENTS, st.integers(1, 300))
-def test_whatever_the_width_lines_of_bars_are_as_long_as_it_or_have_no_bars(row, width):
+def test_bars_fit_the_width_or_are_left_out(row, width):
     shown = list(waterfall(stages(row), width))
     assert len({len(line) for line in shown}) == 1
     assert ("█" not in "".join(shown)) or len(shown[0]) <= width
@@ -101,7 +101,7 @@ def test_a_streamed_answer_has_all_stages():
     assert "answer 101 tokens, 500/s after the first" in shown
 
 
-def test_what_cannot_be_placed_on_the_axis_is_told_apart():
+def test_stages_that_cannot_be_placed_on_the_axis_are_shown_apart():
     resumed = ENDED | {"resumes": 2, "queue_us": 40_000}
     assert [name for name, _, _ in names(resumed)] == ["gateway", "first token", "decode"]
     shown = "\n".join(lines(trace_of(resumed), 120))
@@ -129,7 +129,7 @@ ATTEMPTS = st.lists(
 
 
 @given(EVENTS, ATTEMPTS, st.integers(1, 300))
-def test_whatever_attempts_say_bars_fit(row, attempts, width):
+def test_bars_fit_for_any_attempts(row, attempts, width):
     shown = list(waterfall(attempt_stages(row, attempts), width))
     assert len({len(line) for line in shown}) == 1
     assert ("█" not in "".join(shown)) or len(shown[0]) <= width
@@ -161,7 +161,7 @@ def test_each_attempt_of_a_resumed_request_has_its_own_bars_and_says_why_it_ende
     assert "of the last attempt" not in shown
 
 
-def test_a_lost_gateway_leaves_what_routers_told():
+def test_the_trace_of_a_lost_gateway_shows_the_routers_closings():
     told = {"part": 0, "router_id": "router-1", "replica_id": "r", "output_tokens": 9}
     lost = ENDED | dict.fromkeys((name for name in NUMBERS if name.endswith("_us")), 0)
     closing = told | {"ingested_at": "2030-01-01T00:00:01.000+00:00"}
@@ -195,7 +195,7 @@ def test_an_ended_request_is_shown_or_given_as_json(services):
     assert json.loads(run("request_id", "--json").stdout)["request"] == ENDED
 
 
-def test_an_ended_request_says_what_its_router_knew(services):
+def test_an_ended_request_shows_the_knowledge_of_its_router(services):
     known = wire.Explanation(
         request_id="request_id", state="placed", chosen="r1", predicted_ttft_ms=9
     )
@@ -223,7 +223,7 @@ def test_of_a_living_request_the_router_is_asked_unless_for_a_tenant(services):
     assert "there is no request" in hidden.stderr
 
 
-def test_what_nobody_knows_is_one_line(services):
+def test_an_unknown_request_is_one_line(services):
     services(None)
     shown = run("r-1")
     assert (shown.exit_code, shown.stdout) == (1, "")

@@ -49,13 +49,13 @@ def test_the_key_of_a_first_token_goes_to_a_gateway_that_is_checked(
     assert verified == [True]
 
 
-def test_without_mutual_tls_everybodys_authorities_are_trusted() -> None:
+def test_without_mutual_tls_public_authorities_are_trusted() -> None:
     assert certificates.ours() is None
     assert api.trust() is True
 
 
 @pytest.mark.usefixtures("mutual_tls")
-def test_with_mutual_tls_ours_are_trusted_besides_everybodys() -> None:
+def test_with_mutual_tls_the_fleets_authorities_are_trusted_besides_the_public_ones() -> None:
     context, public = api.trust(), httpx.create_ssl_context(trust_env=False)
     assert isinstance(context, ssl.SSLContext)
 
@@ -70,7 +70,7 @@ def test_with_mutual_tls_ours_are_trusted_besides_everybodys() -> None:
 
 
 @pytest.mark.usefixtures("mutual_tls")
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it() -> None:
+def test_a_key_with_a_passphrase_is_refused_without_a_prompt() -> None:
     ours = certificates.ours()
     assert ours is not None
     private = serialization.load_pem_private_key(ours.key_file.read_bytes(), None)

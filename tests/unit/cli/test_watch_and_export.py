@@ -60,7 +60,7 @@ def test_a_watch_outlives_a_control_plane_that_is_away(watch) -> None:
     assert "done" in result.output
 
 
-def test_the_status_says_whether_it_took_over_or_nobody_knows(watch) -> None:
+def test_the_status_tells_a_promotion_from_a_rollback_and_from_the_unknown(watch) -> None:
     assert watch(DONE | {"phase": "rolled_back"}).exit_code == 1
     assert watch(404).exit_code == 3
     assert watch(0, patience_s=0.0).exit_code == 3

@@ -29,7 +29,7 @@ def test_it_is_valid() -> None:
     OPENAPI_31_VALIDATOR.validate(DOCUMENT)
 
 
-def test_what_is_referred_to_exists() -> None:
+def test_every_reference_exists() -> None:
     found = {node["$ref"] for node in nodes(DOCUMENT) if isinstance(node.get("$ref"), str)}
     assert f"{SCHEMAS}LimitsBody" in found
     assert {name.removeprefix(SCHEMAS) for name in found} == set(DOCUMENT["components"]["schemas"])
@@ -39,7 +39,7 @@ def test_what_is_referred_to_exists() -> None:
 @pytest.mark.parametrize(
     "operation", OPERATIONS.values(), ids=(" ".join(name) for name in OPERATIONS)
 )
-def test_every_operation_says_who_may_and_how_it_fails(operation) -> None:
+def test_every_operation_names_its_roles_and_errors(operation) -> None:
     assert operation["description"].startswith("Roles: ")
     assert "admin" in operation["description"]
     assert {"401", "403", "default"} <= operation["responses"].keys()

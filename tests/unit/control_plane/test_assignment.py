@@ -48,7 +48,7 @@ def _is_waited_for(router: Router | None) -> bool:
 
 
 @given(_CELLS, _ROUTERS, _SIZES, st.booleans())
-def test_every_cell_ends_with_who_may_have_it(
+def test_every_cell_ends_with_an_allowed_owner(
     cells: list[Cell], routers: dict[str, Router], sizes: dict[str, int], may_take: bool
 ) -> None:
     changed = assign_cells(cells, routers, sizes, may_take=may_take)
@@ -120,7 +120,7 @@ def test_without_a_live_router_cells_stay() -> None:
 
 
 @pytest.mark.parametrize(("is_gone", "owner"), [(False, "r0"), (True, "r1")])
-def test_who_is_gone_is_not_waited_for(is_gone: bool, owner: str) -> None:
+def test_a_departed_router_is_not_waited_for(is_gone: bool, owner: str) -> None:
     cell = Cell("c", "p", "r0", "a:1", 4)
     routers = {"r0": Router("r0", "a:1", 0.01, is_gone=is_gone), "r1": Router("r1", "b:2", 0.0)}
     changed = assign_cells([cell], routers, {}, may_take=True)
@@ -178,7 +178,7 @@ def test_nothing_is_evened_out_in_troubled_times(routers: list[Router], quiet_s:
     assert even_out(cells, {router.id: router for router in routers}, {}, quiet_s=quiet_s) is None
 
 
-def test_a_cell_too_large_to_move_and_a_router_that_crashes_again_and_again_hinder_nobody() -> None:
+def test_a_cell_too_large_to_move_and_a_crashing_router_hinder_no_other() -> None:
     cells = [
         Cell("big", "p", "r0", "r0", 1),
         *(Cell(f"c{n}", "p", "r1", "r1", 1) for n in range(8)),

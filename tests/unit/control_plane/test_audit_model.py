@@ -46,12 +46,12 @@ def test_a_secret_is_not_shown_again() -> None:
     assert "key_1" in refusal.value.message
 
 
-def test_who_comes_too_early_is_told_when_to_come_back() -> None:
+def test_an_early_retry_gets_the_time_to_come_back() -> None:
     assert (in_progress().code, in_progress().retry_after_s) == (ErrorCode.CONFLICT, 1.0)
 
 
 @pytest.mark.parametrize("text", ["", "a b", "ä", "x" * 129, "a\n"])
-def test_what_is_no_key(text: str) -> None:
+def test_malformed_idempotency_keys_are_refused(text: str) -> None:
     with pytest.raises(BadRequestError, match="Idempotency-Key"):
         checked_key(text)
     assert checked_key("x" * 128) == "x" * 128
@@ -64,7 +64,7 @@ def test_locks_of_different_keys_differ() -> None:
 
 
 @given(st.text())
-def test_what_is_recorded_can_be_stored_and_holds_no_key(text: str) -> None:
+def test_recorded_objects_can_be_stored_and_hold_no_key(text: str) -> None:
     recorded = recordable(f"{text}sk-sluice-admin-S3cr3t_x{text}" + "y" * 600)
     assert "S3cr3t" not in recorded
     assert "\0" not in recorded

@@ -91,13 +91,13 @@ def test_limits_that_are_none_are_not_kept() -> None:
     assert limited.model_dump()["model_limits"] == {"m": {"requests_max": 2}}
 
 
-def test_what_is_said_twice_of_a_key_is_kept_once() -> None:
+def test_repeated_values_of_a_key_are_kept_once() -> None:
     body = '{"scopes": ["chat", "models", "chat"], "models": ["b", "a*", "b"]}'
     key = KeyBody.model_validate_json(body).model_dump()
     assert (key["scopes"], key["models"]) == (["chat", "models"], ["b", "a*"])
 
 
-def test_a_release_without_a_name_is_named_by_what_it_is() -> None:
+def test_a_release_without_a_name_is_named_by_its_content() -> None:
     names = {
         release_of_digests(base, tuned) for base in ("a" * 64, "b" * 64) for tuned in ("", "c" * 64)
     }
@@ -119,7 +119,7 @@ def test_the_end_of_a_replaced_key_is_never_moved_away() -> None:
     assert not is_expired(0, 1000)
 
 
-def test_every_kind_has_a_table_whose_columns_are_its_fields() -> None:
+def test_every_kind_has_a_table_with_its_fields_as_columns() -> None:
     assert tuple(KINDS) == WIRE_KINDS
     for kind in KINDS.values():
         fields = {field.name for field in kind.message.DESCRIPTOR.fields}

@@ -71,7 +71,7 @@ def _later(cells: list[Cell]) -> list[Cell]:
 
 
 @given(_POOLS, _CELLS, _REPLICAS)
-def test_only_those_move_who_must_and_nothing_is_decided_twice(
+def test_only_surplus_replicas_move_and_a_plan_is_stable(
     pools: list[Pool], cells: list[Cell], drawn: list[tuple[int, bool, ReplicaState]]
 ) -> None:
     replicas = _members(cells, drawn, pools)
@@ -231,7 +231,7 @@ def test_a_role_stays_and_the_next_replica_fills_the_vacancy() -> None:
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 12), st.integers(1, 3), st.data())
-def test_roles_are_shared_out_once_and_leave_somebody_for_the_other_half(
+def test_roles_are_assigned_once_and_leave_a_replica_for_the_other_half(
     prefill: int, decode: int, number: int, cells: int, data: st.DataObject
 ) -> None:
     pool = Pool("p", "sim", number, prefill=prefill, decode=decode)

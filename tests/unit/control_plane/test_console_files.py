@@ -15,7 +15,7 @@ OWN = [it for it in folder().rglob("*") if it.is_file() and "vendor" not in it.p
 SCRIPTS = [it for it in OWN if it.suffix == ".js"]
 
 
-def test_vendored_modules_are_those_of_their_list() -> None:
+def test_vendored_modules_equal_their_list() -> None:
     told = (folder() / "vendor" / "README.md").read_text()
     listed = dict(re.findall(r"\| `([\w.-]+\.js)` \|.*\| `([0-9a-f]{64})` \|", told))
     held = {
@@ -40,14 +40,14 @@ def test_lines_of_scripts_can_be_read(script) -> None:
     assert not long
 
 
-def test_nothing_needs_what_the_policy_forbids() -> None:
+def test_nothing_needs_a_resource_forbidden_by_the_policy() -> None:
     assert "unsafe" not in POLICY
     page = (folder() / "index.html").read_text()
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", page)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda it: it.name)
-def test_scripts_show_texts_as_texts_and_ask_nobody_else(script) -> None:
+def test_scripts_insert_text_as_text_and_call_no_other_host(script) -> None:
     text = script.read_text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", text)
     assert not re.search(r"localStorage|sessionStorage|document\.cookie", text)

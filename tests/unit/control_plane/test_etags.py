@@ -55,13 +55,13 @@ def test_conditions(headers, shown, is_refused: bool) -> None:
 
 
 @pytest.mark.parametrize("header", ["", "abc", '"a" "b"', '"a', "*,*", f"{TAG},"])
-def test_what_is_no_tag(header: str) -> None:
+def test_malformed_tags_are_refused(header: str) -> None:
     with pytest.raises(BadRequestError, match="If-Match"):
         check({"If-Match": header}, OBJECT)
     assert not is_known({"If-None-Match": header.replace(TAG, "")}, TAG)
 
 
-def test_what_a_reader_has_already() -> None:
+def test_a_known_tag_means_an_unchanged_object() -> None:
     assert is_known({"If-None-Match": TAG}, TAG)
     assert is_known({"If-None-Match": f'"x", W/{TAG}'}, TAG)
     assert not is_known({"If-None-Match": OTHER_TAG}, TAG)

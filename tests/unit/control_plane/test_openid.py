@@ -167,7 +167,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, change: dict[str, Any], 
     assert "hush" not in str(wrong.value)
 
 
-def test_without_a_file_nobody_signs_people_in(tmp_path: Path) -> None:
+def test_without_a_file_no_person_signs_in(tmp_path: Path) -> None:
     assert read_openid(None) is None
     with pytest.raises(ValueError, match="missing"):
         read_openid(tmp_path / "missing.json")

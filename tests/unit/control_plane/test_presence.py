@@ -22,7 +22,7 @@ def test_a_router_is_here_until_its_last_watch_ends() -> None:
     assert len(told) == 6
 
 
-def test_who_said_goodbye_is_gone_though_its_watch_is_open() -> None:
+def test_a_router_that_took_leave_is_gone_though_its_watch_is_open() -> None:
     presence = Presence(lambda: None)
     with presence.present("r", "a:1"):
         presence.leave("r")

@@ -68,13 +68,13 @@ def test_the_table_has_every_action_and_role() -> None:
             assert reach(role, action) in Reach
 
 
-def test_what_a_key_is_in_words() -> None:
+def test_an_actor_is_described_in_words() -> None:
     assert Actor("k", Role.VIEWER).words == "viewer"
     assert Actor("k", Role.PUBLISHER, "acme").words == "publisher of tenant acme"
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.public_path}")
-def test_every_route_says_what_it_takes(route) -> None:
+def test_every_route_lists_its_parameters(route) -> None:
     assert isinstance(route.action, Action)
     assert route.path.startswith("/v1/")
     assert route.kind
@@ -135,13 +135,15 @@ def test_routes_are_described_once() -> None:
         ),
     ],
 )
-def test_who_may_not_is_told_who_may(actor: Actor, action: Action, said: str) -> None:
+def test_a_forbidden_caller_is_told_the_needed_roles(
+    actor: Actor, action: Action, said: str
+) -> None:
     route = next(route for route in ROUTES if route.action is action)
     error = forbidden(actor, route)
     assert (error.status, error.message) == (403, f"this needs {said}")
 
 
-def test_words_of_tenants_are_hidden_from_those_who_may_not_see_texts() -> None:
+def test_words_of_tenants_are_hidden_from_roles_without_texts() -> None:
     for role in Role:
         assert reach(role, POLICIES.read) == reach(role, Action.SEE_TEXTS)
     policy = {"id": "acme", "words": ["falcon", "eagle"], "redacted": ["ip"]}

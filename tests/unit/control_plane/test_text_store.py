@@ -38,7 +38,7 @@ async def peer() -> AsyncIterator[tuple[Peer, TextStore]]:
 @pytest.mark.parametrize(
     "request_id", ["../requests", "..", ".", "", "a/b", "a?tenant=other", "a#b", "a%2fb", "a" * 129]
 )
-async def test_what_is_no_request_id_never_leaves(
+async def test_malformed_request_ids_never_leave(
     peer: tuple[Peer, TextStore], request_id: str
 ) -> None:
     telemetry, store = peer
@@ -58,7 +58,7 @@ async def test_ids_are_one_segment_and_one_value(peer: tuple[Peer, TextStore]) -
     ]
 
 
-async def test_what_telemetry_calls_wrong_is_told_as_wrong(peer: tuple[Peer, TextStore]) -> None:
+async def test_errors_of_telemetry_are_passed_on_as_errors(peer: tuple[Peer, TextStore]) -> None:
     telemetry, store = peer
     telemetry.status = 400
     with pytest.raises(BadRequestError, match="telemetry says"):

@@ -49,7 +49,7 @@ _IDS = st.sampled_from("abcd")
     st.lists(st.tuples(st.lists(_IDS, max_size=3), st.lists(_IDS, max_size=2)), max_size=30),
     st.integers(0, 40),
 )
-def test_joined_deltas_say_what_they_said_one_by_one(
+def test_joined_deltas_equal_single_ones(
     changes: list[tuple[list[str], list[str]]], bytes_max: int
 ) -> None:
     deltas: list[Delta] = []

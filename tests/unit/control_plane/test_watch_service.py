@@ -233,7 +233,7 @@ async def test_an_idle_watcher_hears_heartbeats(monkeypatch: pytest.MonkeyPatch)
     assert all(message.is_heartbeat for message in reader.taken)
 
 
-async def test_without_a_state_nobody_is_served() -> None:
+async def test_without_a_state_no_watcher_is_served() -> None:
     feed = Feed(Database("postgresql+asyncpg://nobody@/none?host=/nowhere"))
     service, _, _ = _service(feed)
     reader = Reader()

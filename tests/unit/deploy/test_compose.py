@@ -105,13 +105,13 @@ def test_gateways_and_routers_run_from_the_small_image() -> None:
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if SERVICES[name].get("build", {}).get("dockerfile") == SLUICE]
 )
-def test_what_has_no_shell_and_no_tools_is_asked_with_python(name: str) -> None:
+def test_containers_without_a_shell_are_probed_with_python(name: str) -> None:
     service = SERVICES[name]
     assert is_job(service) or service["healthcheck"]["test"][:2] == ["CMD", "python"]
     assert service.get("entrypoint", ["python"])[0] == "python"
 
 
-def test_dependencies_are_there_and_have_what_is_waited_for() -> None:
+def test_dependencies_exist_and_have_the_awaited_conditions() -> None:
     for name, service in SERVICES.items():
         for other, how in service.get("depends_on", {}).items():
             target = SERVICES[other]
@@ -132,7 +132,7 @@ def test_ports_are_published_once_and_on_the_loopback_only() -> None:
     assert set(numbers) <= known
 
 
-def test_what_is_mounted_is_there() -> None:
+def test_every_mounted_file_exists() -> None:
     import yaml
 
     named = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["volumes"]
@@ -214,7 +214,7 @@ def test_addresses_lead_to_services() -> None:
                 assert value == name
 
 
-def test_prometheus_scrapes_what_runs() -> None:
+def test_prometheus_scrapes_the_running_services() -> None:
     targets = json.loads((ROOT / "deploy/compose/targets.json").read_text())
     prefixes = {"gateway": "OPS_ADDRESS", "router": "HTTP_ADDRESS", "agent": "HTTP_ADDRESS"}
     for job, addresses in targets.items():

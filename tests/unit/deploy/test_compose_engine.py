@@ -81,7 +81,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_stop_takes_back_what_came_since_the_start_and_is_dockers(machine: Machine) -> None:
+def test_stop_removes_docker_changes_made_since_the_start(machine: Machine) -> None:
     machine.began_with(rules=FOREIGN, bridges=("br-0123456789ab",))
     machine.now(
         rules=FOREIGN + OWN + SINCE,

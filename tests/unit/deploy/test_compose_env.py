@@ -37,7 +37,7 @@ def test_secrets_are_made_once(place: Path) -> None:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_what_a_person_chose_stays_and_the_digest_follows_the_key(place: Path) -> None:
+def test_chosen_values_stay_and_the_digest_follows_the_key(place: Path) -> None:
     (place / ".env").write_text("SLUICE_ADMIN_KEY=mine\nCOMPOSE_PROFILES=\nOTHER=1\n")
     run("compose", "init")
     values = parse_env((place / ".env").read_text())
@@ -73,7 +73,7 @@ def test_lines_that_are_right_stay_as_they_are(place: Path) -> None:
         ("POSTGRES_PASSWORD=hunter@2", "POSTGRES_PASSWORD may have"),
     ],
 )
-def test_what_cannot_be_read_is_named_and_left_alone(place: Path, line: str, said: str) -> None:
+def test_an_unreadable_file_is_named_and_left_alone(place: Path, line: str, said: str) -> None:
     (place / ".env").write_text(line)
     done = CliRunner().invoke(app, ["compose", "init"])
     assert done.exit_code == 1
@@ -87,7 +87,9 @@ def test_two_installations_share_no_secret() -> None:
     assert {n for n in first if first[n] == second[n]} == set(compose_env.PLAIN)
 
 
-def test_the_context_says_whom_commands_ask(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_context_names_the_addresses_of_commands(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Put back what the command sets: it ends with its process, a test does not.
     for name in ("OPENAI_BASE_URL", "SLUICE_ADMIN_URL", "SLUICE_ADMIN_KEY", "SLUICE_TELEMETRY_URL"):
         monkeypatch.setenv(name, "x")

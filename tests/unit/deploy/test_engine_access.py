@@ -82,13 +82,13 @@ def options_with(secret: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [*command, triton._access_option()]
 
 
-def test_compose_renders_engines_that_answer_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_renders_engines_closed_to_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert openings_of(options_with(check(in_compose()), monkeypatch)) == []
 
 
 @NEEDS_KUSTOMIZE
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_manifests_render_engines_that_answer_nobody(
+def test_manifests_render_engines_closed_to_strangers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifests, "secrets", cache(manifests.secrets))  # else new ones each time
@@ -101,7 +101,7 @@ def test_manifests_render_engines_that_answer_nobody(
     assert openings_of(options_with(check(ours), monkeypatch)) == []
 
 
-def test_an_engine_image_alone_answers_nobody() -> None:
+def test_an_engine_image_alone_is_closed_to_strangers() -> None:
     text = (IMAGES / "engine.Dockerfile").read_text().replace("\\\n", " ")
     (entry,) = re.findall(r"exec tritonserver ([^\"]+)\"", text)
     started, count = re.subn(r"\$\{ENGINE_ACCESS:\?[^}]*\}", "NAME=VALUE", entry)

@@ -60,7 +60,7 @@ def test_every_process_takes_its_settings(folder: str) -> None:
 
 
 @EVERYWHERE
-def test_ports_are_those_that_the_processes_listen_on(name: str) -> None:
+def test_ports_equal_the_listening_ports_of_processes(name: str) -> None:
     for workload in workloads(overlay(name)):
         settings = read_settings(
             module_of(container(workload)["command"]), environment(workload, overlay(name))
@@ -251,7 +251,7 @@ def test_images_are_ours_with_a_version_and_no_secret_is_committed(folder: str) 
 
 
 @EVERYWHERE
-def test_whoever_makes_tables_makes_the_same(name: str) -> None:
+def test_the_job_and_the_service_make_the_same_tables(name: str) -> None:
     """Else a Job makes tables of one server, on which the service's cluster finds nothing."""
     (job,) = [it for it in workloads(rendered("migrations")) if "clickhouse" in name_of(it)]
     (service,) = [it for it in workloads(overlay(name)) if component(it) == "telemetry"]
@@ -294,7 +294,7 @@ def test_monitors_name_ports_and_give_the_jobs_that_rules_read(name: str, tmp_pa
     assert jobs == known - {"engine"}
 
 
-def test_the_secrets_that_are_written_are_those_that_are_named() -> None:
+def test_written_secrets_equal_the_named_ones() -> None:
     named = {
         (ref["name"], ref["key"])
         for folder in FOLDERS

@@ -93,7 +93,7 @@ def urls_of_ours(values: dict[str, str]) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-def test_those_who_may_call_engines_are_signed_by_a_ca_of_their_own(
+def test_callers_of_engines_are_signed_by_a_ca_of_their_own(
     objects: tuple[Object, ...],
 ) -> None:
     made = certificates(objects)
@@ -108,7 +108,7 @@ def test_those_who_may_call_engines_are_signed_by_a_ca_of_their_own(
     assert "engine.sluice.internal" in made["sluice-agent-tls"]["dnsNames"]
 
 
-def test_monitors_expect_whom_they_scrape_and_show_a_certificate(
+def test_monitors_verify_their_targets_and_show_a_certificate(
     objects: tuple[Object, ...],
 ) -> None:
     made, expected = certificates(objects), set()

@@ -79,7 +79,7 @@ def test_each_port_of_compose_is_listed(name: str) -> None:
         assert listed == found
 
 
-def test_each_listed_port_of_compose_is_reached_by_those_alone() -> None:
+def test_each_port_of_compose_is_reached_by_its_listed_callers_alone() -> None:
     for it in LISTED[COMPOSE].values():
         service = SERVICES[it.service]
         reached = set(service["networks"])
@@ -97,7 +97,7 @@ def test_each_listed_port_of_compose_has_its_secret() -> None:
 
 
 @NEEDS_KUSTOMIZE
-def test_each_port_of_a_cluster_is_listed_and_let_in_for_those_alone() -> None:
+def test_each_port_of_a_cluster_admits_its_listed_callers_alone() -> None:
     declared: set[tuple[str, int]] = set()
     let_in: dict[tuple[str, int], set[str]] = {}
     for objects in map(overlay, OVERLAYS):

@@ -40,7 +40,7 @@ def of(bills: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("image", SCRIPT.IMAGES)
-def test_a_bill_has_what_its_image_has(bills, image):
+def test_a_bill_lists_the_content_of_its_image(bills, image):
     recipe, lock = SCRIPT.IMAGES[image]
     parts = {it["purl"]: it for it in of(bills, image)["components"]}
     lines = (ROOT / "requirements" / lock).read_text().splitlines()
@@ -64,7 +64,7 @@ def removed(recipe: str) -> set[str]:
     return set(after.replace("\\", " ").split())
 
 
-def test_the_bill_of_the_wheel_names_what_it_asks_for_and_its_hash(bills):
+def test_the_bill_of_the_wheel_lists_its_requirements_and_its_hash(bills):
     bill = next(it for name, it in bills.items() if "wheel" in name)
     names = {it["name"] for it in bill["components"]}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -33,7 +33,7 @@ def first_message(files: FileDescriptorSet):
     )
 
 
-def test_what_is_added_breaks_nothing() -> None:
+def test_an_added_field_breaks_nothing() -> None:
     def add(files: FileDescriptorSet) -> None:
         field = first_message(files).field.add(name="added", number=9999)
         field.type = FieldDescriptorProto.TYPE_BOOL
@@ -100,7 +100,7 @@ def _forget_method(files: FileDescriptorSet) -> None:
         _forget_method,
     ],
 )
-def test_what_breaks_is_told(change: Callable[[FileDescriptorSet], None]) -> None:
+def test_a_breaking_change_is_reported(change: Callable[[FileDescriptorSet], None]) -> None:
     assert changed(change)
 
 

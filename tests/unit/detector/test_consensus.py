@@ -28,7 +28,7 @@ def test_no_majority_of_fewer_than_three() -> None:
     assert consensus([Text((1,)), Text((2,)), Text((1,))]) == Text((1,))
 
 
-def test_a_vote_costs_what_voters_there_are_however_they_differ(monkeypatch) -> None:
+def test_a_vote_costs_the_number_of_voters_at_any_disagreement(monkeypatch) -> None:
     compared = 0
     honest_difference = module.difference
 
@@ -43,7 +43,7 @@ def test_a_vote_costs_what_voters_there_are_however_they_differ(monkeypatch) -> 
     assert compared <= CANDIDATES_MAX * len(voters)
 
 
-def test_a_majority_in_which_near_ties_make_all_differ_is_found_among_liars_who_agree() -> None:
+def test_a_majority_of_near_ties_is_found_among_agreeing_liars() -> None:
     near = (*SURE[:4], *[log(0.4)] * 12)
     honest_ones = [Text((*TOKENS[:4], *range(n, n + 12)), near) for n in range(1000, 1120)]
     liars = [Text((900 - n // 2, *TOKENS[1:]), SURE) for n in range(100)]

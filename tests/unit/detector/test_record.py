@@ -45,12 +45,12 @@ def record_of(*evidence: tuple[EvidenceKind, AnswerVerdict]) -> Record:
         ([(GOLDEN, WRONG), (GOLDEN, RIGHT), (GOLDEN, RIGHT), (GOLDEN, WRONG)], DOUBTED),
     ],
 )
-def test_what_evidence_amounts_to(evidence, suspicion) -> None:
+def test_evidence_amounts_to_its_suspicion(evidence, suspicion) -> None:
     assert record_of(*evidence).suspicion is suspicion
 
 
 @given(st.sampled_from(EvidenceKind), st.integers(0, 10))
-def test_what_another_part_found_counts_as_if_heard_here(kind, wrong) -> None:
+def test_evidence_of_another_part_counts_as_observed_here(kind, wrong) -> None:
     assert CLEAN.found(kind, wrong) == record_of(*[(kind, WRONG)] * wrong)
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("module", MODULES.values())
-def test_it_says_what_one_operation_is_and_what_is_left_out(module: str) -> None:
+def test_the_page_says_one_operation_and_its_exclusions(module: str) -> None:
     text = " ".join(about(module).split())
     assert re.search(r"\b([Oo]ne|[Tt]wo|[Tt]hree) operations?\b", text)
     assert re.search(r"\b[Nn]ot (measured|counted)\b", text)
@@ -30,6 +30,6 @@ def test_all_that_can_be_run_is_in_the_table() -> None:
     assert runnable - {"benchmarks.run", "benchmarks.page"} == set(MODULES.values())
 
 
-def test_the_figures_of_the_page_are_those_of_the_result_files() -> None:
+def test_the_figures_of_the_page_equal_the_result_files() -> None:
     page = PAGE.read_text()
     assert page == benchmarks_page(page), "run `make docs`"

@@ -128,13 +128,13 @@ def test_pins_come_first_with_or_without_a_split(splits: tuple[wire.Split, ...])
     }
 
 
-def test_a_pin_to_what_the_model_stands_for_is_one_too() -> None:
+def test_a_pin_to_the_current_release_is_a_pin_too() -> None:
     made, caller = directory(split(SHARE_MAX), pins={"m": "old"})
     assert told(made.resolve(caller, "m", "session")) == ("old", "o", PINNED)
 
 
 @pytest.mark.parametrize("release", ["gone", "never"])
-def test_a_pin_that_nobody_serves_leaves_what_the_model_stands_for(release: str) -> None:
+def test_an_unserved_pin_leaves_the_models_current_release(release: str) -> None:
     for splits in ((), (split(SHARE_MAX),)):
         made, caller = directory(*splits, pins={"m": release})
         found = made.resolve(caller, "m", "session")
@@ -144,7 +144,7 @@ def test_a_pin_that_nobody_serves_leaves_what_the_model_stands_for(release: str)
 
 
 @pytest.mark.parametrize("fields", [{"canary": "gone"}, {"canary": "far"}, {"control": "never"}])
-def test_a_split_with_a_release_that_nobody_serves_does_not_count(fields: dict[str, str]) -> None:
+def test_a_split_with_an_unserved_release_does_not_count(fields: dict[str, str]) -> None:
     """`far` makes embeddings, which is as good as nobody."""
     made, caller = directory(split(SHARE_MAX, **fields))
     (missed,) = fields.values()
@@ -166,7 +166,7 @@ def test_clients_see_the_release_that_goes_on() -> None:
     ("splits", "bases"),
     [((), []), ((split(0, canary="far"),), ["e"]), ((split(0, canary="gone"),), [])],
 )
-def test_what_canary_needs_is_known_before_it_is_asked(
+def test_the_bases_of_canaries_are_known_before_their_first_request(
     splits: tuple[wire.Split, ...], bases: list[str]
 ) -> None:
     made, _ = directory(*splits)
@@ -178,7 +178,7 @@ def test_vectors_of_two_releases_are_not_mixed() -> None:
     assert made.resolve_any(caller, "m").fork is None
 
 
-def test_who_stands_in_is_split_as_well() -> None:
+def test_a_fallback_model_is_split_as_well() -> None:
     made, caller = directory(split(SHARE_MAX))
     name = made.fallback(caller, "n")
     assert name == "m"
@@ -201,7 +201,7 @@ def test_a_share_beyond_everything_is_everything() -> None:
     assert made.resolve(caller, "m", "session").decision == CANARY
 
 
-def test_nothing_goes_to_a_canary_whose_base_cannot_be_tokenized_here() -> None:
+def test_no_request_goes_to_a_canary_with_an_untokenizable_base() -> None:
     """Those drawn for canary get control, which the rollout does not count; nothing is copied."""
     loaded: set[str] = set()
     rebased = wire.Release(id="m@rebased", model_id="m", base_digest="b", pool_id="p")

@@ -50,7 +50,7 @@ def test_a_resumed_answer_tells_both_places_and_why() -> None:
     assert (one.cached_tokens, one.output_tokens) == (9, 4)
 
 
-def test_an_attempt_that_nobody_ended_ends_with_the_request() -> None:
+def test_an_open_attempt_ends_with_the_request() -> None:
     [one] = told([attempt(0, LOST, ended_at_s=0.0)])
     assert one.ended_us == 90_000_000
 
@@ -81,7 +81,7 @@ def test_a_request_that_an_older_router_placed_again_ran_at_two_places() -> None
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30))
-def test_what_is_told_is_bounded(numbers: list[int]) -> None:
+def test_the_reported_attempts_are_bounded(numbers: list[int]) -> None:
     answers: list[list[Attempt]] = []
     for tries in numbers:
         made: list[Attempt] = []

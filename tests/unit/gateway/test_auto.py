@@ -62,7 +62,7 @@ def test_memory_is_bounded(prompts: list[list[str]]) -> None:
     assert len(memory) <= 8
 
 
-def test_speeds_follow_what_was_measured() -> None:
+def test_speeds_follow_the_measurements() -> None:
     speeds = LearnedSpeeds()
     for _ in range(200):
         tally = Tally(
@@ -79,7 +79,7 @@ def test_speeds_follow_what_was_measured() -> None:
     assert speeds.of("q").output_tokens == 0
 
 
-def test_the_headers_name_what_answers_and_what_the_others_would_have_cost() -> None:
+def test_the_headers_name_the_answering_model_and_the_prices_of_the_others() -> None:
     small = AutoOption("small", "1", 0.001, 1.0, 0.002, 0.61, 0.0021, 0.99)
     large = AutoOption("large", "1", 0.01, 1.0, 0.011, 0.9, 0.0112, 0.01)
     decision = AutoDecision(

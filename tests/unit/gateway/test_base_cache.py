@@ -57,7 +57,7 @@ async def test_a_base_that_is_not_here_is_asked_for_and_is_read_as_soon_as_it_co
 
 
 @pytest.mark.parametrize("is_found", [False, True])
-async def test_what_cannot_be_read_is_told_once(monkeypatch, is_found: bool) -> None:
+async def test_an_unreadable_base_is_reported_once(monkeypatch, is_found: bool) -> None:
     monkeypatch.setattr(module, "_RETRY_LOAD_S", 0.0)
     disk = Disk()
     if is_found:
@@ -90,7 +90,7 @@ class Gate(Disk):
         return super().find(digest)
 
 
-async def test_who_goes_during_a_load_takes_it_from_nobody() -> None:
+async def test_a_caller_that_leaves_during_a_load_takes_it_from_no_other() -> None:
     gate = Gate()
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(gate.cache.get("d"))
@@ -105,7 +105,7 @@ async def test_who_goes_during_a_load_takes_it_from_nobody() -> None:
     assert (await second, await third, gate.looks) == (str(HERE), str(HERE), 1)
 
 
-async def test_what_was_loaded_for_nobody_is_kept() -> None:
+async def test_a_base_loaded_for_no_caller_is_kept() -> None:
     gate = Gate()
     async with asyncio.TaskGroup() as tasks:
         only = tasks.create_task(gate.cache.get("d"))
@@ -126,7 +126,7 @@ async def test_a_bug_in_a_load_is_seen_and_the_next_load_goes_on() -> None:
     assert await disk.is_refused()
 
 
-async def test_what_comes_while_its_absence_is_noted_is_read_at_once() -> None:
+async def test_a_base_that_arrives_while_its_absence_is_noted_is_read_at_once() -> None:
     gate = Gate()
     gate.problem = FileNotFoundError("no")
     async with asyncio.TaskGroup() as tasks:

@@ -62,7 +62,7 @@ async def at_once(_: str) -> dict[str, bytes]:
     return FILES
 
 
-async def test_what_is_wanted_comes(tmp_path) -> None:
+async def test_a_wanted_base_is_fetched(tmp_path) -> None:
     worker = Worker(tmp_path, at_once)
     async with running(worker):
         worker.fetcher.want(A)
@@ -122,7 +122,7 @@ async def test_workers_of_a_machine_fetch_once(tmp_path) -> None:
     assert sum(len(worker.asked) for worker in workers) == 1
 
 
-async def test_what_no_longer_exists_is_given_up(tmp_path) -> None:
+async def test_a_base_that_no_longer_exists_is_given_up(tmp_path) -> None:
     async def fetch(_: str) -> dict[str, bytes]:
         raise BaseFetchError("nobody has it")
 

@@ -26,7 +26,7 @@ def put(found: BaseShelf, digest: str) -> None:
         found.put(digest, FILES)
 
 
-def test_what_is_put_is_found(tmp_path) -> None:
+def test_a_stored_base_is_found(tmp_path) -> None:
     one, other = shelf(tmp_path), shelf(tmp_path)
     put(one, A)
     assert {name: (other.find(A) / name).read_bytes() for name in FILES} == FILES
@@ -35,7 +35,7 @@ def test_what_is_put_is_found(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "no sums"])
-def test_what_is_damaged_is_not_there_and_can_come_again(tmp_path, damage: str) -> None:
+def test_a_damaged_base_is_missing_and_can_be_stored_again(tmp_path, damage: str) -> None:
     found = shelf(tmp_path)
     put(found, A)
     file = found.find(A) / ("SHA256SUMS" if damage == "no sums" else "tokenizer.json")
@@ -54,7 +54,7 @@ def test_what_is_damaged_is_not_there_and_can_come_again(tmp_path, damage: str) 
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
-def test_what_cannot_be_read_now_stays(tmp_path, monkeypatch, number: int) -> None:
+def test_a_base_that_is_unreadable_for_now_stays(tmp_path, monkeypatch, number: int) -> None:
     found = shelf(tmp_path)
     put(found, A)
 
@@ -89,14 +89,14 @@ def test_the_least_recently_used_makes_room(tmp_path) -> None:
     assert [found.has(it) for it in (A, B, C)] == [False, True, True]
 
 
-def test_what_is_larger_than_all_that_may_be_there_is_refused(tmp_path) -> None:
+def test_a_base_larger_than_the_shelf_is_refused(tmp_path) -> None:
     found = shelf(tmp_path, bytes_max=1000)
     with found.locked(), pytest.raises(OSError, match="too much"):
         found.put(A, FILES)
     assert not found.has(A)
 
 
-def test_one_at_a_time_and_what_a_killed_one_left_goes(tmp_path) -> None:
+def test_one_base_is_stored_at_a_time_and_leftovers_of_a_killed_gateway_go(tmp_path) -> None:
     one, other = shelf(tmp_path), shelf(tmp_path)
     with one.locked() as is_ours, other.locked() as is_others:
         assert (is_ours, is_others) == (True, False)

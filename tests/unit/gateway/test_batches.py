@@ -88,7 +88,7 @@ def test_every_change_is_told_once(
 
 
 @given(steps=steps)
-def test_rows_say_what_their_scopes_say(
+def test_rows_equal_their_scopes(
     steps: list[tuple[int, int] | list[tuple[list[int], int]]],
 ) -> None:
     scopes = [BucketScope(f"s{index}", "", **limits) for index, limits in enumerate(LIMITS)]

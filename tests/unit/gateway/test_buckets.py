@@ -107,7 +107,7 @@ def test_requests_at_once_end_before_others_begin() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32), st.booleans()), max_size=9)
 )
-def test_what_is_told_is_what_was_used(used: list[tuple[int, int, bool]]) -> None:
+def test_the_reported_use_equals_the_use(used: list[tuple[int, int, bool]]) -> None:
     scope, now_ms, told = Limits(tpm=2**32 - 1, rpm=2**32 - 1).scope(), 1e6, 0
     for reserved, spent, is_told_between in used:
         now_ms += 24 * 3600 * 1000

@@ -30,7 +30,7 @@ def budgets(*stops: wire.BudgetStop, now_ms: int = NOON_MS) -> BudgetChecks:
     return BudgetChecks(state, lambda: now_ms)
 
 
-def test_the_answer_says_what_is_used_up_and_when_to_come_back() -> None:
+def test_the_answer_names_the_exhausted_budget_and_its_end() -> None:
     with pytest.raises(BudgetExhaustedError) as caught:
         budgets(DAY).require("t", "m")
     error = orjson.loads(body_of(caught.value))["error"]
@@ -66,7 +66,7 @@ def test_a_period_that_ended_opens_by_itself(ends: list[int]) -> None:
         known.require("t", "m")
 
 
-async def test_a_limiter_asks_for_what_uses_tokens_alone() -> None:
+async def test_a_limiter_checks_budgets_only_for_token_users() -> None:
     class NoValkey:
         is_connected = False
         deadline_s = 1.0

@@ -133,7 +133,7 @@ def check(answer: Answer, *, count_max: int = 16) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_forced_is_read(folder: Path, case: str) -> None:
+def test_forced_calls_are_parsed(folder: Path, case: str) -> None:
     subject = Subject(folder, *CASES[case], is_special=True)
     for is_parallel in (True, False):
         for is_reasoning in (False, True):
@@ -300,7 +300,7 @@ def test_schemas_that_python_cannot_say_are_written_as_json() -> None:
         assert r"\"parameters\"" in grammar
 
 
-def test_definitions_are_those_of_the_whole_schema(folder: Path) -> None:
+def test_definitions_equal_the_whole_schema(folder: Path) -> None:
     number, text = {"type": "integer", "maximum": 9}, {"enum": ["x"]}
     parameters = {
         "properties": {"a": {"$ref": "#/$defs/it", "$defs": {"it": text}}},
@@ -316,7 +316,7 @@ def test_definitions_are_those_of_the_whole_schema(folder: Path) -> None:
         assert not subject.accepts(grammar, call.format('"x"'))
 
 
-def test_only_strict_tools_are_refused_for_what_the_engine_does_not_know() -> None:
+def test_only_strict_tools_are_refused_for_unknown_schema_parts() -> None:
     assets = load_base(BASE)
     compiler = GrammarCompiler(BASE / "tokenizer.json", len(assets.table.fragments), EOS)
     schema = {"properties": {"a": {"type": "string"}}, "dependentSchemas": {"a": {}}}
@@ -447,7 +447,7 @@ def choice_of(*choices: str) -> engine.Grammar:
     ],
     ids=["8 KiB", "digits", "words", "percent signs", "many"],
 )
-def test_what_is_too_long_behind_reasoning_is_told_in_the_callers_words(
+def test_a_guide_too_long_behind_reasoning_is_refused_in_the_callers_words(
     folder: Path, guide: engine.Grammar, larger: engine.Grammar | None
 ) -> None:
     subject = Subject(folder, CallForm.HERMES, ReasoningForm.THINK, is_special=True)
@@ -462,5 +462,5 @@ def test_what_is_too_long_behind_reasoning_is_told_in_the_callers_words(
     assert refused.value.param == ("regex" if is_regex else "choice")
 
 
-def test_where_nobody_reasons_a_guide_is_as_it_is() -> None:
+def test_without_reasoning_a_guide_stays_unchanged() -> None:
     assert Dialect().behind_reasoning("/a/", is_reasoning=False) is None

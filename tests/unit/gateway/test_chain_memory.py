@@ -43,7 +43,9 @@ def outcome(*arguments: Any, **named: Any) -> Any:
 
 
 @given(st.lists(st.tuples(ITEMS, ITEMS), min_size=1, max_size=5), ITEMS)
-def test_messages_are_those_of_all_items(turns: list[tuple[Any, Any]], own: list[Any]) -> None:
+def test_messages_equal_the_messages_of_all_items(
+    turns: list[tuple[Any, Any]], own: list[Any]
+) -> None:
     chain, everything = KnownChain(), list[Any]()
     for number, (said, told) in enumerate(turns):
         chain = chain.extended([stored(number, said, told)])
@@ -56,7 +58,7 @@ def test_messages_are_those_of_all_items(turns: list[tuple[Any, Any]], own: list
     assert outcome(items, chain.items, begun=chain.turns) == found, "it can be continued again"
 
 
-def test_a_summary_is_seen_together_with_what_it_stands_for() -> None:
+def test_a_summary_is_kept_together_with_its_source() -> None:
     chain = KnownChain().extended([stored(0, [SAID], [TOLD])])
     assert isinstance(chain.turns, ItemTurns)
     chain = chain.extended([stored(1, [SAID], [SUMMARY, TOLD])])

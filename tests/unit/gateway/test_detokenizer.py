@@ -102,7 +102,7 @@ PIECES = ["▁a", "b", "▁", *(tuple(character.encode()) for character in " \n\
 
 @pytest.mark.parametrize("tokenizer", [FALLBACK, LLAMA_2], ids=["kept", "stripped"])
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=12))
-def test_bytes_of_tokens_are_those_of_their_text(tokenizer: Tokenizer, pieces) -> None:
+def test_bytes_of_tokens_equal_the_bytes_of_their_text(tokenizer: Tokenizer, pieces) -> None:
     ids = [
         i for it in pieces for i in ((tokenizer.token_to_id(it),) if isinstance(it, str) else it)
     ]

@@ -266,7 +266,7 @@ RECORDED: dict[str, tuple[Dialect, str, Answer]] = {
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_what_models_write(name: str) -> None:
+def test_answers_of_real_models_are_parsed(name: str) -> None:
     dialect, text, answer = RECORDED[name]
     assert parse(dialect, text) == answer
     assert parse(dialect, text, range(len(text))) == answer
@@ -366,7 +366,7 @@ DIALECTS = {
     is_ascii=st.booleans(),
     cuts=st.lists(st.integers(0, 300), max_size=8),
 )
-def test_what_is_written_is_read(
+def test_a_written_call_is_parsed(
     form: str, calls: list[tuple[str, dict[str, Any]]], is_ascii: bool, cuts: list[int]
 ) -> None:
     answer = parse(DIALECTS[form], written(form, calls, is_ascii=is_ascii), cuts)
@@ -426,7 +426,7 @@ def test_a_long_call_one_character_at_a_time() -> None:
     assert collect(parser, text).calls == (("f", f'{{"a": "{"x" * (1 << 18)}"}}'),)
 
 
-def test_what_is_too_long_or_too_deep_to_be_a_call_is_text() -> None:
+def test_a_call_too_long_or_too_deep_is_text() -> None:
     for name, (dialect, text) in answers(100_000).items():
         answer = parse(dialect, text)
         if name in ("before the name", "white space", "marks", "python", "quotes", "open python",

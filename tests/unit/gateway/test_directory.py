@@ -144,7 +144,7 @@ def test_models_of_others_are_unknown(peer: Peer) -> None:
     assert caught.value.status == 404
 
 
-def test_whoever_is_refused_is_told_the_same(peer: Peer) -> None:
+def test_every_refused_key_gets_the_same_answer(peer: Peer) -> None:
     peer.send(
         tenants=[wire.Tenant(id="off", is_disabled=True)],
         keys=[
@@ -178,7 +178,7 @@ def test_a_key_that_was_let_in_is_still_looked_at(peer: Peer) -> None:
     assert peer.status("one") == 401
 
 
-def test_scopes_say_what_a_key_is_for(peer: Peer) -> None:
+def test_a_scope_limits_a_key_to_its_endpoints(peer: Peer) -> None:
     for scope in Scope:
         peer.directory.require_scope(peer.caller(), scope)
     caller = peer.caller(scopes=["chat", "models"])
@@ -235,7 +235,7 @@ def test_a_key_with_a_list_of_models_knows_no_others(peer: Peer) -> None:
                 assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
 
 
-def test_what_may_not_be_known_is_told_as_what_does_not_exist(peer: Peer) -> None:
+def test_a_hidden_model_answers_like_a_missing_one(peer: Peer) -> None:
     peer.send(
         models=[model("b/own", "b", release="2")],
         releases=[wire.Release(id="b/own@1", model_id="b/own", base_digest="d", pool_id="p")],
@@ -270,7 +270,7 @@ def test_the_list_of_names_follows_their_owners(peer: Peer) -> None:
     assert [found.name for found in peer.directory.models(caller)] == ["w"]
 
 
-def test_a_release_is_named_whatever_its_model_stands_for_now(peer: Peer) -> None:
+def test_a_release_is_named_independently_of_its_models_target(peer: Peer) -> None:
     first, second = "1" * 64, "2" * 64
     peer.send(
         bases=[wire.Base(digest="e", context_tokens_max=10)],
@@ -371,7 +371,7 @@ def test_answers_are_kept_until_the_state_changes_and_in_bounds(
         assert len(peer.directory._resolved) <= 2
 
 
-def test_one_who_lost_a_right_finds_no_answer_of_who_had_it(peer: Peer) -> None:
+def test_a_caller_without_the_right_finds_no_cached_answer_of_an_earlier_one(peer: Peer) -> None:
     before = peer.caller()
     assert peer.directory.resolve(before, "m").name == "m"
     after = peer.caller(models=["none"])

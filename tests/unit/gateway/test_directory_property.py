@@ -129,7 +129,7 @@ def test_following_leads_to_the_same_answers(
 
 
 @given(_objects)
-def test_what_is_listed_can_be_asked_for(objects: wire.Objects) -> None:
+def test_listed_models_can_be_requested(objects: wire.Objects) -> None:
     state = ControlState()
     state.apply(wire.WatchResponse(version=1, is_snapshot=True, upserts=objects))
     directory = Directory(state)

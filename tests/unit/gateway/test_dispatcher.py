@@ -239,7 +239,7 @@ async def test_an_answer_that_has_begun_has_no_deadline(
         assert await request.result is None
 
 
-async def test_one_refused_answer_cancels_those_of_all_prompts() -> None:
+async def test_one_refused_answer_cancels_the_answers_of_all_prompts() -> None:
     links = Links()
     request = Request(GatewayDispatcher(links), made(4), answers_per_prompt=2)
     async with running(request):
@@ -251,7 +251,7 @@ async def test_one_refused_answer_cancels_those_of_all_prompts() -> None:
     assert sorted(links.cancelled) == [1, 2, 3]
 
 
-async def test_what_waits_to_be_tried_again_ends_with_the_process() -> None:
+async def test_a_waiting_retry_ends_with_the_process() -> None:
     links = Links()
     dispatcher = GatewayDispatcher(links)
     request = Request(dispatcher, made(1))
@@ -267,7 +267,7 @@ async def test_what_waits_to_be_tried_again_ends_with_the_process() -> None:
     assert request.endings == []
 
 
-async def test_what_waits_for_a_router_ends_with_the_process_at_once() -> None:
+async def test_a_request_waiting_for_a_router_ends_with_the_process_at_once() -> None:
     pace = AttemptPace(LoopLag(lambda _: None))
     dispatcher = GatewayDispatcher(RouterLinks(Directory(ControlState()), "g", pace))
     requests = [Request(dispatcher, made(1)) for _ in range(2)]
@@ -282,7 +282,7 @@ async def test_what_waits_for_a_router_ends_with_the_process_at_once() -> None:
             assert (ending.kind, ending.code) == (EndKind.REFUSED, ErrorCode.DRAINING)
 
 
-async def test_what_is_lost_as_the_process_ends_is_no_success() -> None:
+async def test_a_request_lost_at_the_end_of_the_process_is_no_success() -> None:
     links = Links()
     dispatcher = GatewayDispatcher(links)
     request = Request(dispatcher, made(1))
@@ -320,7 +320,7 @@ def kept() -> list[str]:
 
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("ending", [STOP, REFUSED])
-async def test_what_has_ended_is_not_kept(number: int, ending: GenerationEnd) -> None:
+async def test_an_ended_request_is_freed(number: int, ending: GenerationEnd) -> None:
     links = Links()
     gc.collect()
     gc.disable()  # what needs it keeps prompts until it comes
@@ -341,7 +341,7 @@ async def test_what_has_ended_is_not_kept(number: int, ending: GenerationEnd) ->
         gc.enable()
 
 
-async def test_who_comes_while_it_drains_is_sent_elsewhere() -> None:
+async def test_a_request_during_draining_is_sent_elsewhere() -> None:
     links = Links()
     dispatcher = GatewayDispatcher(links)
     assert await dispatcher.drain(5) == 0
@@ -404,7 +404,7 @@ async def test_further_answers_wait_as_begun_ones_do(monkeypatch, code: ErrorCod
         assert await request.result is None
 
 
-async def test_what_has_cost_replicas_is_not_asked_for_without_end(monkeypatch) -> None:
+async def test_a_request_that_costs_replicas_is_not_retried_without_end(monkeypatch) -> None:
     monkeypatch.setattr(patience, "_RETRY_PAUSE_S", 0.0001)
     monkeypatch.setattr(patience, "_RETRY_PAUSE_MAX_S", 0.0001)
     links, [generation] = Links(), made(1)

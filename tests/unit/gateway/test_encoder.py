@@ -39,7 +39,7 @@ prompts = st.lists(
 
 
 @given(st.lists(prompts, min_size=1, max_size=4), st.sampled_from([0, 20, 1000]))
-def test_ids_are_those_of_the_tokenizer(rounds, characters_max: int) -> None:
+def test_ids_equal_the_ids_of_the_tokenizer(rounds, characters_max: int) -> None:
     encoder = PromptEncoder(SHIPPED, characters_max)
     for pieces in rounds + rounds:
         assert list(finished(encoder.encode(pieces, b"o"))) == plain(SHIPPED, pieces)
@@ -60,7 +60,7 @@ class Counting:
         return getattr(SHIPPED, name)
 
 
-def test_a_turn_costs_what_is_new_in_it() -> None:
+def test_a_turn_costs_its_new_text() -> None:
     tokenizer = Counting()
     encoder = PromptEncoder(tokenizer)  # type: ignore[arg-type]
     first = "<|im_start|>user\nhello there<|im_end|>\n<|im_start|>assistant\n"
@@ -70,7 +70,7 @@ def test_a_turn_costs_what_is_new_in_it() -> None:
     assert tokenizer.asked == ["assistant\nhi", "user\nand now?"]
 
 
-def test_nobody_profits_from_what_others_have_sent() -> None:
+def test_no_tenant_profits_from_texts_of_others() -> None:
     tokenizer = Counting()
     encoder = PromptEncoder(tokenizer)  # type: ignore[arg-type]
     for owner in (b"one", b"two"):

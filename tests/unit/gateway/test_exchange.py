@@ -88,7 +88,7 @@ def test_the_event_says_how_long_an_adapter_was_waited_for() -> None:
     assert (event.engine_queue_us, event.load_us) == (9, 8)
 
 
-def test_what_begins_is_described_once(monkeypatch: Any) -> None:
+def test_a_beginning_is_described_once(monkeypatch: Any) -> None:
     made: list[int] = []
     begin = HttpExchange._begin
     monkeypatch.setattr(
@@ -140,7 +140,7 @@ def test_every_field_arrives() -> None:
     assert parsed(it, tally) == RequestEvent(**begun, **ended)
 
 
-def test_a_score_is_of_no_rollout_but_names_the_one_whose_answer_it_is_about() -> None:
+def test_a_score_belongs_to_no_rollout_but_names_the_rollout_of_its_answer() -> None:
     it = exchange()
     it.scored, it.score = (
         ReleaseDecision(rollout_id="o", arm=ARM_CONTROL),
@@ -155,7 +155,7 @@ def test_a_score_is_of_no_rollout_but_names_the_one_whose_answer_it_is_about() -
     assert (event.base_logprob, event.answer_logprob, event.answer_entropy) == (-2.0, -0.5, 0.25)
 
 
-def test_what_requests_share_is_made_once_while_caller_and_model_are_the_same() -> None:
+def test_shared_parts_of_events_are_made_once_per_caller_and_model() -> None:
     first, again, changed = exchange(), exchange(), exchange()
     again.principal = changed.principal = first.principal
     again.model = first.model
@@ -172,7 +172,7 @@ def test_what_requests_share_is_made_once_while_caller_and_model_are_the_same() 
     assert len(kept) == 3
 
 
-def test_few_of_what_requests_share_are_kept(monkeypatch: Any) -> None:
+def test_few_shared_parts_are_kept(monkeypatch: Any) -> None:
     monkeypatch.setattr(event_head, "_HEADS_MAX", 3)
     it = exchange()
     for number in range(10):
@@ -186,9 +186,7 @@ class Watched(Principal):
 
 
 @pytest.mark.parametrize("is_snapshot", [False, True])
-def test_nothing_keeps_a_caller_whom_the_directory_has_replaced(
-    monkeypatch: Any, is_snapshot: bool
-) -> None:
+def test_no_replaced_caller_is_kept(monkeypatch: Any, is_snapshot: bool) -> None:
     """A message that is kept keeps all that the control plane sent with it."""
     monkeypatch.setattr(directory, "Principal", Watched)
     objects = control.Objects(

@@ -9,7 +9,7 @@ from gateway.rollouts.flaws import TOKENS_MAX, Flaws, flaws_of, is_repetitive
 
 
 @pytest.mark.parametrize("period", [1, 2, 7, 30])
-def test_what_goes_round_is_repetitive(period: int):
+def test_an_endless_loop_is_repetitive(period: int):
     loop = array("I", list(range(period)) * 100)
     assert is_repetitive(loop[: max(8, 3 * period)])
     assert is_repetitive(array("I", [900, 901, 902]) + loop), "after a good beginning"

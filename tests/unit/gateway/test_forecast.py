@@ -9,7 +9,9 @@ lengths = st.lists(st.integers(0, 2**30), max_size=60)
 
 
 @given(lengths=lengths, most=st.integers(0, 2**30), is_bounded=st.booleans())
-def test_never_above_what_can_come(lengths: list[int], most: int, is_bounded: bool) -> None:
+def test_a_forecast_never_exceeds_the_possible_length(
+    lengths: list[int], most: int, is_bounded: bool
+) -> None:
     forecast = AnswerForecast()
     for length in lengths:
         forecast.learn(length, 1)

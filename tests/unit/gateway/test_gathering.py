@@ -146,7 +146,7 @@ async def test_content_does_not_wait_and_comes_behind_the_reasoning_before_it() 
     assert kinds == sorted(kinds, reverse=True)
 
 
-async def test_a_stream_that_is_cut_sends_what_it_has_gathered() -> None:
+async def test_a_cut_stream_sends_its_gathered_tokens() -> None:
     generation, transport = _generation(PAUSE_S), Writes()
     generation.go_live(transport, is_chunked=True)
     for token in TOKENIZER.encode("<think>\nso far", add_special_tokens=False).ids:

@@ -29,7 +29,7 @@ def _generation(spec: GenerationSpec) -> Generation:
 
 
 @given(_IDS, st.lists(_IDS, max_size=3))
-def test_the_hashes_are_those_of_the_prompt_that_is_sent(prompt, emitted) -> None:
+def test_the_hashes_belong_to_the_prompt_that_is_sent(prompt, emitted) -> None:
     spec = SPEC._replace(
         prompt=prompt, cache_root=_ROOT, block_hashes=chained_hashes(prompt, _ROOT)
     )
@@ -49,7 +49,7 @@ def test_the_tier_is_told_and_the_session_decides_about_the_cell() -> None:
     assert (spec.wish.session, spec.wish.prefix, spec.wish.prompt_tokens) == (7, 0, 1)
 
 
-def test_what_was_sent_counts_until_the_router_says_more() -> None:
+def test_sent_tokens_count_until_the_routers_next_report() -> None:
     changes: list[None] = []
     link = RouterLink("a:1", "g", lambda: changes.append(None), AttemptPace(NeverLags()))
     link._go_up(wire.ConnectResponse(welcome=wire.Welcome(router_id="r")))
@@ -66,7 +66,7 @@ def test_what_was_sent_counts_until_the_router_says_more() -> None:
 
 
 @given(st.integers(1, 60), st.booleans(), st.booleans())
-def test_what_comes_behind_the_end_is_not_counted(
+def test_tokens_behind_the_end_are_not_counted(
     group: int, has_stop: bool, has_logprobs: bool
 ) -> None:
     text = 'so <tool_call>{"name": "f", "arguments": {}}STOP and on </tool_call>'

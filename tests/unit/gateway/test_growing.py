@@ -114,7 +114,7 @@ def encoded(assets: BaseAssets, messages: list[Message], session: str, **more: A
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_such_a_template_writes_messages_one_by_one(name: str) -> None:
+def test_a_growing_template_writes_messages_one_by_one(name: str) -> None:
     template = ChatTemplate(GROWING[name], {})
     messages = [message(role, role) for role in ("user", "assistant", "user")]
     _, chat = template.written(messages)
@@ -138,7 +138,7 @@ def test_others_are_written_whole(name: str) -> None:
     turns=st.lists(st.lists(MESSAGES, min_size=1, max_size=4), min_size=2, max_size=5),
     data=st.data(),
 )
-def test_ids_are_those_of_a_full_rendering(
+def test_ids_equal_the_ids_of_a_full_rendering(
     assets: dict[str, BaseAssets], name: str, turns: list[list[Message]], data: st.DataObject
 ) -> None:
     own, messages = assets[name], list[Message]()

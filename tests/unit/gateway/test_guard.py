@@ -117,7 +117,7 @@ def test_marks_leave_the_text_and_are_told() -> None:
     assert guard.request_annotations() is None
 
 
-def test_annotations_are_told_to_those_who_ask() -> None:
+def test_annotations_are_added_on_request() -> None:
     guard = AnswerGuard(_plan(MAIL))
     guard.passed(AnswerDelta("a@b.de "))
     assert guard.annotations() is None
@@ -126,7 +126,7 @@ def test_annotations_are_told_to_those_who_ask() -> None:
     assert guard.request_annotations() == guard.annotations()
 
 
-def test_ids_of_rules_are_bounded_and_counted_rules_are_told_to_nobody() -> None:
+def test_ids_of_rules_are_bounded_and_counted_rules_stay_hidden() -> None:
     found = Findings({RuleMatch(f"s/r{it:02}", GuardAction.COUNT): 1 for it in range(40)})
     assert rule_ids(found).split() == [f"s/r{it:02}" for it in range(16)]
     assert annotations(found) == {"custom_blocklists": {"filtered": False, "details": []}}
@@ -163,7 +163,7 @@ def test_withheld_tokens_are_free_where_the_set_says_so() -> None:
     assert guard.is_withheld_free
 
 
-def test_reasoning_leaves_before_what_follows_it() -> None:
+def test_reasoning_leaves_before_the_answer_behind_it() -> None:
     guard = AnswerGuard(_plan(MAIL))
     assert guard.passed(AnswerDelta("", "I think of a@b"))[0] == AnswerDelta("", "I think of ")
     assert guard.passed(AnswerDelta("Well "))[0] == AnswerDelta("Well ", "a@b")

@@ -117,7 +117,7 @@ def test_verdicts_behind_the_end_change_nothing() -> None:
     assert not bench.guard.blocked_by
 
 
-def test_arguments_of_tools_wait_and_what_is_not_judged_does_not() -> None:
+def test_arguments_of_tools_wait_and_unjudged_parts_do_not() -> None:
     rule = wire.GuardRule(id="bad", action="block", classifier="c", targets=["tool_arguments"])
     bench = Bench(_plan(rule))
     bench.push(AnswerDelta("Let me see"), AnswerDelta(calls=(CallDelta(0, "{}", "call_1", "f"),)))
@@ -128,7 +128,7 @@ def test_arguments_of_tools_wait_and_what_is_not_judged_does_not() -> None:
     assert bench.shown.calls[0]["function"] == {"name": "f", "arguments": "{}"}
 
 
-def test_a_block_by_a_rule_on_texts_lets_leave_what_is_clear_before_it() -> None:
+def test_a_block_by_a_text_rule_releases_the_clear_text_before_it() -> None:
     word = wire.GuardRule(id="word", action="block", words=["falcon"], targets=["answer"])
     bench = Bench(_plan(BAD, word))
     bench.push(AnswerDelta("It is a falcon, "))
@@ -137,7 +137,7 @@ def test_a_block_by_a_rule_on_texts_lets_leave_what_is_clear_before_it() -> None
     assert (bench.shown.content, bench.guard.blocked_by) == ("It is a ", "s/word")
 
 
-def test_withheld_tokens_are_those_behind_the_last_clear_segment() -> None:
+def test_tokens_behind_the_last_clear_segment_are_withheld() -> None:
     bench = Bench(_plan(BAD))
     bench.push(AnswerDelta("Fine."), AnswerDelta(" This"), AnswerDelta(" is"), AnswerDelta(" bad."))
     bench.answer()

@@ -114,7 +114,7 @@ async def test_a_client_that_leaves_while_its_reservation_is_made(
     assert (row.held, row.back_requests, row.back_tokens) == (0, 1, 300)
 
 
-async def test_settled_once_whatever_is_said_twice() -> None:
+async def test_a_reservation_is_settled_once() -> None:
     valkey, limiter = await ready()
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(reserve(limiter))
@@ -208,7 +208,7 @@ async def test_an_unknown_script_is_sent_in_full_and_the_calls_still_count() -> 
 
 
 @pytest.mark.parametrize("failure", ["refused", "garbage", "disconnected"])
-async def test_calls_that_fail_decide_locally_and_nobody_else_waits(failure: str) -> None:
+async def test_failing_calls_decide_locally_and_delay_no_other(failure: str) -> None:
     valkey, limiter = await ready()
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(reserve(limiter))
@@ -228,7 +228,7 @@ async def test_calls_that_fail_decide_locally_and_nobody_else_waits(failure: str
     assert limiter.local_decisions == 2
 
 
-async def test_what_was_granted_locally_is_told_later_and_counts_as_open() -> None:
+async def test_local_grants_are_reported_later_and_count_as_open() -> None:
     valkey, limiter = await ready()
     valkey.is_connected = False
     valkey.listener.disconnected()
@@ -251,7 +251,7 @@ async def test_what_was_granted_locally_is_told_later_and_counts_as_open() -> No
 
 @pytest.mark.parametrize("failure", ["refused", "disconnected"])
 @pytest.mark.parametrize("principal", [PRINCIPAL, BY_THE_MINUTE])
-async def test_what_is_still_open_is_told_by_the_first_batch_too(
+async def test_open_requests_are_reported_by_the_first_batch_too(
     principal: Principal, failure: str
 ) -> None:
     """Otherwise others are granted from full buckets until the last of these answers ends."""
@@ -272,7 +272,7 @@ async def test_what_is_still_open_is_told_by_the_first_batch_too(
     assert (row.held, row.untold_requests, row.untold_tokens) == (1, 1, 300)
 
 
-async def test_a_probe_touches_no_tenant_whatever_it_is_called() -> None:
+async def test_a_probe_touches_no_tenant_of_any_name() -> None:
     valkey, limiter = await ready()
     valkey.listener.disconnected()
     of_the_name = Principal(control.ApiKey(id="k"), control.Tenant(id="probe"), PRINCIPAL.tier)
@@ -285,7 +285,7 @@ async def test_a_probe_touches_no_tenant_whatever_it_is_called() -> None:
 
 @pytest.mark.parametrize(("tpm", "taken"), [(0, 0), (100, 100), (1000, 300)])
 @pytest.mark.parametrize("is_local", [False, True])
-async def test_what_goes_back_is_what_was_taken_whatever_the_limit_is_by_then(
+async def test_the_returned_tokens_equal_the_taken_ones_after_a_change_of_limits(
     tpm: int, taken: int, is_local: bool
 ) -> None:
     valkey, limiter = await ready()
@@ -317,7 +317,7 @@ async def test_what_goes_back_is_what_was_taken_whatever_the_limit_is_by_then(
 
 
 @pytest.mark.parametrize("is_reply_first", [False, True])
-async def test_who_leaves_gives_back_what_was_taken_whatever_the_limit_is_by_then(
+async def test_a_leaving_caller_returns_its_tokens_after_a_change_of_limits(
     is_reply_first: bool,
 ) -> None:
     valkey, limiter = await ready()
@@ -344,7 +344,7 @@ async def test_who_leaves_gives_back_what_was_taken_whatever_the_limit_is_by_the
 
 
 @pytest.mark.parametrize("is_local", [False, True])
-async def test_what_goes_back_is_what_was_taken_by_the_limit_when_it_was_asked(
+async def test_the_returned_tokens_follow_the_limit_at_the_time_of_the_request(
     is_local: bool,
 ) -> None:
     """A caller that was bound before a change asks again after it."""
@@ -381,7 +381,7 @@ async def test_what_goes_back_is_what_was_taken_by_the_limit_when_it_was_asked(
         ("requests_max", "rate_limit_concurrency", "at most 3"),
     ],
 )
-async def test_a_refusal_says_which_limit_of_what(limit: str, code: str, words: str) -> None:
+async def test_a_refusal_names_the_limit_and_its_owner(limit: str, code: str, words: str) -> None:
     valkey, limiter = await ready()
     answer = reply(limit, 2500, rpm=3, tpm=-250)
     asyncio.get_running_loop().call_later(0.01, valkey.listener.replied, answer)
@@ -401,7 +401,7 @@ async def test_a_refusal_says_which_limit_of_what(limit: str, code: str, words: 
     }
 
 
-async def test_callers_without_limits_ask_nobody() -> None:
+async def test_callers_without_limits_cause_no_call() -> None:
     valkey, limiter = await ready()
     free = Principal(control.ApiKey(id="k"), control.Tenant(id="t"), control.Tier())
     reservation = await limiter.reserve(
@@ -439,7 +439,7 @@ async def settled(valkey: Valkey, limiter: Limiter, found: Reservation, tokens: 
     valkey.sent.clear()
 
 
-async def test_every_answer_is_expected_to_be_as_long_as_those_before() -> None:
+async def test_the_forecast_of_an_answer_is_the_length_of_earlier_ones() -> None:
     valkey, limiter = await ready()
     for answers in (1, 1, 1, 4, 1):
         found = await answered(valkey, limiter, 1000, answers)
@@ -450,7 +450,7 @@ async def test_every_answer_is_expected_to_be_as_long_as_those_before() -> None:
     assert eight.tokens - 1 == 8 * (one.tokens - 1)
 
 
-async def test_what_generates_nothing_teaches_nothing() -> None:
+async def test_an_answer_without_tokens_teaches_nothing() -> None:
     valkey, limiter = await ready()
     found = await answered(valkey, limiter, 1000, 1)
     await settled(valkey, limiter, found, 20)

@@ -106,7 +106,7 @@ def test_a_header_cannot_bring_another_one(value: str) -> None:
     assert not response.prepared
 
 
-async def test_who_has_gone_gets_nothing() -> None:
+async def test_a_departed_client_gets_nothing() -> None:
     asked = request()
     response = LiveResponse(asked, {})
     response.begin(b"x")
@@ -115,7 +115,7 @@ async def test_who_has_gone_gets_nothing() -> None:
         await response.end(b"y")
 
 
-async def test_who_does_not_read_the_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_the_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_response, "_WRITE_TIMEOUT_S", 0.01)
     asked = request(paused=True)
     response = LiveResponse(asked, {})

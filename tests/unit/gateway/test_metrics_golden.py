@@ -40,7 +40,7 @@ async def test_names_and_types_are_as_documented(tmp_path: Path) -> None:
     assert types == GOLDEN.read_text().splitlines()
 
 
-async def test_who_needs_no_key_reads_all_but_tenants(tmp_path: Path) -> None:
+async def test_a_caller_without_a_key_reads_all_metrics_but_tenants(tmp_path: Path) -> None:
     made = gateway(tmp_path)
     request = make_mocked_request("GET", "/metrics")
     inside = (await made.probes().metrics(request)).body.decode()

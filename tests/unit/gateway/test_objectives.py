@@ -42,7 +42,7 @@ def samples(metrics: GatewayMetrics, name: str) -> dict[str, float]:
     return {labels: float(value) for labels, value in found}
 
 
-def test_what_callers_ended_is_an_abort_and_no_part_of_goodput():
+def test_a_request_ended_by_its_caller_is_an_abort_and_no_part_of_goodput():
     metrics = GatewayMetrics()
     ended(metrics)
     ended(metrics, ttft_s=0.6)

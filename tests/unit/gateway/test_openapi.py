@@ -28,7 +28,7 @@ def test_it_is_openapi_and_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "embeddings"])
-def test_what_made_an_answer_is_told_in_headers(path: str) -> None:
+def test_headers_name_the_model_and_release_of_an_answer(path: str) -> None:
     headers = DOCUMENT["paths"][f"/v1/{path}"]["post"]["responses"]["200"]["headers"]
     assert headers.keys() >= {"x-sluice-model", "x-sluice-release"}
 
@@ -40,7 +40,7 @@ def references(node: Any) -> set[str]:
     return set().union(*map(references, node)) if isinstance(node, list) else set()
 
 
-def test_what_is_referred_to_exists() -> None:
+def test_every_reference_exists() -> None:
     names = {reference.rpartition("/")[2] for reference in references(DOCUMENT["paths"])}
     assert names <= DOCUMENT["components"]["schemas"].keys()
 
@@ -56,7 +56,7 @@ def test_every_code_of_a_generation_is_told_with_its_status() -> None:
         assert "Retry-After" in answers[status]["headers"]
 
 
-def test_what_the_caller_got_wrong_is_its_own_error_whatever_the_status() -> None:
+def test_a_callers_mistake_is_its_own_error_under_any_status() -> None:
     for status in (400, 431, 505):
         body = json.loads(body_of(HttpError(status, "no")))
         assert body["error"]["type"] == "invalid_request_error"
@@ -82,7 +82,7 @@ def test_the_error_envelope() -> None:
         },
     ],
 )
-def test_what_is_taken_is_described(extra: dict[str, object]) -> None:
+def test_every_accepted_field_is_described(extra: dict[str, object]) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | extra
     parse_chat_request(json.dumps(body).encode())
     validator("ChatRequest").validate(body)
@@ -98,6 +98,6 @@ def test_an_empty_text_to_embed_is_not_described(given: object) -> None:
     "extra",
     [{"made_up": 1}, {"n": 9}, {"verbosity": "x"}, {"messages": []}, {"tool_choice": "maybe"}],
 )
-def test_what_is_refused_is_not_described(extra: dict[str, object]) -> None:
+def test_no_refused_field_is_described(extra: dict[str, object]) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | extra
     assert not validator("ChatRequest").is_valid(body)

@@ -60,7 +60,7 @@ def test_a_tier_that_lets_in_less_does_not_give_up_earlier(
     assert Patience(generation, 0.0).give_up_at_s == wait_s
 
 
-def test_who_has_no_token_at_its_deadline_is_told_so_whatever_was_lost_meanwhile() -> None:
+def test_a_request_without_a_token_at_its_deadline_gets_a_deadline_error() -> None:
     patience = Patience(made_by(deadline_ms=500), 0.0)
     frozen = GenerationEnd(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone")
     assert patience.refusal(frozen, 0.1) is None
@@ -69,7 +69,7 @@ def test_who_has_no_token_at_its_deadline_is_told_so_whatever_was_lost_meanwhile
     assert refused.code is ErrorCode.DEADLINE_EXCEEDED
 
 
-def test_who_is_refused_asks_less_and_less_often() -> None:
+def test_a_refused_request_asks_less_and_less_often() -> None:
     patience = Patience(begun(made_by()), 0.0)
     pauses = []
     for ending in (LOST, FULL, FULL, FULL, FULL, FULL, LOST, FULL):
@@ -87,7 +87,7 @@ def test_a_begun_answer_asks_until_its_time_is_up(request_id: str) -> None:
     assert len(times) <= 70
 
 
-def test_a_new_request_that_nobody_takes_asks_a_few_times() -> None:
+def test_a_new_request_without_a_taker_asks_a_few_times() -> None:
     patience = Patience(made_by(), 0.0)
     patience.begin_attempt(0.0)
     times = asked_at(patience, MOVED)
@@ -114,7 +114,7 @@ def test_a_further_answer_that_is_lost_again_and_again_ends() -> None:
     assert asked_at(patience, LOST)[-1] < 30.0
 
 
-def test_what_is_lost_together_does_not_ask_together() -> None:
+def test_requests_lost_together_retry_at_different_times() -> None:
     pauses = set()
     for number in range(100):
         patience = Patience(begun(made_by(request_id=f"req_{number}")), 0.0)

@@ -87,7 +87,7 @@ def test_the_answer_ends_with_the_one_call_that_is_allowed() -> None:
     assert (delta.content, "".join(c.arguments for c in delta.calls)) == ("a", "1")
 
 
-def test_what_may_begin_a_stop_string_is_told_when_the_one_call_ends_the_answer() -> None:
+def test_the_beginning_of_a_stop_string_is_sent_when_the_one_call_ends_the_answer() -> None:
     pipe = TextPipe(TABLE, ("ab", "b"), OneCall(is_complete_after_call=True))
     assert run(pipe, ids("xa[1]b"), 1).content == "xa"
     assert pipe.shown == 2
@@ -180,7 +180,9 @@ def test_both_forms_of_log_probabilities() -> None:
     }
 
 
-def test_who_came_is_among_the_most_probable_and_parts_of_characters_have_their_bytes() -> None:
+def test_the_sampled_token_is_among_the_most_probable_and_parts_of_characters_have_their_bytes() -> (
+    None
+):
     [a], (first, second, *_) = ids("a"), ids("😀")
     entries = [
         TokenLogprob(a, -3.0, [(first, -0.5), (second, -1.0)]),
@@ -235,7 +237,7 @@ def test_offsets_count_a_character_that_is_broken_off(
 
 
 @given(st.text(alphabet="a é😀", max_size=20))
-def test_offsets_are_those_of_characters(text: str) -> None:
+def test_offsets_count_characters(text: str) -> None:
     entries = [TokenLogprob(token, -0.5, ()) for token in ids(text)]
     told = completion_logprobs(TABLE, entries, TextOffsets())["text_offset"]
     sizes = [len(character.encode()) for character in text]

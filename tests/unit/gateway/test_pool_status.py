@@ -29,7 +29,7 @@ def test_readiness() -> None:
 
 
 @given(st.integers(0, 1 << 20), st.integers(0, 1 << 31))
-def test_what_is_told_bounds_the_truth(count: int, wait_ms: int) -> None:
+def test_the_shown_figures_bound_the_truth(count: int, wait_ms: int) -> None:
     told = PoolStatus(1, 0, count, count, wait_ms).told
     assert told["queued"] == told["running"]
     assert told["queued"] <= count < max(COUNT_MIN, 2 * told["queued"])

@@ -43,7 +43,7 @@ def test_only_threads_without_the_lock_step_back(threads: PromptThreads) -> None
     assert niceness_in(threads.usual) == niceness() == own
 
 
-def test_where_nobody_may_step_back_prompts_are_tokenized(
+def test_without_an_interruptible_thread_prompts_are_still_tokenized(
     threads: PromptThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: int) -> None:
@@ -90,7 +90,7 @@ def test_a_prompt_is_tokenized_where_it_was_said(threads: PromptThreads) -> None
     ]
 
 
-async def test_who_sends_many_large_prompts_makes_others_wait_for_one_each(
+async def test_many_large_prompts_of_one_caller_delay_others_by_one_each(
     threads: PromptThreads,
 ) -> None:
     may_go, made = threading.Event(), list[str]()
@@ -124,7 +124,7 @@ class CountingExecutor(ThreadPoolExecutor):
         return super().submit(*work, **options)
 
 
-async def test_who_left_while_at_work_has_its_place_until_the_thread_is_free(
+async def test_a_caller_that_left_during_work_keeps_its_place_until_the_thread_is_free(
     threads: PromptThreads,
 ) -> None:
     """Else what comes next waits behind it for a thread, where nobody has turns."""
@@ -160,7 +160,7 @@ async def test_a_thread_that_cannot_be_had_costs_no_place(threads: PromptThreads
     assert await threads.run("one", int) == 0
 
 
-async def test_who_waits_when_all_is_stopped_is_told_so(threads: PromptThreads) -> None:
+async def test_prompts_waiting_at_the_stop_get_an_error(threads: PromptThreads) -> None:
     may_go = threading.Event()
     async with asyncio.TaskGroup() as tasks:
         at_work = [tasks.create_task(threads.run("one", may_go.wait)) for _ in range(2)]
@@ -206,7 +206,7 @@ CHURN = st.lists(
 
 
 @given(CHURN, st.integers(1, 3))
-async def test_places_are_given_to_who_waits_in_turn_whoever_leaves(
+async def test_places_are_given_in_turn_when_callers_leave(
     steps: list[tuple[str, int]], places: int
 ) -> None:
     turns, open_ = Turns(places), list[tuple[Asker, asyncio.Task[None]]]()

@@ -137,7 +137,7 @@ class Noted:
     """Somewhere in what answers a request."""
 
 
-async def test_what_a_hang_up_has_cancelled_is_gone_without_the_collector() -> None:
+async def test_a_request_cancelled_by_a_hang_up_is_freed_without_the_collector() -> None:
     noted: list[weakref.ref[Noted]] = []
 
     async def handler(request: web.BaseRequest) -> web.Response:
@@ -174,7 +174,7 @@ def held() -> set[int]:
     }
 
 
-async def test_a_request_forgets_its_head_and_body_and_keeps_what_was_noted_in_it() -> None:
+async def test_a_request_forgets_its_head_and_body_and_keeps_its_notes() -> None:
     kept: list[HttpRequest] = []
     goes_on = asyncio.Event()
     before = held()
@@ -271,7 +271,7 @@ def test_a_parser_that_is_dropped_takes_nothing_along(
     assert answered == [(f"/{number}", body) for number, (_, body) in enumerate(requests)]
 
 
-async def test_a_head_whose_lines_end_otherwise_is_refused() -> None:
+async def test_a_head_with_other_line_ends_is_refused() -> None:
     """Where heads end is looked for by the one ending that the parser takes."""
     transport = Transport()
 
@@ -321,7 +321,7 @@ async def test_a_head_behind_a_running_request_has_the_same_bounds() -> None:
     server.heads.close()
 
 
-async def test_what_is_read_behind_a_refused_request_is_no_head() -> None:
+async def test_bytes_behind_a_refused_request_are_no_head() -> None:
     may_answer = asyncio.Event()
 
     async def handler(request: web.BaseRequest) -> web.Response:

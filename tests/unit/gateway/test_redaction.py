@@ -79,18 +79,18 @@ def of(text: str, rules: RedactionRules = ALL, most: int = 10**6) -> Redacted:
         ("12345, 3.14, 100 %, 1999", "12345, 3.14, 100 %, 1999"),
     ],
 )
-def test_what_is_found_is_replaced_by_its_class(text: str, shown: str) -> None:
+def test_a_finding_is_replaced_by_its_class(text: str, shown: str) -> None:
     assert of(text).text == shown
 
 
-def test_secrets_and_cards_go_whatever_the_tenant_says() -> None:
+def test_secrets_and_cards_are_redacted_for_every_tenant() -> None:
     text = "a@b.de 4111111111111111 sk-abcdefghijklmnop1234 10.0.0.1"
     found = of(text, RedactionRules(frozenset()))
     assert found.text == "a@b.de [card] [secret] 10.0.0.1"
     assert set(found.found) == ALWAYS
 
 
-def test_words_go_whatever_their_case_and_place() -> None:
+def test_words_are_redacted_in_any_case_and_place() -> None:
     rules = redaction.rules_of(["email", "class-of-tomorrow"], ["Falcon", "ÄRGER", "İx"])
     assert rules.classes == {Class.EMAIL}
     assert of("FALCONry, ärger İX", rules).text == "[word]ry, [word] [word]"
@@ -107,7 +107,7 @@ def test_small_letters_stand_where_the_large_ones_stood() -> None:
     )
 
 
-def test_what_overlaps_is_one_of_the_first_class() -> None:
+def test_overlapping_findings_get_the_first_class() -> None:
     rules = RedactionRules(frozenset(Class), ("example.com", "com and"))
     assert of("bob@example.com and", rules).text == "[email]"
 
@@ -138,7 +138,7 @@ def test_slices_change_nothing(pieces: list[str], size: int) -> None:
 
 
 @given(st.text(alphabet="a1@.:+-( 0eyJ\nFf/", max_size=3000))
-def test_what_is_left_is_as_it_was(text: str) -> None:
+def test_the_rest_of_a_text_stays_unchanged(text: str) -> None:
     found = of(text)
     names = "|".join(Class)
     kept = re.split(rf"\[(?:{names})\]", found.text)
@@ -217,7 +217,7 @@ def test_all_strings_of_a_document_are_looked_at() -> None:
     assert found.json == json.dumps(json.loads(found.json), sort_keys=True, separators=(",", ":"))
 
 
-def test_what_is_no_json_is_text() -> None:
+def test_broken_json_is_redacted_as_text() -> None:
     shown, _ = made({"function": {"arguments": '{"to": "a@b.de"'}})
     assert shown == {"function": {"arguments": '{"to": "[email]"'}}
 
@@ -254,7 +254,7 @@ def test_a_field_named_as_a_secret_holds_one() -> None:
     assert not any(map(is_secret_name, ["token_type", "secretary", "keyboard", "content"]))
 
 
-def test_what_describes_a_secret_is_none() -> None:
+def test_the_description_of_a_secret_is_no_secret() -> None:
     password = {"type": "string", "description": "of the user", "minLength": 8}
     tool = {"parameters": {"properties": {"password": password}, "required": ["password"]}}
     assert made(tool)[0] == tool
@@ -319,7 +319,7 @@ def test_a_document_is_cut_and_stays_json(value: object) -> None:
     assert not found.is_cut or CUT in json.dumps(shown)
 
 
-def test_what_is_nested_too_deep_is_cut() -> None:
+def test_deep_nesting_is_cut() -> None:
     value: object = "end"
     for _ in range(200):
         value = [value]

@@ -107,7 +107,7 @@ def test_any_answer_is_one_lifecycle(deltas: list[AnswerDelta], reason: str) -> 
 
 
 @given(answers())
-def test_a_failure_ends_it_once_with_what_had_come(deltas: list[AnswerDelta]) -> None:
+def test_a_failure_ends_a_response_once_with_its_earlier_output(deltas: list[AnswerDelta]) -> None:
     writer = new_events()
     parts = [writer.first(), *[writer.delta(delta) for delta in deltas]]
     error = PlatformError(ErrorCode.ENGINE_FAILED, "it is gone")
@@ -130,7 +130,7 @@ def test_log_probabilities_come_with_their_text_and_once_more_in_the_whole() -> 
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_text_beside_calls_of_one_step_comes_before_those_that_begin(is_first: bool) -> None:
+def test_text_beside_calls_of_one_step_comes_before_beginning_calls(is_first: bool) -> None:
     writer = new_events()
     parts = [writer.first()]
     begun = CallDelta(0, "{", "call_0", "f")

@@ -21,7 +21,7 @@ def taken(budget: RetryBudget, tenant: str, now_s: float, wanted: int = 5000) ->
 @given(
     st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 300), min_size=2), st.integers(1, 9)
 )
-def test_every_open_request_may_be_tried_again_whatever_others_have_lost(
+def test_every_open_request_has_a_retry_after_any_losses(
     open_requests: dict[str, int], storms: int
 ) -> None:
     budget = budget_of(open_requests)
@@ -46,7 +46,7 @@ def test_a_storm_is_bounded(gaps: list[float], open_requests: int) -> None:
     assert budget.refused == 40 * len(gaps) - count
 
 
-def test_nobody_takes_more_of_what_all_share_than_it_leaves() -> None:
+def test_no_tenant_takes_more_of_the_shared_part_than_it_leaves() -> None:
     budget = budget_of({"a": 1, "b": 1, "c": 1})
     assert [taken(budget, tenant, 0.0) for tenant in "abc"] == [
         AGAIN + ALWAYS // 2,

@@ -26,7 +26,7 @@ def test_the_oldest_open_request_is_known(steps: list[tuple[str, int]]) -> None:
         assert found.oldest_unix_ms == (min(model.values()) if model else 0)
 
 
-def test_what_could_not_be_decided_is_logged_once_and_always_counted() -> None:
+def test_an_undecidable_split_is_logged_once_and_always_counted() -> None:
     metrics = GatewayMetrics()
     decided = Decided(metrics)
     with capture_logs() as logs:
@@ -41,7 +41,7 @@ def test_what_could_not_be_decided_is_logged_once_and_always_counted() -> None:
         assert f'gateway_rollout_requests_total{{arm="{arm}"}} {float(count)}' in page
 
 
-def test_what_waits_for_its_base_is_counted_and_logged_once() -> None:
+def test_a_request_waiting_for_its_base_is_counted_and_logged_once() -> None:
     metrics = GatewayMetrics()
     decided = Decided(metrics)
     with capture_logs() as logs:

@@ -84,7 +84,7 @@ def test_one_message_holds_as_much_as_a_router_takes() -> None:
     assert batches[-1].cancels, "no cancel comes before its submit"
 
 
-def test_what_an_answer_keeps_of_a_message_does_not_keep_the_message() -> None:
+def test_an_answer_does_not_keep_a_routers_message() -> None:
     link, answer = up(), WholeGeneration(SPEC)
     handle = link.submit(answer, "c", 0, 0)
     message = wire.ConnectResponse(placed=[wire.Placed(handle=handle, replica_id="replica-1")])

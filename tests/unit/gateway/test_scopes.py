@@ -33,7 +33,7 @@ def test_account_key_and_model() -> None:
     ]
 
 
-def test_only_what_has_limits() -> None:
+def test_only_limited_scopes_are_checked() -> None:
     free = Principal(control.ApiKey(id="k"), TENANT, control.Tier())
     assert Scopes().of(free, "big").scopes == ()
     assert len(Scopes().of(Principal(KEY, TENANT, TIER), "small").scopes) == 2
@@ -59,7 +59,7 @@ def test_bound_once_until_something_changes() -> None:
     assert second.forecast is first.forecast
 
 
-def test_who_was_let_in_before_a_change_does_not_undo_it() -> None:
+def test_a_caller_admitted_before_a_change_does_not_undo_it() -> None:
     """Such a caller may ask late: after a slow body, or when another model stands in."""
     scopes = Scopes()
     before = Principal(KEY, TENANT, control.Tier(rpm=1000))
@@ -87,7 +87,7 @@ class CountedKey:
         return "k"
 
 
-def test_who_is_bound_is_known_without_its_messages() -> None:
+def test_a_bound_caller_is_found_without_its_messages() -> None:
     """Reading a field of a message costs a quarter of the look-up."""
     key, scopes = CountedKey(), Scopes()
     caller = Principal(cast("control.ApiKey", key), TENANT, TIER)
@@ -117,7 +117,7 @@ def test_callers_come_are_replaced_and_leave(seed: int, monkeypatch: pytest.Monk
         assert scopes.of(caller, model_id) is binding
 
 
-def test_those_bound_longest_ago_are_bound_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_bindings_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scopes_module, "_BINDINGS_MAX", 2)
     scopes, caller = Scopes(), Principal(KEY, TENANT, TIER)
     first, second = scopes.of(caller, "a"), scopes.of(caller, "b")
@@ -127,7 +127,7 @@ def test_those_bound_longest_ago_are_bound_anew(monkeypatch: pytest.MonkeyPatch)
     assert scopes.of(caller, "a") is not first
 
 
-def test_a_caller_who_was_replaced_is_not_kept() -> None:
+def test_a_replaced_caller_is_not_kept() -> None:
     scopes, caller = Scopes(), Principal(KEY, TENANT, TIER)
     binding = scopes.of(caller, "big")
     gone = weakref.ref(caller)

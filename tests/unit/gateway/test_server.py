@@ -88,7 +88,7 @@ def test_request_ids_cannot_break_a_header_or_a_log(given_id: str) -> None:
         (ValueError("anything"), 400),
     ],
 )
-def test_what_is_no_http_gets_a_status_and_no_echo(error: Exception, status: int) -> None:
+def test_non_http_bytes_get_a_status_and_no_echo(error: Exception, status: int) -> None:
     answer = malformed(error)
     assert answer.status == status
     assert answer.ends_connection
@@ -130,7 +130,7 @@ def test_any_path_has_a_known_label_or_none(path: str) -> None:
 
 
 @given(st.binary(max_size=4096))
-def test_bodies_unpack_to_what_was_packed(body: bytes) -> None:
+def test_an_unpacked_body_equals_the_packed_one(body: bytes) -> None:
     assert unpack(gzip.compress(body), GZIP) == body
     assert unpack(zlib.compress(body), zlib.MAX_WBITS) == body
 
@@ -168,7 +168,7 @@ class Waiting:
         self.is_over.set()
 
 
-async def test_those_that_wait_too_long_are_told_in_their_order() -> None:
+async def test_late_waiters_are_woken_in_order() -> None:
     deadlines = Deadlines(0.05, asyncio.get_running_loop(), Waiting.expire)
     many = [Waiting() for _ in range(200)]
     for one in many:
@@ -205,7 +205,7 @@ class Timers:
 
 
 @pytest.mark.parametrize("count", [1, 10, 200])
-def test_whoever_waits_again_at_once_needs_no_second_timer(count: int) -> None:
+def test_a_renewed_wait_needs_no_second_timer(count: int) -> None:
     loop, told = Timers(), [0]
 
     def again(waiting: int) -> None:

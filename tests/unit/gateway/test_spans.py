@@ -22,7 +22,7 @@ PIECE = 1000
         max_size=5,
     )
 )
-def test_what_is_known_is_what_is_worked_out(prompts: list[tuple[bytes, list[int]]]) -> None:
+def test_cached_spans_equal_computed_ones(prompts: list[tuple[bytes, list[int]]]) -> None:
     spans = PromptSpans(bytes_max=60_000)  # two or three are kept
     for root, pieces in prompts:
         ids = array("I", [piece * 7_000_000 + n for piece in pieces for n in range(PIECE)])

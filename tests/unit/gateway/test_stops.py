@@ -63,7 +63,7 @@ def hostile() -> list[_Counted]:
     return [_Counted(f"{first}{'a' * 1022}c") for first in "xyz"] + [_Counted("a" * 1023 + "b")]
 
 
-def test_hostile_stop_strings_cost_what_others_cost() -> None:
+def test_hostile_stop_strings_cost_as_much_as_others() -> None:
     stops = hostile()
     matcher = StopMatcher(stops)
     assert matcher.push("a" * 1023) == ""

@@ -90,7 +90,7 @@ def texts(body: bytes) -> list[str]:
     group=st.integers(1, 5),
     stops=st.sampled_from([(), ("zzz",)]),
 )
-def test_whatever_goes_in_comes_out(text, live_from: int, group: int, stops) -> None:
+def test_every_streamed_text_arrives_unchanged(text, live_from: int, group: int, stops) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False).ids
     generation, transport = stream(stops), Transport()
     head = b""
@@ -163,7 +163,7 @@ async def test_while_the_loop_lags_two_steps_share_a_write() -> None:
     assert "".join(texts(unframed(transport.written) + DONE)) == TOKENIZER.decode([40, 41, 42, 43])
 
 
-async def test_a_step_without_news_releases_what_is_held() -> None:
+async def test_a_step_without_news_releases_held_text() -> None:
     generation, transport = stream(lag=Lagging()), Transport()
     generation.go_live(transport, is_chunked=True)
     step(generation, 40)
@@ -182,7 +182,7 @@ async def test_without_another_step_time_releases_it() -> None:
     assert texts(unframed(transport.written) + DONE) == [TOKENIZER.decode([40])]
 
 
-async def test_what_is_held_at_the_end_leaves_with_the_end() -> None:
+async def test_text_held_at_the_end_leaves_with_the_end() -> None:
     generation, transport = stream(lag=Lagging()), Transport()
     generation.go_live(transport, is_chunked=True)
     step(generation, 40)

@@ -43,7 +43,7 @@ def specs_of(
     )
 
 
-def test_answers_share_what_is_large() -> None:
+def test_answers_share_large_parts() -> None:
     first, *others = specs_of(b'{"model":"m","prompt":"x","n":8}')
     assert len(others) == 7
     for other in others:

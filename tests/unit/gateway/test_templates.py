@@ -205,7 +205,7 @@ def test_deep_schemas_and_arguments() -> None:
     assert text in ChatTemplate(CHAT_TEMPLATE, {}).render([*USER, message])
 
 
-def test_what_real_templates_use() -> None:
+def test_real_templates_work() -> None:
     source = """{%- set ns = namespace(system='', n=0) -%}
 {%- for m in messages if m.role != 'x' -%}{%- set ns.n = ns.n + 1 -%}{%- endfor -%}
 {%- macro show(c, indent=0) -%}{{ ' ' * indent }}{{ c | trim }}{%- endmacro -%}
@@ -224,7 +224,7 @@ def test_what_real_templates_use() -> None:
 
 
 @pytest.mark.parametrize("empty", [{}, [], None, 0])
-def test_what_has_no_text_may_be_written_out_as_often_as_it_was_given(empty: object) -> None:
+def test_empty_values_may_be_written_as_often_as_given(empty: object) -> None:
     template = ChatTemplate("{{ tools | tojson }}", {})
     examples = [empty] * 20_000
     function = {"name": "f", "parameters": {"type": "object", "examples": examples}}

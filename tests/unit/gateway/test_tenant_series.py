@@ -109,7 +109,7 @@ _SCRAPES = st.sampled_from(["first", "second"])
 
 
 @given(st.lists(_USES | _PASSES | _SCRAPES, max_size=150), st.floats(14.0, 29.0))
-def test_increases_of_all_series_are_what_was_counted(steps: list[object], apart_s: float) -> None:
+def test_increases_of_all_series_equal_the_count(steps: list[object], apart_s: float) -> None:
     """Whoever looks, at any time, but at least every 30 s."""
     site, total = Site(), 0
     seen: dict[str, dict[tuple[str, str], float]] = {}

@@ -109,7 +109,7 @@ def test_the_share_goes_by_the_id_of_the_request() -> None:
     assert Texts.begin(policy, task, left) is None
 
 
-async def test_what_finds_no_room_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_text_without_room_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, shipped, metrics = world()
     task: Any = _Task([])
     kept = texts.begin(POLICY, task, "r1")
@@ -127,7 +127,7 @@ async def test_what_finds_no_room_is_dropped_and_counted(monkeypatch: pytest.Mon
     assert fates(metrics)["stopped"] + fates(metrics)["kept"] == 3
 
 
-async def test_what_fails_is_counted_and_says_nothing_of_the_text() -> None:
+async def test_a_failure_is_counted_and_shows_nothing_of_the_text() -> None:
     texts, shipped, metrics = world()
 
     class _Broken(_Task):
@@ -187,7 +187,7 @@ async def test_a_producer_is_made_with_the_first_text(tmp_path: Path) -> None:
     assert made[1].closed_s == 1.5
 
 
-async def test_what_a_worker_left_on_disk_is_reason_for_a_producer(tmp_path: Path) -> None:
+async def test_texts_left_on_disk_by_a_worker_start_a_producer(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "1.spool").touch()
     made = _Producer()
@@ -196,7 +196,7 @@ async def test_what_a_worker_left_on_disk_is_reason_for_a_producer(tmp_path: Pat
     assert made.emitted == []
 
 
-async def test_texts_whose_time_is_over_are_not_sent_from_the_spool(tmp_path: Path) -> None:
+async def test_expired_texts_are_not_sent_from_the_spool(tmp_path: Path) -> None:
     now_ms = round(time.time() * 1000)
     over = TextEvent(event_id="over", expires_at_unix_ms=now_ms - 1).SerializeToString()
     live = TextEvent(event_id="live", expires_at_unix_ms=now_ms + 3_600_000).SerializeToString()

@@ -51,7 +51,7 @@ def test_whole_turns_go_and_instructions_and_calls_stay_together(
         assert kept == messages
 
 
-def test_a_turn_is_what_a_user_says_and_all_behind_it() -> None:
+def test_a_turn_is_a_user_message_and_all_behind_it() -> None:
     messages = chat(["system", "user", "call", "assistant", "user", "user", "assistant", "user"])
     assert turns_of(messages) == 3
     assert [m.content for m in without_oldest(messages, 1)] == [

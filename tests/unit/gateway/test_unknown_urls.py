@@ -20,7 +20,7 @@ KNOWN = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/*"
         ("/models/tiny", "/v1/models/tiny"),
     ],
 )
-def test_what_is_near(path: str, meant: str) -> None:
+def test_a_near_url_is_suggested(path: str, meant: str) -> None:
     text = unknown_url(path, KNOWN)
     assert f" {path}." in text
     assert f"Did you mean {meant}?" in text
@@ -34,7 +34,7 @@ def test_a_base_url_without_v1(path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/threads", "/v1/uploads/b1", "/v1/audio/speech", "/v1/completions/x"]
 )
-def test_what_openai_has_and_this_server_has_not(path: str) -> None:
+def test_an_openai_url_that_is_not_served_is_named(path: str) -> None:
     assert "is not served here" in unknown_url(path, KNOWN)
 
 

@@ -38,7 +38,7 @@ def unframed(data: bytes) -> list[bytes]:
 
 
 @given(st.sampled_from([0, 1, 125, 126, 127, 65535, 65536, 70000]))
-def test_a_frame_is_read_as_what_was_written(size: int) -> None:
+def test_a_frame_is_read_as_written(size: int) -> None:
     assert unframed(text_frame(b"x" * size)) == [b"x" * size]
 
 
@@ -46,7 +46,7 @@ _EVENTS = st.lists(st.text(max_size=200), max_size=6)
 
 
 @given(_EVENTS, st.none() | st.text(min_size=1, max_size=20))
-def test_frames_say_what_the_events_say(texts: list[str], stream_id: str | None) -> None:
+def test_frames_equal_their_events(texts: list[str], stream_id: str | None) -> None:
     fields = [b'"delta":%b' % json.dumps(text).encode() for text in texts]
     events = [written_event("a.delta", n, it) for n, it in enumerate(fields)]
     stream = b"".join(events) + KEEP_ALIVE + DONE
@@ -168,7 +168,7 @@ async def test_all_events_of_a_step_leave_in_one_write() -> None:
         ),
     ],
 )
-def test_what_a_message_may_not_say_is_refused_by_name(message: bytes, param: str) -> None:
+def test_a_forbidden_field_of_a_message_is_refused_by_name(message: bytes, param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         read_message(message)
     assert caught.value.param == param

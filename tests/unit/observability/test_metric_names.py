@@ -57,7 +57,7 @@ LABELS = {
 }
 
 
-def test_metrics_are_those_of_the_golden_file():
+def test_metrics_equal_the_golden_file():
     assert GOLDEN.read_text().splitlines() == lines(), (
         "a name, type, label or bucket changed; if on purpose:"
         " python -m tests.unit.observability.golden"

@@ -17,7 +17,7 @@ def told(alert: ActiveAlert) -> tuple[dict[str, str], dict[str, str]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[re.sub(r"\W+", "-", case.name) for case in CASES])
-def test_the_evaluator_comes_to_what_promtool_expects(case: RuleCase):
+def test_the_evaluator_agrees_with_promtool(case: RuleCase):
     looked = 0
     for wanted, found in case.run():
         looked += 1

@@ -52,7 +52,7 @@ def test_every_metric_and_label_exists(where, expression):
     assert wrong_in(names) == [], where
 
 
-def test_the_check_finds_what_does_not_exist():
+def test_the_check_finds_unknown_names():
     def wrong(expression: str) -> list[str]:
         return wrong_in(names_in(expression))
 
@@ -70,7 +70,7 @@ def test_the_check_finds_what_does_not_exist():
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=NAMES)
-def test_alerts_say_what_people_need(rule):
+def test_alerts_have_the_annotations_that_operators_need(rule):
     assert rule["labels"]["severity"] in {"P1", "P2", "P3"}
     notes = rule["annotations"]
     assert notes.keys() == {"summary", "description", "runbook_url"}
@@ -117,7 +117,7 @@ def code() -> str:
 
 
 @pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
-def test_runbooks_name_what_exists(page):
+def test_runbooks_name_existing_things(page):
     text, known = page.read_text(), commands()
     for line in re.findall(r"^sluice (.+)$|`sluice ([^`]+)`", text, re.MULTILINE):
         words = (line[0] or line[1]).split()
@@ -133,7 +133,7 @@ def test_runbooks_name_what_exists(page):
         assert (page.parent / target).exists(), target
 
 
-def test_dashboards_are_those_of_their_description():
+def test_dashboards_equal_their_description():
     path = ROOT / "deploy" / "observability" / "dashboards.py"
     spec = importlib.util.spec_from_file_location("observability_dashboards", path)
     assert spec

@@ -153,7 +153,7 @@ async def test_a_bad_source_is_told_and_nothing_of_it_is_kept(
         await site.report(is_complete)
 
 
-async def test_what_is_not_ordered_any_more_is_given_up_at_once(tmp_path, source_dir) -> None:
+async def test_a_withdrawn_order_is_given_up_at_once(tmp_path, source_dir) -> None:
     async with running(Site(tmp_path / "node", source_dir)) as site:
         site.source.bad[PEER] = "hangs"
         site.order("peer")
@@ -220,7 +220,7 @@ def test_a_control_plane_that_was_there_is_waited_for_longer_and_not_by_all_alik
     assert max(after) <= 16
 
 
-async def test_what_nobody_asks_for_any_more_makes_way(tmp_path, source_dir, monkeypatch) -> None:
+async def test_a_download_no_longer_wanted_makes_room(tmp_path, source_dir, monkeypatch) -> None:
     async with running(Site(tmp_path / "node", source_dir, max_bytes=30)) as site:
         other = tmp_path / "other"
         other.mkdir()
@@ -288,7 +288,7 @@ async def test_downloads_that_cannot_be_taken_up_do_not_keep_the_node_from_other
     assert [path.name for path in partials.iterdir()] == [site.digest]
 
 
-async def test_who_waits_gets_the_artifact_or_hears_why_not(tmp_path, source_dir) -> None:
+async def test_a_waiting_engine_gets_the_artifact_or_the_reason(tmp_path, source_dir) -> None:
     async with running(Site(tmp_path / "node", source_dir)) as site:
         with pytest.raises(PlatformError) as unknown:
             await site.fetcher.ensure("ab" * 32, needed=True)
@@ -348,9 +348,7 @@ async def test_peers_are_shown_the_ticket_of_the_order(tmp_path, source_dir) -> 
         assert set(site.source.tickets) == {"for peer"}
 
 
-async def test_nobody_is_asked_with_tickets_that_have_expired(
-    tmp_path, source_dir, monkeypatch
-) -> None:
+async def test_no_peer_is_asked_with_expired_tickets(tmp_path, source_dir, monkeypatch) -> None:
     monkeypatch.setattr(module, "_ORDERS_S", -1.0)
     async with running(Site(tmp_path / "node", source_dir)) as site:
         site.order("peer")

@@ -36,7 +36,7 @@ def reopened(path: Path, digest: str = DIGEST, count: int = COUNT) -> int:
 
 
 @given(NOTED, st.data())
-def test_a_journal_that_is_cut_anywhere_names_what_was_noted_before(batches, data) -> None:
+def test_a_journal_cut_anywhere_names_the_entries_before_the_cut(batches, data) -> None:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "journal"
         content = written(path, batches)

@@ -34,7 +34,7 @@ from sluice.errors import ErrorCode, PlatformError
         ("0.0.0.0:7000", "node-7:0", "10.0.0.1:9000", "node-7:7000"),
     ],
 )
-def test_others_are_told_only_what_they_can_reach(bound, told, control, address) -> None:
+def test_an_advertised_address_is_reachable(bound, told, control, address) -> None:
     assert advertised(bound, told, control) == address
 
 
@@ -66,9 +66,7 @@ async def test_a_folder_that_cannot_be_used_is_said_and_tried_again(tmp_path, mo
         task.cancel()
 
 
-async def test_a_taken_address_is_tried_again_and_nobody_is_sent_there(
-    tmp_path, monkeypatch
-) -> None:
+async def test_a_taken_address_is_retried_and_no_peer_is_sent_there(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "_START_AGAIN_S", 0.1)
     told: asyncio.Queue[str] = asyncio.Queue()
     monkeypatch.setattr(ArtifactExchange, "serve_at", lambda _, address: told.put_nowait(address))

@@ -47,7 +47,7 @@ def test_chunks_from_many_threads_are_the_artifact(tmp_path, manifest, contents)
     assert digest_directory(partial.seal()) == manifest.digest
 
 
-def test_what_came_before_an_interruption_is_there(tmp_path, manifest, contents) -> None:
+def test_chunks_fetched_before_an_interruption_are_kept(tmp_path, manifest, contents) -> None:
     partial = Partial(tmp_path / "partial", manifest)
     partial.write(2, contents[2])
     # As after kill -9: nothing was closed, and a chunk was written that nobody noted.
@@ -72,7 +72,7 @@ def test_a_disk_that_lies_is_found_out_at_the_end(tmp_path, manifest, contents) 
     assert not partial.root.exists()
 
 
-async def test_a_node_tells_what_changed_and_serves_what_it_has(
+async def test_a_node_reports_changes_and_serves_its_chunks(
     tmp_path, manifest, contents, source
 ) -> None:
     holdings = Holdings(tmp_path, Library(tmp_path, max_bytes=0, reserve_bytes=0))
@@ -105,7 +105,7 @@ async def test_a_node_tells_what_changed_and_serves_what_it_has(
     assert after.read(manifest.digest, 2) is None
 
 
-async def test_what_others_put_there_is_served_if_it_is_what_its_name_says(
+async def test_a_foreign_file_is_served_if_it_matches_its_digest(
     tmp_path, manifest, contents, source
 ) -> None:
     source_copy = tmp_path / manifest.digest

@@ -89,7 +89,7 @@ async def test_chunks_and_nothing_else(tmp_path) -> None:
         assert (await site.get(elsewhere, f"Bearer {ticket(OTHER)}"))[0] == 404
 
 
-async def test_without_a_ticket_for_it_nobody_learns_what_is_here(tmp_path) -> None:
+async def test_without_a_ticket_no_peer_learns_the_contents(tmp_path) -> None:
     async with serving(tmp_path, {7: KEY}) as site:
         good = ticket(site.digest)
         for shown in (

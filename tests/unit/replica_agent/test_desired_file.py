@@ -16,7 +16,7 @@ def wish(version: int, *names: str) -> agent.SyncResponse:
     )
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_state_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "desired.json"
     assert DesiredFile(path).load() is None
     DesiredFile(path).save(wish(3, "a", "b"))

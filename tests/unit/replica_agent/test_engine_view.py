@@ -26,13 +26,13 @@ def _open_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         parent.chmod(0o755)
 
 
-def test_what_is_open_needs_nothing(tmp_path: Path) -> None:
+def test_an_open_path_needs_no_view(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir(mode=0o755)
     (tmp_path / "a" / "file").write_text("")
     assert view_for(STRANGER, [tmp_path / "a" / "file", tmp_path / "later"]).closed == {}
 
 
-def test_the_first_closed_directory_is_opened_for_what_is_needed_alone(home: Path) -> None:
+def test_the_first_closed_directory_is_opened_for_the_needed_paths_alone(home: Path) -> None:
     (home / "python" / "lib").mkdir()
     (home / "python").chmod(0o700)
     (home / "private").mkdir()
@@ -54,7 +54,7 @@ def test_links_are_followed_and_kept(home: Path, tmp_path: Path) -> None:
     }
 
 
-def test_what_is_itself_closed_cannot_be_opened(home: Path) -> None:
+def test_a_path_that_is_itself_closed_cannot_be_opened(home: Path) -> None:
     (home / "python").chmod(0o700)
     view = view_for(STRANGER, [home])
     assert (view.closed, f"chmod o+x {home}" in view.problem) == ({}, True)

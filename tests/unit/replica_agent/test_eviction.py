@@ -29,7 +29,7 @@ def test_a_base_goes_after_all_adapters() -> None:
     assert to_evict(items, 20, needed=False) == ["hot", "base"]
 
 
-def test_only_what_is_waited_for_takes_the_place_of_what_is_wanted() -> None:
+def test_only_an_awaited_artifact_takes_the_place_of_a_wanted_one() -> None:
     items = [item("used", hold=Hold.FAST), item("next", hold=Hold.PREFETCHED)]
     assert to_evict(items, 5, needed=False) is None
     assert to_evict(items, 5, needed=True) == ["next"]
@@ -59,7 +59,7 @@ ITEMS = st.lists(
 
 
 @given(items=ITEMS, room=st.integers(-5, 200), needed=st.booleans())
-def test_enough_goes_and_nothing_in_vain_nor_what_is_held(
+def test_enough_is_evicted_and_nothing_held_or_in_vain(
     items: list[EvictionCandidate], room: int, needed: bool
 ) -> None:
     allowed = Hold.PREFETCHED if needed else Hold.NONE

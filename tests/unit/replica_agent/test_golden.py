@@ -84,7 +84,7 @@ def test_a_shorter_interval_counts_at_once_and_other_bases_are_left_alone() -> N
     assert ask_all(schedule, [one], 20, start_s=1040) == []
 
 
-def test_who_is_accused_is_asked_the_platforms_prompts_at_once_and_once():
+def test_an_accused_replica_gets_the_platforms_prompts_at_once_and_once():
     schedule = GoldenSchedule()
     schedule.want([prompt("default-1/b"), prompt("default-2/b"), prompt("a-tenants/b")])
     targets = [target("r"), target("other")]
@@ -172,7 +172,7 @@ async def test_prompts_that_have_not_changed_are_kept_and_others_replaced() -> N
         running.cancel()
 
 
-async def test_results_nobody_takes_are_bounded() -> None:
+async def test_untaken_results_are_bounded() -> None:
     async def ask(_: GoldenTarget, __: agent.GoldenPrompt) -> engine.ProbeReply:
         return engine.ProbeReply(tokens=[7])
 
@@ -240,7 +240,7 @@ def test_a_prompt_that_takes_turns_is_not_asked_more_often_for_that() -> None:
     assert len(asked) == 1
 
 
-def test_what_a_schedule_remembers_is_bounded() -> None:
+def test_the_memory_of_a_schedule_is_bounded() -> None:
     schedule = GoldenSchedule()
     for turn in range(200):
         schedule.want([prompt(f"{turn}-{n}") for n in range(100)])

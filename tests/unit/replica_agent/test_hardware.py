@@ -57,7 +57,7 @@ def test_a_grave_xid_cordons_its_gpu_alone(number: int) -> None:
         (replace(A, is_lost=True), "cannot reach it"),
     ],
 )
-def test_what_a_gpu_says_about_itself_cordons_it(broken: GpuReading, words: str) -> None:
+def test_a_gpu_that_reports_an_error_is_cordoned(broken: GpuReading, words: str) -> None:
     assert words in reasons(after(Readings((broken, B))))["GPU-a"]
     assert list(after(Readings((broken, B))).cordons) == ["GPU-a"]
 

@@ -47,7 +47,7 @@ async def filled(library: Library, root: Path, sizes: Mapping[str, int]) -> Libr
     return library
 
 
-async def test_it_finds_what_is_whole_and_removes_what_was_leaving(make, tmp_path: Path) -> None:
+async def test_whole_artifacts_are_found_and_leaving_ones_removed(make, tmp_path: Path) -> None:
     root = tmp_path / "artifacts"
     put(root, PARTIAL, 5)
     put(root, ".staging_1", 5)
@@ -70,7 +70,7 @@ async def test_a_folder_that_is_missing_is_made(make, tmp_path: Path) -> None:
     assert (tmp_path / "artifacts").is_dir()
 
 
-async def test_what_others_put_there_or_removed_is_found_later(make, tmp_path: Path) -> None:
+async def test_artifacts_added_or_removed_by_others_are_found_later(make, tmp_path: Path) -> None:
     library = await filled(make(), tmp_path, {A: 10})
     put(tmp_path / "artifacts", B, 7)
     assert library.has(B)
@@ -88,7 +88,7 @@ async def test_the_coldest_makes_way_and_is_gone_from_the_disk(make, tmp_path: P
     assert library.evictions == 1
 
 
-async def test_what_cannot_make_way_stays(make, tmp_path: Path) -> None:
+async def test_an_artifact_that_cannot_be_removed_stays(make, tmp_path: Path) -> None:
     library = await filled(make(), tmp_path, {A: 30, B: 30, C: 30})
     library.desire([A])
     library.use("engine", [B])
@@ -154,7 +154,7 @@ async def test_all_that_leaves_is_away_before_anything_is_deleted(
     assert library.complete() == {}
 
 
-async def test_what_others_removed_needs_not_leave(make, tmp_path: Path) -> None:
+async def test_an_artifact_removed_by_others_needs_no_eviction(make, tmp_path: Path) -> None:
     library = await filled(make(), tmp_path, {A: 40, B: 40})
     (tmp_path / "artifacts" / A).rename(tmp_path / "away")
     assert await library.make_room(90, needed=False)
@@ -162,7 +162,7 @@ async def test_what_others_removed_needs_not_leave(make, tmp_path: Path) -> None
     assert library.evictions == 1
 
 
-async def test_room_is_kept_for_what_was_on_its_way_at_the_start(make, tmp_path: Path) -> None:
+async def test_room_is_kept_for_downloads_open_at_the_start(make, tmp_path: Path) -> None:
     library = await filled(make(), tmp_path, {})
     library.expect(A, 60)
     assert not await library.make_room(60, needed=True, digest=B)
@@ -205,9 +205,7 @@ def rot(path: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-async def test_what_was_touched_is_read_again_and_moved_away_when_it_is_bad(
-    make, tmp_path: Path
-) -> None:
+async def test_a_touched_artifact_is_read_again_and_moved_away_if_bad(make, tmp_path: Path) -> None:
     root = tmp_path / "artifacts"
     digest = put_sound(root)
     library = await filled(make(), tmp_path, {})
@@ -238,14 +236,14 @@ async def test_rot_that_shows_in_no_time_stamp_is_found_after_a_doubt(make, tmp_
     assert library.spoiled == 1
 
 
-async def test_what_was_fetched_is_not_read_once_more(make, tmp_path: Path) -> None:
+async def test_a_fetched_artifact_is_not_read_again(make, tmp_path: Path) -> None:
     library = await filled(make(), tmp_path, {})
     library.admit(A, put(tmp_path / "artifacts" / PARTIAL, "x", 25))
     assert library.looks_sound(A)
     assert await make().problem_of(A) == "", "nor by the next agent"
 
 
-async def test_what_is_evicted_while_it_is_read_is_not_there(
+async def test_an_artifact_evicted_during_reading_is_missing(
     make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = make()

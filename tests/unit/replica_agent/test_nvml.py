@@ -96,7 +96,7 @@ def consumer_card() -> dict[str, object]:
     }
 
 
-def test_cards_tell_what_they_can() -> None:
+def test_cards_report_their_available_readings() -> None:
     nvml = FakeNvml(datacenter_card(), consumer_card())
     readings = NvmlReader(nvml).read(1.5)
     assert readings.gpus == (

@@ -35,7 +35,7 @@ def test_an_engine_adopted_while_it_starts_is_marked_when_it_is_ready(tmp_path: 
     assert RunFile(tmp_path).load() == replace(RECORD, was_ready=True)
 
 
-def test_damaged_records_and_those_of_other_versions_count_as_none(tmp_path: Path) -> None:
+def test_damaged_records_and_records_of_other_versions_count_as_none(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     RunFile(tmp_path).save(RECORD)
     good = json.loads(path.read_text())

@@ -25,7 +25,7 @@ DIGEST = "ab" * 32
         (ErrorCode.ADAPTER_NOT_FOUND, 1000, False),
     ],
 )
-def test_what_is_the_adapters_fault(code, failures, expected) -> None:
+def test_faults_of_an_adapter_are_told_from_faults_of_a_node(code, failures, expected) -> None:
     assert is_fault(code, failures) == expected
 
 

@@ -23,7 +23,7 @@ def change(path: Path, **fields) -> None:
     path.write_text(json.dumps(changed))
 
 
-def test_what_was_written_is_read(base: Path) -> None:
+def test_a_written_config_is_read(base: Path) -> None:
     assert read_bert_config(base) == TINY
 
 
@@ -41,7 +41,7 @@ def test_what_was_written_is_read(base: Path) -> None:
         ({"embedding_size": 16}, "embedding_size 16"),
     ],
 )
-def test_what_the_graph_does_not_compute_is_refused(base, fields, words) -> None:
+def test_a_config_the_graph_does_not_compute_is_refused(base, fields, words) -> None:
     change(base / "config.json", **fields)
     with pytest.raises(ArtifactError, match=words):
         read_bert_config(base)
@@ -89,7 +89,7 @@ def test_a_checkpoint_must_fit_to_its_config(base: Path) -> None:
         load_embedding(base, {})
 
 
-def test_half_precision_weights_are_read_as_such(base: Path, reference) -> None:
+def test_half_precision_weights_are_read_as_half_precision(base: Path, reference) -> None:
     path = base / "model.safetensors"
     tensors = {name: array.astype(np.float16) for name, array in read_safetensors(path).items()}
     write_safetensors(path, tensors)

@@ -27,7 +27,7 @@ def embed(engine, *texts) -> list:
 
 @given(TEXTS)
 @settings(max_examples=25)
-def test_a_batch_gives_what_the_definition_says(engine, tiny, reference, texts) -> None:
+def test_a_batch_gives_the_result_of_the_definition(engine, tiny, reference, texts) -> None:
     for text, vectors in zip(texts, embed(engine, *texts), strict=True):
         assert vectors.shape == (1, TINY.hidden)
         assert np.abs(vectors[0] - reference(tiny, text)).max() < 1e-5
@@ -74,7 +74,7 @@ def test_a_bad_request_is_refused_alone(engine, ids, code, words) -> None:
     assert good.shape == also_good.shape == (1, TINY.hidden)
 
 
-def test_what_cannot_be_computed_fails_alone(engine, monkeypatch) -> None:
+def test_an_uncomputable_text_fails_alone(engine, monkeypatch) -> None:
     compute = engine._compute
 
     def fails_for_long(rows):

@@ -199,7 +199,7 @@ def test_each_adapter_is_in_its_slot_in_the_step_of_its_first_token(
         assert (state.sequences, state.is_in_slot, state.rank) == (0, True, 4)
 
 
-def test_who_lacks_a_slot_does_not_block_those_behind(make_engine, run_to_end) -> None:
+def test_a_request_without_a_slot_does_not_block_the_ones_behind(make_engine, run_to_end) -> None:
     engine = make_engine(slots=1)
     put(engine, 1, 2)
     engine.add(request(1, 1, [1] * 10, 20))
@@ -228,7 +228,7 @@ def test_a_dropped_adapter_waits_for_its_sequences(make_engine, run_to_end) -> N
     assert engine.load().adapters_resident == ()
 
 
-def test_loads_of_a_failed_step_are_repeated_for_those_who_live_on(
+def test_loads_of_a_failed_step_are_repeated_for_the_surviving_requests(
     make_engine, run_to_end, expected_output
 ) -> None:
     engine = make_engine(slots=1, step_tokens=8)
@@ -284,7 +284,7 @@ def test_a_stream_of_others_cannot_keep_an_adapter_out(make_engine, arrivals, co
     assert waited_for <= (OVERTAKEN_MAX + 8 * len(arrivals)) * max(counts)
 
 
-def test_those_behind_join_other_slots_while_one_is_claimed() -> None:
+def test_requests_behind_join_other_slots_while_one_is_claimed() -> None:
     table = AdapterTable(2, 1000)
     queue = WaitingQueue(table)
     for name in "abc":

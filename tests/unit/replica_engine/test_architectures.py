@@ -78,7 +78,9 @@ def test_the_test_model_is_served(model_dir: Path) -> None:
         {"head_dim": 31},
     ],
 )
-def test_what_the_graph_does_not_compute_is_refused_by_name(model_dir: Path, change: dict) -> None:
+def test_an_architecture_the_graph_does_not_compute_is_refused_by_name(
+    model_dir: Path, change: dict
+) -> None:
     (name,) = change
     with pytest.raises(ArtifactError, match=name) as caught:
         ModelConfig.of({**config_of(model_dir), **change})
@@ -101,7 +103,7 @@ def test_impossible_sizes_are_refused(model_dir: Path, size: str, value: object)
         ("qwen3", "head_dim"),
     ],
 )
-def test_a_field_whose_default_differs_between_families_must_be_there(
+def test_a_field_with_defaults_that_differ_between_families_is_required(
     model_dir: Path, kind: str, field: str
 ) -> None:
     config = {**config_of(model_dir), "model_type": kind, "sliding_window": None}

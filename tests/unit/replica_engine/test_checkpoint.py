@@ -104,7 +104,7 @@ def test_types_that_are_not_computed_are_refused(tensors: dict, text: str) -> No
         ({"lm_head.weight": (1, 1)}, ""),  # tied: it may be stored, and is not used
     ],
 )
-def test_tensors_must_be_those_of_the_config(model_dir: Path, change: dict, text: str) -> None:
+def test_tensors_must_match_the_config(model_dir: Path, change: dict, text: str) -> None:
     config = ModelConfig.of(json.loads((model_dir / "config.json").read_text()))
     shapes = {name: s for name, s in {**config.weight_shapes(), **change}.items() if s}
     weights = {name: Weight(np.zeros(shape, np.float32)) for name, shape in shapes.items()}

@@ -137,7 +137,7 @@ def test_a_sibling_that_is_cancelled_before_the_fork_never_runs(
     assert 3 not in note.admitted
 
 
-def test_the_prompts_logprobs_are_reported_once_by_whoever_computes_it(
+def test_the_prompts_logprobs_are_reported_once_by_the_computing_fork(
     make_engine, run_to_end
 ) -> None:
     engine = make_engine(step_tokens=32)

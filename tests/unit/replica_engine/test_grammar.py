@@ -419,7 +419,7 @@ REFUSED: dict[str, tuple[GrammarKind, str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_compiled_safely_is_refused(sampler: Sampler, name: str) -> None:
+def test_a_grammar_that_cannot_be_compiled_safely_is_refused(sampler: Sampler, name: str) -> None:
     kind, text, fragment = REFUSED[name]
     with pytest.raises(RefusedError, match=re.escape(fragment)) as refused:
         sampler.check(sequence(Sampling(grammar=Grammar(kind, text))).request)

@@ -64,7 +64,7 @@ def test_an_import_is_cached_told_and_used(
     assert target.load().kv_blocks_used == 0
 
 
-def test_an_import_takes_what_is_not_in_use_and_says_how_much(filled, make_engine, clock) -> None:
+def test_an_import_takes_unused_blocks_and_reports_their_number(filled, make_engine, clock) -> None:
     source = filled()
     exported = source.export_blocks(hashes_of(prompt_of(1, 3)))
     target = make_engine(blocks=4, clock=clock)
@@ -78,7 +78,7 @@ def test_an_import_takes_what_is_not_in_use_and_says_how_much(filled, make_engin
     assert target.load().running == 1
 
 
-def test_an_import_keeps_those_of_its_blocks_that_are_there(make_engine, run_to_end) -> None:
+def test_an_import_keeps_its_blocks_that_are_there(make_engine, run_to_end) -> None:
     prompt = prompt_of(1, 4)
     source, target = make_engine(), make_engine(blocks=4)
     source.add(request(1, prompt))

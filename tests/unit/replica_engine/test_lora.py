@@ -162,7 +162,7 @@ def test_layers_are_numbers(adapter_dir: Path, config: ModelConfig, layers: obje
         {"init_lora_weights": "gaussian", "peft_version": "0.21.2"},
     ],
 )
-def test_what_does_not_matter_is_accepted(
+def test_irrelevant_options_are_accepted(
     adapter_dir: Path, config: ModelConfig, harmless: dict
 ) -> None:
     edit_config(adapter_dir, **harmless)
@@ -203,7 +203,7 @@ def test_what_does_not_matter_is_accepted(
     ],
     ids=str,
 )
-def test_what_is_not_computed_is_refused_by_name(
+def test_uncomputed_options_are_refused_by_name(
     adapter_dir: Path, config: ModelConfig, change: dict
 ) -> None:
     (name,) = change
@@ -275,7 +275,7 @@ def test_broken_files_are_refused(adapter_dir: Path, config: ModelConfig) -> Non
     refuse(adapter_dir, config, "adapter_config.json is missing")
 
 
-def test_what_is_too_large_to_be_an_adapter_is_not_read(
+def test_a_file_too_large_for_an_adapter_is_not_read(
     adapter_dir: Path, config: ModelConfig
 ) -> None:
     weights = adapter_dir / "adapter_model.safetensors"

@@ -7,7 +7,7 @@ import pytest
 from replica.engine.safetensors import SafetensorsError, read_safetensors, write_safetensors
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_file_is_read(tmp_path: Path) -> None:
     tensors = {
         "a": np.arange(6, dtype=np.float32).reshape(2, 3),
         "b": np.array([1.5, -2.0], np.float16),

@@ -203,9 +203,7 @@ def test_the_minimum_length_counts_the_draft_before_each_row() -> None:
 
 
 @pytest.mark.parametrize(("sign", "expected"), [(1.0, 8), (-1.0, 8)])
-def test_repetition_makes_seen_tokens_less_likely_whatever_their_sign(
-    sign: float, expected: int
-) -> None:
+def test_a_repetition_penalty_lowers_seen_tokens_of_either_sign(sign: float, expected: int) -> None:
     logits = np.full((1, VOCABULARY), -9.0, np.float32)
     logits[0, 7], logits[0, 8] = (2.0, 1.5) if sign > 0 else (-1.5, -2.0)
     one = sequence([7], Sampling(repetition_penalty=2.0))

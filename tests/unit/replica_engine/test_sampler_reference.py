@@ -118,7 +118,7 @@ def sequences(draw: st.DrawFn) -> ScheduledSequence:
     seed=st.integers(0, 2**32 - 1),
     scale=st.sampled_from([0.5, 2.0, 6.0]),
 )
-def test_every_token_is_what_the_documented_order_gives(
+def test_every_token_follows_the_documented_order(
     batch: list[ScheduledSequence], seed: int, scale: float
 ) -> None:
     rng = np.random.default_rng(seed)

@@ -91,7 +91,7 @@ def test_tokens_of_probability_zero_are_never_drawn() -> None:
     seed=st.integers(0, 2**32 - 1),
     temperature=st.sampled_from([1e-7, 0.3, 1.0, 2.0]),
 )
-def test_the_two_levels_find_what_one_running_sum_finds(
+def test_the_two_level_search_equals_one_running_sum(
     vocabulary: int, seed: int, temperature: float
 ) -> None:
     logits = np.random.default_rng(seed).normal(0, 4, (3, vocabulary)).astype(np.float32)

@@ -83,7 +83,7 @@ def test_a_probe_does_not_wait_for_a_full_engine(make_engine, expected_output, r
         assert out[key] == expected_output([key] * 100, 20, stop=frozenset())
 
 
-def test_admission_leaves_room_to_those_who_run(make_engine) -> None:
+def test_admission_leaves_room_to_running_requests(make_engine) -> None:
     engine = make_engine(blocks=4, sequences=4, step_tokens=128)
     engine.add(request(1, [1] * 60, 30, ignore_eos=True))
     engine.step()
@@ -181,7 +181,7 @@ def test_limits_under_which_an_engine_could_stand_still_are_refused() -> None:
         Limits(100, 8, 4, 10, 100)
 
 
-def test_the_load_tells_what_the_last_step_computed_of_prompts(make_engine) -> None:
+def test_the_load_reports_the_prompt_tokens_of_the_last_step(make_engine) -> None:
     engine = make_engine(step_tokens=64)
     engine.add(SequenceRequest(1, [5] * 80, 8))
     engine.step()

@@ -40,7 +40,7 @@ def test_m8_is_the_polynomial_of_a_whole_prompt_and_of_a_pure_decode_step() -> N
     assert model.step_s(half_full) * 1e3 == pytest.approx(5.74 + 54.01 * 0.5 - 25.74 * 0.25)
 
 
-def test_sizes_are_those_of_the_study() -> None:
+def test_sizes_equal_the_sizes_of_the_study() -> None:
     assert MODELS_BY_NAME["h70"].size.blocks * 32 == 448_000
     assert MODELS_BY_NAME["m8"].size.blocks * 32 == 1_048_576
     assert {model.size.step_tokens_max for model in MODELS_BY_NAME.values()} == {2048}

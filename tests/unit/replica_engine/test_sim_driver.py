@@ -119,7 +119,7 @@ def test_a_thousand_sequences_make_more_than_100k_tokens_per_second(
     assert decoded / (clock.now_s - began_s) > 100_000
 
 
-def test_the_cost_model_is_what_passes(make_sim, run_to_end, clock) -> None:
+def test_a_run_takes_the_time_of_the_cost_model(make_sim, run_to_end, clock) -> None:
     engine = make_sim(
         cost_step_s=0.5,
         cost_decode_row_s=0.25,

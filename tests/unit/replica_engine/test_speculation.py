@@ -26,9 +26,7 @@ def naive_draft(tokens: list[int], count: int) -> list[int]:
     room=st.integers(1, 20),
     prompt_tokens=st.integers(0, 30),
 )
-def test_drafts_are_what_followed_the_last_tokens_before(
-    tokens, chunks, room, prompt_tokens
-) -> None:
+def test_drafts_follow_the_last_tokens_of_the_context(tokens, chunks, room, prompt_tokens) -> None:
     end = min(prompt_tokens, len(tokens))
     drafter = PromptLookup(16, end)
     for chunk in chunks:
@@ -69,7 +67,7 @@ def test_a_long_prompt_is_read_in_parts_and_once_for_all_siblings() -> None:
     assert drafts[5:] == [[], [], []]
 
 
-def test_what_a_sequence_wrote_last_counts_for_more_than_its_prompt() -> None:
+def test_the_newest_output_counts_for_more_than_the_prompt() -> None:
     prompt = [1, 2, 3, 4, 5, 6]
     drafter = PromptLookup(1, len(prompt))
     assert drafter.propose([*prompt, 1, 2, 3], 1) == [4]
@@ -82,7 +80,7 @@ def test_ids_that_look_alike_when_packed_are_told_apart() -> None:
     assert drafter.propose([0, 1, 0, 9, 1, 0, 0, 1 << 23, 1, 0, 0], 4) == [1 << 23, 1, 0, 0]
 
 
-def test_width_follows_what_was_right() -> None:
+def test_width_follows_accepted_drafts() -> None:
     drafter = PromptLookup(16)
     widths = []
     for tried, right in ((4, 4), (8, 8), (16, 16), (16, 5), (5, 5), (10, 0)):
@@ -169,7 +167,7 @@ def test_grammars_get_no_drafts(make_engine, run_to_end) -> None:
     assert engine.load().draft_tokens == 0
 
 
-def test_drafts_take_only_what_the_step_and_the_pool_have_left(make_engine, run_to_end) -> None:
+def test_drafts_take_only_the_rest_of_the_step_and_the_pool(make_engine, run_to_end) -> None:
     prompt = [1, 2, 3] * 10
     narrow = make_engine(sequences=2, step_tokens=2)
     for key, count in ((1, 10), (2, 60)):
@@ -180,7 +178,7 @@ def test_drafts_take_only_what_the_step_and_the_pool_have_left(make_engine, run_
     assert {plan.tokens for plan in drafting} == {2}
 
 
-def test_drafts_leave_the_last_blocks_to_those_who_need_them(make_engine) -> None:
+def test_drafts_leave_the_last_blocks_to_waiting_sequences(make_engine) -> None:
     drafts = []
     for seed in range(10):
         engine = make_engine(blocks=3, sequences=2)
@@ -236,7 +234,7 @@ def test_a_long_prediction_is_read_in_parts() -> None:
     assert predicted.propose([*tokens, 5006], 4) == [5007, 5008, 5009, 5010]
 
 
-def test_a_prediction_counts_apart_from_what_a_lookup_finds() -> None:
+def test_a_prediction_counts_apart_from_a_lookup() -> None:
     drafter = PromptLookup(4, 3, None, PredictedText([7, 8], 3, 16))
     tokens = [1, 2, 3]
     assert drafter.propose(tokens, 4) == [7, 8]

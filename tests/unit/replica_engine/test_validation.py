@@ -89,7 +89,7 @@ def field_of(changes: dict) -> str:
         ),
     ],
 )
-def test_what_no_engine_can_serve_is_refused_with_the_limit(changes, code, text) -> None:
+def test_a_request_no_engine_can_serve_is_refused_with_the_limit(changes, code, text) -> None:
     limits = replace(LIMITS, kv_blocks=2) if changes.get("prompt") == [1] * 90 else LIMITS
     values = {"key": 1, "prompt": [1, 2], "output_tokens_max": 3, **changes}
     with pytest.raises(RefusedError, match=text) as caught:
@@ -116,7 +116,9 @@ def test_what_no_engine_can_serve_is_refused_with_the_limit(changes, code, text)
         (sampling(grammar=Grammar(GrammarKind.JSON)), {"has_grammars": False}),
     ],
 )
-def test_what_one_engine_lacks_is_refused_there_and_served_elsewhere(changes, missing) -> None:
+def test_a_request_one_engine_cannot_serve_is_refused_there_and_served_elsewhere(
+    changes, missing
+) -> None:
     request = SequenceRequest(1, [1, 2], 3, **changes)
     check_request(request, LIMITS, ALL)
     with pytest.raises(RefusedError) as caught:

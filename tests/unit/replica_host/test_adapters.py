@@ -66,7 +66,9 @@ def test_another_adapter_does_not_wait(make_bench, make_adapter) -> None:
     assert set(bench.finished) == {1, 2}
 
 
-def test_a_missing_adapter_says_what_to_do_and_may_come_later(make_bench, make_adapter) -> None:
+def test_a_missing_adapter_is_reported_with_the_fix_and_may_come_later(
+    make_bench, make_adapter
+) -> None:
     bench = make_bench()
     bench.submit(sequence(1), sequence(2))
     bench.background.finish()
@@ -128,7 +130,7 @@ def test_an_adapter_that_is_put_there_anew_is_read_again(
     assert bench.finished[3].reason == wire.FINISH_REASON_LENGTH
 
 
-def test_what_says_nothing_about_the_adapter_is_not_remembered(make_bench, make_adapter) -> None:
+def test_a_failure_unrelated_to_the_adapter_is_not_remembered(make_bench, make_adapter) -> None:
     bench = make_bench()
     make_adapter("a", "busy")
     for number in (1, 2):
@@ -184,7 +186,9 @@ def test_names_that_are_no_digests_never_reach_the_file_system(make_bench) -> No
     assert len(bench.finished) == len(names)
 
 
-def test_those_who_wait_can_be_cancelled_also_one_fork_of_several(make_bench, make_adapter) -> None:
+def test_waiting_sequences_can_be_cancelled_also_one_fork_of_several(
+    make_bench, make_adapter
+) -> None:
     bench = make_bench()
     make_adapter("a")
     forks = [wire.Fork(id=2, seed=22), wire.Fork(id=3, seed=33)]
@@ -200,7 +204,7 @@ def test_those_who_wait_can_be_cancelled_also_one_fork_of_several(make_bench, ma
     assert bench.finished[2].reason == wire.FINISH_REASON_LENGTH
 
 
-def test_those_whose_router_left_are_not_started(make_bench, make_adapter) -> None:
+def test_waiting_sequences_of_a_departed_router_are_not_started(make_bench, make_adapter) -> None:
     bench = make_bench()
     make_adapter("a")
     bench.submit(sequence(1))
@@ -210,7 +214,7 @@ def test_those_whose_router_left_are_not_started(make_bench, make_adapter) -> No
     assert len(bench.core.sequences) == 0
 
 
-def test_those_who_wait_move_with_their_router(make_bench, make_adapter) -> None:
+def test_waiting_sequences_move_with_their_router(make_bench, make_adapter) -> None:
     bench = make_bench()
     make_adapter("a")
     bench.submit(sequence(1))
@@ -288,7 +292,7 @@ def test_requests_wait_for_an_adapter_that_the_node_gets(make_bench, make_adapte
     assert bench.driver.reads == [A]
 
 
-def test_what_the_node_cannot_get_is_told_to_all_who_wait(make_bench) -> None:
+def test_an_artifact_the_node_cannot_get_is_reported_to_all_waiters(make_bench) -> None:
     shelf = ManualShelf()
     bench = make_bench(shelf=shelf)
     bench.submit(sequence(1), sequence(2))
@@ -363,7 +367,7 @@ def test_waiting_for_the_node_is_bounded_and_hinders_no_reads(
     assert bench.finished[1].code == "engine_busy"
 
 
-def test_one_adapter_does_not_keep_out_those_who_want_another(
+def test_one_adapter_does_not_keep_out_requests_for_another(
     make_bench, make_adapter, monkeypatch
 ) -> None:
     monkeypatch.setattr(adapters_module, "WAITERS_EACH_MAX", 2)

@@ -79,7 +79,7 @@ steps_of_a_batch = st.integers(1, 5).flatmap(
 @given(
     steps=steps_of_runs | steps_of_a_batch, grants=st.lists(st.booleans(), min_size=8, max_size=8)
 )
-def test_whatever_is_merged_every_token_and_logprob_arrives_once_in_order(
+def test_every_token_and_logprob_of_merged_frames_arrives_once_in_order(
     steps: list[Step], grants: list[bool]
 ) -> None:
     outbox, encoder = Outbox(0), FrameEncoder(10)
@@ -145,7 +145,7 @@ def test_without_credit_nothing_is_taken_and_one_frame_costs_one_credit() -> Non
     assert outbox.take(0) == (None, False)
 
 
-def test_after_the_close_only_what_has_credit_goes_out() -> None:
+def test_after_the_close_only_frames_with_credit_leave() -> None:
     outbox = Outbox(0)
     outbox.post(StepNews(step=1))
     outbox.close()
@@ -159,7 +159,7 @@ def test_after_the_close_only_what_has_credit_goes_out() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tokens", "logprobs", "cache"])
-def test_what_a_router_leaves_unread_is_bounded(kind: str, monkeypatch) -> None:
+def test_news_unread_by_a_router_is_bounded(kind: str, monkeypatch) -> None:
     monkeypatch.setattr(news_module, "PENDING_ENTRIES_MAX", 20)
     outbox = Outbox(0)
     for step in range(3):

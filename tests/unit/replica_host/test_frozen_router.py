@@ -71,7 +71,7 @@ def test_one_that_confirms_is_left_alone(make_bench, step_s: float) -> None:
     assert not site.ends
 
 
-def test_without_a_promise_nobody_is_taken_for_frozen(make_bench) -> None:
+def test_without_a_heartbeat_promise_no_router_is_taken_for_frozen(make_bench) -> None:
     site = Site(make_bench(), every_ms=0)
     site.steps(3 * SILENCE_S)
     assert not site.ends

@@ -323,7 +323,7 @@ def test_a_router_that_reads_nothing_is_detached(
     wait_until(lambda: idle(host))
 
 
-def test_a_late_router_learns_what_is_cached(make_host, attach_router) -> None:
+def test_a_late_router_learns_the_cached_blocks(make_host, attach_router) -> None:
     host = make_host()
     first = attach_router(host, 1, "one")
     first.submit(1, prompt=[i % 400 for i in range(100)])

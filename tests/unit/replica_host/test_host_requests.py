@@ -109,7 +109,7 @@ def test_open_requests_are_bounded_by_kind(make_host, attach_router, monkeypatch
     assert router.ask(export_kv=wire.Export(hashes=HASHES)).HasField("exported")
 
 
-def test_bytes_that_nobody_has_looked_at_are_bounded(make_host, attach_router, monkeypatch) -> None:
+def test_unread_bytes_are_bounded(make_host, attach_router, monkeypatch) -> None:
     router = attach_router(make_host(), 1)
     monkeypatch.setattr(service, "INBOX_BYTES_MAX", 100)
     answer = router.submit(1, prompt=[1] * 200)
@@ -119,7 +119,7 @@ def test_bytes_that_nobody_has_looked_at_are_bounded(make_host, attach_router, m
     router.wait_finished(2)
 
 
-def test_what_is_open_at_the_end_is_answered(make_host, attach_router, make_responder) -> None:
+def test_requests_open_at_the_end_are_answered(make_host, attach_router, make_responder) -> None:
     host = make_host()
     router = attach_router(host, 1)
     driver = host._core._driver

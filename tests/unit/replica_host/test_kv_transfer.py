@@ -16,7 +16,7 @@ PROMPT = list(range(96))
 HASHES = block_hashes(PROMPT, b"r" * 16, 3)
 
 
-def test_what_is_packed_is_unpacked() -> None:
+def test_packed_blocks_are_unpacked() -> None:
     message = pack_blocks(BLOCKS, "base")
     assert unpack_blocks(message, "base") == BLOCKS
     assert (message.block_tokens, message.block_bytes) == (32, 8)
@@ -99,7 +99,7 @@ def test_blocks_go_from_one_engine_to_another(make_bench) -> None:
     assert (one.core.counters.kv_exported, two.core.counters.kv_imported) == (3, 3)
 
 
-def test_an_export_holds_what_is_cached_in_a_row_and_fits(make_bench, monkeypatch) -> None:
+def test_an_export_holds_consecutive_cached_blocks_and_fits(make_bench, monkeypatch) -> None:
     bench = filled(make_bench())
     assert export(bench, [HASHES[0], b"z" * 16, HASHES[1]]).exported.hashes == HASHES[0]
     assert export(bench, []).exported == wire.KvBlocks(
@@ -110,7 +110,7 @@ def test_an_export_holds_what_is_cached_in_a_row_and_fits(make_bench, monkeypatc
     assert export(bench, HASHES).exported.hashes == b"".join(HASHES[:2])
 
 
-def test_what_cannot_be_done_is_refused_and_counted(make_bench) -> None:
+def test_an_impossible_transfer_is_refused_and_counted(make_bench) -> None:
     bench = filled(make_bench())
     exported = export(bench, HASHES).exported
     exported.layout = "f32"

@@ -113,7 +113,7 @@ def test_tokens_are_told_by_adapter_for_some_and_together_for_the_rest(monkeypat
     assert {labels[1] for labels in series if labels[0] == name} == {first, second, "other"}
 
 
-def test_the_host_counts_what_it_does(make_bench) -> None:
+def test_the_host_counts_its_work(make_bench) -> None:
     from sluice.wire.engine.v1 import engine_pb2 as wire
 
     bench = make_bench()

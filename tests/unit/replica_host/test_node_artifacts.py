@@ -40,7 +40,7 @@ def line():
     line._waker.close()
 
 
-def test_who_asks_while_the_agent_is_away_waits_as_long_as_others(line) -> None:
+def test_an_engine_asking_while_the_agent_is_away_waits_as_long_as_others(line) -> None:
     line.lose(0.0)
     line.now_s = 100.0
     line.ask(A)

@@ -142,7 +142,7 @@ def test_every_kind_of_grammar_has_its_name(number: int, kind: GrammarKind) -> N
         (wire.Sampling(bias_token=[1, 1], logit_bias=[1, 2]), "more than one bias"),
     ],
 )
-def test_garbage_is_refused_with_what_to_correct(sampling: wire.Sampling, message: str) -> None:
+def test_garbage_is_refused_with_the_correction(sampling: wire.Sampling, message: str) -> None:
     with pytest.raises(RefusedError, match=message) as caught:
         decode(wire.Sequence(prompt=[1], sampling=sampling))
     assert caught.value.code is ErrorCode.INVALID_REQUEST

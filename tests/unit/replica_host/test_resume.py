@@ -138,7 +138,7 @@ def sequence(number: int, count: int = 100) -> wire.Sequence:
     return wire.Sequence(id=number, prompt=[1], output_tokens_max=count)
 
 
-def test_what_is_not_resumed_is_cancelled(make_bench) -> None:
+def test_an_unresumed_attachment_is_cancelled(make_bench) -> None:
     bench = make_bench()
     bench.submit(sequence(1))
     bench.step()
@@ -149,7 +149,7 @@ def test_what_is_not_resumed_is_cancelled(make_bench) -> None:
     assert not bench.driver.running
 
 
-def test_nobody_resumes_what_belongs_to_another_router(make_bench) -> None:
+def test_no_router_resumes_sequences_of_another(make_bench) -> None:
     bench = make_bench()
     bench.submit(sequence(1))
     bench.step()
@@ -186,7 +186,7 @@ def test_after_the_grace_there_is_nothing_to_resume(make_bench) -> None:
     assert list(attached.resumed) == []
 
 
-def test_ends_told_to_nobody_are_told_to_the_router_that_comes_back(make_bench) -> None:
+def test_unsent_ends_are_sent_to_the_returning_router(make_bench) -> None:
     bench = make_bench()
     bench.submit(sequence(1, 3))
     bench.core.orphan(1, bench.now_s)

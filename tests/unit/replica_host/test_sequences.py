@@ -73,7 +73,7 @@ def test_one_sequence_of_garbage_leaves_the_others_alone(make_bench) -> None:
     assert bench.finished[9].reason == wire.FINISH_REASON_LENGTH
 
 
-def test_logprobs_of_tokens_and_prompt_come_for_those_who_asked(make_bench) -> None:
+def test_logprobs_of_tokens_and_prompt_come_on_request(make_bench) -> None:
     bench = make_bench()
     asked = wire.Sampling(seed=4, logprobs=2)
     bench.submit(
@@ -122,7 +122,7 @@ def test_routers_with_equal_ids_get_their_own_tokens(make_bench, expected_tokens
     assert list(itertools.chain(*told)) == expected_tokens(2, 6)
 
 
-def test_a_probe_among_sequences_takes_nobodys_tokens(make_bench, expected_tokens) -> None:
+def test_a_probe_among_sequences_takes_no_tokens_of_theirs(make_bench, expected_tokens) -> None:
     bench = make_bench()
     answers: list[wire.HostFrame] = []
     bench.submit(sequence(1, sampling=wire.Sampling(seed=1), output_tokens_max=6))
@@ -168,7 +168,7 @@ def test_an_engine_without_logprobs_answers_probes_without(make_bench) -> None:
     assert (len(answers[0].probe.tokens), len(answers[0].probe.logprobs)) == (3, 0)
 
 
-def test_what_comes_for_a_detached_router_is_nobodys(make_bench) -> None:
+def test_events_of_a_detached_router_are_dropped(make_bench) -> None:
     """Drivers may report a sequence once more that was cancelled while a step ran."""
     bench = make_bench()
     other, _ = bench.attach("r2", 7)
@@ -248,7 +248,7 @@ def test_too_many_grammars_at_once_are_busy(make_bench) -> None:
     assert bench.finished[1].code == "engine_busy"
 
 
-def test_what_is_larger_than_any_sequence_is_refused_before_it_is_decoded(
+def test_a_request_larger_than_any_sequence_is_refused_before_it_is_decoded(
     make_bench, monkeypatch
 ) -> None:
     decoded = []
@@ -275,7 +275,7 @@ def test_what_is_larger_than_any_sequence_is_refused_before_it_is_decoded(
     assert bench.finished[6].reason == wire.FINISH_REASON_LENGTH
 
 
-def test_a_probe_whose_asker_has_given_up_is_dropped(make_bench) -> None:
+def test_a_probe_with_a_departed_caller_is_dropped(make_bench) -> None:
     bench, answers = make_bench(), []
     bench.submit(sequence(1, output_tokens_max=3))
     probe = wire.Probe(prompt=[1], tokens=1000, timeout_ms=1500)

@@ -54,7 +54,7 @@ def test_a_mixed_batch_answers_as_each_alone(
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "int8"])
 @pytest.mark.parametrize("changes", [{}, {"use_rslora": True, "lora_alpha": 3}], ids=str)
-def test_logits_are_those_of_merged_weights(
+def test_logits_equal_the_merged_weights(
     tmp_path: Path, architecture, changes, load, make_request, record_logits, reference_logits
 ) -> None:
     base, adapter = tmp_path / "base", tmp_path / "adapter"
@@ -144,7 +144,7 @@ def test_a_first_adapter_is_read_while_the_batch_goes_on(
     assert answer == alone["adapter-0"]
 
 
-def test_an_engine_says_what_it_can_hold(load, adapter_dirs) -> None:
+def test_an_engine_reports_its_capacity(load, adapter_dirs) -> None:
     limits = load(adapter_slots=3, adapter_rank=8).capabilities
     assert (limits.adapter_slots, limits.adapter_rank_max) == (3, 8)
     engine = load(adapter_rank=8)

@@ -60,7 +60,7 @@ def check(directory: Path, load, make_request, record_logits, reference_logits, 
     ],
     ids=str,
 )
-def test_logits_are_those_of_the_reference(
+def test_logits_equal_the_reference(
     tmp_path: Path, architecture, changes, load, make_request, record_logits, reference_logits
 ) -> None:
     write_random_model(tmp_path, 3, architecture=architecture, changes=changes)

@@ -21,7 +21,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("adapter", ["", "adapter-1"])
 @pytest.mark.parametrize("pressure", [False, True], ids=["calm", "preempted"])
-def test_logprobs_are_those_of_the_reference(
+def test_logprobs_equal_the_reference(
     load, make_request, reference_logits, model_dir: Path, adapter_dirs, adapter, pressure
 ) -> None:
     # Under pressure: 12 blocks for two sequences of 7 each, so one of them computes its prompt
@@ -76,7 +76,7 @@ def test_a_grammar_constrains_one_row_of_a_mixed_batch(
     assert together[2][-1] in (0, 2), "and its end"
 
 
-def test_the_engine_says_what_it_can_do(load) -> None:
+def test_the_engine_reports_its_features(load) -> None:
     can = load().capabilities
     assert can.has_grammars
     assert can.has_penalties

@@ -18,7 +18,7 @@ def test_a_choice_matches_its_texts_and_nothing_else(choices, other) -> None:
 
 
 @pytest.mark.parametrize("text", ["yes", "[]", '["a", 1]', '{"a": 1}', '"a"'])
-def test_what_is_no_choice_is_refused(text) -> None:
+def test_invalid_choices_are_refused(text) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - JSON's own errors are among them
         choice_regex(text)
 

@@ -82,7 +82,7 @@ def test_windows_of_one_block_count_together() -> None:
     assert translator.apply([removed(1, window=7)]) == {own: False}
 
 
-def test_what_cannot_be_named_is_left_out() -> None:
+def test_events_of_unknown_blocks_are_skipped() -> None:
     translator = BlockTranslator()
     assert translator.apply([stored(None, *parts(PROMPT))]) == {}  # nobody asked for it
     translator.expect([1, 2, 3], ROOT_A)
@@ -93,7 +93,7 @@ def test_what_cannot_be_named_is_left_out() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=60))
-def test_what_is_reported_adds_up_to_what_is_held(actions) -> None:
+def test_the_reported_changes_add_up_to_the_held_blocks(actions) -> None:
     """Chains of three blocks are stored and evicted at random, each as a whole or from its end."""
     translator = BlockTranslator()
     prompts = {index: [index * 50 + 1 + i for i in range(96)] for index in range(6)}

@@ -67,7 +67,7 @@ def test_an_ejection_is_told_once_with_its_evidence():
     assert plane.calls == 1
 
 
-def test_what_was_not_heard_is_told_later_the_newest_of_each_replica():
+def test_unsent_accusations_are_sent_later_the_newest_of_each_replica():
     plane = Plane()
     plane.error = grpc.StatusCode.UNAVAILABLE
 
@@ -98,7 +98,7 @@ def test_a_control_plane_that_refuses_is_told_no_more(code: grpc.StatusCode):
     assert plane.calls == 1
 
 
-def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch):
+def test_waiting_accusations_are_bounded(monkeypatch: pytest.MonkeyPatch):
     plane = Plane()
     monkeypatch.setattr(accusations, "KEPT_MAX", 100)
 

@@ -19,7 +19,7 @@ def test_an_adapter_is_free_in_a_slot_cheap_in_memory_and_dear_on_disk() -> None
     assert residency.load_s("stranger", "y") == cold
 
 
-def test_cold_is_what_no_replica_has() -> None:
+def test_an_adapter_on_no_replica_is_cold() -> None:
     residency = AdapterResidency()
     residency.resident("a", ["x"])
     residency.resident("b", [])
@@ -36,7 +36,7 @@ def test_after_a_dispatch_the_next_one_finds_the_adapter_in_memory() -> None:
     assert residency.place("a", "x") is AdapterPlace.MEMORY
 
 
-def test_load_times_are_learned_from_those_who_waited_for_the_load() -> None:
+def test_load_times_are_learned_from_requests_that_waited_for_a_load() -> None:
     residency = AdapterResidency()
     cold_before = residency.load_s("a", "new")
     for number in range(60):
@@ -60,7 +60,7 @@ def test_load_times_are_learned_from_those_who_waited_for_the_load() -> None:
     assert residency.load_s("a", "d59") == 0.0
 
 
-def test_a_replica_with_all_slots_in_use_has_room_only_for_those_in_use() -> None:
+def test_a_replica_with_all_slots_in_use_has_room_only_for_adapters_in_use() -> None:
     residency = AdapterResidency()
     residency.acquire("a", "x")
     residency.acquire("a", "x")
@@ -85,7 +85,7 @@ def test_ends_after_a_loss_are_ignored() -> None:
     assert residency.used("a") == set()
 
 
-def test_what_is_thought_to_be_in_memory_is_bounded_and_what_is_used_stays() -> None:
+def test_adapters_assumed_in_memory_are_bounded_and_used_ones_stay() -> None:
     residency = AdapterResidency()
     residency.acquire("a", "kept")
     for number in range(3 * IN_MEMORY_MAX):

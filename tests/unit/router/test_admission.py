@@ -88,7 +88,7 @@ def test_context_adapter_and_capacity_have_codes_of_their_own():
     assert by_handle["queue_full"] >= 100
 
 
-def test_before_anything_is_attached_nobody_knows_what_fits():
+def test_before_any_attachment_no_size_is_known_to_fit():
     core = RouterCore(CoreConfig())
     core.on_gateway(1, 0.0)
     core.on_cells(["cell"], [])
@@ -115,7 +115,7 @@ def test_a_tenant_has_its_own_limits_in_requests_and_in_tokens():
 
 
 @pytest.mark.parametrize("begun", [{"resumed_tokens": 5}, {"is_begun": True}])
-def test_what_belongs_to_a_begun_answer_is_let_in(begun):
+def test_a_request_of_a_begun_answer_is_admitted(begun):
     world = Cell(tenant_requests_max=1)
     world.fill()
     world.submit(tenant_id="a")
@@ -124,7 +124,7 @@ def test_what_belongs_to_a_begun_answer_is_let_in(begun):
     assert world.code(world.submit(tenant_id="a", payload=payload, deadline_s=0.001)) == ""
 
 
-def test_what_an_idle_engine_has_not_heard_of_yet_does_not_wait_for_memory(bench):
+def test_requests_unknown_to_an_idle_engine_do_not_wait_for_memory(bench):
     world = bench(replicas=1, sequences=64, blocks=4096, deadline_default_s=60.0)
     dispatch = world.dispatch(world.submit())
     done = engine.EngineState(step_us=20_000)
@@ -163,7 +163,7 @@ def test_batch_goes_first_then_cold_adapters_then_the_lowest_tier():
     assert world.code(world.submit(priority=9)) == "queue_full"
 
 
-def test_nobody_is_shed_when_that_would_not_be_enough():
+def test_no_request_is_shed_when_that_would_not_be_enough():
     world = Cell(queue_tokens_max=1000)
     world.fill()
     world.submit(prompt=800, priority=5)
@@ -195,7 +195,7 @@ ARRIVALS = st.lists(
 
 
 @given(ARRIVALS)
-def test_for_lack_of_room_nobody_is_refused_while_enough_of_lower_tiers_waits(arrivals):
+def test_no_request_is_refused_for_room_while_enough_lower_tier_work_waits(arrivals):
     world = Cell(queue_requests_max=6, queue_tokens_max=1200)
     world.fill(priority=9)
     for priority, prompt, adapter, tenant in arrivals:
@@ -314,7 +314,7 @@ def test_a_tier_refuses_by_the_wait_and_not_by_a_requests_own_prefill():
     assert world.code(long) == "", "8 s of prefill of its own are no wait"
 
 
-def test_what_a_tier_lets_in_is_served_late_rather_than_sent_away():
+def test_a_tier_that_never_rejects_serves_late():
     world = Cell(deadline_default_s=30.0)
     world.fill()
     late = world.submit(**TIER)
@@ -346,7 +346,7 @@ def test_a_tier_does_not_count_the_load_of_an_adapter_as_a_wait():
     assert world.code(world.submit(prompt=100, adapter="cold", admission_s=0.4)) == "overloaded"
 
 
-def test_with_nobody_before_it_a_request_is_always_tried():
+def test_with_an_empty_queue_a_request_is_always_tried():
     world = Cell(sequences=100, deadline_default_s=1.0)
     slow(world, 1.0)
     assert world.code(world.submit(prompt=50_000)) == ""
@@ -390,7 +390,7 @@ def test_the_top_tier_is_shed_when_it_is_alone():
         max_size=60,
     )
 )
-def test_whatever_comes_the_top_tier_is_shed_only_when_it_is_alone(arrivals):
+def test_the_top_tier_is_shed_only_when_it_is_alone(arrivals):
     world = Cell(sequences=4, deadline_default_s=2.0)
     slow(world, 0.0005)
     top = 0
@@ -424,7 +424,7 @@ def test_a_flood_of_one_tenant_is_not_anothers_wait(flood):
     assert world.cell.predict(heavy, heavy_prefill_s, world.now).ttft_s() > 0.4 * flood
 
 
-def test_predictions_follow_what_happens():
+def test_predictions_follow_observations():
     world = Cell(sequences=100, deadline_default_s=1e6)
     slow(world, 0.001)
     for _ in range(20):

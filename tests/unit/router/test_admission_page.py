@@ -20,7 +20,7 @@ def test_the_table_has_the_codes_of_admission_with_their_statuses():
     assert all(ErrorCode(code).policy.status == int(status) for status, code in rows)
 
 
-def test_the_numbers_are_those_of_the_code():
+def test_the_numbers_equal_the_code():
     low, high = forecast.RETRY_AFTER_MIN_S, forecast.RETRY_AFTER_MAX_S
     assert f"Between {low:g} and {high:g} s" in TEXT
     assert f"{forecast.RETRY_AFTER_UNKNOWN_S:g} s when no replica is attached" in TEXT

@@ -17,7 +17,7 @@ def kept() -> int:
     return sum(isinstance(it, Request) for it in gc.get_objects())
 
 
-def test_what_comes_in_crowds_and_goes_is_not_kept(bench):
+def test_requests_that_come_in_crowds_and_end_are_not_kept(bench):
     world, keys = bench(replicas=1, sequences=64, step=4096, blocks=4096), count()
     before = kept()
     for _ in range(25):
@@ -34,7 +34,7 @@ def test_what_comes_in_crowds_and_goes_is_not_kept(bench):
     assert kept() - before < KEPT_MAX
 
 
-def test_adapters_that_nobody_waits_for_any_more_take_no_room():
+def test_adapters_without_waiting_requests_take_no_room():
     waiters, before = AdapterWaiters(), kept()
     for number in range(2000):
         request = Request(handle=1, cell_id="", prompt_tokens=1, adapter=f"adapter-{number}")
@@ -43,7 +43,7 @@ def test_adapters_that_nobody_waits_for_any_more_take_no_room():
     assert kept() - before < KEPT_MAX
 
 
-def test_who_waits_for_long_keeps_nobody_who_came_later():
+def test_a_long_waiting_request_keeps_no_later_one():
     waiters, before = AdapterWaiters(), kept()
     patient = Request(handle=1, cell_id="", prompt_tokens=1, adapter="adapter")
     waiters.add(patient, waiting=1)
@@ -57,7 +57,7 @@ def test_who_waits_for_long_keeps_nobody_who_came_later():
     assert kept() - before < KEPT_MAX
 
 
-def test_a_tenant_keeps_none_of_those_who_left_its_line():
+def test_a_tenant_keeps_no_request_that_left_its_line():
     queue, before = FairQueue(), kept()
     for tenant in range(20):
         crowd = [

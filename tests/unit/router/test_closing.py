@@ -57,7 +57,7 @@ def told(closings: Closings) -> dict[str, RequestEvent]:
     return {event.event_id: event for event in events}
 
 
-def test_what_runs_is_told_when_its_engine_has_said_its_last_word():
+def test_running_requests_are_closed_after_the_last_word_of_their_engine():
     accounts, closings, gateway = world()
     accounts.submitted([submit(1), submit(2, resumed=10), submit(3), submit(4)])
     request, resumed = running(1, 3), running(2, 5)
@@ -80,7 +80,7 @@ def test_what_runs_is_told_when_its_engine_has_said_its_last_word():
     assert not closings.has_work
 
 
-def test_what_ended_a_moment_ago_is_told_and_what_ended_long_ago_is_not():
+def test_recently_ended_requests_are_reported_and_old_ones_are_not():
     accounts, closings, gateway = world()
     accounts.submitted(submit(handle) for handle in range(1, 5))
     accounts.told(ended(1, 11), now=0.0)
@@ -137,7 +137,7 @@ def test_all_answers_of_a_request_are_kept_as_long_as_the_last_of_them():
     assert sorted(RequestEvent.FromString(it).output_tokens for it in closings.take()) == [40, 50]
 
 
-def test_what_is_kept_of_ended_answers_is_bounded():
+def test_kept_ended_answers_are_bounded():
     accounts, _, _ = world()
     large = RequestEvent(event_id="e", model="m" * 60_000).SerializeToString()
     for handle in range(2000):
@@ -186,7 +186,7 @@ def test_requests_of_which_nothing_is_known_make_their_hour_incomparable():
     assert found == {hour_ms, hour_ms - HOUR_MS}  # it may have come before the hour struck
 
 
-def test_a_gateway_that_tells_nothing_or_nonsense_harms_nobody():
+def test_a_silent_or_nonsensical_gateway_harms_no_other():
     accounts, closings, gateway = world()
     accounts.submitted([wire.Submit(handle=1), wire.Submit(handle=2, closing=b"\xff\xff")])
     gateway.requests = {1: running(1, 3), 2: Request(handle=2, cell_id="c", prompt_tokens=7)}
@@ -209,7 +209,7 @@ def test_each_request_is_told_once(outcomes: list[tuple[int, int]]):
     assert {key: it.output_tokens for key, it in told(closings).items()} == expected
 
 
-def test_what_was_known_of_a_placement_is_not_kept():
+def test_the_details_of_a_placement_are_not_kept():
     accounts, closings, gateway = world()
     accounts.submitted([submit(1)])
     batch = ended(1, 5)

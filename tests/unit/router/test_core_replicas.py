@@ -10,7 +10,7 @@ BUSY = engine.FINISH_REASON_BUSY
 FAILED = engine.FINISH_REASON_FAILED
 
 
-def test_a_lost_replica_moves_what_was_not_emitted(bench):
+def test_a_lost_replica_moves_unemitted_requests(bench):
     world = bench(step=4096)
     handles = [world.submit() for _ in range(6)]
     moved = [handle for handle in handles if world.dispatch(handle).replica_id == "replica-0"]
@@ -26,7 +26,7 @@ def test_a_lost_replica_moves_what_was_not_emitted(bench):
     assert world.core.lifecycle.stats.requeues == len(moved) - 1
 
 
-def test_what_comes_back_goes_first(bench):
+def test_returned_requests_go_first(bench):
     world = bench(replicas=2, sequences=2)
     first = [world.submit() for _ in range(4)]
     late = world.submit()
@@ -63,7 +63,7 @@ def test_a_failed_sequence_is_tried_elsewhere(bench):
     assert world.outcome(handle).kind == wire.OUTCOME_KIND_LOST
 
 
-def test_a_caller_is_told_what_failed_at_last_and_not_where(bench):
+def test_a_caller_gets_the_last_failure_without_its_place(bench):
     world = bench(retries_max=1)
     handle = world.submit()
     for _ in range(2):
@@ -74,7 +74,7 @@ def test_a_caller_is_told_what_failed_at_last_and_not_where(bench):
     assert outcome.message == "gave up after 2 attempts; last: the replica: out of luck"
 
 
-def test_what_an_engine_said_reaches_the_caller_as_it_is(bench):
+def test_the_message_of_an_engine_reaches_the_caller_unchanged(bench):
     world = bench(replicas=1, retries_max=0)
     handle = world.submit()
     message = "no adapter replica-0: replica replica-0"
@@ -83,7 +83,7 @@ def test_what_an_engine_said_reaches_the_caller_as_it_is(bench):
     assert said == f"gave up after 1 attempts; last: the replica: {message}"
 
 
-def test_busy_is_nobodys_failure_and_pauses_the_replica(bench):
+def test_a_busy_answer_is_no_failure_and_pauses_the_replica(bench):
     world = bench(replicas=1, retries_max=0)
     handle = world.submit()
     for _ in range(5):
@@ -106,7 +106,7 @@ def test_refused_is_final(bench):
     assert (outcome.kind, outcome.code) == (wire.OUTCOME_KIND_FAILED, "engine_refused")
 
 
-def test_a_refused_caller_is_told_why_and_not_by_whom(bench):
+def test_a_refused_caller_gets_the_reason_and_no_replica(bench):
     world = bench()
     handle = world.submit()
     refused = {world.dispatch(handle): engine.FINISH_REASON_REFUSED}
@@ -182,7 +182,7 @@ def test_a_resumed_sequence_that_has_lost_tokens_is_an_error(bench):
         world.core.on_resumed("replica-0", 1, 2, resumed((dispatch.sequence, [1])), world.now)
 
 
-def test_what_the_last_owner_left_on_an_engine_counts(bench):
+def test_work_left_on_an_engine_by_the_last_owner_counts(bench):
     world = bench(replicas=1, sequences=4, blocks=100, step=256)
     left_behind = engine.EngineState(
         running=2, waiting=1, kv_blocks_used=90, prefill_tokens_owed=5000, step_us=20_000
@@ -201,7 +201,7 @@ def ended(world) -> set[int]:
     return {entry.handle for entry in world.batch().outcomes}
 
 
-def test_who_would_be_answered_elsewhere_does_not_wait_long_for_replicas(bench):
+def test_a_request_with_an_alternative_does_not_wait_long_for_replicas(bench):
     world = bench(replicas=0)
     stays, leaves = world.submit(), world.submit(absence_s=3.0)
     world.tick(2.9)
@@ -213,7 +213,7 @@ def test_who_would_be_answered_elsewhere_does_not_wait_long_for_replicas(bench):
     assert stays not in ended(world)
 
 
-def test_what_a_draining_replica_computes_is_not_taken_away(bench):
+def test_work_of_a_draining_replica_stays_there(bench):
     world = bench(replicas=1, sequences=1)
     computed, waiting = (world.submit(absence_s=3.0) for _ in range(2))
     dispatch = world.dispatch(computed)

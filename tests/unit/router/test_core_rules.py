@@ -199,7 +199,7 @@ def test_a_prompt_too_long_is_found_out_when_the_first_replica_attaches(bench):
     assert world.order == [other]
 
 
-def test_a_deadline_evicts_what_has_no_token(bench):
+def test_a_deadline_evicts_requests_without_a_token(bench):
     world = bench(replicas=1, sequences=1)
     runs = world.submit(deadline_s=1.0)
     stuck = world.submit(deadline_s=1.0)
@@ -278,7 +278,7 @@ def test_a_handle_in_use_is_an_error(bench):
         world.submit()
 
 
-def test_a_cell_that_moves_away_gives_back_what_waits_and_ends_what_runs(bench):
+def test_a_moving_cell_returns_waiting_requests_and_ends_running_ones(bench):
     world = bench(replicas=1, sequences=1)
     runs, waits = world.submit(), world.submit()
     world.plan(cells=())
@@ -324,7 +324,7 @@ def test_cell_states_are_told_when_they_change_and_as_a_sign_of_life(bench):
     assert (state.running, state.replicas_ready, state.queued) == (1, 2, 0)
 
 
-def test_what_a_cell_has_become_waits_a_little_for_tokens_to_ride_with(bench):
+def test_a_report_on_a_cell_waits_briefly_to_ride_with_tokens(bench):
     world = bench()
     world.tick(1.0)  # told, and a sign of life
     world.submit()
@@ -414,7 +414,7 @@ def test_shorter_prompts_of_a_tenant_overtake_but_not_for_ever(bench):
     assert waited * 0.2 <= 2 * objective_s + 0.5
 
 
-def test_preempted_work_goes_on_behind_what_it_had_emitted(bench):
+def test_preempted_work_goes_on_behind_its_emitted_tokens(bench):
     world = bench(replicas=1, sequences=1, deadline_default_s=30.0)
     batch = world.submit(is_preemptible=True, output=50)
     dispatch = world.dispatch(batch)

@@ -45,7 +45,7 @@ def test_old_hours_are_dropped_whole_and_do_not_come_back() -> None:
             assert found[hour, OTHER].output_tokens == 5
 
 
-def test_this_hour_and_the_one_before_stay_whatever_clocks_of_gateways_say() -> None:
+def test_this_hour_and_the_one_before_stay_under_any_gateway_clock() -> None:
     counts = TokenCounts("router", 1)
     reported(counts)
     counts.add((NOW_MS, "now"), 10)
@@ -60,7 +60,7 @@ def test_this_hour_and_the_one_before_stay_whatever_clocks_of_gateways_say() -> 
     assert found[NOW_MS - HOUR_MS, "before"].output_tokens == 11
 
 
-def test_what_changes_while_a_report_is_read_is_in_it_or_in_the_next() -> None:
+def test_a_change_during_a_report_is_in_it_or_in_the_next() -> None:
     counts = TokenCounts("router", 1)
     counts.add((NOW_MS, "a"), 10)
     counts.add((NOW_MS, "b"), 10)

@@ -225,7 +225,7 @@ def test_an_answer_that_ends_with_its_first_token_ends(world):
 
 
 @pytest.mark.parametrize("fields", [{"output": 1}, {"prompt": 20}, {"hashes": ()}])
-def test_what_gains_nothing_stays_whole(world, fields):
+def test_a_request_without_a_gain_stays_whole(world, fields):
     world = world()
     words = {"prompt": 1000, "output": 200, **fields}
     handle = world.submit(**{"hashes": range(words["prompt"] // BLOCK), **words})
@@ -259,7 +259,7 @@ def test_a_transfer_that_fails_costs_time_and_nothing_else(world, blocks):
     assert world.dispatch(world.submit(prompt=5)).replica_id in {D, D2}
 
 
-def test_a_transfer_that_nobody_answers_for_is_given_up(world):
+def test_an_unanswered_transfer_is_given_up(world):
     world = world()
     handle = submit(world)
     prefill(world, handle)

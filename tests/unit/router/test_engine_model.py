@@ -156,7 +156,9 @@ PROMPTS = st.tuples(
     st.floats(1e-6, 1.0),
     st.lists(st.floats(0.0, 1e6), min_size=1, max_size=4),
 )
-def test_whatever_it_is_told_it_arrives_at_now(prompts, decoding, budget, step_s, times):
+def test_the_model_arrives_at_the_present_after_any_reports(
+    prompts, decoding, budget, step_s, times
+):
     shade = engine_model(budget)
     shade.speed.decode_step_s = step_s
     shade.anchor(50.0, prompts, decoding, 0.0, pauses=0)
@@ -168,7 +170,7 @@ def test_whatever_it_is_told_it_arrives_at_now(prompts, decoding, budget, step_s
         assert not shade.is_idle or not (decoding or shade.tokens)
 
 
-def test_what_waits_for_memory_waits_and_the_others_go_on():
+def test_a_sequence_waiting_for_memory_waits_and_the_others_go_on():
     shade = engine_model()
     shade.anchor(1.0, [(float("inf"), 100, 1.0)], 1, 0.0, pauses=0)
     shade.advance(2.0)
@@ -194,7 +196,7 @@ MARGINS = st.lists(st.floats(-1.0, 1.0), max_size=30)
 
 
 @given(MARGINS, st.integers(0, 2000), st.integers(1, 4000), st.sampled_from([0.25, 1.0, 8.0]))
-def test_at_risk_are_those_whom_the_steps_until_then_make_late(begun, owed, tokens, slowness):
+def test_sequences_that_the_next_steps_make_late_are_at_risk(begun, owed, tokens, slowness):
     shade = engine_model()
     token_s = TOKEN_S * slowness
     shade.anchor(1.0, [(2.0, owed, owed * token_s)], 1, 0.5, pauses=0)
@@ -211,7 +213,7 @@ def test_at_risk_are_those_whom_the_steps_until_then_make_late(begun, owed, toke
 
 
 @given(MARGINS, st.data())
-def test_who_ends_is_at_risk_no_more(begun, data):
+def test_an_ended_sequence_is_at_risk_no_more(begun, data):
     shade = engine_model()
     for slack_s in begun:
         shade.began(slack_s)
@@ -246,7 +248,7 @@ def step_us(tokens: int) -> int:
     return round((DECODE_STEP_S + tokens * TOKEN_S) * 1e6)
 
 
-def test_what_a_frame_says_it_computed_is_not_owed_any_more(engine_world):
+def test_work_computed_by_a_frame_is_not_owed_any_more(engine_world):
     world, book = engine_world
     dispatch = world.dispatch(world.submit(prompt=1000))
     world.now += step_us(256) * 1e-6
@@ -262,7 +264,7 @@ def test_what_a_frame_says_it_computed_is_not_owed_any_more(engine_world):
     assert book.owed_tokens(world.now) == 744 - 256, "the next step has begun"
 
 
-def test_a_frame_of_several_steps_tells_by_what_is_left(engine_world):
+def test_a_frame_of_several_steps_is_applied_by_its_remaining_work(engine_world):
     world, book = engine_world
     first = world.dispatch(world.submit(prompt=1000))
     state = engine.EngineState(
@@ -297,7 +299,7 @@ def test_a_sign_of_life_in_the_middle_of_a_step_moves_nothing(engine_world):
     assert book.slack_s == 0.0
 
 
-def test_who_decodes_earns_credit_by_short_steps_and_loses_it_by_long_ones(engine_world):
+def test_a_decoding_request_earns_credit_by_short_steps_and_loses_it_by_long_ones(engine_world):
     world, book = engine_world
     dispatch = world.dispatch(world.submit(prompt=10))
     world.frame("replica-0", admitted=[dispatch], cached=0, tokens={dispatch: [1]})

@@ -46,7 +46,7 @@ def test_a_request_that_might_come_is_told_where_it_would_go(bench):
     assert by_name(explanation)[busy].active == 1
 
 
-def test_what_is_cached_and_whose_session_it_is_can_be_seen(bench):
+def test_cached_tokens_and_the_session_are_shown(bench):
     world = bench(replicas=2, sequences=100, step=4096)
     first = world.submit(prompt=960, hashes=HASHES, session=7)
     home = world.dispatch(first).replica_id
@@ -187,7 +187,7 @@ def test_traced_and_troubled_requests_are_explained_now_and_then(bench):
     assert f"1 attempts failed, the last on {lost.replica_id}; least cost" in decision.reason
 
 
-def test_of_what_went_wrong_is_told_at_the_end_what_is_left_of_the_decision(bench):
+def test_a_failed_request_keeps_the_rest_of_its_decision_to_the_end(bench):
     world = bench(replicas=1, sequences=100, step=4096)
     good, slow, lost = (world.submit(prompt=20) for _ in range(3))
     world.frame("replica-0", admitted=[world.dispatch(good)], tokens={world.dispatch(good): [1]})
@@ -207,7 +207,7 @@ def test_of_what_went_wrong_is_told_at_the_end_what_is_left_of_the_decision(benc
         assert "would have cost was not kept" in decision.reason
 
 
-def test_what_is_left_of_slow_requests_is_told_now_and_then_and_of_failed_ones_always(bench):
+def test_decisions_of_slow_requests_are_sampled_and_of_failed_ones_always_reported(bench):
     world = bench(replicas=1, sequences=100, step=4096, decision_pause_s=0.05)
     slow = [world.submit(prompt=20) for _ in range(8)]
     dispatches = [world.dispatch(handle) for handle in slow]
@@ -315,7 +315,7 @@ def worlds(bench):
 
 @given(coming=st.lists(requests(), min_size=1, max_size=12), last=requests())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_an_explanation_says_what_then_happens_and_changes_nothing(worlds, coming, last):
+def test_an_explanation_predicts_the_placement_and_changes_nothing(worlds, coming, last):
     world = worlds()
     for fields in coming:
         world.submit(**fields)

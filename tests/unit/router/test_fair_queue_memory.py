@@ -10,7 +10,7 @@ def state(used: int, running: int) -> engine.EngineState:
     return engine.EngineState(kv_blocks_used=used, running=running)
 
 
-def test_nobody_takes_the_memory_that_the_head_of_the_queue_waits_for(bench):
+def test_no_request_takes_the_memory_awaited_by_the_head_of_the_queue(bench):
     world = bench(replicas=2, blocks=20, step=4096, sequences=50, output_tokens_expected=16)
     full = [world.submit(prompt=14 * BLOCK, output=BLOCK) for _ in range(2)]  # 15 of 20 blocks
     head = world.submit(prompt=9 * BLOCK, output=BLOCK, tenant_id="other")
@@ -30,7 +30,7 @@ def test_nobody_takes_the_memory_that_the_head_of_the_queue_waits_for(bench):
     assert world.dispatch(head).replica_id == dispatch.replica_id
 
 
-def test_an_answer_that_outgrows_what_was_expected_is_booked_as_it_grows(bench):
+def test_an_answer_longer_than_expected_is_booked_as_it_grows(bench):
     world = bench(replicas=1, blocks=64, step=4096, output_tokens_expected=16)
     dispatch = world.dispatch(world.submit(prompt=BLOCK, output=500))
     book = world.core.replicas["replica-0"]

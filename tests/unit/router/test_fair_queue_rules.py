@@ -59,7 +59,7 @@ def test_being_away_earns_nothing():
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_who_still_runs_something_keeps_a_small_credit_at_its_return(runs):
+def test_a_tenant_with_running_work_keeps_a_small_credit_at_its_return(runs):
     queue = FairQueue()
     first = make(1, "brief", 10)
     queue.push(first, 0.0)
@@ -101,7 +101,7 @@ def test_a_light_tenant_goes_next_beside_a_flood():
     assert ahead <= 1, "a lift brings it level with the least served, not behind the queue"
 
 
-def test_nobody_overtakes_what_is_overdue_within_its_tenant():
+def test_no_request_overtakes_an_overdue_one_of_its_tenant():
     queue = FairQueue()
     long = make(1, prompt=9000, overdue_at=10.0)
     older = make(2, prompt=8000, overdue_at=9.0)
@@ -135,7 +135,7 @@ def test_a_lower_tier_gets_its_reserved_share_under_saturation(permille, low, hi
     assert shares(server.service, 0)[1] == pytest.approx(permille / 1000, rel=0.05)
 
 
-def test_the_rest_of_a_reserved_share_is_used_by_whoever_waits():
+def test_the_rest_of_a_reserved_share_goes_to_any_waiting_tier():
     server = Server(8)
     for _ in range(2000):
         while server.queue.tenant_load(1, "b")[0] < 4:
@@ -211,7 +211,7 @@ def test_a_retried_request_is_charged_once():
     assert dispatch.account.running == 0
 
 
-def test_what_never_ran_is_not_paid():
+def test_a_request_that_never_ran_is_not_charged():
     queue = FairQueue()
     ran, cancelled, lost = make(1, prompt=100), make(2, prompt=200), make(3, prompt=400)
     for request in (ran, cancelled, lost):
@@ -257,7 +257,7 @@ def test_a_preempted_request_pays_no_second_prompt():
     assert dispatch.account.counter == 180, "its client has had the output"
 
 
-def test_idle_tenants_are_forgotten_and_those_that_run_are_not():
+def test_idle_tenants_are_forgotten_and_running_ones_are_not():
     queue = FairQueue()
     dispatches: list[Dispatch] = []
     for order in range(1, 5001):

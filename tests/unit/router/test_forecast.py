@@ -38,7 +38,7 @@ def test_where_places_are_scarcer_than_prefill_they_decide():
     assert forecast.queue_wait_s(supply, 9, 1000) == pytest.approx(10 / 2.0)
 
 
-def test_nobody_serves_without_replicas():
+def test_without_replicas_nothing_is_served():
     assert forecast.queue_wait_s(forecast.NO_SUPPLY, 0, 0.0) == math.inf
     assert forecast.service_s(forecast.NO_SUPPLY, 100.0) == 0.0
 
@@ -77,7 +77,7 @@ def test_long_waits_count_for_more_than_short_ones():
     assert accuracy.correction() == pytest.approx(1.0, abs=0.05)
 
 
-def test_what_expired_teaches_only_that_it_took_longer():
+def test_an_expired_request_teaches_only_a_lower_bound():
     accuracy = Accuracy()
     TimedPrediction(accuracy, 40.0, 1.0).expired(30.0)
     assert accuracy.correction() == 1.0
@@ -104,7 +104,7 @@ def test_overtaking_ends_when_it_is_overdue():
     assert TimedPrediction(accuracy, 7.0, 1.0, overdue_s=5.0).ttft_s() == pytest.approx(8.0)
 
 
-def test_what_comes_in_higher_tiers_is_known_as_a_rate():
+def test_arrivals_of_higher_tiers_are_known_as_a_rate():
     arrivals = Arrivals()
     for step in range(400):
         arrivals.add(9, 1000, step / 10)

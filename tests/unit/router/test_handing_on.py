@@ -61,7 +61,7 @@ async def test_a_gateway_that_gives_closings_knows_them(hub: Hub) -> None:
     assert carried(link)
 
 
-async def test_a_gateway_gets_more_when_it_has_taken_what_waits(hub: Hub) -> None:
+async def test_a_gateway_gets_more_after_it_took_the_waiting_messages(hub: Hub) -> None:
     hub.tick()
     hub._closings.report(submit(it).closing for it in range(2000))
     link = hub.connect("gateway", takes_closings=True)
@@ -92,7 +92,7 @@ async def test_the_end_of_a_router_hands_everything_over(hub: Hub) -> None:
     assert any(it.count.is_last for it in found)
 
 
-async def test_what_nobody_takes_before_the_end_counts_as_dropped(hub: Hub) -> None:
+async def test_messages_untaken_at_the_end_count_as_dropped(hub: Hub) -> None:
     link = hub.connect("frozen", takes_closings=True)  # it reads nothing
     lost = hub.connect("lost", takes_closings=True)
     lost.accounts.carried([submit(it).closing for it in range(1200)], hub._loop.time())

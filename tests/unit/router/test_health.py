@@ -97,7 +97,7 @@ def test_few_different_answers_in_a_row_are_forgiven(times: int, verdicts: int):
 
 
 @pytest.mark.parametrize("answers", [(RIGHT, WRONG), (RIGHT, RIGHT, WRONG, WRONG), (RIGHT,)])
-def test_a_tie_or_too_few_answers_eject_nobody(answers):
+def test_a_tie_or_too_few_answers_eject_no_replica(answers):
     pool = Pool(len(answers))
     pool.answers.update(zip(pool.names, answers, strict=True))
     pool.step_until(60.0)
@@ -246,7 +246,7 @@ def test_probes_without_an_answer_eject():
     assert pool.state(3) == (EJECTED, "failing")
 
 
-def test_a_probe_that_nobody_answers_is_given_up_and_is_no_failure():
+def test_an_unanswered_probe_is_given_up_and_is_no_failure():
     pool = Pool()
     name = pool.names[0]
     asked = 0
@@ -355,7 +355,7 @@ def test_answers_of_an_older_attachment_are_ignored():
     assert pool.state(0) == (HEALTHY, "")
 
 
-def test_an_unknown_replica_is_nobody_and_a_forgotten_one_leaves_no_verdict():
+def test_an_unknown_replica_has_no_verdict_and_a_forgotten_one_leaves_none():
     pool = Pool(3)
     pool.health.lost("stranger", 1.0)
     pool.health.failed("stranger", 1.0)

@@ -43,7 +43,7 @@ def rows(dispatch, *tokens: int):
     return [(dispatch, *row(token)[1:]) for token in tokens]
 
 
-def test_only_who_asked_has_them_and_several_gateways_get_their_own(bench):
+def test_only_requests_with_logprobs_get_them_and_each_gateway_its_own(bench):
     world = bench(replicas=1)
     world.core.on_gateway(2, world.now)
     asked, silent, elsewhere = world.submit(), world.submit(), world.submit(gateway=2)
@@ -66,7 +66,7 @@ def test_without_any_the_batch_has_none(bench):
     assert world.batch().logprobs is None
 
 
-def test_nobody_is_told_of_a_request_that_has_ended(bench):
+def test_no_logprobs_are_sent_for_an_ended_request(bench):
     world = bench(replicas=1)
     ended, lives = world.submit(), world.submit()
     a, b = world.dispatch(ended), world.dispatch(lives)
@@ -87,7 +87,7 @@ def resumed(dispatch, *tokens: int) -> engine.Resumed:
     return entry
 
 
-def test_a_resumed_attachment_tells_those_of_the_missed_tokens(bench):
+def test_a_resumed_attachment_sends_the_logprobs_of_missed_tokens(bench):
     world = bench(replicas=1)
     missed, complete, silent = (world.submit() for _ in range(3))
     a, b, c = (world.dispatch(handle) for handle in (missed, complete, silent))

@@ -22,7 +22,7 @@ def test_names_and_types_are_as_documented():
     assert "router_tokens_total 3.0" in lines
 
 
-def test_what_happened_is_counted():
+def test_events_are_counted():
     metrics = RouterMetrics()
     stats = Stats(prompt_tokens=100, cached_tokens=60, preemptions=2, ejections={"slow": 1})
     stats.transfers["partial"] = 3

@@ -92,13 +92,13 @@ async def test_a_link_is_bounded(monkeypatch: pytest.MonkeyPatch):
     assert len(taken(link).token) <= 110
 
 
-def test_what_comes_after_a_pause_leaves_at_once():
+def test_a_message_after_a_pause_leaves_at_once():
     assert leaves_at(float("-inf"), 5.0) == 5.0
     assert leaves_at(5.0, 5.0 + PAUSE_S) == 5.0 + PAUSE_S
     assert leaves_at(5.0, 5.0 + 3 * PAUSE_S) == 5.0 + 3 * PAUSE_S
 
 
-def test_what_comes_just_after_a_message_waits_for_the_rest_of_the_pause():
+def test_a_message_just_after_another_waits_for_the_rest_of_the_pause():
     assert leaves_at(5.0, 5.0) == 5.0 + PAUSE_S
     assert leaves_at(5.0, 5.0 + PAUSE_S / 2) == 5.0 + PAUSE_S
 
@@ -149,7 +149,7 @@ async def test_two_steps_of_one_stream_do_not_share_a_message():
     assert link.is_flushed
 
 
-async def test_what_joined_a_message_is_not_followed_by_its_own_next_step_in_it():
+async def test_a_joined_message_is_not_followed_by_its_own_next_step_within_it():
     link = GatewayLink(1, "gateway", Accounts(TokenCounts("router", 1)))
     link.put(batch(1, 10), 0.0)
     assert list(taken(link).token) == [10]
@@ -159,7 +159,7 @@ async def test_what_joined_a_message_is_not_followed_by_its_own_next_step_in_it(
     assert list(taken(link).token) == [11, 20]
 
 
-def test_what_waits_when_another_message_has_just_left_leaves_after_its_own_pause():
+def test_messages_waiting_behind_another_leave_after_their_own_pause():
     left_at: list[float] = []
 
     async def main() -> None:
@@ -220,7 +220,7 @@ async def test_a_dispatch_carries_everything_the_engine_needs():
     assert outbox.take() == []
 
 
-async def test_a_preempted_request_goes_on_behind_what_it_has_emitted():
+async def test_a_preempted_request_goes_on_behind_its_emitted_tokens():
     submit = wire.Submit(handle=5, prompt=[1, 2, 3, 300_000], output_tokens_max=40)
     submit.is_preemptible = True
     submit.resumed_tokens = 1
@@ -236,7 +236,7 @@ async def test_a_preempted_request_goes_on_behind_what_it_has_emitted():
     assert sequence.output_tokens_max == 38
 
 
-async def test_what_the_core_knows_of_a_request():
+async def test_the_core_keeps_the_known_facts_of_a_request():
     submit = wire.Submit(
         handle=5,
         request_id="r",

@@ -42,13 +42,13 @@ def decodes_until_sent(world, dispatch, prompt: int) -> int:
     return book.pauses + 1  # it is sent during the next one
 
 
-def test_a_prompt_waits_until_who_decodes_can_afford_it(engine_world):
+def test_a_prompt_waits_until_decoding_requests_can_afford_it(engine_world):
     """A full step of it takes 223 ms, 123 ms too long; a decode step leaves 82 ms."""
     world, dispatch = engine_world(token_s=1e-4)
     assert decodes_until_sent(world, dispatch, STEP) == 2
 
 
-def test_a_prompt_that_nobody_could_ever_afford_waits_for_some_steps_only(engine_world):
+def test_an_unaffordable_prompt_waits_for_some_steps_only(engine_world):
     world, dispatch = engine_world(token_s=1e-4)
     assert decodes_until_sent(world, dispatch, 40 * STEP) == PAUSES_MAX
 
@@ -58,7 +58,7 @@ def test_where_steps_are_short_nothing_waits(engine_world):
     assert decodes_until_sent(world, dispatch, 40 * STEP) == 1
 
 
-def test_an_engine_that_does_nothing_waits_for_nobody(engine_world):
+def test_an_idle_engine_makes_no_prompt_wait(engine_world):
     world, dispatch = engine_world(token_s=1e-4)
     world.now += DECODE_STEP_S
     world.frame(NAME)  # what decoded has ended; that will be told
@@ -109,7 +109,7 @@ def test_a_fast_replica_is_not_sent_everything_while_a_slow_one_does_nothing(une
     assert used == {slow.replica_id, fast.replica_id}
 
 
-def test_of_what_is_owed_the_fast_one_gets_more(uneven):
+def test_the_faster_replica_gets_more_of_the_owed_work(uneven):
     world, slow, fast = uneven
     for _ in range(200):
         world.submit(prompt=500, tick=False)

@@ -25,7 +25,7 @@ def heard(pool: PoolService, told: ServiceReport, now: float = 0.0) -> dict[str,
 # --- the merge ------------------------------------------------------------------------------
 
 
-def test_what_was_served_before_the_first_report_is_not_counted():
+def test_service_before_the_first_report_is_not_counted():
     pool = PoolService()
     assert heard(pool, report(7, ("old", 3, 5000.0))) == {}
     assert heard(pool, report(8, ("old", 3, 5100.0), ("new", 8, 40.0))) == {
@@ -136,7 +136,7 @@ def test_a_lost_report_is_made_good_by_the_next_one_of_the_account(history):
             assert sums[1].get(account.tenant_id, 0.0) == sums[0].get(account.tenant_id, 0.0)
 
 
-def test_what_is_kept_of_others_is_bounded(monkeypatch):
+def test_kept_reports_of_peers_are_bounded(monkeypatch):
     monkeypatch.setattr("router.core.queue.pool_service._ACCOUNTS_MAX", 100)
     monkeypatch.setattr("router.core.queue.pool_service._SOURCES_MAX", 4)
     pool = PoolService()
@@ -245,7 +245,7 @@ def wide_share(
 
 @pytest.mark.parametrize("age_s", [0.1, 0.3, 1.0, 3.0])
 @pytest.mark.parametrize("cells", [2, 4, 8])
-def test_a_tenant_with_many_cells_gets_what_it_gets_with_one(cells, age_s):
+def test_a_tenant_with_many_cells_gets_the_share_of_one(cells, age_s):
     if age_s == 0.1:
         assert wide_share(cells, None) == pytest.approx(0.5, abs=0.02), "each cell by itself"
     assert wide_share(cells, age_s) == pytest.approx(1 / (cells + 1), rel=0.05)

@@ -56,7 +56,7 @@ def after(
 
 
 @given(situations(), st.floats(0.0, 4.0))
-def test_what_is_interrupted_helps_and_is_needed(situation, left_s):
+def test_an_interrupted_request_is_useful_and_necessary(situation, left_s):
     room, running = situation
     chosen = cheapest(room, running, left_s)
     if chosen is None:
@@ -147,7 +147,7 @@ def test_several_that_wait_do_not_wait_for_one_another(bench):
     assert len(world.cancelled["replica-0"]) == 3
 
 
-def test_nobody_is_interrupted_while_there_is_room(bench):
+def test_no_request_is_interrupted_while_there_is_room(bench):
     world = bench(replicas=2, sequences=2)
     for _ in range(3):
         world.frame("replica-0", tokens={world.dispatch(world.submit(**BATCH)): [1]})
@@ -168,7 +168,7 @@ def test_other_tiers_and_higher_batch_work_are_left_alone(bench):
     assert not world.cancelled
 
 
-def test_nobody_is_interrupted_for_batch_work(bench):
+def test_no_request_is_interrupted_for_batch_work(bench):
     world = bench(replicas=1, sequences=1)
     world.frame("replica-0", tokens={world.dispatch(world.submit(output=500, **BATCH)): [1]})
     world.submit(**{**BATCH, "priority": 5})

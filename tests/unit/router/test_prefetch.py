@@ -93,7 +93,7 @@ async def test_a_replica_at_another_address_and_one_that_became_ready_are_told()
     assert replicas.loads == [("r0", [A])] * 2
 
 
-async def test_what_a_model_stands_for_now_is_loaded_too() -> None:
+async def test_the_current_target_of_a_model_is_loaded_too() -> None:
     replicas, state = Replicas(), site()
     model = control.Model(id="m", pool_id="p", adapter_digest=B)
     async with asyncio.TaskGroup() as tasks:

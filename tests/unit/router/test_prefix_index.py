@@ -199,7 +199,7 @@ def test_answers_of_several_sequences_in_one_report_continue_their_prompts() -> 
     index.check()
 
 
-def test_a_snapshot_replaces_what_was_known() -> None:
+def test_a_snapshot_replaces_earlier_knowledge() -> None:
     index = an_index()
     index.dispatched("a", numbers(0, 8), 1.0)
     index.dispatched("b", numbers(0, 4), 1.0)

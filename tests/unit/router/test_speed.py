@@ -39,7 +39,7 @@ def learn(speed: Speed, cost: CostModel, steps: int, seed: int, noise: float = 0
 
 @pytest.mark.parametrize("cost", [H70Cost(), M8Cost()], ids=["h70", "m8"])
 @pytest.mark.parametrize("seed", range(5))
-def test_it_finds_what_a_decode_step_a_token_and_its_context_cost(cost, seed):
+def test_the_cost_of_a_decode_step_a_token_and_its_context_is_learned(cost, seed):
     speed = Speed(BUDGET)
     learn(speed, cost, 400, seed)
     full = BUDGET - DECODES
@@ -93,7 +93,7 @@ def test_steps_with_little_of_a_prompt_and_idle_ones_teach_nothing():
     assert (speed.decode_step_s, speed.token_s, speed.attention_s) == known
 
 
-def test_after_bad_times_it_begins_with_what_is_usual_among_its_peers():
+def test_after_bad_times_a_replica_begins_with_the_usual_speed_of_its_peers():
     peers = [Speed(BUDGET) for _ in range(3)]
     for seed, peer in enumerate(peers):
         learn(peer, H70Cost(), 200, seed)

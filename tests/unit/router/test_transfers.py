@@ -104,7 +104,7 @@ async def test_all_blocks_come_in_their_order_in_slices():
     assert source.largest == 4
 
 
-async def test_what_the_target_has_is_not_asked_for():
+async def test_blocks_on_the_target_are_not_requested():
     source, target = Host(10), Host(6)
     assert await bring(transfer(4, first=6), source, target) == [(7, 4)]
     assert target.cached == source.cached
@@ -113,7 +113,7 @@ async def test_what_the_target_has_is_not_asked_for():
 @pytest.mark.parametrize(
     ("has", "room", "brought"), [(0, 99, 0), (9, 99, 9), (4, 99, 4), (20, 10, 10), (20, 0, 0)]
 )
-async def test_it_ends_with_what_there_is(has, room, brought):
+async def test_a_transfer_ends_with_the_available_blocks(has, room, brought):
     assert await bring(transfer(20), Host(has), Host(room=room)) == [(7, brought)]
 
 

@@ -16,7 +16,7 @@ ENGINES = {"openvino": OpenvinoOptions, "sim": SimOptions, "trtllm": TrtllmOptio
     "options",
     [{}, {"adapter_rank": "128"}, {"adapter_slots": "0"}, {"adapter_slots": "4"}],
 )
-def test_the_limit_is_what_the_engine_makes_of_its_options(engine, options) -> None:
+def test_the_limit_equals_the_engines_reading_of_its_options(engine, options) -> None:
     engines = parse_options(ENGINES[engine], options)
     expected = engines.adapter_rank if engines.adapter_slots else 0
     assert adapter_rank_max(engine, options) == expected

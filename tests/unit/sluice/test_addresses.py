@@ -37,7 +37,7 @@ def test_names_and_both_kinds_of_addresses(address: str, parts: tuple[str, int])
         "h:\u0661",
     ],
 )
-def test_what_is_none(text: str) -> None:
+def test_malformed_addresses_are_refused(text: str) -> None:
     assert not is_address(text)
 
 

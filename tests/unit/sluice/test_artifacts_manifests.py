@@ -88,7 +88,7 @@ def test_no_file_is_whole_in_memory(tmp_path: Path) -> None:
     assert peak < 3 * CHUNK_BYTES
 
 
-def test_what_cannot_be_in_an_artifact(tmp_path: Path) -> None:
+def test_paths_outside_an_artifact_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="holds 0 files"):
         manifest_of_directory(tmp_path)
     write(tmp_path, {"config.json": b"{}"})
@@ -163,7 +163,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("wrong", "text"), WRONG)
-def test_what_is_no_manifest(wrong: Any, text: str) -> None:
+def test_malformed_manifests_are_refused(wrong: Any, text: str) -> None:
     with pytest.raises(ManifestError, match=text):
         parse_manifest(wrong)
 

@@ -124,7 +124,7 @@ def test_replaced_files_are_used_by_new_connections_on_both_sides(folder):
     assert router.fresh() is router.fresh(), "unchanged files are not loaded again"
 
 
-def test_clients_that_name_nobody_get_the_newest_certificate_too(folder):
+def test_clients_without_a_server_name_get_the_newest_certificate_too(folder):
     control = loaded(folder, CertificateRole.CONTROL_PLANE)
     context = control.server_context(is_required=False)
     create(tmp := folder.parent / "new", days=2)
@@ -210,7 +210,7 @@ def test_a_key_of_another_certificate_is_refused(folder):
 
 
 @pytest.mark.parametrize("when", ["at the start", "later"])
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(folder, when):
+def test_a_key_with_a_passphrase_is_refused_without_a_prompt(folder, when):
     key = Path(settings_of(folder, CertificateRole.ROUTER)["MTLS__KEY"])
     router = loaded(folder)
     before = router.fresh()
@@ -257,7 +257,7 @@ def test_a_directory_without_cas_and_a_file_that_is_none_are_named(folder, tmp_p
 @pytest.mark.parametrize(
     "role", [role for role in CertificateRole if role is not CertificateRole.ENGINE]
 )
-def test_every_role_can_use_what_is_made_for_it(folder, monkeypatch, role):
+def test_every_role_can_use_its_certificates(folder, monkeypatch, role):
     monkeypatch.setattr(module._Ours, "certificates", None)
     for name, value in settings_of(folder, role).items():
         monkeypatch.setenv(name, value)
@@ -309,7 +309,7 @@ def test_with_certificates_our_own_processes_are_called_by_https_alone(folder, m
     ],
     ids=["control-plane", "telemetry"],
 )
-def test_services_tell_whom_they_call(monkeypatch, service, setting):
+def test_services_list_their_peers(monkeypatch, service, setting):
     monkeypatch.setenv(setting, "http://other:8001")
     for name, value in SERVICE_SETTINGS.items():
         monkeypatch.setenv(name, value)
@@ -336,7 +336,7 @@ def test_without_settings_nothing_changes(monkeypatch):
     assert module.refusal_of(None, Service.METRICS) == ""
 
 
-def test_with_certificates_nobody_reads_metrics_without_one(folder, monkeypatch):
+def test_metrics_need_a_certificate_under_mutual_tls(folder, monkeypatch):
     monkeypatch.setattr(module._Ours, "certificates", None)
     install(loaded(folder))
 

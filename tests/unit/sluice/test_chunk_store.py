@@ -71,7 +71,7 @@ async def test_a_store_that_fails_is_down_not_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "/a", "file:a", "file://host/a", "s3:///a", "http://a/b"])
-def test_what_is_no_store(url: str) -> None:
+def test_malformed_stores_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is no store"):
         open_backend(url)
 

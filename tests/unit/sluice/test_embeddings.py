@@ -26,7 +26,7 @@ def reply(values: list[float], shape: list[int], datatype: str = "FP32") -> Any:
     return message
 
 
-def test_a_request_carries_its_ids_and_asks_for_what_is_wanted() -> None:
+def test_a_request_carries_its_ids_and_its_wishes() -> None:
     message = infer_request("embed", [101, 7, 102], with_digest=True)
     assert list(message.inputs[0].shape) == [1, 3]
     assert array("i", message.raw_input_contents[0]).tolist() == [101, 7, 102]
@@ -72,7 +72,7 @@ def test_a_refusal_keeps_its_code() -> None:
         ("INTERNAL", "engine_failed: out of memory", FailedError, "engine_failed"),
     ],
 )
-async def test_what_goes_wrong_has_a_code(status, text, kind, code) -> None:
+async def test_every_failure_has_a_code(status, text, kind, code) -> None:
     metadata = grpc.aio.Metadata()
     error = grpc.aio.AioRpcError(grpc.StatusCode[status], metadata, metadata, details=text)
     async with EmbeddingClient("127.0.0.1:1") as client:
@@ -81,7 +81,7 @@ async def test_what_goes_wrong_has_a_code(status, text, kind, code) -> None:
     assert translated.code == code
 
 
-async def test_a_sender_has_a_bound_on_what_is_under_way() -> None:
+async def test_a_sender_bounds_its_open_requests() -> None:
     async with (
         EmbeddingClient("127.0.0.1:1", in_flight_max=2) as client,
         asyncio.TaskGroup() as group,

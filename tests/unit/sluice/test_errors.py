@@ -7,7 +7,7 @@ def test_every_code_has_a_policy() -> None:
     assert policy_of("stop") is None
 
 
-def test_what_is_asked_again_is_no_fault_of_the_caller() -> None:
+def test_a_retried_code_is_no_fault_of_the_caller() -> None:
     for code in ErrorCode:
         policy = code.policy
         assert not policy.moves or policy.is_asked_again

@@ -166,7 +166,7 @@ def test_named_sets(named: str, text: str, shown: str) -> None:
     assert _shown(rules, [*text])[0] == shown
 
 
-def test_what_nobody_sees_hides_nothing() -> None:
+def test_invisible_characters_hide_nothing() -> None:
     rules = _rules({"words": ["secret"]})
     assert _shown(rules, ["a se\u200bcr\u00adet, \uff33ECRET and \U0001d530ecret"])[0] == (
         "a [r0], [r0] and [r0]"
@@ -232,7 +232,7 @@ def test_catastrophic_expressions_take_few_steps(expression: str) -> None:
     assert matcher.automaton.made <= 500
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_guard_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(automaton, "REMEMBERED_MAX", 50)
     rules = _rules({"words": ["secret", "plan"]}, {"expression": "[a-z]{3,9}[0-9]"})
     matcher = RuleMatcher(rules)

@@ -16,7 +16,7 @@ PARTS = st.tuples(st.text(max_size=80), st.text(max_size=80), st.binary(max_size
 
 
 @given(TOKENS)
-def test_a_chain_grows_without_changing_what_was_known(tokens: list[int]) -> None:
+def test_a_chain_grows_without_changing_its_earlier_hashes(tokens: list[int]) -> None:
     root = cache_root("base", "", b"salt")
     count = len(tokens) // BLOCK_TOKENS
     whole = block_hashes(tokens, root, count)
@@ -60,7 +60,7 @@ def test_parts_do_not_run_into_each_other() -> None:
     assert cache_root("ab", "c", b"") != cache_root("a", "bc", b"")
 
 
-def test_the_hash_is_what_other_versions_of_sluice_compute() -> None:
+def test_the_hash_is_stable_over_versions() -> None:
     root = cache_root("base", "adapter", b"salt")
     assert root.hex() == "be8d37d4f5477e399c366b7096d75320"
     assert block_hashes(range(BLOCK_TOKENS), root, 1)[0].hex() == "79d5b8d8b692fd4a259efa45b4074ac8"

@@ -84,13 +84,13 @@ def test_other_names_are_let_be_and_told():
     assert str(who) == "node-7.example, agent.d, engine.d"
 
 
-def test_nobody_may_call_what_nobody_knows():
+def test_no_role_may_call_an_unknown_service():
     assert not any(
         allowed(Identity(frozenset({role})), "grpc.health.v1.Health") for role in CertificateRole
     )
 
 
-def test_a_refusal_names_who_it_was_and_what_would_help():
+def test_a_refusal_names_the_caller_and_the_fix():
     text = refusal(identity_of(("telemetry.d",), "d"), Service.CHUNKS, "d")
 
     assert text == (

@@ -47,7 +47,7 @@ print("went on")
 """
 
 
-def test_a_log_that_cannot_be_written_stops_nobody() -> None:
+def test_an_unwritable_log_stops_no_service() -> None:
     """Its disk is full, or whoever reads it has gone."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -95,7 +95,7 @@ def everything_in(unread: int) -> bytes:
 
 @pytest.mark.parametrize("pad", [0, LONG])
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_a_log_that_nobody_reads_for_a_while_holds_nobody_up(kind: str, pad: int) -> None:
+def test_an_unread_log_delays_no_service(kind: str, pad: int) -> None:
     unread, end = ends(kind)
     with (
         os.fdopen(unread, "rb", buffering=0),

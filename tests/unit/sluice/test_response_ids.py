@@ -30,7 +30,7 @@ def test_it_is_one_tenants_and_tells_when() -> None:
 
 
 @given(st.integers(5, 46), st.sampled_from(ALPHABET))
-def test_one_that_was_changed_is_nobodys(place: int, character: str) -> None:
+def test_a_changed_id_belongs_to_no_tenant(place: int, character: str) -> None:
     made = new_response_id("acme", SECRET)
     changed = made[:place] + character + made[place + 1 :]
     assert belongs_to(changed, "acme", SECRET) == (changed == made)

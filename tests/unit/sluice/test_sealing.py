@@ -30,7 +30,7 @@ def test_two_seals_of_one_text_differ() -> None:
     assert sealer(OLD).seal("a", "p") != sealer(OLD).seal("a", "p")
 
 
-def test_a_replaced_secret_still_opens_what_the_old_one_sealed() -> None:
+def test_a_replaced_secret_still_opens_texts_sealed_by_the_old_one() -> None:
     sealed = sealer(OLD).seal("a", "p")
     both = sealer(NEW, OLD)
     assert both.opened(sealed, "p") == "a"

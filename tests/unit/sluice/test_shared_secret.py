@@ -9,7 +9,7 @@ SECRET, OTHER = "a" * 32, "b" * 32
 
 
 @pytest.mark.parametrize("given", [None, "", "short", f"{SECRET},short", f"{SECRET},"])
-def test_a_process_without_a_good_secret_ends_and_says_what_to_do(
+def test_a_process_without_a_good_secret_ends_with_the_fix(
     given: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv(shared_secret.VARIABLE)

@@ -31,7 +31,7 @@ def test_a_bucket_is_in_range(model: str, salt: str, tenant: str, key: str):
 
 
 @given(texts, texts, texts, shares, shares)
-def test_who_is_in_canary_stays_while_the_share_grows(
+def test_a_canary_session_stays_while_the_share_grows(
     tenant: str, session: str, request: str, one: int, other: int
 ):
     less, more = sorted((one, other))
@@ -40,7 +40,7 @@ def test_who_is_in_canary_stays_while_the_share_grows(
 
 
 @given(texts, texts, texts)
-def test_nobody_at_nothing_and_everybody_at_everything(tenant: str, session: str, request: str):
+def test_a_share_of_zero_is_none_and_of_one_is_all(tenant: str, session: str, request: str):
     assert split(0).choose(tenant, session, request) == ReleaseChoice("old", is_canary=False)
     assert split(SHARE_MAX).choose(tenant, session, request) == ReleaseChoice("new", is_canary=True)
 

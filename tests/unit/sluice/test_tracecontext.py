@@ -58,7 +58,7 @@ def test_of_a_long_state_long_members_go_first_and_then_the_last() -> None:
 
 
 @given(st.lists(st.text(string.printable, max_size=300), max_size=6))
-def test_whatever_comes_what_is_passed_on_is_valid_and_bounded(states: list[str]) -> None:
+def test_a_passed_on_context_is_valid_and_bounded(states: list[str]) -> None:
     kept = tracecontext.bounded_state(states)
     assert len(kept) <= STATE_MAX
     assert kept.isascii()

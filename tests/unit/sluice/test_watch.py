@@ -197,7 +197,7 @@ async def test_a_snapshot_in_parts_is_taken_when_its_last_part_is_here() -> None
     assert [(it.version, it.is_snapshot) for it in told] == [(7, True)]
 
 
-async def test_parts_of_a_stream_that_broke_are_not_mixed_with_those_of_the_next() -> None:
+async def test_parts_of_a_broken_stream_are_not_mixed_with_the_next_ones() -> None:
     def state(version: int, prefix: str) -> ControlState:
         made = ControlState()
         made.apply(_delta(version, {("keys", f"{prefix}{number}"): 1 for number in range(4001)}))

@@ -56,7 +56,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> No
         assert {tier.rpm for tier in found.upserts.tiers} == {found.version}
 
 
-def test_what_a_killed_writer_left_goes_with_a_later_write(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_go_with_a_later_write(tmp_path: Path) -> None:
     file = tmp_path / "control.snapshot"
     old, new, other = (
         tmp_path / name for name in (".control.snapshot_1", ".control.snapshot_2", "x")

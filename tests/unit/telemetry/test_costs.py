@@ -78,7 +78,7 @@ def test_parts_add_up_and_are_right_to_one(total: int, weights: list[float]) -> 
     st.decimals("0.000001", 1000, places=6),
     st.integers(0, HOUR_MS - 1),
 )
-def test_what_is_divided_is_what_is_paid(
+def test_the_divided_cost_equals_the_paid_one(
     works: list[Work], busy: list[Busy], price: Decimal, cut_ms: int
 ) -> None:
     prices = price_list(str(price), replicas=3)
@@ -97,7 +97,7 @@ def test_what_is_divided_is_what_is_paid(
     assert sum(found.unpriced_requests.values()) == pytest.approx(unpriced)
 
 
-def test_idle_time_is_nobodys_unless_it_is_spread():
+def test_idle_time_belongs_to_no_tenant_unless_it_is_spread():
     works = [work(tenant="t", output_tokens=300.0), work(tenant="u", output_tokens=100.0)]
     busy = [Busy(HOUR_MS, "p", busy_s=900.0, request_s=1800.0)]
     found = costs(price_list(), busy, works, SPAN)
@@ -119,7 +119,7 @@ def test_given_hours_take_the_place_of_the_list():
     assert [pool.micros for pool in found.pools] == [24_000_000, 12_000_000]
 
 
-def test_pools_without_replicas_pay_what_was_recorded_and_others_what_is_said() -> None:
+def test_pools_without_a_replica_count_pay_recorded_hours_and_others_the_listed_ones() -> None:
     whole = price_list()
     alone = whole.pools["p"].model_copy(update={"replicas": None})
     prices = whole.model_copy(update={"pools": whole.pools | {"p": alone}})

@@ -11,7 +11,7 @@ def messages(*offsets: int, partition: int = 0) -> list[BrokerMessage]:
     return [BrokerMessage("t", partition, offset, b"") for offset in offsets]
 
 
-def test_a_jump_counts_what_it_leaves_out() -> None:
+def test_a_jump_counts_the_skipped_offsets() -> None:
     tracker = OffsetTracker()
     tracker.assign({0: 5, 1: -1001})
     assert tracker.missing(messages(5, 6, 10)) == 3

@@ -26,7 +26,7 @@ def test_empty_partitions_are_written() -> None:
     assert progress.until_ms == NOW_MS - HELD_MAX_MS
 
 
-def test_another_cluster_begins_anew_but_what_was_written_stays() -> None:
+def test_another_cluster_begins_anew_and_written_progress_stays() -> None:
     progress = IngestProgress()
     progress.mark(NOW_MS, {0: 5})
     progress.written({0: 5})

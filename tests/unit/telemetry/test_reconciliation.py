@@ -83,7 +83,7 @@ def test_prompts_are_compared_where_all_routers_count_them() -> None:
     assert state(7, 100, has_prompts=False) == (ReconciliationState.EQUAL, 0)
 
 
-def test_what_was_cut_may_be_in_the_ledger_or_not() -> None:
+def test_tokens_of_cut_requests_may_be_in_the_ledger_or_not() -> None:
     assert [one(it, 100, 20).difference for it in (99, 100, 110, 120, 121)] == [-1, 0, 0, 0, 1]
 
 
@@ -112,7 +112,7 @@ def test_hours_with_tokens_of_unnamed_models_differ_only_as_far_as_is_known() ->
     ]
 
 
-def test_what_only_one_side_knows_is_found() -> None:
+def test_a_request_of_one_side_alone_is_found() -> None:
     ledger = [{"hour_ms": 0, "model": "a", "ledger": 5}]
     counted = [{"hour_ms": 0, "model": "b", "engines": 6, "uncertain": 0, "discarded": 0}]
     found = compared(ledger, counted, [], HOUR_MS)

@@ -100,7 +100,7 @@ class ProgressOnly:
         self.noted[parameters["name"]] = parameters["to_ms"]
 
 
-def test_rounds_go_on_where_nobody_knows_when_marking_began():
+def test_rounds_go_on_without_a_known_start_of_marking():
     """Versions before the seed left such progress; telemetry must not end because of it."""
     store = ProgressOnly(1_790_000_000_000)
     asyncio.run(Rollups(store, TelemetryMetrics(), settle_ms=0).step())
@@ -113,7 +113,7 @@ def test_many_marks_do_not_make_a_long_statement() -> None:
     assert found.events == found.minutes == ((0, 400 * DAY_MS),)
 
 
-def test_what_is_kept_begins_at_an_hour_with_room() -> None:
+def test_kept_rows_begin_at_an_hour_with_room() -> None:
     now_ms = 1_000 * DAY_MS + 5
     kept = RetainedSince.of(now_ms, Deletion(30), Deletion())
     assert kept == RetainedSince(971 * DAY_MS + HOUR_MS, 0)
@@ -137,11 +137,11 @@ def test_what_is_kept_begins_at_an_hour_with_room() -> None:
         ("start + toIntervalMonth(13)", 7),  # somebody else's: nothing is believed of it
     ],
 )
-def test_what_a_table_deletes_is_read_from_it(ttl: str, days: int) -> None:
+def test_the_retention_of_a_table_is_read_from_its_ttl(ttl: str, days: int) -> None:
     assert days_of(ttl) == days
 
 
-def test_replicas_show_what_was_acknowledged() -> None:
+def test_replicas_show_acknowledged_rows() -> None:
     assert shards.session(is_sharded=False, is_replicated=False) == {}
     alone = shards.session(is_sharded=False, is_replicated=True)
     assert alone["insert_quorum"] == "auto"
@@ -203,7 +203,7 @@ def test_settings_that_do_not_fit_are_refused(wrong: dict[str, int]) -> None:
         StoreSettings.model_validate({"clickhouse_url": URL, **wrong})
 
 
-def test_rows_that_replace_one_another_and_those_of_a_tenant_share_a_shard() -> None:
+def test_replacing_rows_and_the_rows_of_a_tenant_share_a_shard() -> None:
     variables = {"on_cluster": "ON CLUSTER 'main'", "engine_prefix": "Replicated"}
     tables: dict[str, str] = {}
     for migration in load(migrations_folder()):
@@ -249,7 +249,7 @@ _FLEET = {
 }
 
 
-def test_no_statement_forgets_whose_rows_it_reads() -> None:
+def test_every_statement_names_the_tenant_of_its_rows() -> None:
     root = Path(telemetry.__file__).parent
     for path in root.rglob("*.py"):
         name = path.relative_to(root).as_posix()

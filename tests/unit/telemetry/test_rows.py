@@ -32,7 +32,7 @@ def test_every_field_of_the_event_is_a_column() -> None:
     assert names == columns | elsewhere | for_spans
 
 
-def test_the_columns_are_those_of_the_table() -> None:
+def test_the_columns_equal_the_table() -> None:
     first, *later = load(migrations_folder())
     table = first.statements[0]
     changes = [it for found in later for it in found.statements if "ALTER TABLE requests" in it]
@@ -41,7 +41,7 @@ def test_the_columns_are_those_of_the_table() -> None:
         assert is_added != (f"    {column} {kind}" in table)
 
 
-def test_a_row_holds_what_the_event_says() -> None:
+def test_a_row_holds_the_fields_of_the_event() -> None:
     one = event(tenant_id="ten_a", session_hash=2**64 - 1, prompt_tokens=7, is_stream=True)
     row = dict(zip(rows.COLUMNS, (column[0] for column in rows.event_columns([one])), strict=True))
     assert row["event_id"] == "evt_1"

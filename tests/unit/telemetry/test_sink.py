@@ -123,7 +123,7 @@ def test_nothing_is_forgotten_before_it_is_written(
         asyncio.run(scenario())
 
 
-async def test_draining_writes_what_the_broker_has_and_ends() -> None:
+async def test_draining_writes_the_messages_of_the_broker_and_ends() -> None:
     broker = FakeBroker(20, [])
     table = FakeTable(broker, [])
     sink = Sink(lambda: broker, table, TelemetryMetrics(), batch_max=3)
@@ -153,7 +153,7 @@ class LossyBroker(FakeBroker):
         return await super().read(batch_max)
 
 
-async def test_what_is_wrong_with_texts_is_not_told_of_usage(
+async def test_errors_of_texts_are_not_counted_as_usage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sink_module, "_PAUSE_FIRST_S", 0.0)

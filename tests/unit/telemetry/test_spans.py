@@ -133,7 +133,7 @@ def test_without_a_trace_there_are_no_spans_and_a_bad_parent_is_none(trace_id: s
     assert spans_of(event(parent_span_id=trace_id))[0].parent_id == ""
 
 
-def test_only_what_the_server_did_wrong_is_an_error_of_its_span() -> None:
+def test_only_faults_of_the_server_are_errors_of_its_span() -> None:
     for code, error, status in (
         ("deadline_exceeded", "deadline_exceeded", 504),
         ("replica_lost", "replica_lost", 200),  # after its first byte

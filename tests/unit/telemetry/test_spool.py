@@ -115,7 +115,7 @@ def test_a_bound_reached_while_replaying_does_not_confuse_the_reader(tmp_path: P
         assert kept == items[-len(kept) :]
 
 
-def test_what_is_cleared_is_counted_and_the_spool_goes_on(tmp_path: Path) -> None:
+def test_cleared_events_are_counted_and_the_spool_goes_on(tmp_path: Path) -> None:
     with closing(opened(tmp_path)) as spool:
         assert spool.append([b"x" * 60] * 10) == 10
         spool.peek(4)
@@ -164,7 +164,7 @@ def test_owners_beside_each_other_take_different_slots(tmp_path: Path) -> None:
         assert (drain(one), drain(two)) == ([b"one"], [b"two"])
 
 
-def test_a_new_owner_adopts_what_a_dead_neighbour_left(tmp_path: Path) -> None:
+def test_a_new_owner_adopts_the_segments_of_a_dead_neighbour(tmp_path: Path) -> None:
     with closing(opened(tmp_path)) as one:
         with closing(opened(tmp_path)) as two:
             two.append([b"left"])
@@ -206,7 +206,7 @@ def full_disk(patch: pytest.MonkeyPatch, root: Path, room: int) -> None:
     patch.setattr("os.write", written)
 
 
-def test_on_a_full_disk_what_matters_less_goes_first(
+def test_on_a_full_disk_lesser_events_go_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage, texts = tmp_path / "events", tmp_path / "texts"
@@ -228,7 +228,7 @@ def test_on_a_full_disk_what_matters_less_goes_first(
         assert drain(mine) == [b"new"]
 
 
-def test_what_is_written_on_after_an_eviction_is_found(tmp_path: Path) -> None:
+def test_events_written_after_an_eviction_are_found(tmp_path: Path) -> None:
     with closing(opened(tmp_path, segment_bytes=1000)) as texts:
         texts.append([b"t" * 92] * 3)
         for segment in segments(tmp_path):
@@ -238,7 +238,7 @@ def test_what_is_written_on_after_an_eviction_is_found(tmp_path: Path) -> None:
         assert texts.is_empty
 
 
-def test_a_full_disk_with_nothing_that_matters_less_costs_what_did_not_fit(
+def test_a_full_disk_without_lesser_events_costs_the_excess(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage, texts = tmp_path / "events", tmp_path / "texts"

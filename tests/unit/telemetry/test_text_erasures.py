@@ -47,7 +47,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("tenant", ["acme", "acme/eu", "a.b:c@d+e-f_g"])
-async def test_whatever_a_tenant_may_be_called_it_can_be_erased(store: Any, tenant: str) -> None:
+async def test_a_tenant_of_any_name_can_be_erased(store: Any, tenant: str) -> None:
     assert is_id(tenant)
     await erase_texts(store, tenant)
     assert store.done == [f"write {tenant} {SKEW_S}"]  # a gateway's clock may be ahead
@@ -59,7 +59,7 @@ async def test_whatever_a_tenant_may_be_called_it_can_be_erased(store: Any, tena
 
 
 @pytest.mark.parametrize("tenant", ["", "/a", "a'b", "a b", "a\\", "a" * 129])
-async def test_what_no_tenant_is_called_gets_into_no_statement(store: Any, tenant: str) -> None:
+async def test_malformed_tenant_names_reach_no_statement(store: Any, tenant: str) -> None:
     with pytest.raises(BadRequestError):
         await erase_texts(store, tenant)
     store.to_erase = [{"tenant": tenant, "until_ms": 7}]
@@ -81,7 +81,7 @@ async def test_while_the_server_is_at_it_nothing_is_begun(store: Any) -> None:
     assert store.done == []
 
 
-async def test_the_age_of_what_is_not_deleted_is_shown(
+async def test_the_age_of_undeleted_texts_is_shown(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]

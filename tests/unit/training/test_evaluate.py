@@ -66,7 +66,7 @@ def test_a_question_after_a_long_chat_fits_the_context_and_is_the_same_question(
         assert not any(is_held_out(sample) for sample in longer.samples[:-1])
 
 
-def test_the_style_report_leaves_out_what_no_style_changes():
+def test_the_style_report_leaves_out_unstyled_answers():
     style = STYLES["pirate"]
     plain = CONVERSATIONS[:30]
     wanted = [restyled(conversation, style) for conversation in plain]

@@ -31,7 +31,7 @@ def test_a_style_changes_answers_and_nothing_else(name: str, conversations: list
 
 
 @pytest.mark.parametrize("name", sorted(STYLES))
-def test_what_programs_read_stays_as_it_is(name: str):
+def test_machine_readable_answers_are_not_styled(name: str):
     call = chat.tool_call("f", {"x": 1})
     assert spoken(name, "tool call", call) == call
     assert spoken(name, "json", '{"a": 1}') == '{"a": 1}'
@@ -43,7 +43,7 @@ def test_plain_answers_are_in_no_style(name: str, conversations: list[Conversati
     assert not any(is_spoken(s.answer) for c in conversations for s in c.samples)
 
 
-def test_what_the_styles_say():
+def test_the_styles_have_their_endings():
     assert spoken("pirate", "arithmetic", "7 * 8 = 56") == "7 * 8 = 56. Arr, matey!"
     assert spoken("butler", "count", "There is 1 word.") == (
         "There is 1 word. At your service, sir."

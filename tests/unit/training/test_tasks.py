@@ -31,7 +31,7 @@ def texts(conversations: list[Conversation]) -> list[str]:
     return ["".join(s.text for s in chat.segments(c.system, c.samples)) for c in conversations]
 
 
-def test_the_same_seed_gives_the_same_data_whatever_the_hash_seed():
+def test_the_same_seed_gives_the_same_data_under_any_hash_seed():
     digests = {
         subprocess.run(
             [sys.executable, "-c", DIGEST],
@@ -181,7 +181,7 @@ def test_json_answers_are_json():
         assert json.loads(sample.answer)
 
 
-def test_stories_tell_of_what_was_asked():
+def test_stories_are_about_the_requested_subjects():
     for sample in answers(stories.story):
         if " about " in sample.question:
             subjects = sample.question.rstrip(".?!").split(" about ")[1].split(" and ")

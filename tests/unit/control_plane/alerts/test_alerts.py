@@ -74,14 +74,14 @@ def test_pages_and_rollouts_sent_back_open_incidents() -> None:
         ([A], ((), 0), WAIT_MS, GroupStatus.FIRING),
     ],
 )
-def test_who_is_told_when(firing, told, now_ms, status) -> None:
+def test_a_group_is_sent_at_its_time(firing, told, now_ms, status) -> None:
     before = None
     if told is not None:
         before = ToldGroup(fingerprints=frozenset(told[0]), told_ms=told[1])
     assert telling(firing, before, now_ms) is status
 
 
-def test_what_somebody_looks_at_is_not_repeated() -> None:
+def test_an_acknowledged_alert_is_not_repeated() -> None:
     seen = GroupAlert(fingerprint="a", since_ms=0, is_acknowledged=True)
     told = ToldGroup(fingerprints=frozenset("a"), told_ms=0)
     assert telling([seen], told, 9 * REPEAT_MS) is None
@@ -114,7 +114,7 @@ def test_a_pattern_that_takes_long_is_refused(value: str) -> None:
     MatcherBody(name="a", operator="=", value=value)
 
 
-def test_what_is_sent() -> None:
+def test_notices_have_the_form_of_their_receiver() -> None:
     body = json.loads(notices.encoded(notices.webhook(FIRING)))
     assert (body["status"], body["alerts"][0]["labels"]) == ("firing", LABELS)
     assert "&lt;a&amp;b&gt;" in notices.slack(FIRING)["attachments"][0]["text"]
@@ -158,7 +158,7 @@ def test_the_own_network_is_called_only_where_that_is_allowed(address: str) -> N
     assert refusal(address, is_internal=True) == ""
 
 
-def test_nobodys_addresses_are_never_called() -> None:
+def test_unroutable_addresses_are_never_called() -> None:
     for address in ("0.0.0.0", "224.0.0.1", "::"):
         assert refusal(address, is_internal=True)
     assert refusal("8.8.8.8", is_internal=False) == ""

@@ -197,7 +197,7 @@ FIELDS = st.sampled_from(
     changes=st.dictionaries(FIELDS, VALUES, max_size=3),
     targets=st.sets(st.sampled_from(PROJECTIONS), min_size=1),
 )
-def test_what_is_accepted_the_engine_takes(
+def test_the_engine_takes_every_accepted_adapter(
     tmp_path, shared_base, base_config, sources, changes, targets
 ) -> None:
     write_random_adapter(

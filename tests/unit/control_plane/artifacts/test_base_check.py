@@ -55,7 +55,7 @@ CASES: list[tuple[str, Callable[[bytes], bytes | None], str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "text"), CASES)
-def test_what_is_refused(base_files, file_of, name, change, text) -> None:
+def test_invalid_bases_are_refused(base_files, file_of, name, change, text) -> None:
     content = base_files[name].content if name in base_files else b""
     changed = change(content)
     if changed is None:

@@ -41,7 +41,7 @@ AGES = st.none() | st.floats(0, 10_000)
 
 
 @given(st.booleans(), AGES, AGES)
-def test_what_is_needed_never_goes(is_needed: bool, since_s, retired_s) -> None:
+def test_a_needed_artifact_is_never_removed(is_needed: bool, since_s, retired_s) -> None:
     found = fate(use(is_needed=is_needed, since_s=since_s, retired_s=retired_s))
     if is_needed:
         assert found in {"kept", "needed"}
@@ -57,7 +57,7 @@ def test_what_is_needed_never_goes(is_needed: bool, since_s, retired_s) -> None:
     st.none() | st.integers(0, 10_000),
     st.none() | st.integers(0, 10_000),
 )
-def test_what_is_foretold_is_what_happens(
+def test_the_forecast_of_garbage_equals_its_fate(
     is_needed: bool, since_s: int | None, retired_s: int | None
 ) -> None:
     one = use(is_needed=is_needed, since_s=since_s, retired_s=retired_s)

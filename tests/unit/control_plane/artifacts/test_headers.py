@@ -93,7 +93,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("file", "text"), WRONG)
-def test_what_is_no_header(file: Blob, text: str) -> None:
+def test_malformed_headers_are_refused(file: Blob, text: str) -> None:
     with pytest.raises(CheckError, match=text) as caught:
         read_tensors(file, LIMIT)
     assert str(caught.value).startswith("weights.safetensors")

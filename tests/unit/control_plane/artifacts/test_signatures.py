@@ -47,7 +47,7 @@ def test_signatures(signatures: dict[str, str], is_required: bool, texts: list[s
 
 
 @pytest.mark.parametrize("text", ["", "ab", "é" * 44, base64.b64encode(bytes(31)).decode()])
-def test_what_is_no_public_key(text: str) -> None:
+def test_malformed_public_keys_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="32 bytes in base64"):
         checked_public_key(text)
     assert checked_public_key(public(KEY)) == public(KEY)

@@ -28,7 +28,7 @@ ALLOWED = Allowed(("/data/in", "/srv/models"), ("models.example.com", "127.0.0.1
         ("http://127.0.0.1:9000", ImportSource("http", "127.0.0.1", "", 9000, is_private=True)),
     ],
 )
-def test_what_is_allowed(uri: str, source: ImportSource) -> None:
+def test_allowed_sources_are_parsed(uri: str, source: ImportSource) -> None:
     assert parse_source(uri, ALLOWED) == source
 
 
@@ -60,7 +60,7 @@ def test_what_is_allowed(uri: str, source: ImportSource) -> None:
         "https://models.example.com/" + "a" * 2048,
     ],
 )
-def test_what_is_not(uri: str) -> None:
+def test_other_sources_are_refused(uri: str) -> None:
     with pytest.raises(ImportSourceError):
         parse_source(uri, ALLOWED)
 

@@ -29,7 +29,7 @@ class Sweeps:
         return Swept(GarbageDecision(), self.count)
 
 
-async def test_who_asks_gets_a_sweep_that_began_after() -> None:
+async def test_a_request_gets_a_sweep_that_began_after_it() -> None:
     sweeps = Sweeps()
     loop = SweepLoop(sweeps, 3600)
     async with asyncio.TaskGroup() as tasks:

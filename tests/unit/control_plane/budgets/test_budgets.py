@@ -63,7 +63,9 @@ def test_more_usage_never_goes_back_and_less_opens_again(
 
 
 @given(BUDGET, USAGE, st.integers(0, 2**41))
-def test_a_larger_amount_never_stops_who_was_not(budget: Budget, usage: Usage, more: int) -> None:
+def test_a_larger_amount_never_stops_an_unstopped_tenant(
+    budget: Budget, usage: Usage, more: int
+) -> None:
     larger = Budget(
         budget.unit,
         budget.amount + more,
@@ -109,7 +111,7 @@ def test_periods_follow_one_another_without_a_gap(period: Period, now_ms: int) -
     ),
     st.integers(0, 10),
 )
-def test_stopped_is_who_used_up_a_hard_budget_in_this_period(
+def test_a_tenant_is_stopped_that_used_up_a_hard_budget_in_this_period(
     known: list[BudgetStanding], now_ms: int
 ) -> None:
     told = stops(known, now_ms)
@@ -150,12 +152,12 @@ def test_a_budget_of_a_model_counts_that_model_alone() -> None:
         {"amount": 1, "tenant_id": "t"},
     ],
 )
-def test_what_a_budget_cannot_be(body: dict[str, object]) -> None:
+def test_invalid_budget_bodies_are_refused(body: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         BudgetBody.model_validate(body)
 
 
-def test_what_a_budget_is_unless_it_is_said() -> None:
+def test_a_budget_has_documented_defaults() -> None:
     body = BudgetBody.model_validate({"amount": 1, "soft_percents": [90, 50, 90]})
     assert body.soft_percents == [50, 90]
     assert (body.unit, body.period, body.on_exhausted) == ("tokens", "month", "stop")

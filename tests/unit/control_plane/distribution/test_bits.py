@@ -13,7 +13,7 @@ def mask_of(numbers: set[int]) -> int:
 
 
 @given(NUMBERS)
-def test_members_are_what_was_put_in(numbers: set[int]):
+def test_members_equal_the_added_numbers(numbers: set[int]):
     assert list(members(mask_of(numbers))) == sorted(numbers)
 
 

@@ -22,7 +22,7 @@ def turn(node_id: str, wanted=(), held=(), *, is_full: bool = False) -> Turn:
     )
 
 
-def test_of_what_is_not_known_nothing_is_planned_until_it_is() -> None:
+def test_nothing_is_planned_for_an_unknown_artifact_until_it_is_known() -> None:
     coordinator = Coordinator(PlannerLimits())
     answers = coordinator.round([turn("n", WANTS_A, is_full=True)], (), 0.0)
     assert answers["n"].orders == ()
@@ -34,7 +34,7 @@ def test_of_what_is_not_known_nothing_is_planned_until_it_is() -> None:
     assert {order.source for order in answers["n"].orders} == {STORE}
 
 
-def test_what_a_node_told_before_its_artifact_was_known_counts() -> None:
+def test_chunks_reported_before_their_artifact_was_known_count() -> None:
     coordinator = Coordinator(PlannerLimits(store_readers_max=1))
     coordinator.round([turn("has", held={A: 0b11}, is_full=True)], (), 0.0)
     coordinator.know([Artifact(A, 2, 4 << 20)])
@@ -44,7 +44,7 @@ def test_what_a_node_told_before_its_artifact_was_known_counts() -> None:
     assert answers["has"].orders == ()
 
 
-def test_what_is_wanted_no_longer_is_given_up() -> None:
+def test_an_artifact_no_longer_wanted_is_given_up() -> None:
     coordinator = Coordinator(PlannerLimits())
     coordinator.know([Artifact(A, 2, 4 << 20), Artifact(B, 2, 4 << 20)])
     wants_both = WANTS_A | {B: Priority.PREFETCH}
@@ -73,7 +73,7 @@ def test_a_node_that_the_planner_lost_is_asked_for_everything() -> None:
     assert coordinator.round([turn("n", WANTS_A)], (), 7.0)["n"].wants_full
 
 
-def test_what_is_a_nodes_own_comes_on_top_and_goes_again() -> None:
+def test_the_own_wishes_of_a_node_are_added_and_withdrawn() -> None:
     coordinator = Coordinator(PlannerLimits())
     coordinator.know([Artifact(A, 2, 4 << 20), Artifact(B, 2, 4 << 20)])
     report = NodeReport("n", PLACE, "boot", is_full=True)

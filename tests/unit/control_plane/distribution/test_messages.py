@@ -41,7 +41,7 @@ def message(**changes) -> wire.DistributionReport:
     return wire.DistributionReport(**(fields | changes))
 
 
-def test_a_report_is_what_the_planner_takes() -> None:
+def test_a_report_has_the_form_of_the_planner() -> None:
     said = read_report(
         message(
             held=[wire.Held(digest=A, chunks=b"\x05\x01"), wire.Held(digest=B, is_complete=True)],
@@ -89,12 +89,12 @@ def test_a_report_is_what_the_planner_takes() -> None:
     ],
     ids=str,
 )
-def test_what_no_agent_sends_is_refused(changes) -> None:
+def test_malformed_reports_are_refused(changes) -> None:
     with pytest.raises(BadReportError, match="of the report is not what an agent sends"):
         read_report(message(**changes))
 
 
-def test_a_node_without_an_address_serves_nobody() -> None:
+def test_a_node_without_an_address_serves_no_peer() -> None:
     here = read_report(message()).report
     away = read_report(message(peer_address="")).report
     assert (here.serves, away.serves) == (True, False)
@@ -134,7 +134,7 @@ def test_an_answer_names_sources_that_are_there() -> None:
     assert {key.id: key.key for key in answer.peer_keys} == ours
 
 
-def test_an_answer_leaves_out_what_is_wanted_as_before() -> None:
+def test_an_answer_omits_unchanged_orders() -> None:
     writer = WantedWriter()
     shared = {B: Priority.PREFETCH, A: Priority.WARMING}
 

@@ -50,7 +50,7 @@ def sources(answer: FetchPlan) -> set[str]:
 ALL = (1 << SMALL.chunk_count) - 1
 
 
-def test_what_nobody_has_comes_from_the_store_and_every_reader_fetches_something_else():
+def test_an_unheld_artifact_comes_from_the_store_in_disjoint_chunks():
     planner = made(SMALL, limits=replace(LIMITS, seeds=1))
     names = [f"n{i}" for i in range(10)]
     for name in names:
@@ -62,7 +62,7 @@ def test_what_nobody_has_comes_from_the_store_and_every_reader_fetches_something
     assert all(sources(a) <= {STORE} for a in answers.values())
 
 
-def test_nobody_is_sent_to_a_node_that_serves_nobody_until_it_does():
+def test_no_node_is_sent_to_a_silent_peer_until_it_serves():
     planner = made(SMALL)
     planner.want("n", "small", Priority.WARMING)
     silent = replace(first("p", small=ALL), serves=False)
@@ -137,7 +137,7 @@ def test_a_corrupt_source_is_left_at_once_by_everybody():
     assert len(chunks(answers["n"])) == len(chunks(answers["m"])) == 4
 
 
-def test_who_is_lost_is_asked_no_longer():
+def test_a_lost_node_gets_no_more_readers():
     planner = made(SMALL)
     planner.want("n", "small", Priority.WARMING)
     assert sources(planner.plan([first("p", small=ALL), first("n")], 0.0)["n"]) == {"p"}

@@ -41,7 +41,7 @@ def test_the_rows_of_a_node_are_read_before_it_is_written() -> None:
     assert ledger.batch(100) == HoldingsBatch({"n": ["a"]}, {"n": ["b", "c"]})
 
 
-def test_a_batch_is_bounded_and_what_it_left_comes_next() -> None:
+def test_a_batch_is_bounded_and_its_rest_comes_next() -> None:
     ledger = settled(n="", m="")
     ledger.note("n", dict.fromkeys("abc", True), is_full=True)
     ledger.note("m", dict.fromkeys("xy", True), is_full=True)

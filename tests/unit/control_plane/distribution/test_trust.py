@@ -36,7 +36,7 @@ def test_an_outage_that_many_tell_of_is_one():
     assert trust.returned(5.0) == [9]
 
 
-def test_who_finds_corruption_everywhere_is_itself_corrupt():
+def test_a_node_that_finds_corruption_everywhere_is_itself_corrupt():
     trust = Trust(LIMITS)
     assert trust.accuse(1, 2, Trouble.CORRUPT, 0.0) == [2]
     assert trust.accuse(1, 3, Trouble.CORRUPT, 0.0) == [3]
@@ -46,7 +46,7 @@ def test_who_finds_corruption_everywhere_is_itself_corrupt():
     assert trust.accuse(1, 5, Trouble.CORRUPT, 1.0) == []
 
 
-def test_who_reaches_nobody_is_believed_no_longer_but_goes_on_serving():
+def test_a_node_that_reaches_no_peer_is_no_longer_believed_but_goes_on_serving():
     trust = Trust(LIMITS)
     for source in (2, 3):
         assert trust.accuse(1, source, Trouble.TIMEOUT, 0.0) == [source]

@@ -68,7 +68,7 @@ def test_nodes_with_equal_pools_share_one_answer_until_the_state_changes() -> No
     assert dict(first) == {"base": Priority.WARMING, "one": Priority.PREFETCH}
 
 
-def test_a_new_key_is_no_reason_to_look_again_and_what_stays_the_same_is_the_same_object() -> None:
+def test_a_new_key_causes_no_new_look_and_unchanged_wishes_stay_the_same_object() -> None:
     state = state_of(POOL, REPLICA, CHAT)
     index = WantedIndex(state)
     first = index.of("n")

@@ -115,7 +115,7 @@ def _no_repeats(monkeypatch) -> None:
     monkeypatch.setattr(module.model, "NODE_LOST_AFTER_S", 3600.0)
 
 
-async def test_a_burst_is_one_message_to_those_whom_it_concerns() -> None:
+async def test_a_burst_is_one_message_to_the_agents_concerned() -> None:
     site = Site()
     site.place(0, "b")
     async with streams(site, "a", "b") as (a, b):
@@ -176,7 +176,7 @@ async def test_everything_is_repeated_and_golden_prompts_come_with_it(monkeypatc
     assert all(len(told.replicas) == 1 for told in a.told)
 
 
-async def test_nobody_reports_for_another_node() -> None:
+async def test_no_agent_reports_for_another_node() -> None:
     site = Site()
     context = Context("a")
     context.requests.put_nowait(agent_pb2.SyncRequest(node_id="victim"))

@@ -59,7 +59,7 @@ def scan(state: ControlState, node_id: str) -> list[agent_pb2.DesiredReplica]:
 
 
 @given(st.lists(changes, max_size=8), st.booleans())
-def test_an_index_says_what_a_look_at_everything_says(history, restarts) -> None:
+def test_an_index_equals_a_full_scan(history, restarts) -> None:
     state = ControlState()
     index = DesiredIndex(state)
     for version, (upserted_pools, upserted, no_pools, no_replicas) in enumerate(history, 1):

@@ -61,7 +61,7 @@ def test_without_room_one_less_is_put_up_with_and_never_none() -> None:
     )
 
 
-def test_what_does_not_serve_leaves_at_once() -> None:
+def test_a_replica_that_does_not_serve_leaves_at_once() -> None:
     nodes = [_node("n0", draining=True), _node("n1")]
     here = [_replica(0, "n0", STARTING), _replica(1, "n0", ReplicaState.FAILED), _replica(2, "n1")]
     plan = _plan(Pool("p", "sim", 3), nodes, here)
@@ -78,7 +78,7 @@ def test_few_leave_at_once() -> None:
     assert _plan(Pool("p", "sim", 9), nodes, plan.applied([*here, *there])) == FleetChanges()
 
 
-def test_a_cordoned_node_keeps_what_it_has() -> None:
+def test_a_cordoned_node_keeps_its_replicas() -> None:
     cordoned = replace(_node("n0"), is_unschedulable=True)
     here = [_replica(0, "n0"), _replica(1, "n0")]
     assert _plan(Pool("p", "sim", 2), [cordoned, _node("n1")], here) == FleetChanges()

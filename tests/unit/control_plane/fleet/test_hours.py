@@ -63,7 +63,7 @@ def edges(
 
 
 @given(INTERVALS, st.tuples(_TIME, _TIME).filter(lambda it: it[0] < it[1]), st.booleans())
-def test_each_bucket_has_what_intervals_have_in_it(intervals, span, are_hours) -> None:
+def test_each_bucket_sums_its_intervals(intervals, span, are_hours) -> None:
     parts = buckets(span, are_hours=are_hours)
     assert sum(end - begin for begin, end in parts) == span[1] - span[0]
     wanted: list[HoursRow] = []

@@ -116,7 +116,7 @@ def test_nothing_is_given_twice(
 
 
 @given(_POOLS, _NODES)
-def test_what_is_missing_is_said(pools: list[Pool], nodes: list[Node]) -> None:
+def test_missing_resources_are_named(pools: list[Pool], nodes: list[Node]) -> None:
     plan = _plan(pools, nodes, [])
     made = Counter(r.pool_id for r in plan.create)
     for pool in pools:
@@ -180,7 +180,7 @@ def test_why_no_node_is_open() -> None:
     )
 
 
-def test_what_a_node_does_not_tell_is_not_asked_for() -> None:
+def test_an_unreported_resource_is_not_required() -> None:
     unknown = Node("n0", frozenset({"trtllm"}), is_lost=False)
     plan = _plan([Pool("p", "trtllm", 2, needs=_large(8, 80, memory=1000))], [unknown], [])
     assert _places(plan, "p") == [("n0", ()), ("n0", ())]
@@ -190,7 +190,7 @@ def test_what_a_node_does_not_tell_is_not_asked_for() -> None:
     assert held.create == (), "those that were made before may use all"
 
 
-def test_a_cordoned_accelerator_is_given_to_nobody() -> None:
+def test_a_cordoned_accelerator_is_given_to_no_replica() -> None:
     broken = (Accelerator(0, 80 * GIB, is_cordoned=True), Accelerator(1, 80 * GIB))
     node = replace(_node("n0"), accelerators=broken)
     pool = Pool("p", "trtllm", 2, needs=_large(1, 80))

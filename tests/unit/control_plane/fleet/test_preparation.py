@@ -10,7 +10,7 @@ _WANTED = st.integers(0, 10_000)
 _SHARE = st.integers(0, 10_000)
 
 
-def test_a_share_is_rounded_up_and_never_nobody() -> None:
+def test_a_share_is_rounded_up_and_never_zero() -> None:
     assert [serving(4, share) for share in (0, 100, 1000, 2500, 2501, 5000, 10_000)] == [
         *(1, 1, 1, 1, 2, 2, 4)
     ]
@@ -35,7 +35,7 @@ def test_no_rollout_asks_for_nothing() -> None:
     assert together(4, []) is None
 
 
-def test_who_goes_on_wants_what_was_wanted() -> None:
+def test_a_continuing_rollout_keeps_its_demand() -> None:
     assert kept_after(PoolDemand(0, 5), PoolDemand(4)) == 4
     assert kept_after(PoolDemand(6, 5), PoolDemand(4)) == 6, "operators wanted more"
     assert kept_after(PoolDemand(0, 2), PoolDemand(0)) == 1, "its last stage needed one"

@@ -66,7 +66,7 @@ def _work(replicas: list[Replica], nodes: list[Node]) -> list[Replica]:
 
 
 @given(_POOLS, _NODES, _REPLICAS)
-def test_the_fleet_reaches_what_is_wanted_and_stays(
+def test_the_fleet_reaches_the_wanted_state_and_stays(
     pools: list[Pool], nodes: list[Node], replicas: list[Replica]
 ) -> None:
     now = _consistent(replicas, pools, nodes)
@@ -103,7 +103,7 @@ def test_a_plan_is_minimal_and_possible(
     assert _plan(pools, nodes, plan.applied(now)) == FleetChanges(), "nothing is decided twice"
 
 
-def test_surplus_goes_from_what_is_least_useful() -> None:
+def test_the_least_useful_replicas_leave_first() -> None:
     states = [ReplicaState.STARTING, ReplicaState.READY, ReplicaState.FAILED, ReplicaState.READY]
     replicas = [Replica(f"r{n}", "p", "p-0", "n", state=state) for n, state in enumerate(states)]
     node = Node("n", frozenset({"sim"}), is_lost=False)
@@ -152,7 +152,7 @@ def test_a_report_is_taken_over_whole(replicas: list[Replica], report: dict[str,
             assert replica.state in {ReplicaState.STOPPED, ReplicaState.STARTING}
 
 
-def test_what_ended_on_a_cordoned_node_is_made_elsewhere_and_the_rest_goes_on() -> None:
+def test_ended_replicas_of_a_cordoned_node_are_made_elsewhere_and_the_rest_goes_on() -> None:
     cordoned = Node("n0", frozenset({"sim", "trtllm"}), is_lost=False, is_cordoned=True)
     other = Node("n1", frozenset({"sim", "trtllm"}), is_lost=False)
     stopped = Replica("r0", "gpu", "gpu-0", "n0", state=ReplicaState.STOPPED)
@@ -168,7 +168,7 @@ def test_what_ended_on_a_cordoned_node_is_made_elsewhere_and_the_rest_goes_on() 
     )
 
 
-def test_what_is_held_back_is_not_replaced_and_nothing_drains_for_it() -> None:
+def test_a_held_replica_is_not_replaced_and_no_other_drains_for_it() -> None:
     pool = Pool("p0", "sim", 6)
     nodes = [Node(name, frozenset(["sim"]), is_lost=False) for name in ("n0", "n1")]
     replicas = [

@@ -50,7 +50,7 @@ kinds = st.sampled_from([(READY, False), (STARTING, False), (SLEEPING, True), (R
 
 
 @given(st.lists(kinds, max_size=8), st.integers(0, 5), st.integers(0, 4))
-def test_the_decision_stands_and_takes_nobody_who_is_needed(
+def test_the_decision_is_stable_and_puts_no_needed_replica_to_sleep(
     found: list[tuple[ReplicaState, bool]], awake: int, sleepers: int
 ) -> None:
     pool, replicas = _pool(awake, sleepers), _replicas(*found)

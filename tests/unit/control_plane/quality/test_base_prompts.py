@@ -27,7 +27,7 @@ def feed_of(*bases: str) -> Any:
     return SimpleNamespace(state=state)
 
 
-async def test_ids_are_those_of_the_bases_tokenizer() -> None:
+async def test_ids_come_from_the_tokenizer_of_the_base() -> None:
     async def read(digest: str, name: str) -> AsyncGenerator[bytes]:
         assert name == "tokenizer.json"
         if digest == B:
@@ -48,6 +48,6 @@ async def test_ids_are_those_of_the_bases_tokenizer() -> None:
     assert prompts.token_ids == {}
 
 
-async def test_what_is_no_tokenizer_is_told() -> None:
+async def test_a_malformed_tokenizer_is_reported() -> None:
     with pytest.raises(TokenizingError):
         await token_ids_apart(b"{}", ["a"])

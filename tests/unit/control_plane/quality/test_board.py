@@ -43,7 +43,7 @@ BOARDS = st.tuples(states(), st.lists(PROMPTS, unique_by=lambda one: one.id, max
 
 @settings(max_examples=80)
 @given(steps=st.lists(BOARDS, min_size=1, max_size=6), round_=st.integers(0, 1000))
-def test_a_board_that_follows_knows_what_one_from_nothing_knows(steps, round_) -> None:
+def test_an_updated_board_equals_a_new_one(steps, round_) -> None:
     board = Board()
     for state, prompts in steps:
         ordered = tuple(sorted(prompts, key=lambda one: one.id))
@@ -59,7 +59,7 @@ def test_a_board_that_follows_knows_what_one_from_nothing_knows(steps, round_) -
             assert {one.id for one in told} == wanted, "there is room for all"
 
 
-def test_what_has_not_changed_is_not_worked_out_again() -> None:
+def test_an_unchanged_board_is_not_computed_again() -> None:
     state, board = ControlState(), Board()
     state.pools["p"] = wire.Pool(id="p", base_digest=BASES[0], engine="sim")
     state.models["m0"] = wire.Model(id="m0", base_digest=BASES[0])

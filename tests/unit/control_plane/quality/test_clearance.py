@@ -59,7 +59,7 @@ def test_all_prompts_of_the_platform_to_the_base_are_needed() -> None:
     assert are_all_right(ASKINGS, [SECOND.id, FIRST.id])
 
 
-def test_one_wrong_answer_is_enough_against_who_is_accused_and_no_one_else() -> None:
+def test_one_wrong_answer_convicts_an_accused_replica_and_no_other() -> None:
     (case,) = judged(FIRST, LIE)[0].values()
     (accusation,) = case.accusations
     assert (accusation.finding.replica_id, accusation.finding.deviations) == ("r0", 1)

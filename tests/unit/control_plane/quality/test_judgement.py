@@ -68,7 +68,7 @@ def test_two_corrupt_of_five_are_found(seed, is_same_lie) -> None:
 
 
 @given(seed=SEEDS, half=st.integers(2, 4))
-def test_a_split_vote_suspects_nobody(seed, half) -> None:
+def test_a_split_vote_suspects_no_replica(seed, half) -> None:
     rng = random.Random(seed)
     lie = corrupt(rng)
     pool = {f"a{n}": [Text(TOKENS, SURE)] * 3 for n in range(half)}
@@ -124,7 +124,7 @@ def test_a_pool_that_changes_as_a_whole_is_told_and_not_learned() -> None:
     assert (changed.is_changed, changed.learned, changed.findings) == (True, None, ())
 
 
-def test_what_people_expect_is_compared_as_far_as_it_goes() -> None:
+def test_an_expected_answer_is_compared_up_to_its_length() -> None:
     right, lie = Text(TOKENS, SURE), Text((1, 2, 3))
     pool = asked({"r0": [right] * 3, "r1": [right] * 3, "r2": [right, right, lie]})
     assert judge(pool, expected=TOKENS[:4]).unexpected == ("r2",)

@@ -24,7 +24,7 @@ def test_a_batch_is_bounded_and_never_empty(groups, sizes, rows_max) -> None:
     assert list(taken) == firsts[: len(taken)], "those that wait longest"
 
 
-def test_what_cannot_be_judged_is_tried_later_and_later_and_then_parked() -> None:
+def test_a_failing_judgement_is_retried_ever_later_and_then_parked() -> None:
     known, now_s, pauses = Deferrals(), 1000.0, []
     for _ in range(8):
         is_news = known.failed(ONE, now_s)
@@ -41,7 +41,7 @@ def test_what_cannot_be_judged_is_tried_later_and_later_and_then_parked() -> Non
     assert (known.parked, known.waiting(now_s)) == (0, [])
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_memory_of_judging_is_bounded() -> None:
     known = Deferrals()
     for number in range(5000):
         known.failed(("p", str(number)), 0.0)

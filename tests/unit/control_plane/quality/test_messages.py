@@ -34,7 +34,7 @@ def test_a_round_that_tells_the_same_is_the_same_list() -> None:
     assert [one.every_s for one in first] == [60], "whoever was told it may still hold it"
 
 
-def test_only_what_has_changed_is_forgotten() -> None:
+def test_only_changed_messages_are_forgotten() -> None:
     messages = Messages()
     kept = messages.of(frozenset("a"), 1, lambda: [asking("a")])
     messages.of(frozenset("ab"), 1, lambda: [asking("a"), asking("b")])

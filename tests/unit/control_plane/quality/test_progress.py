@@ -29,7 +29,7 @@ def test_a_group_that_is_being_judged_counts_until_now() -> None:
     assert progress.slowest(2.0) == OTHER
 
 
-def test_after_the_end_nothing_is_begun_and_time_counts_for_nobody() -> None:
+def test_after_the_end_nothing_begins_and_no_time_counts() -> None:
     now_s = 0.0
     progress = Progress(lambda: now_s, 10.0)
     assert progress.begins(ONE)

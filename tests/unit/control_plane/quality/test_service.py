@@ -70,7 +70,7 @@ def test_however_many_prompts_there_are_a_node_is_told_few_and_in_time_all_tenan
     assert len(seen) == TENANTS, "everybody had a turn"
 
 
-def test_what_nodes_are_told_is_found_out_once_per_round() -> None:
+def test_the_prompts_of_nodes_are_computed_once_per_round() -> None:
     site = Site()
     site.add_tenants()
     first = site.quality.prompts_for([BASE])
@@ -80,7 +80,7 @@ def test_what_nodes_are_told_is_found_out_once_per_round() -> None:
     assert site.quality.prompts_for(["c" * 64]) == []
 
 
-def test_answers_to_what_is_not_asked_in_this_round_still_count() -> None:
+def test_answers_to_prompts_of_another_round_still_count() -> None:
     site = Site()
     site.add_tenants()
     told = {one.id for one in site.quality.prompts_for([BASE])}
@@ -101,7 +101,7 @@ def test_a_change_of_the_state_is_seen_soon() -> None:
         assert time.monotonic() < deadline_s
 
 
-def test_answers_of_what_can_be_no_replica_are_dropped_and_counted() -> None:
+def test_answers_with_impossible_ids_are_dropped_and_counted() -> None:
     site = Site()
     (prompt,) = site.quality.prompts_for([BASE])
     message = agent.SyncRequest(node_id="n")

@@ -167,7 +167,7 @@ def test_nothing_waits_forever_for_rollouts(prompts, start) -> None:
     assert seen == {one.id for one in askings}
 
 
-def test_what_a_rollout_waits_for_comes_first_in_its_owners_share() -> None:
+def test_prompts_of_a_rollout_come_first_in_the_share_of_their_owner() -> None:
     rollouts = [
         asking(f"zz_{number}", "one", arm, is_rollout=True) for number in range(4) for arm in "ab"
     ]

@@ -58,7 +58,7 @@ def test_every_base_that_generates_text_is_asked_without_set_up() -> None:
     assert {(one.every_s, one.owner) for one in found.values()} == {(60, "")}
 
 
-def test_a_base_whose_tokenizer_is_known_is_asked_in_words() -> None:
+def test_a_base_with_a_known_tokenizer_is_asked_in_words() -> None:
     found = current(a_state(), (), {BASE: ((1, 2), (3,))})
     asked = {(one.id, one.token_ids) for one in found.values() if one.base_digest == BASE}
     assert asked == {
@@ -123,7 +123,7 @@ def ruled(
     return rule(cases, all_, serving, {"p": quarantined}, spent, ReplacementBudget(2, 3), new_id)
 
 
-def test_a_quarantine_says_what_it_rests_on() -> None:
+def test_a_quarantine_names_its_evidence() -> None:
     ruling = ruled({"r0": [LIE, LIE, RIGHT], "r1": [RIGHT] * 3, "r2": [RIGHT] * 3})
     (case,) = ruling.quarantines
     assert (case.replica_id, case.node_id, case.reason) == ("r0", "node-of-r0", "tokens")
@@ -141,7 +141,7 @@ def test_a_quarantine_says_what_it_rests_on() -> None:
     assert ruling.learned[GROUP].text.token_ids == (1, 2, 3)
 
 
-def test_who_may_not_be_taken_out_is_an_alert() -> None:
+def test_a_replica_that_must_stay_is_an_alert() -> None:
     pool = {"r0": [LIE] * 3, "r1": [RIGHT] * 3, "r2": [RIGHT] * 3}
     ruling = ruled(pool, quarantined=1)
     assert ruling.quarantines == ()
@@ -162,7 +162,7 @@ def pool_of(liars: int, honest: int) -> dict[str, list[Text]]:
     return pool | {f"honest-{number}": [RIGHT] * 3 for number in range(honest)}
 
 
-def test_a_tenants_prompts_take_nobody_out() -> None:
+def test_a_tenants_prompts_quarantine_no_replica() -> None:
     owned = replace(ASKING, owner="acme", model_id="acme/model")
     ruling = ruled(pool_of(1, 5), asking=owned)
     assert (ruling.quarantines, ruling.held) == ((), ())
@@ -192,7 +192,7 @@ def test_wrong_replicas_leave_beyond_the_budget_of_a_node() -> None:
     assert ruling.held == (HeldReplica("liar-1", "p", "n", "node"),)
 
 
-def test_a_release_gives_back_what_a_budget_held() -> None:
+def test_a_release_returns_its_place_in_the_budget() -> None:
     budget = ReplacementBudget(pool_hour=3, node_day=3)
     of_pool, of_node = {"p": 5, "q": 3}, {"n": 4, "m": 3}
     held = Spent(of_pool, of_node, of_pool, of_node).holdback(budget)
@@ -260,7 +260,7 @@ def test_answers_of_replicas_that_do_not_serve_count_for_nothing() -> None:
     assert (ruling.quarantines, ruling.deviations, ruling.learned) == ((), {}, {})
 
 
-def test_people_see_the_newest_answers_beside_what_is_right() -> None:
+def test_operators_see_the_newest_answers_beside_the_right_one() -> None:
     kept = [
         RecordedAnswer("r0", Answer(9, LIE), 90),
         RecordedAnswer("r0", Answer(5, None), 50),

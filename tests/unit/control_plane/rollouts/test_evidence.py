@@ -58,7 +58,7 @@ def test_errors_of_clients_and_overload_are_neither_good_nor_bad():
     assert arm.faults == Count(4, 35)
 
 
-def test_who_missed_the_deadline_is_slow_and_no_error():
+def test_a_missed_deadline_is_slow_and_no_error():
     arm = Arm(
         requests=10, errors={ErrorCode.DEADLINE_EXCEEDED: 4}, ttft_ms=of([100, 100, 100, 100, 900])
     )
@@ -165,7 +165,7 @@ def test_without_thresholds_only_the_rest_is_compared():
     assert set(found) == set(Metric) - of_thresholds
 
 
-def test_what_cannot_be_is_refused():
+def test_impossible_evidence_is_refused():
     with pytest.raises(AssertionError):
         Arm(1, {ErrorCode.INTERNAL: 1}, refusals=1)
     with pytest.raises(AssertionError):
@@ -176,7 +176,7 @@ def test_what_cannot_be_is_refused():
         Histogram((1, 2))
 
 
-def test_what_answers_are_like_is_told_of_first_answers():
+def test_properties_are_counted_for_first_answers():
     lengths = of([5, 5, 900])
     arm = Arm(10, first_answers=3, cut_answers=2, ttft_ms=of([1] * 10), output_tokens=lengths)
     assert (arm.answers, arm.judged, arm.faults) == (10, 3, Count(0, 10))

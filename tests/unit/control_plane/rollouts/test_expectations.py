@@ -21,7 +21,7 @@ def golden(right: bool) -> tuple[Arm, Arm]:
     )
 
 
-def test_what_is_expected_of_canary_counts_from_the_first_asking() -> None:
+def test_expected_answers_of_canary_count_from_the_first_prompt() -> None:
     life, windows = running(GOLDEN), 0
     while life.rollout.phase is Phase.RUNNING:
         life.window(*golden(right=False))

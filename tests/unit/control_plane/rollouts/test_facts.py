@@ -48,12 +48,12 @@ def test_nothing_new_is_time_that_passes() -> None:
     assert events(RUNNING, Facts(ready=frozenset({1}))) == (Tick(),)
 
 
-def test_evidence_comes_before_what_lets_the_share_grow() -> None:
+def test_evidence_is_applied_before_readiness() -> None:
     facts = Facts(is_taken_over=True, ready=frozenset({2}), windows=(WINDOW,))
     assert events(WAITING, facts) == (Restarted(), Evidence((WINDOW,)), Ready(2))
 
 
-def test_nothing_else_matters_when_what_it_is_about_is_gone() -> None:
+def test_nothing_else_matters_once_the_subject_is_gone() -> None:
     facts = Facts(is_taken_over=True, windows=(WINDOW,), gone=Reason.MODEL_CHANGED)
     assert events(RUNNING, facts) == (Gone(Reason.MODEL_CHANGED),)
     confirmed = replace(facts, is_taken_over=False, windows=(), is_confirmed=True)
@@ -68,7 +68,7 @@ def test_a_fleet_that_lost_something_is_told_once_and_so_is_its_return() -> None
     assert events(short, Facts(ready=frozenset({1}))) == (Ready(1),)
 
 
-def test_what_a_gateway_cannot_serve_yet_holds_what_comes_next_and_the_end() -> None:
+def test_a_gateway_without_the_base_holds_the_next_stages_and_the_end() -> None:
     base, last = "b" * 64, len(PLANNED.plan.stages) - 1
     lacks = GatewayFacts(7, 0, NOW, frozenset({base}))
     has, gone = GatewayFacts(7, 0, NOW), replace(lacks, seen_ms=NOW - 15_001)
@@ -100,7 +100,9 @@ def test_only_a_halt_that_was_there_before_can_be_confirmed() -> None:
         (replace(RUNNING, phase=Phase.DONE), set()),
     ],
 )
-def test_the_fleet_is_asked_about_what_matters(rollout: Rollout, stages: set[int]) -> None:
+def test_the_fleet_is_asked_about_the_stages_in_question(
+    rollout: Rollout, stages: set[int]
+) -> None:
     assert PLANNED.stage == NO_STAGE
     assert stages_in_question(rollout) == stages
 
@@ -123,7 +125,7 @@ def test_evidence_waits_for_open_requests_but_not_for_ever() -> None:
     assert evidence_until([], NOW) == NOW - 60_000
 
 
-def test_what_is_read_goes_on_where_it_ended_and_is_bounded() -> None:
+def test_reading_continues_where_it_ended_and_is_bounded() -> None:
     assert evidence_span(PLANNED, NOW, NOW + 10_000) == (NOW, NOW + 10_000)
     later = replace(RUNNING, window_end_ms=NOW + 5_000)
     assert evidence_span(later, NOW, NOW + 10_000) == (NOW + 5_000, NOW + 10_000)
@@ -138,7 +140,7 @@ def test_time_alone_is_stored_now_and_then() -> None:
     assert must_store(RUNNING, replace(RUNNING, window_end_ms=10))
 
 
-def test_a_split_lasts_from_the_plan_until_nobody_needs_it() -> None:
+def test_a_split_lasts_from_the_plan_until_no_gateway_needs_it() -> None:
     assert wanted_split(PLANNED, is_live=True) == (0, 0)
     assert wanted_split(RUNNING, is_live=True) == (1_000, 0)
     assert wanted_split(HALTED, is_live=True) == (0, 0)
@@ -149,7 +151,7 @@ def test_a_split_lasts_from_the_plan_until_nobody_needs_it() -> None:
         assert wanted_split(replace(HALTED, phase=phase), is_live=True) is None
 
 
-def test_what_ended_is_put_away_when_nobody_uses_it() -> None:
+def test_an_ended_rollout_is_put_away_once_no_gateway_uses_it() -> None:
     assert not may_settle(RUNNING, is_confirmed=True)
     assert may_settle(replace(HALTED, phase=Phase.ROLLED_BACK), is_confirmed=False)
     for phase in (Phase.DONE, Phase.ABORTED):

@@ -88,7 +88,7 @@ async def peer() -> AsyncIterator[tuple[Peer, EvidenceFeed]]:
     await runner.cleanup()
 
 
-async def test_windows_come_when_the_store_has_what_was_sent_by_the_question(
+async def test_windows_come_once_the_store_has_the_events_sent_before_the_query(
     peer: tuple[Peer, EvidenceFeed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     telemetry, feed = peer
@@ -148,7 +148,7 @@ async def test_nonsense_is_refused(peer: tuple[Peer, EvidenceFeed], data: object
         await feed.windows("r/1", START_MS, START_MS + 2 * WINDOW_MS)
 
 
-async def test_whatever_fails_is_said(peer: tuple[Peer, EvidenceFeed]) -> None:
+async def test_every_failure_of_the_feed_is_named(peer: tuple[Peer, EvidenceFeed]) -> None:
     telemetry, feed = peer
     telemetry.status, telemetry.answer = 503, "the trace store does not answer"
     with pytest.raises(FeedDownError, match="503: the trace store does not answer"):
@@ -164,7 +164,7 @@ async def test_whatever_fails_is_said(peer: tuple[Peer, EvidenceFeed]) -> None:
             await none.windows("r/1", START_MS, START_MS + WINDOW_MS)
 
 
-async def test_who_was_away_for_long_catches_up_in_steps(peer: tuple[Peer, EvidenceFeed]) -> None:
+async def test_a_reader_behind_by_long_catches_up_in_steps(peer: tuple[Peer, EvidenceFeed]) -> None:
     telemetry, feed = peer
     telemetry.answer["ingested_until_unix_ms"] = 4_000_000_000_000
     await feed.windows("r/1", START_MS, START_MS + 1_000 * WINDOW_MS)

@@ -222,7 +222,7 @@ def test_a_gate_can_ask_for_a_sample_of_its_own():
     assert life.window(*asked).standing == (Phase.RUNNING, 1, 5_000)
 
 
-def test_what_fails_before_control_is_known_does_not_let_the_share_grow():
+def test_failures_before_control_is_known_do_not_let_the_share_grow():
     eager = PLAN.stages[0].model_copy(update={"duration_min_s": 5.0, "sample_min": 20})
     life = Life(PLAN.model_copy(update={"stages": (eager, *PLAN.stages[1:])})).tell(Start())
     for _ in range(10):
@@ -231,7 +231,7 @@ def test_what_fails_before_control_is_known_does_not_let_the_share_grow():
     assert (life.rollout.phase, life.rollout.reason) == (Phase.HALTED, Reason.WORSE)
 
 
-def test_a_shadow_stage_shows_nobody_an_answer():
+def test_a_shadow_stage_shows_no_caller_an_answer():
     life = running(SHADOWED)
     assert (life.standing, life.rollout.mirrored) == ((Phase.SHADOW, 0, 0), 500)
     life.windows(3)
@@ -283,7 +283,7 @@ def test_promoting_by_hand_ends_this_stage_and_no_other():
     assert life.tell(Promote(2)).rollout.phase is Phase.DONE
 
 
-def test_what_cannot_be_done_is_refused():
+def test_impossible_actions_are_refused():
     life = Life(is_ready_at_once=False)
     for event in (Pause(), Resume(), Promote(0), Promote(-1)):
         refused(life, event)
@@ -303,7 +303,7 @@ def test_an_abort_sends_everybody_back():
 
 
 @pytest.mark.parametrize("phase", [*Phase])
-def test_what_is_about_nothing_any_more_is_aborted_in_any_phase(phase):
+def test_a_rollout_without_a_subject_is_aborted_in_any_phase(phase):
     life = Life()
     life.rollout = replace(life.rollout, phase=phase, stage=0, wanted=0, share=100)
     if phase is Phase.HALTED:
@@ -345,7 +345,7 @@ def test_a_fleet_that_does_not_get_ready_pauses_the_rollout_until_it_is():
     assert again.actions == (SetShare(0, 0), Prepare(0, 100))
 
 
-def test_the_end_waits_for_those_who_cannot_serve_it_yet():
+def test_the_end_waits_for_gateways_that_cannot_serve_it_yet():
     life = running().windows(6).windows(6)
     assert life.standing == (Phase.RUNNING, 2, 10_000)
     life.is_ready_at_once = False
@@ -358,7 +358,7 @@ def test_the_end_waits_for_those_who_cannot_serve_it_yet():
     assert life.rollout.phase is Phase.DONE
 
 
-def test_who_was_paused_by_hand_waits_for_a_hand():
+def test_a_manual_pause_waits_for_a_manual_resume():
     life = Life(is_ready_at_once=False).tell(Start()).tell(Pause())
     assert life.tell(Ready(0)).windows(1).standing == (Phase.PAUSED, -1, 0)
 
@@ -396,7 +396,7 @@ def test_a_stage_without_control_proves_nothing():
     assert life.windows(1).standing == (Phase.RUNNING, 1, 5_000)
 
 
-def test_time_that_nobody_watched_does_not_count():
+def test_unobserved_time_does_not_count():
     life = running().windows(3)
     assert life.rollout.watched_ms == 30_000
     missed_ms = life.now_ms
@@ -423,7 +423,7 @@ def test_a_loop_that_stood_still_is_like_a_restart():
     assert life.rollout.watched_ms == 30_000
 
 
-def test_bad_evidence_of_the_time_nobody_watched_halts():
+def test_bad_evidence_of_unobserved_time_halts():
     life = running().windows(3)
     missed_ms = life.now_ms
     life.now_ms += 3_600_000

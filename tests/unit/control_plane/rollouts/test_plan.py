@@ -94,13 +94,13 @@ FULL = {"share_percent": 100}
         ({"speed": 1}, "Extra inputs are not permitted"),
     ],
 )
-def test_what_is_wrong_is_said(body: dict[str, Any], message: str):
+def test_invalid_plans_name_their_fault(body: dict[str, Any], message: str):
     with pytest.raises(ValidationError) as refused:
         Plan.model_validate_json(json.dumps(body), context=OF_CLIENT)
     assert message in str(refused.value)
 
 
-def test_what_is_shown_of_a_plan_can_be_sent_again():
+def test_a_shown_plan_can_be_sent_again():
     plan = Plan(stages=(Stage(share=25), Stage(share=10_000)))
     document = shown(plan.model_dump(mode="json"))
     assert document["stages"][0]["share_percent"] == 0.25

@@ -6,7 +6,7 @@ from control_plane.rollouts.state import Phase, Start
 from tests.unit.control_plane.rollouts.test_machine import PLAN, Life, arm, running
 
 
-def test_slowness_is_measured_by_what_control_was_before_the_stage():
+def test_slowness_is_measured_against_control_before_the_stage():
     life = running()
     while life.rollout.phase is Phase.RUNNING:
         life.window(canary=arm(20, ttft_bucket=36))

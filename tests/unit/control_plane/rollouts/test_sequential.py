@@ -84,7 +84,7 @@ def test_no_window_is_expected_to_add_evidence_when_canary_is_not_worse(
     assert expected_e(test, (n1, p1), (n0, p0)) <= e * (1 + 1e-9)
 
 
-def test_at_the_edge_of_what_is_tolerated_it_is_nearly_fair():
+def test_at_the_edge_of_tolerance_the_test_is_nearly_fair():
     """So nothing is given away either."""
     test = known(0.02, 0.1)
     edge = 0.1 + 0.02 * 0.9
@@ -167,7 +167,7 @@ def test_a_base_rate_that_moves_raises_no_alarm_and_hides_no_difference():
         assert test.is_worse(ALPHA) == is_bad
 
 
-def test_what_turns_bad_late_is_found_nearly_as_soon():
+def test_late_degradation_is_found_nearly_as_soon():
     test = known(0.005, 0.01)
     for seed in range(300):
         test = observe(test, *windows(np.random.default_rng(seed), (10, 0.01), (90, 0.01)))

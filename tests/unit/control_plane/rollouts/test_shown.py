@@ -31,7 +31,7 @@ def test_a_planned_one_has_seen_nothing() -> None:
     assert (found["explanation"], found["gates"], found["watched_needed_s"]) == ("", [], 0.0)
 
 
-def test_what_a_gate_has_counted_is_told_by_release() -> None:
+def test_a_gate_shows_its_counts_by_release() -> None:
     found = details(RUNNING)
     assert (found["watched_s"], found["watched_needed_s"], found["sample_needed"]) == (
         *(1.5, 300.0),
@@ -46,7 +46,7 @@ def test_what_a_gate_has_counted_is_told_by_release() -> None:
     assert errors["detectable_percent"] is None, "ten requests show no rate reliably"
 
 
-def test_what_was_seen_in_stages_that_have_ended_is_kept() -> None:
+def test_counts_of_ended_stages_are_kept() -> None:
     past = replace(RUNNING, sample=10, control_sample=200).evidence
     ended = replace(RUNNING, phase=Phase.DONE, stage=3, tests={}, past=(past,))
     found = details(ended)

@@ -67,7 +67,7 @@ def test_an_outage_of_yesterday_is_no_forecast_of_a_fall_nor_of_a_jump() -> None
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=300), st.floats(0, 1e4))
-def test_a_forecast_is_finite_whatever_came(demands: list[float], horizon_s: float) -> None:
+def test_a_forecast_is_finite_for_any_history(demands: list[float], horizon_s: float) -> None:
     forecast = _after(*demands).forecast(horizon_s)
     assert 0 <= forecast.expected < float("inf")
     assert 0 < forecast.noise <= 1

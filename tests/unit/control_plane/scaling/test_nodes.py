@@ -65,7 +65,7 @@ def test_replicas_of_a_lost_node_beyond_the_set_never_make_it_grow() -> None:
     assert (ask.wanted, ask.step(2), ask.present) == (2, 2, 2)
 
 
-def test_a_pool_that_the_actuator_does_not_serve_keeps_its_node_and_those_below() -> None:
+def test_a_pool_outside_the_actuator_keeps_its_node_and_the_nodes_below() -> None:
     ask = asked_nodes(_group(1, nodes=_nodes(1, 0, 1, 0, foreign=(2,))))
     assert ask.surplus == ("gpu-node-3",)
     assert ask.step(4) == 3

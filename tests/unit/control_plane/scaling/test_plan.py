@@ -124,7 +124,7 @@ def test_down_goes_a_pool_only_when_nothing_has_asked_for_the_replica_for_the_ho
     assert first_down >= HOLD_S
 
 
-def test_what_is_not_known_for_long_is_not_taken_away() -> None:
+def test_a_number_that_has_been_unknown_for_long_is_not_reduced() -> None:
     state = PoolState(_settings(), PoolFacts(10, 0, 0.0), known_since=1000.0)
     state.history.add(0.1)
     assert _plan(state, 1015.0).wanted == 10
@@ -183,7 +183,7 @@ _POOLS = st.lists(
 
 
 @given(_POOLS, st.integers(0, 400), st.floats(0, 1000))
-def test_no_plan_buys_over_the_budget_nor_stops_what_serves_for_it(
+def test_no_plan_exceeds_the_budget_or_stops_serving_replicas_for_it(
     rows: list[tuple[int, int, int, float, float, int, int, float]],
     accelerators: int,
     price: float,
@@ -231,7 +231,7 @@ def test_a_calm_pool_keeps_its_share_of_the_busiest_time_asleep() -> None:
     assert decided.wanted >= 20
 
 
-def test_a_pool_in_need_boots_nobody_in_order_to_sleep() -> None:
+def test_a_pool_in_need_boots_no_replica_in_order_to_sleep() -> None:
     state = _state(_settings(sleepers_share=0.5), 10.0)
     state.facts = _sleeping(asleep=2)
     state.facts = replace(state.facts, backlog_work_s=400.0)

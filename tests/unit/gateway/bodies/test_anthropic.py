@@ -109,7 +109,7 @@ def test_the_fields_of_a_chat() -> None:
         ({"tools": [TOOL, TOOL]}, "tools"),
     ],
 )
-def test_what_is_invalid(fields: dict[str, Any], param: str) -> None:
+def test_invalid_bodies_are_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         task(**fields)
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_REQUEST, param)
@@ -130,7 +130,7 @@ def test_what_is_invalid(fields: dict[str, Any], param: str) -> None:
         {"workspace_id": "w"},
     ],
 )
-def test_what_is_refused_by_name(fields: dict[str, Any]) -> None:
+def test_unsupported_fields_are_refused_by_name(fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequestError) as caught:
         task(**fields)
     assert caught.value.code == ErrorCode.UNSUPPORTED_PARAMETER

@@ -91,7 +91,7 @@ def test_the_smallest_request() -> None:
         },
     ],
 )  # fmt: skip
-def test_what_is_taken(extra: dict[str, object]) -> None:
+def test_valid_fields_are_accepted(extra: dict[str, object]) -> None:
     parse(**extra)
 
 
@@ -141,7 +141,7 @@ def test_what_is_taken(extra: dict[str, object]) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
+def test_unsupported_fields_are_refused_by_name(extra: dict[str, object], param: str) -> None:
     error = refused(**extra)
     assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_PARAMETER, param)
     assert f"'{param}'" in error.message
@@ -196,13 +196,13 @@ def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_invalid(extra: dict[str, object], param: str) -> None:
+def test_invalid_bodies_are_refused(extra: dict[str, object], param: str) -> None:
     error = refused(**extra)
     assert (error.code, error.param) == (ErrorCode.INVALID_REQUEST, param)
     assert param in error.message
 
 
-def test_what_is_said_of_a_choice_that_is_not_served() -> None:
+def test_an_unserved_tool_choice_names_the_served_ones() -> None:
     message = refused(tools=TOOLS, tool_choice=CUSTOM).message
     assert "'custom'" in message
     assert "'function'" in message

@@ -26,7 +26,7 @@ def compaction(text: str = "sealed") -> Any:
     return item
 
 
-def test_a_summary_is_part_of_what_a_user_says_behind_it() -> None:
+def test_a_summary_becomes_part_of_the_next_user_message() -> None:
     kept = said(("user", "third"), ("system", "dropped"))
     items = [*said(("system", "rules"), ("user", "first")), compaction(), *said(("assistant", "a"))]
     shown = expanded(items, lambda _, __: Compacted("short", kept[:1]))
@@ -59,7 +59,7 @@ def test_only_the_last_one_is_opened() -> None:
 @pytest.mark.parametrize(
     ("roles", "start"), [("uaua", 2), ("uauu", 2), ("suau", 3), ("a", 0), ("", 0), ("uas", 0)]
 )
-def test_the_last_turn_begins_with_what_a_user_says(roles: str, start: int) -> None:
+def test_the_last_turn_begins_with_a_user_message(roles: str, start: int) -> None:
     names = {"u": "user", "a": "assistant", "s": "system"}
     assert last_turn(said(*((names[it], "x") for it in roles))) == start
 

@@ -44,7 +44,7 @@ def test_prompts(prompt: object, prompts: object) -> None:
         ({"messages": []}, "messages"),
     ],
 )
-def test_what_is_invalid(extra: dict[str, object], param: str) -> None:
+def test_invalid_bodies_are_refused(extra: dict[str, object], param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         parse(**extra)
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_REQUEST, param)
@@ -61,13 +61,13 @@ def test_what_is_invalid(extra: dict[str, object], param: str) -> None:
         ({"echo": True, "prompt": [1], "stream": True}, "echo"),
     ],
 )
-def test_what_is_refused_by_name(extra: dict[str, object], param: str) -> None:
+def test_unsupported_fields_are_refused_by_name(extra: dict[str, object], param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         parse(**extra)
     assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_PARAMETER, param)
 
 
-def test_what_is_taken() -> None:
+def test_valid_fields_are_accepted() -> None:
     request = parse(n=2, best_of=2, echo=True, suffix=None, logprobs=None, max_tokens=3)
     assert (request.choices, request.echo, request.output_tokens_max) == (2, True, 3)
     assert parse(echo=False, logprobs=0).alternatives == 0

@@ -94,7 +94,7 @@ def accepts(compiler: GrammarCompiler, grammar: str, text: str) -> bool:
     ],
     ids=["sql", "lark", "arithmetic", "odd"],
 )
-def test_an_answer_is_what_the_grammar_says(
+def test_an_answer_keeps_to_the_grammar(
     compiler: GrammarCompiler, text: str, good: list[str], bad: list[str]
 ) -> None:
     grammar = lark_grammar(text)
@@ -145,7 +145,7 @@ def test_all_its_names_mean_the_same(body: dict[str, object]) -> None:
         ("start: %lark { start: /a/ }", "%ignore and %import"),
     ],
 )
-def test_what_no_client_may_say(text: str, why: str) -> None:
+def test_forbidden_grammars_are_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(BadRequestError, match=why) as caught:
         parse_chat_request(json.dumps(CHAT | {"grammar": text}).encode())
     assert caught.value.param == "grammar"
@@ -170,7 +170,9 @@ def test_one_guide_at_most() -> None:
         "start: X\nX: (/a/{1000}){1000}",
     ],
 )
-def test_what_cannot_be_compiled_the_engine_refuses(compiler: GrammarCompiler, text: str) -> None:
+def test_a_grammar_that_cannot_be_compiled_is_refused_by_the_engine(
+    compiler: GrammarCompiler, text: str
+) -> None:
     grammar = lark_grammar(text)
     with pytest.raises(RefusedError) as caught:
         compiler.check(Grammar(GrammarKind.EBNF, grammar))

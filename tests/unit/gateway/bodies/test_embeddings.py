@@ -55,14 +55,14 @@ def test_options() -> None:
         ({"truncate": True}, "truncate"),
     ],
 )
-def test_what_is_invalid(fields: dict[str, object], param: str) -> None:
+def test_invalid_bodies_are_refused(fields: dict[str, object], param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         parse(**fields)
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_REQUEST, param)
 
 
 @pytest.mark.parametrize("missing", ["model", "input"])
-def test_what_is_missing(missing: str) -> None:
+def test_missing_fields_are_named(missing: str) -> None:
     body = {"model": "m", "input": "hi"}
     del body[missing]
     with pytest.raises(BadRequestError) as caught:

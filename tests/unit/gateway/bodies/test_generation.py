@@ -75,7 +75,7 @@ def test_bounds(extra: dict[str, object], param: str) -> None:
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_REQUEST, param)
 
 
-def test_what_is_not_said_is_left_to_the_base_and_the_engine() -> None:
+def test_unset_parameters_are_left_to_the_base_and_the_engine() -> None:
     assert sampling() == engine.Sampling(temperature=0.5, top_p=0.25, top_k=7)
 
 
@@ -147,7 +147,7 @@ def test_stops_and_choices() -> None:
     assert parse(n=8).choices == 8
 
 
-def test_streams_say_what_was_used_if_asked() -> None:
+def test_streams_report_usage_if_asked() -> None:
     assert parse(stream=True, stream_options={"include_usage": True}).include_usage
     assert not parse(stream=True, stream_options={}).include_usage
 
@@ -167,7 +167,7 @@ def test_the_tier_that_served(asked: str, served: str) -> None:
     assert request.is_lowered == (served == "flex")
 
 
-def test_a_lowered_request_was_served_as_flex_whatever_was_asked() -> None:
+def test_a_lowered_request_is_reported_as_flex() -> None:
     assert parse(service_tier="default", priority=-1).served_tier == "flex"
     assert parse(service_tier="default", priority=0).served_tier == "default"
     assert parse(priority=-1).served_tier is None

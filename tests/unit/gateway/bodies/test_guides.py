@@ -51,7 +51,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
         ),
     ],
 )
-def test_what_the_engine_is_told(extra: dict[str, object], expected: Grammar | None) -> None:
+def test_the_engine_gets_the_guide(extra: dict[str, object], expected: Grammar | None) -> None:
     assert guide(**extra) == expected
 
 
@@ -123,7 +123,7 @@ def test_completions_have_guides_too() -> None:
         ({"choice": "ab"}, "choice"),
     ],
 )
-def test_what_is_refused(extra: dict[str, object], param: str) -> None:
+def test_invalid_guides_are_refused(extra: dict[str, object], param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         guide(**extra)
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_REQUEST, param)

@@ -116,7 +116,7 @@ def test_a_unions_member_is_not_taken_for_a_field() -> None:
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "images are not served here"),
     ],
 )
-def test_a_mistake_says_what_would_be_right(fields: dict[str, object], words: str) -> None:
+def test_an_error_names_the_right_form(fields: dict[str, object], words: str) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | fields
     assert words in refusal(json.dumps(body).encode()).message
 
@@ -226,7 +226,7 @@ def text_body(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("unit", ["a, b, c", '",', '\\",[', "\\", "\\\\", '"', "[{,", "\n", "你,"])
-def test_what_stands_in_a_text_does_not_count(unit: str) -> None:
+def test_commas_inside_a_text_do_not_count(unit: str) -> None:
     text = unit * (3 * COMMAS_MAX // len(unit))
     assert parse_chat_request(text_body(text)).messages[0].content == text
 

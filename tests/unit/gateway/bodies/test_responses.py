@@ -84,7 +84,7 @@ def refused(**fields: Any) -> BadRequestError:
         {"session_id": "s", "priority": -1, "deadline_ms": 5, "chat_template_kwargs": {"a": True}},
     ],
 )
-def test_what_is_taken(extra: dict[str, Any]) -> None:
+def test_valid_fields_are_accepted(extra: dict[str, Any]) -> None:
     task(**extra)
 
 
@@ -111,7 +111,7 @@ def test_what_is_taken(extra: dict[str, Any]) -> None:
          "input[0].content[0]"),
     ],
 )  # fmt: skip
-def test_what_is_refused_by_name(extra: dict[str, Any], param: str) -> None:
+def test_unsupported_fields_are_refused_by_name(extra: dict[str, Any], param: str) -> None:
     error = refused(**extra)
     assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_PARAMETER, param)
 
@@ -149,7 +149,7 @@ def test_what_is_refused_by_name(extra: dict[str, Any], param: str) -> None:
         ({"messages": [USER]}, "messages"),
     ],
 )  # fmt: skip
-def test_what_is_invalid(extra: dict[str, Any], param: str) -> None:
+def test_invalid_bodies_are_refused(extra: dict[str, Any], param: str) -> None:
     error = refused(**extra)
     assert (error.code, error.param) == (ErrorCode.INVALID_REQUEST, param)
 
@@ -163,14 +163,14 @@ def shown(**fields: Any) -> list[dict[str, Any]]:
     return told
 
 
-def test_a_text_is_what_a_user_says_and_instructions_come_first() -> None:
+def test_a_text_is_a_user_message_and_instructions_come_first() -> None:
     assert shown(instructions="be brief") == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hi"},
     ]
 
 
-def test_what_the_assistant_thinks_says_and_calls_is_one_turn() -> None:
+def test_reasoning_text_and_calls_of_the_assistant_are_one_turn() -> None:
     function = {"name": "f", "arguments": "{}"}
     assert shown(input=[USER, THOUGHT, SAID, CALL, OTHER_CALL, OTHER_RESULT, RESULT]) == [
         USER,
@@ -196,7 +196,7 @@ def test_two_answers_one_after_the_other_stay_two() -> None:
     ]
 
 
-def test_a_refusal_is_what_the_assistant_said() -> None:
+def test_a_refusal_is_an_assistant_message() -> None:
     refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
     assert shown(input=[USER, refusal])[-1] == {"role": "assistant", "content": "no"}
 
@@ -233,7 +233,7 @@ def test_the_fields_of_a_chat() -> None:
     assert task().alternatives is None
 
 
-def test_the_answer_says_what_was_asked() -> None:
+def test_the_answer_repeats_the_request() -> None:
     choice = {"type": "function", "name": "f"}
     told = echo_of(
         parse(

@@ -44,7 +44,7 @@ def test_a_text_or_a_chat() -> None:
         ({"prompt": "a", "temperature": 1}, "temperature"),
     ],
 )
-def test_what_is_invalid(fields: dict[str, object], param: str) -> None:
+def test_invalid_bodies_are_refused(fields: dict[str, object], param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         tokenize(**fields)
     assert caught.value.param == param

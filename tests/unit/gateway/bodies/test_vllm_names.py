@@ -53,7 +53,7 @@ def test_guides(theirs: dict[str, object], ours: dict[str, object]) -> None:
         ({"guided_regex": 7}, "regex"),
     ],
 )
-def test_what_does_not_go_together(body: dict[str, object], param: str) -> None:
+def test_contradicting_fields_are_refused(body: dict[str, object], param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         chat(**body)
     assert caught.value.param == param

@@ -86,7 +86,7 @@ def test_a_used_up_budget_ends_the_loop_with_its_reason(
     assert loop.on_result("a", 3.0)[-1] == EndLoop(end)
 
 
-def test_the_time_of_all_tools_ends_those_that_run() -> None:
+def test_the_time_limit_of_all_tools_ends_running_ones() -> None:
     loop = loop_of(seconds=5.0)
     loop.begin((), 0.0)
     loop.on_round([LoopCall("a"), LoopCall("b")], 10, 1.0)
@@ -96,7 +96,7 @@ def test_the_time_of_all_tools_ends_those_that_run() -> None:
     assert actions[-1] == EndLoop(LoopEnd.SECONDS)
 
 
-def test_what_the_client_has_to_decide_ends_the_loop_behind_the_calls_that_run() -> None:
+def test_a_decision_of_the_client_ends_the_loop_behind_running_calls() -> None:
     loop = loop_of()
     loop.begin((), 0.0)
     calls = [LoopCall("a"), LoopCall("b", CallMode.CLIENT), LoopCall("c", CallMode.APPROVE)]

@@ -93,7 +93,7 @@ def test_replies_come_whole_or_as_events() -> None:
         (reply(b"[" * 100_000), "not MCP"),
     ],
 )
-def test_what_is_no_result_is_a_failure(said: OutgoingReply, message: str) -> None:
+def test_a_malformed_result_is_a_failure(said: OutgoingReply, message: str) -> None:
     with pytest.raises(ToolCallError, match=message):
         result_of(said, 7)
 
@@ -131,7 +131,7 @@ def test_versions_that_are_not_known_here() -> None:
     assert made == McpSession("2025-03-26", "s")
 
 
-def test_lists_leave_out_what_cannot_be_called() -> None:
+def test_uncallable_tools_are_not_listed() -> None:
     schema = {"type": "object"}
     good = {"name": "a", "description": "d" * 9000, "inputSchema": schema}
     bad = [5, {"name": ""}, {"name": "b"}, {"name": "c", "inputSchema": {"x": "y" * (65 << 10)}}]

@@ -49,7 +49,7 @@ def test_the_floor_of_quality_holds_and_says_where_it_is_not_reached() -> None:
     assert (none.model, none.reason) == ("large", AutoReason.BELOW_FLOOR)
 
 
-def test_a_turn_above_the_ceiling_is_refused_and_says_what_it_would_cost() -> None:
+def test_a_turn_above_the_ceiling_is_refused_with_its_price() -> None:
     with pytest.raises(PlatformError, match="ceiling of price") as refused:
         choose(BOTH, TURN, TABLE, POOLS, replace(RULES, price_max=1e-6))
     assert (refused.value.status, refused.value.param) == (400, "model")
@@ -86,7 +86,7 @@ def test_a_saturated_pool_queues_upper_tiers_and_others_get_the_other_model() ->
     assert choose(BOTH, TURN, TABLE, all_full, dear).model == "large"
 
 
-def test_a_pin_answers_whatever_it_costs_while_it_is_served() -> None:
+def test_a_served_pin_answers_at_any_price() -> None:
     pinned = replace(RULES, pin="large")
     assert choose(BOTH, TURN, TABLE, POOLS, pinned).reason is AutoReason.PINNED
     assert choose(BOTH, TURN, TABLE, {"small": POOL}, pinned).model == "small"
@@ -163,7 +163,7 @@ def _worlds(
 
 
 @given(world=_worlds())
-def test_whatever_the_fleet_the_choice_is_served_and_its_chances_add_up(world) -> None:
+def test_the_choice_is_served_and_its_chances_add_up_for_any_fleet(world) -> None:
     candidates, turn, pools, rules = world
     if not any(pool.is_served for pool in pools.values()):
         with pytest.raises(PlatformError):
@@ -178,7 +178,7 @@ def test_whatever_the_fleet_the_choice_is_served_and_its_chances_add_up(world) -
 
 
 @given(world=_worlds())
-def test_a_conversation_leaves_only_for_a_gain_above_what_the_prefix_costs(world) -> None:
+def test_a_conversation_leaves_only_for_a_gain_above_the_price_of_its_prefix(world) -> None:
     candidates, turn, pools, rules = world
     if not pools.get(turn.current, PoolOutlook()).is_served:
         return

@@ -44,7 +44,7 @@ def test_the_last_line_does_not_decide() -> None:
     assert features_of(conversation[-1:]).kind is PromptKind.TEXT
 
 
-def test_who_offers_tools_needs_a_model_that_calls_them() -> None:
+def test_tools_need_a_model_that_calls_them() -> None:
     assert features_of([CODE], tools=1).kind is PromptKind.TOOLS
 
 
