@@ -1,10 +1,10 @@
-"""The right answer, and how an answer differs from it; the one vote of the detector, pure.
+"""Decides which answer to a canary prompt is right, and whether another answer differs. Pure.
 
-The right answer is the one that more than half of at least three replicas give. Answers are greedy,
-so honest engines differ in one way only. Where two tokens are almost equally probable, another
-batch may round the other way, and all later tokens differ. The fork is recognized by its logprobs
-and does not count as a difference; the tokens before it still count. Without logprobs any different
-token counts.
+The right answer is the one that more than half of at least three replicas give. Prompts are sampled
+greedily, so two sound engines can differ for one reason only: two tokens are almost equally
+probable, another batch rounds the other way, and all later tokens differ. This fork is recognized
+by its logprobs and is no difference; the tokens before it are compared. Without logprobs every
+different token is a difference.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from heapq import nsmallest
 from math import isfinite, log, nan
 from statistics import median
 
-CANDIDATES_MAX = 16  # kinds of answers that may be what is right
+CANDIDATES_MAX = 16  # distinct answers that are compared with all others
 _HALF = log(0.5)
 
 
@@ -31,14 +31,15 @@ class Rules:
     """How answers are compared.
 
     Attributes:
-        voters_min: Fewer replicas have no consensus.
-        near_tie: Nats: two tokens whose logprobs are so close may be taken for each other. Room for
-            logits of 16 bits, whose steps are 0.125 above 16.
-        drift: Nats: the mean difference of logprobs, over the tokens that are equal, that is one,
-            where the noise of the pool is not known.
-        drift_min: Least drift in a pool with a consensus: replicas that agree to the last digit.
-        drift_noises: Multiple of the replicas' median difference; never above `drift`.
-        drift_tokens_min: Fewer tokens count as so many: one alone may be off by more.
+        voters_min: Least number of replicas for a consensus.
+        near_tie: Largest difference in nats of two logprobs that rounding may swap. Leaves room for
+            16-bit logits, which have steps of 0.125 above 16.
+        drift: Mean difference in nats of the logprobs of equal tokens from which on an answer is
+            wrong, in a pool of unknown noise.
+        drift_min: Lower bound of the fitted drift, for replicas that agree to the last digit.
+        drift_noises: Fitted drift, as a multiple of the replicas' median difference; at most
+            `drift`.
+        drift_tokens_min: Least divisor of the mean, since one token alone may be off by more.
     """
 
     voters_min: int = 3
@@ -54,14 +55,14 @@ RULES = Rules()
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Token ids and their logprobs; these are empty where the engine does not tell them."""
+    """Token ids and their logprobs; without logprobs where the engine reports none."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
 
 
 def difference(found: Text, truth: Text, rules: Rules = RULES) -> Difference | None:
-    """Return the kind of difference from the right answer; None: none that counts."""
+    """Return the kind of difference from the right answer; None: the answers agree."""
     fork = _fork(found, truth)
     if _drift(found, truth, fork, rules.drift_tokens_min) > rules.drift:
         return Difference.LOGPROBS
@@ -78,7 +79,7 @@ def _fork(found: Text, truth: Text) -> int:
 
 
 def _drift(found: Text, truth: Text, fork: int, tokens_min: int) -> float:
-    """Return the mean difference of the logprobs of equal tokens; 0 where none are told."""
+    """Return the mean difference of the logprobs of equal tokens; 0 without logprobs."""
     compared = [
         abs(mine - right) if isfinite(mine) else float("inf")
         for mine, right in zip(found.logprobs[:fork], truth.logprobs[:fork], strict=False)
@@ -113,10 +114,11 @@ def fitted(common: Text, answers: Iterable[Sequence[Text]], rules: Rules = RULES
 
 
 def consensus(voters: Sequence[Text], rules: Rules = RULES) -> Text | None:
-    """Return what more than half of at least `voters_min` answers agree with, None if nothing is.
+    """Return the answer that more than half of at least `voters_min` answers agree with, or None.
 
-    Of several such answers the one with the most votes; its logprobs are the medians of theirs.
-    Only `CANDIDATES_MAX` kinds of answers are compared with all, so it costs what voters there are.
+    Of several such answers the one with the most votes wins. Its logprobs are the medians of the
+    answers that agree. Only `CANDIDATES_MAX` distinct answers are compared with all, so the cost
+    grows linearly with the number of voters.
     """
     if len(voters) < rules.voters_min:
         return None
@@ -139,10 +141,10 @@ def consensus(voters: Sequence[Text], rules: Rules = RULES) -> Text | None:
 
 
 def _candidates(kinds: Mapping[tuple[int, ...], int]) -> list[tuple[int, ...]]:
-    """Return the most frequent kinds of answers, and the one that goes where most go.
+    """Return the most frequent answers, and the one that follows the majority token by token.
 
-    That one is for pools in which near ties make every answer a kind of its own: a majority that
-    has its first tokens in common is found even if some liars agree better.
+    In some pools near ties make every answer unique. The followed answer finds a majority with
+    common first tokens there, even if some wrong replicas agree better with each other.
     """
     frequent = nsmallest(CANDIDATES_MAX - 1, kinds, key=lambda kind: (-kinds[kind], kind))
     common, place = list(kinds), 0
@@ -160,7 +162,7 @@ def _candidates(kinds: Mapping[tuple[int, ...], int]) -> list[tuple[int, ...]]:
 
 
 def _votes(voters: Sequence[Text], candidate: Text, beaten: int, rules: Rules) -> int:
-    """Return how many answers agree with one; 0 as soon as it cannot be more than `beaten`."""
+    """Return how many answers agree with one; 0 as soon as more than `beaten` is out of reach."""
     left = len(voters) - beaten
     for text in voters:
         if difference(text, candidate, rules) is not None:

@@ -1,7 +1,7 @@
-"""The words of the detector: what evidence about the answers of a replica rests on, and its worth.
+"""Kinds of evidence about a replica's answers, and the verdict on one answer.
 
-Routers, agents and the quality guard ask replicas. Each brings evidence; `sluice.detector.record`
-says what it amounts to. docs/wrong-answers.md has the rules.
+Routers, agents and the quality guard send prompts to replicas and collect the evidence.
+`sluice.detector.record` turns it into suspicion. docs/wrong-answers.md has the rules.
 """
 
 from enum import StrEnum
@@ -10,9 +10,9 @@ from enum import StrEnum
 class EvidenceKind(StrEnum):
     """The kind of an answer that is evidence."""
 
-    LIFE = "life"  # an agent's sign of life: an answer, of the engine and base that are meant
-    CANARY = "canary"  # a router's canary, compared with the cell's; token ids alone
-    GOLDEN = "golden"  # a golden prompt, compared with the pool's; with logprobs
+    LIFE = "life"  # an agent's liveness check: the right engine and base answered in time
+    CANARY = "canary"  # a router's prompt, compared by token ids with the answers of the cell
+    GOLDEN = "golden"  # a golden prompt, compared with logprobs with the answers of the pool
 
 
 class AnswerVerdict(StrEnum):
@@ -20,5 +20,5 @@ class AnswerVerdict(StrEnum):
 
     RIGHT = "right"
     WRONG = "wrong"
-    UNANSWERED = "unanswered"  # health is judged elsewhere
-    UNJUDGED = "unjudged"  # it is not known what is right
+    UNANSWERED = "unanswered"  # no answer: health checks judge that
+    UNJUDGED = "unjudged"  # the right answer is unknown

@@ -1,14 +1,14 @@
-"""From evidence to suspicion: one state machine per replica, for routers, agents and the guard.
+"""Turns evidence into suspicion: a state machine per replica, for routers, agents and the guard.
 
-| suspicion | when | what follows |
+| suspicion | condition | consequence |
 | --- | --- | --- |
-| TRUSTED | no answer that counts was wrong | |
-| DOUBTED | some were, fewer than the threshold of their kind | it is asked again |
+| TRUSTED | no recent answer was wrong | |
+| DOUBTED | fewer recent answers were wrong than the threshold of their kind | another prompt |
 | ACCUSED | the threshold of LIFE or CANARY is reached | agent: restart; router: ejection |
-| CONFIRMED | that of GOLDEN is; or that of CANARY, and one of GOLDEN is wrong | quarantine |
+| CONFIRMED | that of GOLDEN is reached, or that of CANARY and one GOLDEN is wrong | quarantine |
 
-Pure: a `Record` never changes, and a right answer leads back by pushing a wrong one out of the last
-answers that count.
+Pure: a `Record` is immutable. A right answer lowers the suspicion again, since it pushes a wrong
+one out of the recent answers.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from sluice.detector.evidence import AnswerVerdict, EvidenceKind
 
 
 class Suspicion(IntEnum):
-    """How much speaks against a replica."""
+    """The degree of suspicion against a replica, in ascending order."""
 
     TRUSTED = 0
     DOUBTED = 1
@@ -31,7 +31,7 @@ class Suspicion(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """So many `wrong` ones among the last `of` answers make a finding."""
+    """A finding needs `wrong` wrong answers among the last `of`."""
 
     wrong: int
     of: int
@@ -40,7 +40,8 @@ class Threshold:
 THRESHOLDS: Mapping[EvidenceKind, Threshold] = MappingProxyType(
     {
         EvidenceKind.LIFE: Threshold(2, 2),
-        # Token ids alone cannot tell a near tie that another batch rounds otherwise from a lie.
+        # Token ids alone cannot tell a wrong answer from a near tie that another batch rounds
+        # the other way.
         EvidenceKind.CANARY: Threshold(3, 3),
         EvidenceKind.GOLDEN: Threshold(2, 3),
     }
@@ -52,8 +53,9 @@ class Record:
     """The evidence on one replica.
 
     Attributes:
-        recent: The last answers of each kind that count, the newest last.
-        suspicion: Suspicion that follows from these answers.
+        recent: Verdicts on the last answers of each kind, as many as its threshold looks at; the
+            newest last.
+        suspicion: Suspicion that follows from these verdicts.
     """
 
     recent: Mapping[EvidenceKind, tuple[AnswerVerdict, ...]]
@@ -69,7 +71,7 @@ class Record:
         return replace(self, recent=recent, suspicion=_suspicion(recent))
 
     def found(self, kind: EvidenceKind, wrong: int) -> Self:
-        """Return the record with what another part of the platform found: so many wrong answers."""
+        """Return the record with `wrong` wrong answers that another part of the platform found."""
         record = self
         for _ in range(min(wrong, THRESHOLDS[kind].of)):
             record = record.heard(kind, AnswerVerdict.WRONG)

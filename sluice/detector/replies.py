@@ -1,4 +1,4 @@
-"""Whether a reply is one at all, and of the engine that is meant: what needs no comparison."""
+"""Checks of a reply that need no comparison: its engine, its base and its number of tokens."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from sluice.errors import ErrorCode, FailedError
 
 
 class WrongAnswerError(FailedError):
-    """An engine answered in time, and wrongly: waiting longer will not make that right."""
+    """An engine answered in time but wrongly, so waiting longer will not help."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.ENGINE_FAILED, message)
@@ -27,7 +27,7 @@ def check_engine(address: str, found: tuple[str, str], wanted: tuple[str, str]) 
 
 
 def check_count(address: str, tokens: Sequence[int], wanted: int) -> None:
-    """Check that a reply has as many tokens as were asked for.
+    """Check that a reply has the requested number of tokens.
 
     Raises:
         WrongAnswerError: The number of tokens is wrong.

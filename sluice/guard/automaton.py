@@ -1,13 +1,13 @@
-"""Finds all matches of many rules at once in a text that arrives in pieces: pure, linear time.
+"""Finds all matches of many rules at once in a text that arrives in pieces. Pure, linear time.
 
-The automaton knows at any place of a text which earlier places may still begin a match. Its states
-are made as texts need them: a state is the candidates that are open, the earliest first, each with
-the places (see `places`) that it may be at. Two candidates at one place would match alike from
-there on; the earlier one covers more, so it stands for both. Where a check decides about a match
-(the digits of a card), both stay.
+A candidate is a position of the text at which a match may have begun. A state of the automaton is
+the list of open candidates, the earliest first, each with the places of the expressions (see
+`places`) that it may have reached. States are made when a text needs them. Two candidates at the
+same place will match alike from there on. The earlier one covers more text, so it stands for both,
+except in rules with a check (the digits of a card), where both stay.
 
-A step takes one character, a leap a piece of text such as a token; both are remembered, so that
-most pieces cost one look-up. The memory has a bound, and begins anew beyond it.
+A step takes one character, a leap a piece of text such as a token. Both are cached, so that most
+pieces cost one look-up. The cache is bounded, and emptied at its bound.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -18,17 +18,18 @@ from sluice.guard.dictionaries import Dictionary, Spelt
 from sluice.guard.places import Eats, Ends, Holds, Places, Spells
 
 REMEMBERED_MAX = 100_000  # steps and leaps of one automaton; about 30 MB
-LEAP_CHARACTERS_MAX = 24  # nearly all tokens are shorter; longer pieces come once
+LEAP_CHARACTERS_MAX = 24  # nearly all tokens are shorter, and longer pieces do not repeat
 
 Node = int | Spelt
 
 
 class Find(NamedTuple):
-    """A rule has matched.
+    """The match of a rule.
 
     Attributes:
-        origin: Begin of the match: an open candidate's index, or `~n`, n characters into the piece.
-        end: Behind the match: so many characters behind the piece's begin.
+        origin: Begin of the match: the index of an open candidate, or `~n` for n characters behind
+            the begin of the piece.
+        end: End of the match, in characters from the begin of the piece.
         rule: Index of the rule.
     """
 
@@ -38,13 +39,13 @@ class Find(NamedTuple):
 
 
 class AutomatonStep(NamedTuple):
-    """The result of a piece of text for a state.
+    """The transition of a state by a piece of text.
 
     Attributes:
         state: State behind the piece.
-        origins: Origins of the candidates that are then open, in the numbers that `Find` uses.
-        finds: Finds by their end.
-        is_same: Whether every candidate goes on, and none is new.
+        origins: Origins of the candidates of that state, numbered as in `Find`.
+        finds: Matches in the order of their ends.
+        is_same: Whether the candidates stay the same: all go on, and none is new.
     """
 
     state: "OpenCandidates"
@@ -54,13 +55,13 @@ class AutomatonStep(NamedTuple):
 
 
 class OpenCandidates:
-    """A state: the candidates that are open at a place.
+    """A state: the candidates that are open at a position of the text.
 
     Attributes:
         left: Kind of the text before the next character.
-        groups: The places of each open candidate, the earliest first.
-        steps: Known steps by the next character.
-        leaps: Known leaps by the next piece.
+        groups: Places of each open candidate, the earliest candidate first.
+        steps: Cached steps by the next character.
+        leaps: Cached leaps by the next piece.
     """
 
     __slots__ = ("groups", "leaps", "left", "steps")
@@ -78,7 +79,7 @@ class Automaton:
 
     Attributes:
         start: The state before a text.
-        made: Number of steps and leaps since the begin; for tests and benchmarks.
+        made: Number of steps and leaps computed so far, for tests and benchmarks.
         remembered: Number of cached steps and leaps.
     """
 
@@ -93,9 +94,9 @@ class Automaton:
 
         Args:
             places: Places of all rules.
-            starts: The first places of the rules.
-            dictionaries: Dictionaries that `Spells` names.
-            checked: Rules whose matches a check decides.
+            starts: First places of the rules.
+            dictionaries: Dictionaries by their index in `Spells`.
+            checked: Indices of the rules with a further check of each match.
         """
         self._places = places.all
         self._closures = {
@@ -117,7 +118,7 @@ class Automaton:
         self.start = self._state(Before.NOTHING, ())
 
     def step(self, state: OpenCandidates, character: str) -> AutomatonStep:
-        """Return what the next character leads to."""
+        """Return the transition by the next character."""
         known = state.steps.get(character)
         if known is None:
             known = state.steps[character] = self._made_step(state, character)
@@ -125,7 +126,7 @@ class Automaton:
         return known
 
     def leap(self, state: OpenCandidates, piece: str) -> AutomatonStep:
-        """Return what a piece leads to; remembered if it is short."""
+        """Return the transition by a piece; a short piece is cached."""
         origins, finds, at = [*range(len(state.groups))], list[Find](), state
         for number, character in enumerate(piece):
             step = at.steps.get(character) or self.step(at, character)
@@ -143,7 +144,7 @@ class Automaton:
         return result
 
     def end(self, state: OpenCandidates) -> tuple[Find, ...]:
-        """Return what matches because the text ends."""
+        """Return the matches that need the end of the text."""
         finds = list[Find]()
         for origin, group in enumerate(state.groups):
             finds += self._ended(self._resolved(group, state.left, None) - group, origin, 0)
@@ -178,7 +179,7 @@ class Automaton:
         groups: list[frozenset[Node]],
         origins: list[int],
     ) -> None:
-        """Add a candidate that goes on, without the places where an earlier one is."""
+        """Add a candidate that goes on, without the places of earlier candidates."""
         alive = frozenset([it for it in moved if it not in taken and not self._is_end(it)])
         if alive:
             groups.append(alive)
@@ -186,7 +187,7 @@ class Automaton:
             taken |= alive - self._kept
 
     def _begun(self, left: Before, character: str) -> Collection[Node]:
-        """Return the places of a candidate that begins with a character; remembered."""
+        """Return the places of a candidate that begins with a character; cached."""
         known = self._beginnings.get((left, character))
         if known is None:
             moved = self._moved(self._resolved(self._fresh, left, character), character)
@@ -194,7 +195,7 @@ class Automaton:
         return known
 
     def _resolved(self, group: frozenset[Node], left: Before, right: str | None) -> frozenset[Node]:
-        """Return a group with what is behind conditions that hold."""
+        """Return a group of places, extended by the places behind fulfilled conditions."""
         waiting = [it for it in group if it in self._conditions]
         if not waiting:
             return group
@@ -242,7 +243,7 @@ class Automaton:
         return isinstance(node, int) and isinstance(self._places[node], Ends)
 
     def _told(self, finds: list[Find]) -> tuple[Find, ...]:
-        """Return finds by their end; of a rule without check the earliest origin is enough."""
+        """Return matches by their end; of a rule without a check only the earliest origin."""
         if not finds:
             return ()
         told, seen = list[Find](), set[tuple[int, int]]()
@@ -263,10 +264,10 @@ class Automaton:
         return known
 
     def _note(self, state: OpenCandidates) -> None:
-        """Count what is remembered; beyond the bound forget all but the place of each stream.
+        """Count a cached transition; at the bound empty the cache.
 
-        A stream that runs holds its state, which then no longer is the one of others; it joins
-        them again where it comes to a state that they know.
+        A running stream keeps its state object, which new streams then no longer share. It shares
+        states again from the next state that is made anew.
         """
         self.made += 1
         self.remembered += 1
@@ -282,7 +283,7 @@ class Automaton:
 
 
 def _places_of(checked: frozenset[int], places: Places, starts: Sequence[int]) -> frozenset[Node]:
-    """Return the places of checked rules: of two candidates there, both are kept."""
+    """Return the places of rules with a check, at which several candidates are kept."""
     kept = set[Node]()
     for start in starts if checked else ():
         reached = _reached(places, start)

@@ -1,7 +1,7 @@
-"""How characters are compared when texts are guarded: pure.
+"""Compares characters for the guard. Pure.
 
-Forms that look alike are one (full width, mathematical alphabets), and characters that nobody sees
-are none, so that neither hides a text.
+Look-alike forms (full width, mathematical alphabets) count as one character and invisible
+characters as none, so that neither can hide a text.
 """
 
 import unicodedata
@@ -31,7 +31,7 @@ def is_word(character: str) -> bool:
 
 
 def before(character: str) -> Before:
-    """Return what stands before the place behind a character."""
+    """Return the kind of text that a character leaves before the next place."""
     if is_word(character):
         return Before.WORD
     return Before.LINE_BREAK if character == "\n" else Before.OTHER
@@ -39,18 +39,18 @@ def before(character: str) -> Before:
 
 @lru_cache(maxsize=8192)
 def seen_as(character: str) -> str:
-    """Return the character that another one looks like; itself where it looks like none."""
+    """Return the plain character that a look-alike stands for; else the character itself."""
     form = unicodedata.normalize("NFKC", character)
     return form if len(form) == 1 else character
 
 
 @lru_cache(maxsize=8192)
 def folded(character: str) -> str:
-    """Return the form in which characters are compared where case does not matter."""
+    """Return the form of a character for comparison without case."""
     form = seen_as(character).lower()
     return form if len(form) == 1 else character
 
 
 def folded_text(text: str, form: Callable[[str], str] = folded) -> str:
-    """Return a text with each character in its form, without those that nobody sees."""
+    """Return a text with each character in its form, without the invisible ones."""
     return "".join([form(it) for it in text if it not in UNSEEN])

@@ -1,4 +1,4 @@
-"""Checks whether a number that looks like a card's or an IBAN is one. Pure."""
+"""Checks of numbers that look like a payment card's or an IBAN. Pure."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from sluice.guard.characters import UNSEEN, seen_as
 
 
 def is_card(text: str) -> bool:
-    """Return whether the digits of a text are those of a card: the sum of Luhn, and not all one."""
+    """Return whether a text has a card's digits: a valid Luhn sum, and not one digit repeated."""
     digits = [int(it) for it in map(seen_as, text) if it.isdecimal()]
     doubled = [sum(divmod(2 * it, 10)) for it in digits[-2::-2]]
     return len(set(digits)) > 1 and (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0

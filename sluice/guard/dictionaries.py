@@ -15,12 +15,12 @@ _LAST = chr(0x10FFFF)
 
 
 class Spelt(NamedTuple):
-    """A place within words: those of a range of the list begin with what was read.
+    """A place within words: the words of a range of the list begin with the characters read.
 
     Attributes:
-        spells: The place where the words began.
-        first: Index of the first word.
-        last: Index behind the last word.
+        spells: Place where the words began.
+        first: Index of the first word of the range.
+        last: Index behind the last word of the range.
         characters: Number of characters read.
     """
 
@@ -35,38 +35,39 @@ def _one_blank(word: str) -> str:
 
 
 class Dictionary:
-    """Words to be found."""
+    """The words of one rule."""
 
     __slots__ = ("_form", "words")
 
     def __init__(self, words: Collection[str], *, ignores_case: bool) -> None:
-        """Sort; words that are the same in the form that is compared are one."""
+        """Sort the words; words with the same compared form are one."""
         self._form: Callable[[str], str] = folded if ignores_case else seen_as
         forms = {_one_blank(folded_text(word, self._form)) for word in words}
         self.words = sorted(forms - {""})
 
     def next(self, at: Spelt, character: str) -> Spelt | None:
-        """Return the place behind a character; None: no word goes on with it.
+        """Return the place behind a character; None: no word of the range goes on with it.
 
-        White space of any kind and length within a word is one blank, as where a line is broken.
+        White space of any kind and length within a word counts as one blank, so that a line break
+        hides no word.
         """
         words, place = self.words, at.characters
         form = " " if character.isspace() else self._form(character)
         read = words[at.first][:place]
         if form == " " and read.endswith(" "):
-            first = at.first + self.is_whole(at)  # a word that ends with the blank has ended
+            first = at.first + self.is_whole(at)  # a word that ends with the blank ends here
             return at._replace(first=first) if first < at.last else None
         first = bisect_left(words, read + form, at.first, at.last)
         if first >= at.last or words[first][place : place + 1] != form:
             return None
-        # No text that goes on with the character stands behind this one, whatever follows it.
+        # The greatest text with these first characters: all words of the new range sort before it.
         last = bisect_left(words, read + form + _LAST, first, at.last)
         return Spelt(at.spells, first, last, place + 1)
 
     def is_whole(self, at: Spelt) -> bool:
-        """Return whether what was read is a word by itself."""
+        """Return whether the characters read are a whole word."""
         return len(self.words[at.first]) == at.characters
 
     def is_open(self, at: Spelt) -> bool:
-        """Return whether a longer word begins with what was read."""
+        """Return whether a longer word begins with the characters read."""
         return len(self.words[at.last - 1]) > at.characters

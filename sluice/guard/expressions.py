@@ -1,7 +1,7 @@
-"""Regular expressions as places of an automaton. Pure.
+"""Compiles regular expressions into places of an automaton. Pure.
 
-The language is Python's without what no automaton can do: no look-around, no references, no atomic
-groups. All matches count (see `automaton`), so that greedy and lazy repeats are the same.
+The language is Python's without look-around, references and atomic groups, which no automaton can
+do. All matches count (see `automaton`), so greedy and lazy repeats are the same.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from sluice.guard.places import Eats, Forks, Holds, PlaceCondition, Places, TooL
 EXPRESSION_CHARACTERS_MAX = 1000
 EXPRESSION_PLACES_MAX = 2000
 
-# The standard library's own reader of expressions: no second reading of the same language.
+# The standard library's own parser: a second one could read the same expression differently.
 _reader: Any = importlib.import_module("re._parser")
 _Has = Callable[[str], bool]
 
@@ -42,30 +42,30 @@ _LEFT_OUT = {
 
 
 class ExpressionError(ValueError):
-    """An expression that cannot be used; the message says why, in words for its author."""
+    """An expression that cannot be used; the message tells its author the reason."""
 
 
 def compiled(expression: str, places: Places, behind: int, *, ignores_case: bool = False) -> int:
-    """Add an expression.
+    """Compile an expression into places.
 
     Args:
         expression: Regular expression in Python's syntax.
-        places: Places of the automaton, which the expression's are added to.
-        behind: The place behind it.
-        ignores_case: Whether letters stand for their other case as well.
+        places: Places of the automaton, extended by the places of the expression.
+        behind: Place behind the expression.
+        ignores_case: Whether letters match both cases.
 
     Returns:
-        Its first place.
+        First place of the expression.
 
     Raises:
-        ExpressionError: The text is no expression, has what no automaton can do, is too large, or
+        ExpressionError: The text is no expression, uses an unsupported construct, is too large, or
             matches the empty text.
     """
     if len(expression) > EXPRESSION_CHARACTERS_MAX:
         raise ExpressionError(f"it is longer than {EXPRESSION_CHARACTERS_MAX} characters")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sets that may mean something else one day
+            warnings.simplefilter("ignore")  # about character sets with a possible future meaning
             read = _reader.parse(expression)
         build = _Build(places, len(places.all) + EXPRESSION_PLACES_MAX, ignores_case=ignores_case)
         start = build.sequence(read, read.state.flags, behind)
@@ -164,7 +164,7 @@ def _without(has: _Has) -> _Has:
 
 
 def _part(name: str, value: Any) -> _Has:
-    """Return what tests a character for one part of a set."""
+    """Return the test of a character for one part of a character set."""
     if name == "LITERAL":
         return frozenset(chr(value)).__contains__
     if name == "RANGE":

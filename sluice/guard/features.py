@@ -1,17 +1,20 @@
-"""The features of a text that the shipped classifier looks at. Pure; the same in training."""
+"""Extracts the features of a text for the shipped classifier, in training and serving. Pure."""
 
 import itertools
 import re
 
 from sluice.guard.characters import folded_text
 
-CHARACTERS_MAX = 8_000  # of one text; longer ones are given in pieces
+CHARACTERS_MAX = 8_000  # per text; callers split longer ones
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _GRAM = 4
 
 
 def features(text: str) -> set[str]:
-    """Return words, pairs of words, and four characters in a row of each word with its edges."""
+    """Return the words, the pairs of neighbours, and each word's runs of four characters.
+
+    The runs include the edges of a word, as `<` and `>`.
+    """
     words = _WORD.findall(folded_text(text[:CHARACTERS_MAX]))
     found = set(words)
     found.update([f"{a} {b}" for a, b in itertools.pairwise(words)])

@@ -1,14 +1,14 @@
-"""Rules, compiled for one kind of text; and one text under them. Pure.
+"""Applies a set of rules to a text that arrives in pieces, and decides which text may leave. Pure.
 
-The meaning of a set, whatever pieces a text comes in:
+The result does not depend on how a text is cut into pieces:
 
-- Every match of every rule counts, wherever it begins. Matches that overlap are one.
-- `rewrite`: each such run of matches is replaced once, as the first of its rules in the set says.
-- `block`: the text ends as soon as a match is complete, before the earliest place where any match
-  was still possible then.
+- Every match of every rule counts, wherever it begins. Overlapping matches form one run.
+- `rewrite`: each run is replaced once, by the replacement of its first rule in the set.
+- `block`: the text ends as soon as a match is complete, before the earliest position at which any
+  match was still possible.
 
-So the text that leaves is at any time all but the longest suffix that can still become a part of a
-match; no character of a match ever leaves.
+So all text leaves at once but its longest suffix that can still become part of a match. No
+character of a match ever leaves.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,22 +21,22 @@ from sluice.guard.named_sets import CHECKED_SETS, NAMED_SETS
 from sluice.guard.places import Ends, Forks, Holds, PlaceCondition, Places, Spells
 from sluice.guard.rules import PLACES_MAX, GuardAction, GuardRule
 
-# Bound of compiled places: the expressions' own, and some for each rule's words.
+# Bound of compiled places: those of the expressions, and a few for the words of each rule.
 _PLACES_MAX = PLACES_MAX + 10_000
 
 
 class RuleMatcher:
-    """Rules, compiled.
+    """The compiled rules of one kind of text.
 
     Attributes:
         rules: Rules in the order of their set.
-        automaton: Finds them.
+        automaton: Automaton that finds their matches.
         checks: Further checks that a match must pass, by index of the rule.
         blocks: Whether a rule ends the text, by index of the rule.
     """
 
     def __init__(self, rules: Sequence[GuardRule]) -> None:
-        """Compile; the rules have passed `rules.check`."""
+        """Compile rules that have passed `rules.check`."""
         self.rules = tuple(rules)
         self.checks: list[Callable[[str], bool] | None] = [
             CHECKS[CHECKED_SETS[it.named]] if it.named in CHECKED_SETS else None for it in rules
@@ -59,7 +59,7 @@ class RuleMatcher:
 
 
 def _words(rule: GuardRule, places: Places, end: int, dictionary: int) -> int:
-    """Add a dictionary; return its first place."""
+    """Add the words of a rule as a dictionary; return its first place."""
     if rule.is_within_words:
         return places.add(Spells(dictionary, places.add(Forks((end,)))))
     edge = places.add(Holds(PlaceCondition.EDGE, end))
@@ -67,12 +67,12 @@ def _words(rule: GuardRule, places: Places, end: int, dictionary: int) -> int:
 
 
 class MatchRun:
-    """Matches that overlap.
+    """A run of overlapping matches.
 
     Attributes:
-        start: First character of the match, as an index into the text.
-        end: Behind the last of them.
-        rules: Rules that match, a bit for each.
+        start: Index in the text of the first character.
+        end: Index in the text behind the last character.
+        rules: Rules that match, as a bit set of their indices.
     """
 
     __slots__ = ("end", "rules", "start")
@@ -88,10 +88,10 @@ class GuardedText:
     """One text under rules: `push` and `flush` return what may leave.
 
     Attributes:
-        counts: Number of runs in which a rule took part, by index of the rule.
-        blocked_by: The index of the rule that has ended the text; None: none has.
+        counts: Number of runs with a match of a rule, by the index of the rule.
+        blocked_by: Index of the rule that ended the text; None: the text is not blocked.
         rewritten: Number of replaced runs.
-        length: Characters taken so far.
+        length: Number of characters pushed so far.
     """
 
     __slots__ = (
@@ -103,10 +103,10 @@ class GuardedText:
         """Begin a text."""
         self._matcher = matcher
         self._state = matcher.automaton.start
-        self._origins: Sequence[int] = ()  # where the open candidates begin
-        self._runs: list[MatchRun] = []  # that an open candidate may still make longer
+        self._origins: Sequence[int] = ()  # begins of the open candidates, as indices
+        self._runs: list[MatchRun] = []  # runs that an open candidate may still extend
         self._held = ""
-        self._start = 0  # of what is held
+        self._start = 0  # index in the text of the held part
         self.length = self.rewritten = 0
         self.counts: dict[int, int] = {}
         self.blocked_by: int | None = None
@@ -118,12 +118,12 @@ class GuardedText:
 
     @property
     def released(self) -> int:
-        """Characters that have left, replaced ones among them."""
+        """Number of characters that have left or were replaced."""
         return self._start
 
     @property
     def held(self) -> str:
-        """The held text, which may become a part of a match."""
+        """The text held back because it may become part of a match."""
         return self._held
 
     def push(self, text: str) -> str:
@@ -162,7 +162,7 @@ class GuardedText:
         return "" if self.blocked_by is not None else self._released()
 
     def _push_finds(self, text: str) -> str:
-        """Take a piece with matches: character by character, so that cuts make no difference."""
+        """Push a piece with matches character by character, so that the cut makes no difference."""
         automaton, released = self._matcher.automaton, list[str]()
         for character in text:
             step = automaton.step(self._state, character)
@@ -179,7 +179,7 @@ class GuardedText:
         return "".join(released)
 
     def _take(self, finds: Sequence[Find], at: int) -> None:
-        """Note matches; those that end the text drop what is held."""
+        """Note matches; a match that blocks the text drops the held part."""
         matcher, runs = self._matcher, self._runs
         for it in finds:
             start = self._origins[it.origin] if it.origin >= 0 else at - 1 - it.origin
@@ -223,7 +223,7 @@ class GuardedText:
         return self._matcher.rules[first].replacement
 
     def _left(self, border: int) -> str:
-        """Return what is held before a place, and let go of it."""
+        """Remove and return the held text before a position."""
         count = border - self._start
         left, self._held, self._start = self._held[:count], self._held[count:], border
         return left

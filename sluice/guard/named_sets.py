@@ -1,6 +1,6 @@
-"""Expressions that come with the platform, by the name of what they find. Pure."""
+"""Expressions that come with the platform, by name. Pure."""
 
-# Each is written so that its places do not count characters where they need not: fewer states.
+# The expressions avoid counted repeats where they can: each count multiplies the states.
 NAMED_SETS: dict[str, tuple[str, ...]] = {
     "card": (r"\b(?:\d[ -]?){12,18}\d\b",),
     "iban": (r"\b[A-Za-z]{2}\d{2}(?:[ -]?[A-Za-z0-9]{4}){2,7}(?:[ -]?[A-Za-z0-9]{1,3})?\b",),
@@ -23,5 +23,5 @@ NAMED_SETS: dict[str, tuple[str, ...]] = {
         r"(?:-----END [A-Z0-9 ]{0,30}PRIVATE KEY-----)?",
     ),
 }
-# Named sets with a check of each match, by the name of the check.
+# Names of the checks for the named sets that have one.
 CHECKED_SETS = {"card": "card", "iban": "iban"}

@@ -1,7 +1,7 @@
-"""The compiled form of expressions: places of a nondeterministic automaton. Pure.
+"""The compiled form of expressions: places (states) of a nondeterministic automaton. Pure.
 
-A place eats a character, holds a condition on the characters at its left and right, or marks the
-match of a rule. Transitions that eat nothing are followed when places are made.
+A place consumes a character, holds a condition on its left and right neighbours, or marks the match
+of a rule. Transitions without a character are resolved when the automaton is built.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,23 +12,23 @@ from sluice.guard.characters import Before, is_word
 
 
 class PlaceCondition(Enum):
-    """On a place between two characters."""
+    """A condition on the position between two characters."""
 
-    BOUNDARY = auto()  # of a word
+    BOUNDARY = auto()  # between a word and other text
     NO_BOUNDARY = auto()
-    EDGE = auto()  # no word goes on across it; unlike a boundary, it may stand beside a sign
+    EDGE = auto()  # not inside a word; unlike a boundary, it may lie between two signs
     BEGIN = auto()
     END = auto()
     LINE_BEGIN = auto()
     LINE_END = auto()
 
     def holds(self, left: Before, right: str | None) -> bool:
-        """Return whether it holds; `right` is the next character, None: the text has ended."""
+        """Return whether the condition holds; `right` is the next character, None at the end."""
         return _HOLDS[self](left, right)
 
 
 def _joins(left: Before, right: str | None) -> tuple[bool, bool]:
-    """Return whether words stand on the left and on the right."""
+    """Return whether a word character stands on the left, and whether one stands on the right."""
     return left is Before.WORD, right is not None and is_word(right)
 
 
@@ -44,33 +44,33 @@ _HOLDS: dict[PlaceCondition, Callable[[Before, str | None], bool]] = {
 
 
 class Eats(NamedTuple):
-    """Takes one of certain characters."""
+    """A place that consumes one character of a set."""
 
     has: Callable[[str], bool]
     behind: int
 
 
 class Holds(NamedTuple):
-    """Goes on where a condition holds."""
+    """A place that goes on where its condition holds."""
 
     condition: PlaceCondition
     behind: int
 
 
 class Forks(NamedTuple):
-    """Goes on at several places."""
+    """A place that goes on at several places at once."""
 
     behind: tuple[int, ...]
 
 
 class Ends(NamedTuple):
-    """A rule matches."""
+    """A place at which a rule has matched."""
 
     rule: int
 
 
 class Spells(NamedTuple):
-    """Takes words of a dictionary; places within them are `Spelt`."""
+    """A place that consumes a word of a dictionary; positions within words are `Spelt`."""
 
     dictionary: int
     behind: int
@@ -80,26 +80,26 @@ Place = Eats | Holds | Forks | Ends | Spells
 
 
 class TooLargeError(ValueError):
-    """The expressions come to more places than the bound."""
+    """The expressions need more places than the bound."""
 
 
 class Places:
-    """Places of one automaton; expressions are built from their end to their begin."""
+    """The places of one automaton; expressions are built from their end to their begin."""
 
     def __init__(self, most: int) -> None:
-        """Prepare; `most`: so many places at most."""
+        """Begin without places; `most` bounds their number."""
         self._most = most
         self.all: list[Place] = []
 
     def add(self, place: Place) -> int:
-        """Return the number of a new place. TooLargeError: there are too many."""
+        """Return the index of a new place. TooLargeError: the bound is reached."""
         if len(self.all) >= self._most:
             raise TooLargeError
         self.all.append(place)
         return len(self.all) - 1
 
     def closure(self, start: int) -> tuple[int, ...]:
-        """Return all places, but forks, that a place leads to without a character or condition."""
+        """Return the places reached without a character or condition, forks left out."""
         found, waiting = dict[int, None](), [start]
         forks = set[int]()
         while waiting:
@@ -113,7 +113,7 @@ class Places:
         return tuple(found)
 
     def may_be_empty(self, starts: Sequence[int]) -> bool:
-        """Return whether a rule could match a text of no characters, whatever stands around it."""
+        """Return whether a rule could match the empty text in some surroundings."""
         seen, waiting = set[int](), list(starts)
         while waiting:
             number = waiting.pop()

@@ -1,4 +1,4 @@
-"""Rules on texts: what tenants write, read and bounded. Pure."""
+"""The guard rules of a tenant: parsed, bounded and checked. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ RULES_MAX = 500
 WORDS_MAX = 50_000
 WORD_CHARACTERS_MAX = 128
 REPLACEMENT_CHARACTERS_MAX = 128
-PLACES_MAX = 50_000  # of the expressions of a set
+PLACES_MAX = 50_000  # places of all expressions of a set
 THRESHOLD_DEFAULT = 0.5
-FENCE_TOKENS = 32  # of a fence that names no number
-CHARACTERS_MAX = 1_000_000  # of a set: its words and expressions
+FENCE_TOKENS = 32  # tokens of a fence without a number
+CHARACTERS_MAX = 1_000_000  # characters of all words and expressions of a set
 
 
 class GuardAction(StrEnum):
     """The action on a match, the strictest first."""
 
-    BLOCK = "block"  # the text ends before it
-    REWRITE = "rewrite"  # something else stands in its place
-    MARK = "mark"  # the client is told, and the text stays
+    BLOCK = "block"  # the text ends before the match
+    REWRITE = "rewrite"  # a replacement stands for the match
+    MARK = "mark"  # the text stays, and the client gets an annotation
     COUNT = "count"
 
 
@@ -41,20 +41,20 @@ class GuardTarget(StrEnum):
 class GuardFence(StrEnum):
     """How long an answer waits for classifiers, the strictest last."""
 
-    NONE = "none"  # it leaves at once; a match ends it later
-    SENTENCE = "sentence"
-    TOKENS = "tokens"  # so many at a time
-    END = "end"  # all of it waits
+    NONE = "none"  # text leaves at once; a later match ends the answer
+    SENTENCE = "sentence"  # text leaves by sentences
+    TOKENS = "tokens"  # text leaves by a number of tokens
+    END = "end"  # the whole answer waits
 
 
 OF_REQUESTS = frozenset({GuardTarget.PROMPT, GuardTarget.TOOL_RESULTS})
 
 
 class GuardRuleError(ValueError):
-    """Rules that cannot be used.
+    """A set of rules is refused.
 
     Attributes:
-        field: Field at fault, as `rules[3].expression`.
+        field: Path of the field at fault, such as `rules[3].expression`.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -64,21 +64,21 @@ class GuardRuleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GuardRule:
-    """One rule: one of `words`, `expression`, `named` and `classifier` says what it finds.
+    """One rule; it searches by one of `words`, `expression`, `named` and `classifier`.
 
     Attributes:
-        id: Unique in its set; told to clients, events and metrics.
+        id: Name of the rule, unique in its set; shown to clients and in events and metrics.
         action: Consequence of a match.
-        targets: The texts that it is for.
-        words: A dictionary.
-        expression: See `expressions`.
-        named: One of `NAMED_SETS`.
+        targets: Kinds of text that the rule applies to.
+        words: Words to find.
+        expression: Regular expression, see `expressions`.
+        named: Name in `NAMED_SETS`.
         classifier: Name of a classifier of the gateways.
-        category: The classifier's category; empty: any.
-        threshold: Score from which on a text matches.
-        is_case_sensitive: Else letters stand for their other case as well.
-        is_within_words: Words are found within others; else only whole ones.
-        replacement: Stands in the place of a match, if the action is `rewrite`.
+        category: Category of the classifier; empty: any.
+        threshold: Least score of a match.
+        is_case_sensitive: Whether letters match their own case only.
+        is_within_words: Whether words are found inside longer ones too.
+        replacement: Text in place of a match, for the action `rewrite`.
     """
 
     id: str
@@ -96,12 +96,12 @@ class GuardRule:
 
     @property
     def characters(self) -> int:
-        """How large it is."""
+        """Number of characters of the words and the expression."""
         return len(self.expression) + sum(map(len, self.words))
 
 
 def rules_from(document: Sequence[Mapping[str, Any]]) -> tuple[GuardRule, ...]:
-    """Return the rules that a document of JSON holds, which was checked before; see `check`."""
+    """Return the rules of a JSON document that has passed `check`."""
     return tuple([_rule(it) for it in document])
 
 
@@ -124,7 +124,7 @@ def _rule(it: Mapping[str, Any]) -> GuardRule:
 
 
 def check(rules: Sequence[GuardRule]) -> None:
-    """Refuse rules that cannot be used. GuardRuleError says which, and how to mend them."""
+    """Raise GuardRuleError for unusable rules; it names the field and the fix."""
     if len(rules) > RULES_MAX:
         raise GuardRuleError("rules", f"there are {len(rules)}; {RULES_MAX} may be")
     characters = sum([it.characters for it in rules])
