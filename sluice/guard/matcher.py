@@ -21,7 +21,7 @@ from sluice.guard.named_sets import CHECKED_SETS, NAMED_SETS
 from sluice.guard.places import Ends, Forks, Holds, PlaceCondition, Places, Spells
 from sluice.guard.rules import PLACES_MAX, GuardAction, GuardRule
 
-# Bound of compiled places: those of the expressions, and a few for the words of each rule.
+# Bound of compiled places: of the expressions, and a few for the words of each rule.
 _PLACES_MAX = PLACES_MAX + 10_000
 
 
