@@ -1,1 +1,1 @@
-"""Scaling: how many replicas each pool needs, why, and what carries it out."""
+"""Scaling: decides the number of replicas of each pool with its reasons, and carries it out."""

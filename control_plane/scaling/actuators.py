@@ -1,4 +1,4 @@
-"""Actuators: the file of the systems that bring nodes, checked at the start."""
+"""Reads the file of actuators (systems that add and remove nodes), and checks it at the start."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -19,21 +19,22 @@ _Count = Annotated[int, Field(ge=0, le=NODES_MAX)]
 
 
 class Actuator(BaseModel):
-    """A system that brings nodes, and takes them away.
+    """A system that adds and removes nodes.
 
     Attributes:
-        name: For people, and for the pools that choose it.
-        kind: `kubernetes` sets the number of a StatefulSet whose pods are nodes; `webhook` is told
-            by signed HTTP.
-        nodes: Nodes whose ids begin so, with `-` after it; of Kubernetes the StatefulSet's name.
-        nodes_min: Nodes at least.
-        nodes_max: Nodes at most.
-        namespace: Namespace of the StatefulSet; empty: that of our own pod.
-        url: URL of the webhook, or of Kubernetes' API server if it is another one.
-        token_file: Token for the API server; read for each call, because kubelets renew it.
-        ca_file: Certificates that may have signed the API server's.
-        secret: Signs the bodies of a webhook.
-        is_internal: Whether a webhook's address may be one of this network.
+        name: Name by which pools choose it.
+        kind: `kubernetes` scales a StatefulSet whose pods are nodes; `webhook` gets signed HTTP
+            requests.
+        nodes: Prefix of its nodes' ids, before a `-`; in Kubernetes the name of the StatefulSet.
+        nodes_min: Least number of nodes.
+        nodes_max: Greatest number of nodes.
+        namespace: Namespace of the StatefulSet; empty: the namespace of our own pod.
+        url: URL of the webhook, or of an API server of Kubernetes outside this cluster.
+        token_file: File of the token for the API server; read for each call, because kubelets
+            renew it.
+        ca_file: File of the CA certificates that verify the API server.
+        secret: Key that signs the bodies of a webhook.
+        is_internal: Whether a webhook may have an address inside this network.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -73,12 +74,12 @@ class Actuator(BaseModel):
         """Namespace of the StatefulSet.
 
         Raises:
-            OSError: It is not given, and this is no pod.
+            OSError: The namespace is not configured, and this process runs in no pod.
         """
         return self.namespace or (_ACCOUNT / "namespace").read_text().strip()
 
     def owns(self, node_id: str) -> bool:
-        """Return whether a node is one that it brings."""
+        """Return whether the actuator brought a node."""
         prefix, dash, rest = node_id.rpartition("-")
         if self.kind == "kubernetes":
             is_number = rest.isascii() and rest.isdigit() and len(rest) < 6
@@ -87,14 +88,14 @@ class Actuator(BaseModel):
 
 
 class ActuatorsError(ValueError):
-    """The file cannot be used; the message names the place, and never a secret."""
+    """The file is unusable; the message names the place, and never a secret."""
 
 
 def read_actuators(file: Path | None) -> dict[str, Actuator]:
     """Return the actuators of a JSON file by name; none without a file.
 
     Raises:
-        ActuatorsError: It cannot be read, or is no list of actuators with names of their own.
+        ActuatorsError: The file is unreadable, or is no list of actuators with unique names.
     """
     if file is None:
         return {}
@@ -119,7 +120,7 @@ def read_actuators(file: Path | None) -> dict[str, Actuator]:
 
 
 def owners(node_ids: Iterable[str], actuators: Mapping[str, Actuator]) -> dict[str, str]:
-    """Return the actuator of each node that has one; of several the one that names it closest."""
+    """Return the actuator of each node that has one; of several the one with the longest prefix."""
     closest = sorted(actuators.values(), key=lambda one: -len(one.nodes))
     found: dict[str, str] = {}
     for node_id in node_ids:

@@ -1,6 +1,6 @@
-"""Asks actuators for nodes: one task per actuator, so that one that hangs delays itself alone.
+"""Requests nodes from actuators: one task each, so that a hanging one delays no other.
 
-Only the newest ask counts. An actuator that refuses is asked again later and later.
+Only the newest request counts. After a refusal the pause before the next request doubles.
 """
 
 import asyncio
@@ -41,9 +41,10 @@ class NodeAsking:
         """Prepare; `run` belongs into a TaskGroup.
 
         Args:
-            actuators: All of them, by name.
-            count: Takes the name of an actuator and the result of an ask.
-            show: Takes what metrics say of each actuator; nothing while another one leads.
+            actuators: All actuators by name.
+            count: Called with the name of an actuator and the result of a request.
+            show: Called with the figures of each actuator for metrics; without any while another
+                control plane leads.
         """
         self._actuators = actuators
         self._show = show
@@ -52,7 +53,7 @@ class NodeAsking:
     async def look(
         self, connection: AsyncConnection, boots_s: Mapping[str, float]
     ) -> dict[str, NodesAsk]:
-        """Return what to ask for; write down which nodes are given back, and how asking goes.
+        """Return the requests to make; store the surplus nodes and the state of requests.
 
         Args:
             connection: Connection of the transaction that has written the pools' numbers.
@@ -71,7 +72,7 @@ class NodeAsking:
         return asks
 
     def offer(self, asks: Mapping[str, NodesAsk]) -> None:
-        """Let these asks count from now on; an actuator without one is asked nothing."""
+        """Replace all requests by these; an actuator without one gets none."""
         self._show(asks)
         for name, asker in self._tasks.items():
             asker.offer(asks.get(name))
@@ -84,7 +85,7 @@ class NodeAsking:
 
 
 class _Asker:
-    """Asks one actuator."""
+    """Requests nodes from one actuator."""
 
     def __init__(self, actuator: Actuator, count: Callable[[str, str], None]) -> None:
         self._actuator = actuator
@@ -127,7 +128,7 @@ class _Asker:
             await asyncio.sleep(min(_AGAIN_MAX_S, again_s))
 
     def _again_s(self) -> float:
-        """Count a failure; return the seconds until the next ask."""
+        """Count a failure; return the seconds until the next request."""
         self._failures = min(_FAILURES_MAX, self._failures + 1)
         return _FIRST_AGAIN_S * 2 ** (self._failures - 1)
 
@@ -170,7 +171,7 @@ class _Asker:
 
 
 def body_of(actuator: Actuator, ask: NodesAsk) -> dict[str, Any]:
-    """Return what a webhook is told: a number of nodes, and which may end."""
+    """Return the body for a webhook: the number of nodes, and the nodes that may end."""
     return {
         "version": "1",
         "actuator": actuator.name,

@@ -105,9 +105,9 @@ class DemandHistory:
             self._usual.append(demand)
 
     def fill(self, demand: float, seconds: float) -> None:
-        """Append a time of which only the mean demand is known: nobody looked.
+        """Append an unobserved time with only a mean demand.
 
-        Days stay in step with the clock; of buckets no more are appended than are kept.
+        Days stay in step with the clock. At most as many buckets are appended as are kept.
         """
         count = max(1, round(seconds / self.bucket_s))
         kept = min(count, self.buckets.maxlen or 1)
@@ -117,7 +117,7 @@ class DemandHistory:
             self.add(demand)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `from_json` makes the same history of."""
+        """Return the history in the form of `from_json`."""
         return {
             "bucket_s": self.bucket_s,
             **{name: [round(one, 6) for one in getattr(self, name)] for name in _SERIES},
@@ -126,7 +126,7 @@ class DemandHistory:
 
     @classmethod
     def from_json(cls, kept: dict[str, Any], bucket_s: float = BUCKET_S) -> "DemandHistory":
-        """Return a kept history; one with other buckets keeps its days and surges alone."""
+        """Return a stored history; with other bucket lengths only its days and surges are kept."""
         found = cls(bucket_s=bucket_s)
         is_same = kept.get("bucket_s") == bucket_s
         for name in _SERIES if is_same else ("days", "_peaks"):
@@ -156,7 +156,7 @@ class DemandHistory:
         return max(_NOISE_LEAST, sqrt((sum(kept) + prior) / (len(kept) + _NOISE_PRIOR_SAMPLES)))
 
     def forecast(self, horizon_s: float) -> WorkForecast:
-        """Return what to expect within `horizon_s` seconds."""
+        """Return the demand to expect within `horizon_s` seconds."""
         base, now = self.base, self.now
         expected = base * self._growth(horizon_s)
         if self._before:
@@ -206,7 +206,7 @@ class DemandHistory:
         return len(recent)
 
     def _projected(self) -> float:
-        """Return the demand at a surge's end: a rise is assumed to last as long again."""
+        """Return the demand at a surge's end, if the rise lasts as long again as it has so far."""
         lasting = self._lasting()
         recent = list(self.buckets)
         top = max(fmean(recent[-_NOW - 2 : -2] or recent), self.now)
@@ -218,7 +218,7 @@ class DemandHistory:
         return self.now + rise / _NOW * min(lasting, 4)
 
     def _growth(self, horizon_s: float) -> float:
-        """Return the base's growth until the horizon as earlier days had it; 1: not known."""
+        """Return the base's growth up to the horizon on earlier days; 1 if unknown."""
         ahead = max(1, round(horizon_s / _SLOT_S))
         known = list(self.days)
         ratios: list[float] = []

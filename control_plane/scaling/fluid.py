@@ -85,22 +85,22 @@ class ScalingRule(Protocol):
     every_s: int
 
     def target(self, t: int, sight: Sight) -> float:
-        """Return how many replicas there should be at second `t`."""
+        """Return the number of replicas to have at second `t`."""
         ...
 
 
 @runtime_checkable
 class SleepingRule(ScalingRule, Protocol):
-    """A policy that decides about sleepers itself; others keep the share of the terms.
+    """A policy that also decides about sleepers; other policies keep the share in `Terms`.
 
     Attributes:
-        sleepers: Replicas that shall sleep.
+        sleepers: Number of replicas that should sleep.
     """
 
     sleepers: int
 
     def woken(self, t: int, sight: Sight) -> int:
-        """Return how many sleepers wake at second `t`."""
+        """Return the number of sleepers to wake at second `t`."""
         ...
 
 
@@ -134,7 +134,7 @@ class ScalingOutcome:
 
 
 class _Queues:
-    """Work that waits by tier, the highest served first; the lowest of several is batch."""
+    """Waiting work by tier. The highest tier is served first; the lowest of several is batch."""
 
     def __init__(self, terms: Terms) -> None:
         self._shares = terms.tiers

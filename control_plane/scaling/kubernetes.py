@@ -1,4 +1,4 @@
-"""Sets the number of a StatefulSet's pods: its `scale`, through Kubernetes' API server."""
+"""Sets the number of pods of a StatefulSet (its `scale`) through Kubernetes' API server."""
 
 import json
 import ssl
@@ -23,17 +23,17 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """A Scale of autoscaling/v1; the version says which write it is of."""
+    """A Scale of autoscaling/v1, with the resource version of its last write."""
 
     replicas: int
     version: str
 
 
 async def set_scale(actuator: Actuator, ask: NodesAsk) -> tuple[int, int]:
-    """Bring a StatefulSet to what is asked for; return the number found, and the one set.
+    """Set the requested number of pods; return the number found, and the one set.
 
     Raises:
-        SendError: The API server did not do it.
+        SendError: The API server refused, or did not answer.
     """
     return await in_time(_set_scale(actuator, ask))
 
@@ -66,7 +66,7 @@ class _ConflictError(Exception):
 
 
 def _patch(replicas: int, version: str) -> bytes:
-    """Return a merge patch that is refused when the object was written since `version`."""
+    """Apply a merge patch that is refused if the object was written since `version`."""
     return json.dumps(
         {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
     ).encode()
@@ -100,7 +100,7 @@ async def _text(answer: aiohttp.ClientResponse) -> str:
 
 
 def _message(text: str) -> str:
-    """Return what a Status of the API server says, or the text itself."""
+    """Return the message in a Status of the API server, or the text itself."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Scaling's memory of a pool between two looks, and how a look renews it; pure.
+"""Holds the scaling loop's memory of a pool between two looks, and updates it by a look. Pure.
 
-Times are seconds of PostgreSQL's clock: clocks of control planes do not matter.
+Times are seconds of PostgreSQL's clock, so the clocks of control planes do not matter.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,16 +26,16 @@ class Memory:
 
     Attributes:
         history: Demand of the pool.
-        seen: Sums that are counted in it; None: none was seen yet.
+        seen: Reported sums that the history includes; None before the first look.
         asks: Earlier asks, see `PoolState`.
         boots_s: Boot times in seconds, see `PoolState`.
-        known_since: Since when it is looked at without a gap.
+        known_since: Begin of the looks without a gap.
         demand_at: Time of the last demand.
         looked_at: Time of the last look; 0: never.
-        observes_until: Until then numbers stay.
-        missing_since: Since when fewer replicas are ready than are wanted; 0: they are not.
-        came: Demand that came between the last two looks, by tier.
-        came_s: Seconds between these.
+        observes_until: End of the time in which numbers stay unchanged.
+        missing_since: Time since which fewer replicas are ready than wanted; 0: enough are ready.
+        came: Demand between the last two looks, by tier.
+        came_s: Seconds between the last two looks.
     """
 
     history: DemandHistory = field(default_factory=DemandHistory)
@@ -51,7 +51,7 @@ class Memory:
     came_s: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `from_json` makes the same memory of."""
+        """Return the memory in the form of `from_json`."""
         seen = None
         if self.seen is not None:
             seen = {key: [epoch, _rows(sums)] for key, (epoch, sums) in self.seen.items()}
@@ -64,7 +64,7 @@ class Memory:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], bucket_s: float) -> "Memory":
-        """Return a kept memory; an empty one is new."""
+        """Return a stored memory; an empty document gives a new one."""
         found = cls(DemandHistory.from_json(kept.get("history", {}), bucket_s))
         if (seen := kept.get("seen")) is not None:
             found.seen = {key: (epoch, _sums(rows)) for key, (epoch, rows) in seen.items()}
@@ -95,18 +95,18 @@ class PoolSight:
     """Observations of one look at a pool.
 
     Attributes:
-        reports: Reports on its cells, by all routers that are not forgotten.
-        fresh: Keys of recent reports from present owners.
-        unheard: Cells whose owner has not reported of late, or that have none.
-        ready: Replicas that serve.
-        booting: Replicas that start.
+        reports: Last reports on its cells, also by earlier owners.
+        fresh: Keys of the recent reports of present owners.
+        unheard: Number of cells without an owner or without a recent report.
+        ready: Number of serving replicas.
+        booting: Number of starting replicas.
         booted_s: Boot times of the replicas that became ready since the last look.
-        planned: Replicas that the last plan asked for; None: none.
-        unplaced: Replicas that find no place.
-        unplaced_s: Seconds for which that has been so.
+        planned: Number of replicas in the last plan; None: there is no plan yet.
+        unplaced: Number of replicas without a node.
+        unplaced_s: Seconds for which there have been such replicas.
         objective_s: First-token objectives in seconds, by priority of the tier.
-        asleep: Replicas that sleep, and shall.
-        sleepers: Sleeping replicas that the last plan asked for; None: there was none.
+        asleep: Number of replicas that sleep as planned.
+        sleepers: Number of sleeping replicas in the last plan; None: there is no plan yet.
         deferrable_s: Seconds that work of a preemptible tier may wait, by its priority.
     """
 
@@ -132,10 +132,10 @@ def look(
     speed: PoolSpeed | None,
     now: float,
 ) -> PoolState:
-    """Take what is seen into the memory; return the state to plan by.
+    """Update the memory by a look; return the state for the plan.
 
     Args:
-        memory: Memory of the pool; is renewed.
+        memory: Memory of the pool; it is changed.
         sight: Observations of this look.
         settings: Settings of the pool.
         speed: Speed of its replicas; None: not measured yet.
@@ -189,7 +189,7 @@ def _facts(
     waiting: dict[int, float] = {}
     for report in fresh:
         for priority, (requests, tokens) in report.queued.items():
-            # Of a speed that nobody has measured, a request is a second of work.
+            # Without a measured speed a request counts as a second of work.
             work_s = speed.work_s(tokens, requests * answer_tokens) if speed else float(requests)
             waiting[priority] = waiting.get(priority, 0.0) + work_s
     boot_s = max((*BOOT_PRIOR_S, *memory.boots_s))
@@ -216,7 +216,7 @@ def _facts(
 
 
 def _share(memory: Memory, tiers: Collection[int], speed: PoolSpeed | None) -> float:
-    """Return the share of some tiers in the work that came between the last two looks."""
+    """Return the share of some tiers in the work between the last two looks."""
     if speed is None:
         return 0.0
     work = {it: speed.work_s(sums[1], sums[2]) for it, sums in memory.came.items()}
@@ -240,7 +240,7 @@ def _unknown(memory: Memory, sight: PoolSight, speed: PoolSpeed | None, now: flo
 
 
 def without_effect_s(memory: Memory, state: PoolState, wanted: int, now: float) -> float:
-    """Return for how long an actuator has been late with replicas that are wanted; 0: it is not."""
+    """Return for how many seconds an actuator has been late with wanted replicas; 0: it is not."""
     if state.facts.ready >= wanted:
         memory.missing_since = 0.0
         return 0.0

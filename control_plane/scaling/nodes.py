@@ -1,8 +1,8 @@
-"""Decides how many nodes an actuator is asked for, and which ones are given back; pure.
+"""Decides the number of nodes to request from an actuator, and the nodes to give back. Pure.
 
-Agents start replicas on the nodes that there are. An actuator brings nodes and takes them away; it
-is told a number of them, never a difference, so an ask that comes twice does no harm. A node is
-given back only when no replica is left on it.
+Agents start replicas on existing nodes. An actuator adds and removes nodes. Each request has an
+absolute number of nodes, never a difference, so a repeated request does no harm. A node is given
+back only when no replica is left on it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +18,10 @@ class GroupNode:
     """A node that an actuator has brought.
 
     Attributes:
-        replicas: Replicas on it, whatever their state.
-        foreign: Replicas of pools that the actuator does not serve.
+        replicas: Number of replicas on it, in any state.
+        foreign: Number of replicas of pools that the actuator does not serve.
         is_lost: Whether its agent is silent.
-        is_surplus: Whether an earlier look chose it to be given back.
+        is_surplus: Whether an earlier look chose the node to be given back.
     """
 
     id: str
@@ -36,12 +36,12 @@ class NodeGroup:
     """The nodes of one actuator, and the pools that it serves.
 
     Attributes:
-        nodes: Nodes that are known.
-        replicas: Wanted replicas, with sleepers, and how many fit on a node, by pool.
-        nodes_min: Nodes at least.
-        nodes_max: Nodes at most.
-        is_ordered: Whether nodes are numbered from 0 and the highest go first (a StatefulSet); else
-            the actuator is told which ones go.
+        nodes: Known nodes.
+        replicas: By pool: the wanted replicas with sleepers, and how many of them fit on a node.
+        nodes_min: Least number of nodes.
+        nodes_max: Greatest number of nodes.
+        is_ordered: Whether nodes are numbered from 0 and the highest leave first (a StatefulSet);
+            else the request names the nodes that may leave.
     """
 
     nodes: Sequence[GroupNode]
@@ -53,13 +53,13 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class NodesAsk:
-    """The nodes that an actuator is asked for.
+    """A request for nodes.
 
     Attributes:
-        wanted: Nodes that there shall be.
-        held: Nodes that there must be until replicas have left them.
-        present: Nodes whose agents are heard.
-        surplus: Nodes that get no new replica, and lose those that they have.
+        wanted: Number of nodes to have.
+        held: Number of nodes to keep until replicas have left the surplus ones.
+        present: Number of nodes with a live agent.
+        surplus: Nodes that get no new replica, and whose replicas move away.
         empty: Surplus nodes without replicas.
     """
 
@@ -70,24 +70,24 @@ class NodesAsk:
     empty: tuple[str, ...] = ()
 
     def step(self, found: int) -> int:
-        """Return the number to set where `found` is set: up at once, down as nodes get empty."""
+        """Return the next number after `found`: up at once, down only as nodes get empty."""
         if found <= self.wanted:
             return self.wanted
         return min(found, max(self.wanted, self.held))
 
     @property
     def missing(self) -> int:
-        """Nodes that are wanted and not heard."""
+        """Number of wanted nodes without a live agent."""
         return max(0, self.wanted - self.present)
 
 
 @dataclass(frozen=True, slots=True)
 class AskOutcome:
-    """The result of an ask.
+    """The result of a request for nodes.
 
     Attributes:
-        result: `kept` if nothing was to be changed, `changed`, or `failed`.
-        text: Text for people: the error, or that something else writes; empty: nothing to say.
+        result: `kept` if there was nothing to change, `changed`, or `failed`.
+        text: The error, or a remark on another writer of the number; empty: none.
     """
 
     result: str
@@ -95,13 +95,13 @@ class AskOutcome:
 
 
 def ask_warning(name: str, ask: NodesAsk, outcome: AskOutcome, late_s: float) -> str:
-    """Return the trouble that an actuator has; empty: none.
+    """Return the warning about an actuator; empty: none.
 
     Args:
         name: Name of the actuator.
-        ask: The last ask.
-        outcome: Its result.
-        late_s: For how long its nodes have been late.
+        ask: Last request.
+        outcome: Result of the last request.
+        late_s: Seconds for which its nodes have been late.
     """
     if outcome.text:
         return f"actuator {name}: {outcome.text}"
@@ -116,7 +116,7 @@ def ask_warning(name: str, ask: NodesAsk, outcome: AskOutcome, late_s: float) ->
 
 
 def asked_nodes(group: NodeGroup) -> NodesAsk:
-    """Return what to ask an actuator for."""
+    """Return the request for the actuator of a group."""
     taken = sum(count / per_node for count, per_node in group.replicas.values())
     needed = min(max(ceil(taken - _EPSILON), group.nodes_min), group.nodes_max)
     return (_ordered if group.is_ordered else _named)(group, needed)
@@ -144,12 +144,12 @@ def _ordered(group: NodeGroup, needed: int) -> NodesAsk:
 
 
 def _end(nodes: Iterable[GroupNode]) -> int:
-    """Return how many nodes there are up to the last of these."""
+    """Return the number of nodes up to the highest of these numbers."""
     return max((ordinal_of(node.id) + 1 for node in nodes), default=0)
 
 
 def _named(group: NodeGroup, needed: int) -> NodesAsk:
-    """Give back the emptiest nodes without foreign replicas; one that was chosen stays chosen."""
+    """Give back the emptiest nodes without foreign replicas; earlier choices stand."""
     present = [node for node in group.nodes if not node.is_lost]
     wanted = max(needed, sum(node.foreign > 0 for node in present))
     free = sorted(

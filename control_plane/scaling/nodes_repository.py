@@ -1,4 +1,4 @@
-"""Rows of actuators: the nodes and pools of each, nodes that are given back, and how asks go."""
+"""Reads and writes the rows of actuators: their nodes and pools, surplus nodes and requests."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -21,7 +21,7 @@ async def groups(
 ) -> dict[str, NodeGroup]:
     """Return the nodes and pools of each actuator that a scaled pool has chosen.
 
-    The number of a pool is that of the fleet: a rollout may need more than scaling wants.
+    The number of replicas is the fleet's: a rollout may need more than scaling wants.
     """
     p, s = tables.pools.c, pool_scalings.c
     count = func.greatest(p.scaled_replicas, func.coalesce(p.rollout_replicas, 0))
@@ -60,9 +60,9 @@ async def groups(
 
 
 async def write_surplus(connection: AsyncConnection, node_ids: Collection[str]) -> None:
-    """Let these nodes be given back, and all others stay; forget those that have ended.
+    """Cordon these nodes as surplus and no others; forget surplus nodes that have ended.
 
-    One that an operator has cordoned is kept, with the reason.
+    The cordon of an operator stays, with its reason.
     """
     n, r = tables.nodes.c, tables.replicas.c
     for is_surplus in (True, False):
@@ -81,13 +81,13 @@ async def write_asks(
     outcomes: Mapping[str, AskOutcome],
     late_after_s: Mapping[str, float],
 ) -> None:
-    """Keep how asking goes, of all actuators that pools have chosen.
+    """Store the state of the requests to all actuators that pools have chosen.
 
     Args:
-        connection: To write with.
-        asks: The present asks, by actuator.
-        outcomes: Results of the last ones.
-        late_after_s: Seconds after which nodes that are missing are late.
+        connection: Connection for the write.
+        asks: Present requests by actuator.
+        outcomes: Results of the last requests.
+        late_after_s: Seconds after which missing nodes are late.
     """
     t, s = actuator_asks.c, pool_scalings.c
     chosen = set(await connection.scalars(select(s.actuator).where(s.actuator != "").distinct()))

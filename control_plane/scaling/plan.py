@@ -1,12 +1,12 @@
-"""Decides how many replicas each pool gets, and says why; pure.
+"""Decides the number of replicas of each pool, with its reasons. Pure.
 
-Capacity covers the demand that is expected while a replica boots. Beyond that, spare replicas are
-bought where they are cheapest: as long as the violated minutes that they save are worth more than
-they cost. A backlog is served by replicas beyond the demand, which go as soon as it is gone. Down
-goes a pool only when no ask of the last minutes needs the replica: hysteresis lies in time.
+Capacity covers the demand expected within the boot time of a replica. Spare replicas are added as
+long as the violated minutes that they save are worth more than they cost. A backlog gets further
+replicas, which leave as soon as it is gone. A pool shrinks only when no look of the last minutes
+needed the replica: the hysteresis lies in time.
 
-Work that may wait longer than a replica boots takes no part in noise and surges: while one goes on
-it waits. Sleeping replicas count as cover of surges, because they serve within seconds.
+Work that may wait longer than a boot needs no cover against noise and surges, since it can wait
+until they end. Sleeping replicas count as cover against surges, because they serve within seconds.
 """
 
 from collections.abc import Mapping
@@ -40,9 +40,9 @@ def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dic
     """Return each pool's number of replicas.
 
     Args:
-        pools: All pools that are scaled, by their ids.
-        budget: Bounds over all of them together.
-        now: Seconds on a clock that never goes back.
+        pools: All scaled pools by id.
+        budget: Bounds over all scaled pools together.
+        now: Seconds of a monotonic clock.
     """
     plans = {key: _plan_pool(state, now) for key, state in pools.items()}
     within = _within(budget, pools, plans)
@@ -50,7 +50,7 @@ def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dic
 
 
 def urgent(state: PoolState, now: float) -> int:
-    """Return how many sleeping replicas wake at once, between two looks.
+    """Return the number of sleeping replicas to wake at once, between two looks.
 
     Args:
         state: The pool as it is now; its history may end with the last look.
@@ -66,7 +66,7 @@ def urgent(state: PoolState, now: float) -> int:
 
 
 def remember(state: PoolState, decided: PoolPlan, now: float) -> None:
-    """Keep what a plan asked for, so that later ones hold it."""
+    """Note the demand of a plan, so that later plans keep its replicas for a while."""
     state.asks.append((now, decided.ask))
     while state.asks and state.asks[0][0] <= now - state.settings.hold_s:
         del state.asks[0]
@@ -98,7 +98,7 @@ def _plan_pool(state: PoolState, now: float) -> PoolPlan:
 
 
 def _asked(state: PoolState) -> tuple[list[ScalingReason], float]:
-    """Return what demand, spare and backlog each ask for, and the ask that is held."""
+    """Return the replicas for demand, spare and backlog, and the ask that hysteresis keeps."""
     facts = state.facts
     forecast = state.history.forecast(state.boot_s(1.0) + state.history.bucket_s)
     need = _need(forecast, facts)
@@ -131,7 +131,7 @@ def _asked(state: PoolState) -> tuple[list[ScalingReason], float]:
 
 
 def _need(forecast: WorkForecast, facts: PoolFacts) -> float:
-    """Return the capacity that demand takes: all of it on the mean, at once what may not wait."""
+    """Return the capacity for the demand: for all of it on average, for urgent work at once."""
     sigmas = _SURGE_SIGMAS if forecast.is_surge else _NOISE_SIGMAS
     at_once = forecast.expected * (1 - facts.deferrable_share)
     need = at_once * (1 + sigmas * forecast.noise)
@@ -143,15 +143,15 @@ def _need(forecast: WorkForecast, facts: PoolFacts) -> float:
 
 
 def _wait_s(state: PoolState) -> float:
-    """Return the seconds until the first of many new replicas are ready."""
+    """Return the seconds until the first of several new replicas are ready."""
     return state.boot_s(0.0) * 1.1
 
 
 def _spare(forecast: WorkForecast, need: float, state: PoolState) -> float:
-    """Return the capacity whose cost and expected violated minutes are least.
+    """Return the capacity with the least sum of cost and expected violated minutes.
 
-    One candidate is what demand needs, the others cover one of the surge peaks each, together with
-    the replicas that sleep.
+    One candidate covers the demand. Each other candidate covers one surge peak, together with the
+    sleeping replicas.
     """
     settings, facts = state.settings, state.facts
     base = forecast.base * (1 - facts.deferrable_share)
@@ -227,8 +227,8 @@ def _within(
 ) -> dict[str, PoolPlan]:
     """Cut plans so that all pools together stay within the budget.
 
-    Replicas that serve and are wanted come first, then each pool in turn gets the replica that
-    brings it nearest to its ask. Replicas that find no place for long hold nothing.
+    Wanted replicas that serve come first. Then the pools get further replicas in turn, the least
+    served pool first. Replicas without a node for long take no part of the budget.
     """
     asked = {key: _placeable(pools[key], decided) for key, decided in plans.items()}
     if _fits(budget, pools, asked):
@@ -253,7 +253,7 @@ def _within(
 
 
 def sleepers_of(state: PoolState) -> int:
-    """Return how many sleeping replicas a calm pool keeps."""
+    """Return the number of sleeping replicas of a calm pool."""
     settings = state.settings
     busiest = max((state.history.base, *list(state.history.days)[-_DAY_SLOTS:]))
     share = settings.sleepers_share * busiest / _UTILISATION
@@ -263,9 +263,9 @@ def sleepers_of(state: PoolState) -> int:
 def _with_sleepers(
     budget: FleetBudget, pools: Mapping[str, PoolState], plans: dict[str, PoolPlan]
 ) -> dict[str, PoolPlan]:
-    """Let replicas sleep within what the budget leaves.
+    """Add sleeping replicas within the rest of the budget.
 
-    While a pool is in need nobody boots in order to sleep; those that are not needed any more do.
+    In a pool in need no replica boots in order to sleep. Replicas no longer needed may sleep.
     """
     accelerators = sum(pools[key].settings.accelerators * it.wanted for key, it in plans.items())
     price = sum(pools[key].settings.price * it.wanted for key, it in plans.items())

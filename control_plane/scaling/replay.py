@@ -1,4 +1,4 @@
-"""Replays demand through `plan` with other settings, in the fluid model; pure."""
+"""Replays a pool's demand through `plan` with other settings, in the fluid model. Pure."""
 
 import random
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class PlanRule:
     every_s = int(BUCKET_S)
 
     def __init__(self, settings: ScalingSettings, terms: Terms) -> None:
-        """Begin with a pool that knows nothing yet."""
+        """Begin with a pool without memory."""
         self._state = PoolState(settings, PoolFacts(0, 0, 0.0))
         self._terms = terms
         self.sleepers = 0
@@ -39,7 +39,7 @@ class PlanRule:
         return decided.wanted
 
     def woken(self, t: int, sight: Sight) -> int:
-        """Return how many sleepers wake now, between two looks."""
+        """Return the number of sleepers to wake now, between two looks."""
         self._state.facts = self._facts(sight)
         return urgent(self._state, float(t))
 
@@ -64,12 +64,12 @@ class Replay:
 
     Attributes:
         violation_minutes: Minutes in which first tokens miss the objective.
-        violated_work_share: Share of the work that comes in such seconds.
-        replica_hours: Hours of all replicas, also of those that boot or sleep.
-        accelerator_hours: Hours of their accelerators.
+        violated_work_share: Share of the work that arrives while first tokens miss the objective.
+        replica_hours: Hours of all replicas, booting and sleeping ones included.
+        accelerator_hours: Hours of the accelerators of these replicas.
         price: Money for these hours.
-        changes: Changes of the number.
-        replicas_most: Most replicas at once.
+        changes: Number of changes of the number of replicas.
+        replicas_most: Greatest number of replicas at once.
     """
 
     violation_minutes: int
@@ -84,8 +84,8 @@ class Replay:
 def kept_curve(history: DemandHistory, hours: int) -> list[float]:
     """Return the demand of the last hours in work-seconds per second, one number per second.
 
-    Quarters of an hour are kept, and how noisy demand is. Each bucket gets noise of that size, the
-    same in every replay. Surges shorter than a quarter are flattened.
+    The history has means of quarters of an hour and the size of the noise. Each bucket gets noise
+    of that size, the same in every replay. Surges shorter than a quarter are flattened.
     """
     noise = random.Random(0)  # noqa: S311 -- no secrets
     curve: list[float] = []

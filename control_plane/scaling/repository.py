@@ -1,4 +1,4 @@
-"""Rows of scaling: reports as they come, pools as they are seen, decisions as they are made."""
+"""Reads and writes the rows of scaling: reports, observations of pools, and decisions."""
 
 import hashlib
 import json
@@ -40,14 +40,14 @@ class ScaledPool:
     Attributes:
         settings: Operators' settings; minimum and maximum are at least the replicas that rollouts
             need.
-        is_on: Whether what is decided is done.
+        is_on: Whether decisions are carried out.
         memory: Stored memory.
         speed_key: Base, hardware and configuration.
-        hand: Replicas that operators want, without scaling.
-        scaled: Replicas that the last plan asked for; None: it did not count.
+        hand: Number of replicas set by operators, for the time without scaling.
+        scaled: Number of replicas of the last plan; None: it did not count.
         sight: Present observations.
-        sleepers: Sleeping replicas that the last plan asked for.
-        ask_warning: Trouble that the pool's actuator has; empty: none.
+        sleepers: Number of sleeping replicas of the last plan.
+        ask_warning: Warning about the pool's actuator; empty: none.
     """
 
     id: str
@@ -118,8 +118,8 @@ async def scaled_pools(
     """Return the pools with bounds, all or some, as they are now.
 
     Args:
-        connection: To read with.
-        fresh_s: A report that is older says nothing of the present.
+        connection: Connection for the reads.
+        fresh_s: Greatest age of a report that counts for the present, in seconds.
         pool_ids: Ids of the pools; None: all.
     """
     p, s, kept, said = (
@@ -231,7 +231,7 @@ class _Seen:
 async def _reports(
     connection: AsyncConnection, ids: Sequence[str], fresh_s: float
 ) -> tuple[dict[str, list[Any]], frozenset[str], Counter[str]]:
-    """Return reports by pool, the keys of the fresh ones, and how many cells are unheard."""
+    """Return reports by pool, the keys of fresh ones, and the number of cells without one."""
     c, d = tables.cells.c, cell_demands.c
     query = (
         select(
@@ -272,7 +272,7 @@ async def _replicas(connection: AsyncConnection, ids: Sequence[str]) -> Counter[
 
 
 def _kind_of(state: int, *, sleeps: bool) -> str:
-    """Return what a replica is for scaling; one that boots in order to sleep is neither."""
+    """Return the kind of a replica for scaling; one that boots in order to sleep has none."""
     if state == ReplicaState.SLEEPING:
         return "asleep" if sleeps else "booting"
     if sleeps:
@@ -281,10 +281,10 @@ def _kind_of(state: int, *, sleeps: bool) -> str:
 
 
 async def _booted_s(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, list[float]]:
-    """Return how long the replicas booted that became ready since the last look.
+    """Return the boot times of the replicas that became ready since the last look.
 
-    A replica's first interval begins when it was placed. One that was restarted, or has slept, says
-    nothing.
+    A replica's first interval begins when it was placed. Replicas that were restarted or have slept
+    are left out.
     """
     r, now, before = tables.replicas.c, replica_intervals, replica_intervals.alias()
     earlier, kept = replica_intervals.alias(), pool_scaling_states.c
@@ -315,7 +315,7 @@ async def _booted_s(connection: AsyncConnection, ids: Sequence[str]) -> dict[str
 
 
 async def _hardware(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, str]:
-    """Return what most replicas of each pool run on."""
+    """Return the hardware of most replicas of each pool."""
     r, n = tables.replicas.c, tables.nodes.c
     query = (
         select(r.pool_id, n.accelerator_facts, n.cpu_count, func.count())
@@ -342,10 +342,10 @@ async def _objectives(connection: AsyncConnection) -> tuple[dict[int, float], di
 
 
 async def budget(connection: AsyncConnection, besides: Iterable[str]) -> FleetBudget:
-    """Return what is left for the scaled pools, after what pools have that are set by hand.
+    """Return the budget left for the scaled pools, after the pools with numbers set by hand.
 
     Args:
-        connection: To read with.
+        connection: Connection for the reads.
         besides: The scaled pools.
     """
     t, p = scaling_budgets.c, tables.pools.c
@@ -370,7 +370,7 @@ async def budget(connection: AsyncConnection, besides: Iterable[str]) -> FleetBu
 async def speeds(
     connection: AsyncConnection, keys: Collection[tuple[str, str, str]]
 ) -> dict[tuple[str, str, str], PoolSpeed]:
-    """Return what was measured, by base, hardware and configuration."""
+    """Return the measured speeds by base, hardware and configuration."""
     t = engine_speeds.c
     key = (t.base_digest, t.hardware, t.configuration)
     query = select(*key, t.prompt_token_s, t.output_token_s, t.sequences)
@@ -384,7 +384,7 @@ async def speeds(
 async def write_speeds(
     connection: AsyncConnection, found: Mapping[tuple[str, str, str], PoolSpeed]
 ) -> None:
-    """Keep what is known of speeds now."""
+    """Store the present speeds."""
     names = ("prompt_token_s", "output_token_s", "sequences")
     for key, speed in sorted(found.items()):
         values = {name: getattr(speed, name) for name in names} | {"measured_at": func.now()}
@@ -404,14 +404,14 @@ async def write_decision(
     memory: Mapping[str, Any],
     decision: Mapping[str, Any],
 ) -> None:
-    """Keep what a look found."""
+    """Store the memory and the decision of a look."""
     values = {"memory": memory, "decision": decision, "decided_at": func.now()}
     query = insert(pool_scaling_states).values(pool_id=pool.id, **values)
     await connection.execute(query.on_conflict_do_update(index_elements=["pool_id"], set_=values))
 
 
 async def write_number(connection: AsyncConnection, pool: ScaledPool, decided: PoolPlan) -> bool:
-    """Let a pool have the replicas that were decided; return whether these are others."""
+    """Set the decided number of replicas of a pool; return whether it changed."""
     before = pool.hand if pool.scaled is None else pool.scaled
     p = tables.pools.c
     is_other = or_(
@@ -437,13 +437,13 @@ async def write_number(connection: AsyncConnection, pool: ScaledPool, decided: P
 
 
 def decisive(decided: PoolPlan) -> Any:
-    """Return the reason that decided: the last one that asks for the number."""
+    """Return the decisive reason: the last one that leads to the number."""
     reasons = decided.reasons
     return next((it for it in reversed(reasons) if it.replicas == decided.wanted), reasons[-1])
 
 
 async def release_numbers(connection: AsyncConnection) -> None:
-    """Let go of the pools that are not scaled any more: operators' numbers count again."""
+    """Restore the operators' numbers of pools that are no longer scaled."""
     p, s = tables.pools.c, pool_scalings.c
     is_scaled = select(s.pool_id).where(s.pool_id == p.id, s.is_on).exists()
     held = or_(p.scaled_replicas.is_not(None), p.scaled_sleepers > 0)

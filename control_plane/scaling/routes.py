@@ -1,4 +1,4 @@
-"""REST of scaling: bounds of pools, numbers set by hand, and why a pool has the number it has."""
+"""Serves the admin REST of scaling: bounds of pools, numbers set by hand, and their reasons."""
 
 import asyncio
 import re
@@ -90,8 +90,8 @@ class ScalingRoutes:
 
         Args:
             database: Database of the pools.
-            interval_s: That of the loop.
-            actuators: Names that a pool may choose.
+            interval_s: Seconds between two looks of the loop.
+            actuators: Names of the actuators that a pool may choose.
         """
         self._database = database
         self._writes = Writes(database)
@@ -169,7 +169,7 @@ class ScalingRoutes:
     # --- reading --------------------------------------------------------------------------------
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page of pools with what was decided last."""
+        """Return a page of pools with their last decisions."""
         t, kept = pool_scalings, pool_scaling_states.c
         query = select(t, kept.decision, kept.decided_at).outerjoin(
             pool_scaling_states, kept.pool_id == t.c.pool_id
@@ -177,12 +177,12 @@ class ScalingRoutes:
         return await page(self._database, query, t.c.pool_id, request, _listed)
 
     async def list_asks(self, request: web.Request) -> web.Response:
-        """Return a page of actuators with how asking for nodes goes."""
+        """Return a page of actuators with the state of their requests for nodes."""
         query = select(actuator_asks)
         return await page(self._database, query, actuator_asks.c.name, request, shown_times)
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return the bounds of one."""
+        """Return the bounds of a pool."""
         key = path_id(request)
         rows = await fetch(
             self._database, select(pool_scalings).where(pool_scalings.c.pool_id == key)
@@ -192,7 +192,7 @@ class ScalingRoutes:
         return shown(request, _settings(rows[0]))
 
     async def plan(self, request: web.Request) -> web.Response:
-        """Return what would be decided now; nothing is done."""
+        """Return the decision of a look at this moment, without carrying it out."""
         key, asked = path_id(request), _asked(request)
 
         async def work(connection: AsyncConnection) -> Values:
@@ -212,7 +212,7 @@ class ScalingRoutes:
         return shown(request, await self._database.run(work))
 
     async def replay(self, request: web.Request) -> web.Response:
-        """Return what the present bounds, and others, would have come to; takes seconds."""
+        """Return the results of the present bounds and of others on past demand; takes seconds."""
         key, asked, hours = path_id(request), _asked(request), _hours(request)
 
         async def work(connection: AsyncConnection) -> Looked:
@@ -258,7 +258,7 @@ class ScalingRoutes:
     # --- writing --------------------------------------------------------------------------------
 
     async def put(self, request: web.Request) -> web.Response:
-        """Create or replace the bounds of one; off, it keeps the replicas that it has."""
+        """Create or replace the bounds of a pool; switched off it keeps its replicas."""
         body = await read_body(request, ScalingBody)
         values = body.model_dump()
         if body.actuator and body.actuator not in self._actuators:
@@ -279,7 +279,7 @@ class ScalingRoutes:
         return await self._set(request, set_bounds, creates=True)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Forget the bounds of one (204)."""
+        """Delete the bounds of a pool (204)."""
         key = path_id(request)
 
         async def work(write: Write) -> WriteReply:
@@ -296,7 +296,7 @@ class ScalingRoutes:
         return await self._writes.run(request, work)
 
     async def pin(self, request: web.Request) -> web.Response:
-        """Set a number by hand."""
+        """Set the number of replicas by hand."""
         body = await read_body(request, ScalingPinBody)
 
         async def pinned(write: Write, _: str, before: Values) -> Values:
@@ -307,7 +307,7 @@ class ScalingRoutes:
         return await self._set(request, pinned)
 
     async def pause(self, request: web.Request) -> web.Response:
-        """Leave one as it is."""
+        """Pause scaling: the number stays."""
 
         async def paused(_: Write, __: str, before: Values) -> Values:
             return before | {"is_paused": True}
@@ -315,7 +315,7 @@ class ScalingRoutes:
         return await self._set(request, paused)
 
     async def resume(self, request: web.Request) -> web.Response:
-        """Scale one again."""
+        """Resume scaling."""
 
         async def resumed(_: Write, __: str, before: Values) -> Values:
             return before | {"is_paused": False, "pin": None, "pin_until": None, "pinned_by": ""}
@@ -343,7 +343,7 @@ class ScalingRoutes:
     async def _set(
         self, request: web.Request, change: Set, *, creates: bool = False
     ) -> web.Response:
-        """Write what `change` makes of a pool's row."""
+        """Apply `change` to the row of a pool."""
         key = path_id(request)
 
         async def work(write: Write) -> WriteReply:
@@ -376,7 +376,7 @@ async def _locked(write: Write, key: str) -> Values | None:
 
 
 async def _why_awake(write: Write, key: str) -> str:
-    """Return why replicas of a pool cannot sleep; empty: they can."""
+    """Return the reason why replicas of a pool cannot sleep; empty: they can."""
     query: Any = select(pools.c.engine, pools.c.roles).where(pools.c.id == key)
     row = await first(write.connection, query)
     assert row is not None, "the pool's row is held"
@@ -388,7 +388,7 @@ async def _why_awake(write: Write, key: str) -> str:
 
 
 async def _keep_number(write: Write, key: str) -> None:
-    """Let operators have the number that the pool has now."""
+    """Make the present number the operators' number."""
     query = update(pools).where(pools.c.id == key, pools.c.scaled_replicas.is_not(None))
     kept = query.values(
         replicas_wanted=pools.c.scaled_replicas, scaled_replicas=None, scaled_sleepers=0
@@ -427,7 +427,7 @@ def _budget(row: Values | None) -> Values:
 
 
 def _asked(request: web.Request) -> dict[str, Any]:
-    """Return other bounds that a query asks for."""
+    """Return the bounds in a query, based on the present ones."""
     found: dict[str, Any] = {}
     for name in _ASKED:
         text = request.query.get(name)

@@ -49,7 +49,7 @@ _WAKE_LOOK_S = 0.5  # between two looks, while replicas sleep: routers report as
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A pool with what a look made of it.
+    """A pool with the result of a look.
 
     Attributes:
         speed: Speed of its replicas; None: not measured.
@@ -67,7 +67,7 @@ class Looked:
 
 
 class Scaling:
-    """Owns the loop, and takes what routers report."""
+    """Owns the scaling loop, and receives the reports of routers."""
 
     def __init__(
         self,
@@ -82,9 +82,10 @@ class Scaling:
         Args:
             database: Database of scaling.
             interval_s: Seconds between two looks.
-            show: Takes what metrics say of each pool; nothing while another one leads.
-            count_late: Takes a pool whose replicas begin to be late.
-            asking: Asks actuators for nodes.
+            show: Called with the figures of each pool for metrics; without any while another
+                control plane leads.
+            count_late: Called with each pool whose replicas begin to be late.
+            asking: Requests nodes from actuators.
         """
         self._database = database
         self._interval_s = interval_s
@@ -120,12 +121,12 @@ class Scaling:
                     await self._wake_or_tell()
 
     def _rest(self) -> None:
-        """Say nothing and ask for nothing: nobody knows whether we lead."""
+        """Show no figures and request no nodes: it is unknown whether this control plane leads."""
         self._show({})
         self._asking.offer({})
 
     async def wake(self) -> list[str]:
-        """Wake sleeping replicas of pools where work waits, if we are the one who does.
+        """Wake sleeping replicas of pools with waiting work, if this control plane leads.
 
         Returns:
             Ids of the pools.
@@ -159,7 +160,7 @@ class Scaling:
         return woken
 
     async def step(self) -> None:
-        """Look once, if we are the one who does.
+        """Take one look, if this control plane leads.
 
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
@@ -234,10 +235,10 @@ async def look_at(
     interval_s: float,
     pools: Sequence[ScaledPool] | None = None,
 ) -> list[Looked]:
-    """Look at pools and plan for them; writes nothing.
+    """Look at pools and plan for them, without writing.
 
     Args:
-        connection: To read with.
+        connection: Connection for the reads.
         interval_s: Seconds between two looks.
         pools: Pools with their observed or supposed settings; None: read here.
     """
@@ -270,7 +271,7 @@ async def look_at(
 
 
 def _woken(one: Looked, count: int) -> PoolPlan:
-    """Return the last plan with so many sleepers awake."""
+    """Return the last plan with some sleepers awake."""
     before = one.pool.hand if one.pool.scaled is None else one.pool.scaled
     text = f"{one.state.facts.backlog_work_s:.1f} work-seconds wait: {count} sleepers wake"
     reason = ScalingReason(Cause.WAKE, before + count, text)
@@ -293,7 +294,7 @@ def _planned(
 def _told_speeds(
     pools: Sequence[ScaledPool], known: Mapping[tuple[str, str, str], PoolSpeed]
 ) -> dict[tuple[str, str, str], PoolSpeed]:
-    """Return the speeds that were measured of late, smoothed."""
+    """Return the recently measured speeds, smoothed."""
     told: dict[tuple[str, str, str], PoolSpeed] = {}
     for pool in pools:
         fresh = [report for report in pool.sight.reports if report.key in pool.sight.fresh]
@@ -304,7 +305,7 @@ def _told_speeds(
 
 
 def decision_of(one: Looked) -> dict[str, Any]:
-    """Return what is shown of a look."""
+    """Return the decision of a look in the form of the API."""
     facts, speed = one.state.facts, one.speed
     forecast = one.state.history.forecast(one.state.boot_s(1.0))
     return {

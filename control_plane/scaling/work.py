@@ -1,7 +1,7 @@
-"""Turns routers' reports into the demand of pools: sums become work, once; pure.
+"""Turns the sums in routers' reports into the demand of pools, each sum once. Pure.
 
-Work is counted in the seconds of one replica: computed prompt tokens and output tokens, each by
-what it costs on a replica of the same base, hardware and configuration that is full.
+Work is counted in the seconds of one replica. A computed prompt token and an output token each
+count by their cost on a full replica of the same base, hardware and configuration.
 """
 
 import math
@@ -23,12 +23,12 @@ NO_SUMS: Sums = (0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class PoolSpeed:
-    """Speed of one replica at as many sequences as it can serve within its objective.
+    """The speed of one replica that serves as many sequences as its objective allows.
 
     Attributes:
         prompt_token_s: Seconds per computed prompt token.
         output_token_s: Seconds per output token.
-        sequences: Sequences at once.
+        sequences: Number of concurrent sequences.
     """
 
     prompt_token_s: float
@@ -36,7 +36,7 @@ class PoolSpeed:
     sequences: int = 1
 
     def work_s(self, prompt_tokens: float, output_tokens: float) -> float:
-        """Return the seconds of one replica for so many tokens."""
+        """Return the seconds of one replica for a number of tokens."""
         return prompt_tokens * self.prompt_token_s + output_tokens * self.output_token_s
 
     def learned(self, told: "PoolSpeed") -> "PoolSpeed":
@@ -60,10 +60,10 @@ class CellWork:
         key: Cell and router.
         epoch: Epoch of the router's book; a later one begins at 0.
         sums: Sums by priority of the tier.
-        queued: (requests, prompt tokens) that wait, by priority of the tier.
-        running: Sequences on replicas.
-        speed: Speed of its replicas; None: not measured.
-        first_token_s: TTFT of a usual request on an idle replica; 0: not known.
+        queued: Waiting (requests, prompt tokens), by priority of the tier.
+        running: Number of sequences on replicas.
+        speed: Speed of the cell's replicas; None: not measured.
+        first_token_s: TTFT of a usual request on an idle replica; 0: unknown.
     """
 
     key: str
@@ -79,11 +79,11 @@ Seen = dict[str, tuple[int, dict[int, Sums]]]  # by cell and router: epoch, sums
 
 
 def news(reports: Iterable[CellWork], seen: Seen | None) -> tuple[dict[int, Sums], Seen]:
-    """Return what came since the last look, by tier, and what is counted now.
+    """Return the increase since the last look, by tier, and the counts of this look.
 
     Args:
-        reports: Reports of all routers that ever told of the pool's cells and are not forgotten.
-        seen: Counts of the last look; None: there was none, so nothing is news.
+        reports: Last reports of all present and past owners of the pool's cells.
+        seen: Counts of the last look; None: this is the first look, without an increase.
     """
     came: dict[int, Sums] = {}
     now_seen: Seen = {}
@@ -127,7 +127,7 @@ def checked(cell: wire.CellDemand) -> dict[str, Any]:
 
 
 def restored(key: str, epoch: int, kept: Mapping[str, Any]) -> CellWork:
-    """Return what `checked` made storable."""
+    """Return the report from the form of `checked`."""
     tiers = {int(priority): row for priority, row in kept["tiers"].items()}
     return CellWork(
         key,
@@ -141,7 +141,7 @@ def restored(key: str, epoch: int, kept: Mapping[str, Any]) -> CellWork:
 
 
 def told_speed(reports: Iterable[CellWork]) -> PoolSpeed | None:
-    """Return the mean of what cells have measured; None: none has."""
+    """Return the mean of the speeds measured by cells; None: there is none."""
     found = [report.speed for report in reports if report.speed is not None]
     if not found:
         return None
