@@ -10,7 +10,7 @@ from cli.uploads import upload
 from sluice.artifacts import import_directory
 from sluice.manifests import ManifestError, manifest_of_directory
 
-PUSH_S_MAX = 30.0  # of a start that serves already; a push that broke off goes on at the next one
+PUSH_S_MAX = 30.0  # the stack serves meanwhile; an interrupted push continues at the next start
 
 
 def import_base(chosen: Path | None, artifacts: Path) -> ShippedBase:

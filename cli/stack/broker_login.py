@@ -9,7 +9,7 @@ import struct
 
 from cli.stack.scram import MECHANISM, Credential, ScramError, ScramExchange
 
-FRAME_MAX_BYTES = 4096  # a login takes some hundred
+FRAME_MAX_BYTES = 4096  # a login takes a few hundred bytes
 _I32 = struct.Struct(">i")
 _REQUEST = struct.Struct(">hhih")  # key, version, correlation, length of the client's name
 _API = struct.Struct(">hhh")  # key, lowest and highest version

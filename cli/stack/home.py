@@ -1,4 +1,4 @@
-"""SLUICE_HOME: where one local stack keeps everything, and the files that people and tools read.
+"""Names the files and directories of one local stack, all below SLUICE_HOME.
 
 env           what clients need (KEY=VALUE lines, mode 0600)
 contexts/     the same for other installations, one file each
@@ -6,9 +6,10 @@ secrets.json  generated once (mode 0600)
 ports.json    the internal ports
 run/          state of the running stack, and the lock of its supervisor
 logs/         one file per process
-artifacts/    bases, by digest; artifact-store/ the chunks of uploaded ones
+artifacts/    bases by digest
+artifact-store/ chunks of uploaded artifacts
 certificates/ for `up --tls`, with their CAs
-data/ state/  what the servers and the services keep
+data/ state/  data of the servers, state of the services
 """
 
 import fcntl
@@ -76,7 +77,7 @@ class Home:
 
     @property
     def lock_file(self) -> Path:
-        """The file that the supervisor locks for as long as it lives."""
+        """The file that the supervisor keeps locked while it lives."""
         return self.root / "run" / "lock"
 
     @property
@@ -140,7 +141,7 @@ class Secrets:
 
     @property
     def admin_key_sha256(self) -> str:
-        """The admin key's SHA-256, which services get instead of the key."""
+        """The SHA-256 of the admin key; services get it instead of the key."""
         return hashlib.sha256(self.admin_key.encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Each socket that a local stack listens on, with its callers and the secret that proves them.
+"""Lists each socket that a local stack listens on, with its callers and their secret.
 
 `docs/security.md` shows the list. An end-to-end test compares it with the open sockets, and tries
 each one without the secret.

@@ -1,4 +1,4 @@
-"""The log files of a stack: finding, reading the end, following."""
+"""Finds the log files of a stack, reads their ends and follows them."""
 
 import time
 from collections import deque

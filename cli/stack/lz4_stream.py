@@ -1,4 +1,4 @@
-"""Bodies of lz4 frames, one after another, decoded as they come.
+"""Decodes bodies of several lz4 frames in a row while they arrive.
 
 The library's decoder ends with its frame; clients send a frame per block of rows.
 """

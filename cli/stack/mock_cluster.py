@@ -46,7 +46,7 @@ class MockCluster:
     def __init__(self, host: str, port: int, topics: Mapping[str, int]) -> None:
         """Start the broker and create `topics` (name -> partitions).
 
-        Clients are told that it is on `host` and `port`.
+        The broker advertises `host` and `port` to its clients.
 
         Raises:
             RuntimeError: The installed librdkafka has no usable mock cluster.
@@ -95,7 +95,7 @@ class MockCluster:
 
 
 def _hide_listener(port: int) -> int:
-    """Put a Unix socket into the place of the TCP listener on `port`; return what opens its path.
+    """Replace the TCP listener on `port` by a Unix socket; return the handle that opens its path.
 
     Raises:
         RuntimeError: No socket of this process listens on the port.

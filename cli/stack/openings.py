@@ -1,4 +1,4 @@
-"""Each port of `docker-compose.yml` and of the Kubernetes manifests, with its allowed callers.
+"""Lists each port of `docker-compose.yml` and of the Kubernetes manifests with its callers.
 
 `docs/security.md` shows the list. `tests/unit/deploy/test_openings.py` compares it with what both
 publish, listen on, and let in.

@@ -1,10 +1,10 @@
-"""The order in which processes start and stop; pure."""
+"""Orders the starts and stops of processes by their dependencies. Pure."""
 
 from collections.abc import Collection, Mapping
 
 
 def waves(waits_for: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """Return the names in layers: every name comes after all that it waits for.
+    """Return the names in layers: each name comes in a layer after its dependencies.
 
     Names of one layer keep the order of the mapping.
 

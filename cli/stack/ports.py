@@ -1,4 +1,4 @@
-"""The internal ports of a stack: free when first chosen, kept from start to start."""
+"""Chooses the internal ports of a stack, and keeps them from start to start."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Conditions checked before the start; a failed check names the fix in one line."""
+"""Checks the machine before a start; a failed check names the fix in one line."""
 
 import platform
 import re

@@ -1,4 +1,4 @@
-"""Live progress of a start: one line per process or step, with a mark and seconds.
+"""Shows the progress of a start: one line per process or step, with a mark and seconds.
 
 On a terminal the lines are redrawn in place; elsewhere each change is one plain line; in the
 background changes are sent as JSON lines to the process that waits for the start.
@@ -192,7 +192,7 @@ class StartProgress:
         self.renderer.say(text)
 
     def close_open_lines(self) -> None:
-        """Mark what is still starting as stopped, so that no spinner outlives the start."""
+        """Mark lines that are still starting as stopped, so that no spinner outlives the start."""
         for line in list(self._lines.values()):
             if line.state in (STARTING, WAITING):
                 self._lines[line.name] = replace(line, state=STOPPED)

@@ -1,8 +1,8 @@
-"""The server's half of SCRAM-SHA-256 (RFC 5802, RFC 7677): both sides prove to know a password.
+"""The server's side of SCRAM-SHA-256 (RFC 5802, RFC 7677), for the local stack's broker.
 
-The password itself never travels. A process that listens on the broker's port in its place learns
-nothing, and gets no events, because clients check the answer as well. Pure but for the salt of a
-process.
+Client and server prove to each other that they know the password, which itself never travels. So a
+foreign process on the broker's port learns nothing and gets no events. Pure, apart from the salt of
+the process.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
 
 MECHANISM = "SCRAM-SHA-256"
-_ITERATIONS = 4096  # the least of RFC 7677; the password is random, not a person's
+_ITERATIONS = 4096  # the minimum of RFC 7677; enough for a random password
 _SALT_BYTES = 16
 _HEADERS = ("n,,", "y,,")  # no channel to bind to: the connection is plain
 

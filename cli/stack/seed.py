@@ -21,9 +21,9 @@ if TYPE_CHECKING:  # imported where something is asked
 
 MODEL, ALIAS, TENANT = "sluice-tiny", "default", "demo"
 _POOL_PREFIX = "tiny-"
-# Tiers below the first one are sure of a share, so that a flood above them does not stop them.
-# People wait for answers of the first two: a request with a longer wait is refused with a retry
-# time. Batch work waits for as long as any request may say that it does.
+# Each tier below the first has a reserved share, so that a flood above it does not stop it. The
+# first two serve people: a request with a longer predicted wait is refused with a retry time. Batch
+# work may wait for the longest deadline that a request may have.
 _WATCHED = {"ttft_deadline_ms": 1_500}
 _TIERS = {
     "standard": {"priority": 10, "rpm": 0, "tpm": 0, **_WATCHED},
@@ -120,7 +120,7 @@ async def seed_base(
 
 
 async def _seed_adapters(api: ApiClient, base: ShippedBase, model: dict[str, str]) -> None:
-    """Serve the base's adapters, and stop serving those that it no longer has."""
+    """Serve the adapters of a base, and stop serving its removed ones."""
     served = {f"{base.name}-{name}": digest for name, digest in base.adapters}
     for name, digest in served.items():
         await api.call("PUT", f"/v1/models/{name}", model | {"adapter_digest": digest})
@@ -140,7 +140,7 @@ async def remove_unused(api: ApiClient, path: str) -> None:
 
 
 async def retire_pools(api: ApiClient, pool_prefix: str, *, current: str = "") -> None:
-    """Scale the pools of earlier starts to nothing, and remove those that are empty."""
+    """Scale the pools of earlier starts to zero, and remove the empty ones."""
     for pool in await api.list("/v1/pools"):
         old = str(pool.pop("id"))
         if old.startswith(pool_prefix) and old != current:
@@ -151,10 +151,10 @@ async def retire_pools(api: ApiClient, pool_prefix: str, *, current: str = "") -
 async def first_token(
     base_url: str, key: str, say: Callable[[str], None], *, verify: ssl.SSLContext | bool
 ) -> None:
-    """Ask for one token through the public API until one comes; never returns without.
+    """Request one token through the public API until it comes.
 
-    Until then the gateway may not know the key or the model, and the engine may still be starting:
-    any refusal means not yet. `say` gets each new reason; `verify` is httpx's argument for CAs.
+    Before that the gateway may not know the key or the model, and the engine may still be starting:
+    every refusal is temporary. `say` gets each new reason; `verify` is httpx's argument for CAs.
     """
     import httpx
 
@@ -171,7 +171,7 @@ async def first_token(
 
 
 async def _ask(http: "httpx.AsyncClient", base_url: str, key: str) -> str:
-    """Return why there was no token; empty when there was one."""
+    """Return the reason why there was no token; empty when there was one."""
     import httpx
 
     headers = {"authorization": f"Bearer {key}"}

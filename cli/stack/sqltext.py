@@ -1,6 +1,6 @@
-"""Just enough reading of ClickHouse SQL to serve it over HTTP: where literals and comments end.
+"""Tokenizes ClickHouse SQL just far enough to serve it over HTTP.
 
-Pure functions over bytes; the engine stays the only judge of what a statement means.
+Pure functions over bytes. Only the engine parses statements in full.
 """
 
 import re
@@ -104,7 +104,7 @@ def split_inline_insert(sql: bytes) -> InlineInsert | None:
         next(tokens, None)
     after_dot = False
     for token in tokens:
-        # In `a.format` what follows the dot is part of the table's name.
+        # In `a.format` the word behind the dot is part of the table's name.
         if token.kind == "word" and not after_dot:
             if token.text == b"FORMAT":
                 return _split_at(sql, token, next(tokens, None))

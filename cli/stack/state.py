@@ -1,4 +1,4 @@
-"""State of a running stack: the supervisor writes the file, `status`, `logs` and `down` read it."""
+"""The state file of a running stack: written by the supervisor, read by other commands."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from typing import Any
 
 from cli.stack.home import Home, write_atomic
 
-# Of a process: waiting (for what it needs) -> starting -> ready -> (down -> starting ...) and at
-# last stopped; one-shots end in done.
+# States of a process: waiting (for dependencies) -> starting -> ready -> (down -> starting ...), and
+# at last stopped; one-shots end in done.
 WAITING, STARTING, READY, DOWN, STOPPED, DONE = (
     "waiting",
     "starting",
@@ -31,7 +31,7 @@ class ProcessState:
         restarts: Starts after the first one.
         last_error: Reason of the last failure.
         since_unix_s: Unix seconds of the begin of `state`.
-        is_server: Whether the process is a server that stores others' data; stopped last.
+        is_server: Whether the process is a server that stores data of others; it stops last.
     """
 
     name: str
@@ -47,13 +47,13 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True)
 class StackState:
-    """The whole stack, and who supervises it.
+    """The whole stack with its supervisor.
 
     Attributes:
-        supervisor_started: Start time of the supervisor in clock ticks after boot: with the pid it
-            names one process, even after the number was given to another one.
+        supervisor_started: Start time of the supervisor in clock ticks after boot. Together with
+            the pid it identifies one process, even after the pid is reused.
         phase: starting, ready, stopping, or failed.
-        embeddings: The name of the model that makes them, or why there is none.
+        embeddings: Name of the embedding model, or the reason why there is none.
         first_token_unix_s: Unix seconds of the first token; 0 before.
     """
 
@@ -76,13 +76,13 @@ class StackState:
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process started, in clock ticks after boot; 0 when it has ended."""
+    """Return the start time of a process in clock ticks after boot; 0 when it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0
     fields = stat.rpartition(")")[2].split()
-    return 0 if fields[0] in "ZX" else int(fields[19])  # a zombie has ended, whoever reaps it
+    return 0 if fields[0] in "ZX" else int(fields[19])  # a zombie has ended
 
 
 def is_supervised(state: StackState) -> bool:
@@ -93,7 +93,7 @@ def is_supervised(state: StackState) -> bool:
 
 
 def living(state: StackState | None) -> list[ProcessState]:
-    """Return the processes of the file that still live, each the very same one."""
+    """Return the processes of the file that still live, without later ones of the same pid."""
     known = state.processes if state else ()
     return [p for p in known if p.pid and p.started and start_ticks(p.pid) == p.started]
 
@@ -109,7 +109,7 @@ def parse_state(text: str) -> StackState | None:
 
 
 def read_state(home: Home) -> StackState | None:
-    """Return what the last supervisor wrote; None when none ever ran here."""
+    """Return the state of the last supervisor; None when none ever ran here."""
     try:
         return parse_state(home.state_file.read_text())
     except OSError:

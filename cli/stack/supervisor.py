@@ -1,6 +1,6 @@
-"""Starts the processes of a stack in parallel, restarts what dies, stops them in order.
+"""Starts the processes of a stack in parallel, restarts dead ones, and stops them in order.
 
-Knows nothing about what the processes are: `cli.stack.services` says that.
+The supervisor does not know which processes they are: `cli.stack.services` describes them.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from sluice.process import (
 
 log = structlog.get_logger(__name__)
 
-# A process that fails this often before it was ready once will not come up by itself.
+# A process that fails so many times before it was ready once will not come up by itself.
 _FIRST_STARTS_MAX = 3
 
 
@@ -32,14 +32,15 @@ class SupervisedService:
 
     Attributes:
         spec: Spec of the process.
-        needs: Names of what must be ready before it is started.
-        uses: Names of what it talks to without waiting for it; like `needs`, stopped after it.
-        port: The main one; 0 when it listens on none.
-        check: Raises while the process cannot do its work; None: `spec.ready` tells.
-        prepare: Runs once, before the first start.
-        ready_timeout_s: Longest start.
-        is_server: Others keep their data in it.
-        runs_once: Ends by itself, with status 0; ready means: done.
+        needs: Names of the processes that must be ready before this one starts.
+        uses: Names of the processes that it calls without waiting for them. Like `needs`, they
+            stop after it.
+        port: Main port; 0 when it listens on none.
+        check: Raises while the process cannot do its work; None: `spec.ready` decides.
+        prepare: Runs once before the first start.
+        ready_timeout_s: Longest time of a start in seconds.
+        is_server: Whether other processes keep their data in it.
+        runs_once: Whether it ends by itself with status 0; it then counts as ready.
     """
 
     spec: ProcessSpec
@@ -54,12 +55,12 @@ class SupervisedService:
 
     @property
     def name(self) -> str:
-        """Unique in the stack."""
+        """Name of the process, unique in the stack."""
         return self.spec.name
 
 
 class Supervisor:
-    """Owns the processes of one stack for as long as its task group runs."""
+    """Owns the processes of one stack while its task group runs."""
 
     def __init__(
         self, services: Sequence[SupervisedService], on_change: Callable[[ProcessState], None]
@@ -85,12 +86,12 @@ class Supervisor:
         }
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Start everything, each process as soon as what it needs is ready."""
+        """Start all processes, each as soon as its dependencies are ready."""
         for name, service in self._services.items():
             self._tasks[name] = group.create_task(self._run(service), name=name)
 
     async def stop(self) -> None:
-        """Stop each process once those that use it have stopped.
+        """Stop each process once its users have stopped.
 
         Bounded by the sum of the grace times along the longest chain of users.
         """
@@ -142,7 +143,7 @@ class Supervisor:
             self.ready[service.name].set()
 
     async def _run_to_end(self, service: SupervisedService) -> str:
-        """Return why it failed; empty when it went well."""
+        """Return the reason of a failure; empty: the process has succeeded."""
         child = await ChildProcess.start(service.spec)
         try:
             self._change(service.name, state=STARTING, pid=child.pid)

@@ -1,7 +1,7 @@
-"""Ends what is left of a stack whose supervisor no longer does it.
+"""Ends the remaining processes of a stack without its supervisor.
 
-Works from the marker in the environment of every process and from the last state file, so it needs
-no help of the supervisor or the processes.
+It finds them by the marker in their environment and by the last state file, so it needs no help of
+the supervisor or the processes.
 """
 
 import os
@@ -21,11 +21,11 @@ _POLL_S = 0.05
 
 
 def end_leftovers(home: Home, *, grace_s: float = _GRACE_S) -> list[str]:
-    """End every process of the stack and remove its shared memory; return who was ended.
+    """End every process of the stack and remove its shared memory; return the ended processes.
 
-    Found by the marker in their environment, and by the state file for those that have overwritten
-    it. Services end first, then the servers, so that no write is lost; a process that does not end
-    within `grace_s` is killed. 0 kills at once.
+    The marker in the environment identifies them, and the state file those that have overwritten
+    it. Services end first, then the servers, so that no write is lost. A process that does not end
+    within `grace_s` seconds is killed; 0 kills at once.
     """
     from replica.agent.triton import TritonLauncher
 
@@ -58,7 +58,7 @@ def leftovers(home: Home) -> list[int]:
 
 
 def _end(home: Home, pids: Iterable[int], number: int, grace_s: float) -> None:
-    """Signal, wait for the end, kill what is left."""
+    """Signal processes, wait for their end, and kill the rest."""
     wanted = set(pids)
     for pid in wanted:
         _signal(pid, number)

@@ -223,7 +223,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _check_host(host_header: str) -> None:
-    """Refuse names that a web page could have made to point here (DNS rebinding)."""
+    """Refuse host names that a web page could have pointed here (DNS rebinding)."""
     host = host_header.rpartition(":")[0] if ":" in host_header else host_header
     if not _is_loopback(host.strip("[]")):
         raise QueryError(f"host {host_header!r} is not this machine's loopback", 516)
@@ -291,7 +291,7 @@ def tracestore_spec(
     password_file: Path | None = None,
     body_max_mib: int = 256,
 ) -> ProcessSpec:
-    """Return how to run the trace store; ready when its port answers, the engine being open."""
+    """Return the spec of the trace store; when its port answers, its engine is open."""
     command = [
         *(sys.executable, "-m", "cli.stack.tracestore"),
         *("--port", str(port), "--directory", str(directory)),

