@@ -171,7 +171,7 @@ def locate(home: Path) -> PostgresPlace:
     home = home.resolve()
     account = _account()
     root = _data_root(home, account)
-    if account.is_other and (root / "data").exists():  # made by whom it ran as then
+    if account.is_other and (root / "data").exists():  # owned by the earlier account
         owner = pwd.getpwuid((root / "data").stat().st_uid)
         account = Account(owner.pw_name, owner.pw_uid, owner.pw_gid, is_other=True)
     sockets = root / "sockets"

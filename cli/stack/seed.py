@@ -145,7 +145,7 @@ async def retire_pools(api: ApiClient, pool_prefix: str, *, current: str = "") -
         old = str(pool.pop("id"))
         if old.startswith(pool_prefix) and old != current:
             await api.call("PUT", f"/v1/pools/{old}", pool | {"replicas_wanted": 0})
-            await remove_unused(api, f"/v1/pools/{old}")  # has it replicas: by the next start
+            await remove_unused(api, f"/v1/pools/{old}")  # or the next start does
 
 
 async def first_token(

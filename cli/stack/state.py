@@ -9,8 +9,8 @@ from typing import Any
 
 from cli.stack.home import Home, write_atomic
 
-# States of a process: waiting (for dependencies) -> starting -> ready -> (down -> starting ...), and
-# at last stopped; one-shots end in done.
+# States of a process: waiting (for dependencies) -> starting -> ready -> (down -> starting ...),
+# and at last stopped; one-shots end in done.
 WAITING, STARTING, READY, DOWN, STOPPED, DONE = (
     "waiting",
     "starting",
