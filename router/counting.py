@@ -14,7 +14,7 @@ SCHEMA_VERSION = 3
 HOUR_MS = 3_600_000
 # The model of counts without one of their own: its hours cannot be compared by model.
 OTHER = "*"
-MODELS_MAX = 20_000  # of one hour
+MODELS_MAX = 20_000  # per hour
 KEYS_MAX = 50_000  # of all hours: about 15 MB
 _HOURS_MAX = 10_000
 _LATE_MS = 600_000  # a request may have been received so long before it comes here

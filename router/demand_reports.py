@@ -25,7 +25,7 @@ _FIRST_S = 1.0
 _INTERVAL_MIN_S, _INTERVAL_MAX_S = 0.2, 60.0
 _RETRY_S = 5.0
 _TIMEOUT_S = 2.0
-_CELLS_MAX = 10_000  # of one report
+_CELLS_MAX = 10_000  # per report
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),

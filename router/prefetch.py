@@ -19,7 +19,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 log = structlog.get_logger(__name__)
 
 PROMOTED_S = 60.0  # a model that was changed so long ago is like any other
-ADAPTERS_MAX = 64  # of one pool; more would push out of memory what requests use
+ADAPTERS_MAX = 64  # per pool; more would evict adapters in use from memory
 AT_ONCE_MAX = 16  # replicas
 _LOAD_S = 60.0
 _AGAIN_S = 10.0  # after a load that failed

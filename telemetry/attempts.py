@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from sluice.wire.router.v1.router_pb2 import Explanation
 from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
 
-ATTEMPTS_MAX = 64  # of one event; gateways tell of 16
+ATTEMPTS_MAX = 64  # per event; gateways tell of 16
 # Column -> type, in the order of the insert; the first three are the event's.
 _OF_EVENT = {
     "event_id": "String",

@@ -5,7 +5,7 @@ from typing import Any
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
-OPTIONS_MAX = 16  # of one choice; policies have no more
+OPTIONS_MAX = 16  # per choice; policies have no more
 # Column -> type, in the order of the insert.
 CHOICE_COLUMNS: dict[str, str] = {
     **dict.fromkeys(("event_id", "request_id"), "String"),

@@ -7,7 +7,7 @@ from telemetry.store import Store
 from telemetry.tool_rows import COPIED
 from telemetry.usage import UsageQuery
 
-CALLS_MAX = 1024  # of one request, as its trace shows them
+CALLS_MAX = 1024  # per request, as its trace shows them
 _SHOWN = tuple(COPIED)
 _OF_REQUEST = """
 SELECT received_at, {columns}

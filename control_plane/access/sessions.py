@@ -14,7 +14,7 @@ from sluice.ids import new_secret
 
 COOKIE = "sluice_console"
 CSRF_HEADER = "x-csrf-token"
-SESSIONS_MAX = 50  # of one actor: the oldest ends when one more begins
+SESSIONS_MAX = 50  # per actor: the oldest ends when one more begins
 _PREFIX = "console"
 _SECRET_CHARS_MAX = 128
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 from control_plane.alerts.model import LABELS_MAX, NAME, AlertMatcher
 from control_plane.fields import AdminBody
 
-ALERTS_MAX = 1000  # of one report; Prometheus sends 64 at a time
+ALERTS_MAX = 1000  # per report; Prometheus sends 64 at a time
 _PATTERN_MAX = 200
 SILENCE_S_MAX = 90 * 86_400
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-UPLOADS_MAX = 32  # of one tenant at once
+UPLOADS_MAX = 32  # open at once per tenant
 # How often an upload is worked on before it is given up; with the pauses below, 23 minutes.
 ATTEMPTS_MAX = 12
 _PAUSE_MAX_S = 300

@@ -38,7 +38,7 @@ from control_plane.artifacts.tables import (
 from sluice.ids import new_id
 from sluice.manifests import Manifest
 
-_ROWS_MAX = 20_000  # of one statement, which may take 5 s
+_ROWS_MAX = 20_000  # per statement, which may take 5 s
 _WRONG_SHOWN = 8
 _SHOWN = tuple(
     column for column in artifact_uploads.c if column.name not in {"manifest", "signatures"}

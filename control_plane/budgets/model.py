@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 from control_plane.fields import AdminBody, checked_id
 
-BUDGETS_MAX = 16  # of a tenant: gateways look at all that are used up
+BUDGETS_MAX = 16  # per tenant: gateways search the exhausted ones
 AMOUNT_MAX = 2**53  # JSON numbers are exact up to there
 
 

@@ -16,7 +16,7 @@ from control_plane.scaling.tables import cell_demands
 Json = dict[str, Any]
 
 FRESH_S = 60.0  # a router's report that is older says nothing of the present
-_POOLS_MAX = 1000  # of a fleet's; a page shows no more
+_POOLS_MAX = 1000  # per fleet; a page shows no more
 _SHOWN_STATES = (
     ReplicaState.READY,
     ReplicaState.STARTING,

@@ -12,7 +12,7 @@ from enum import IntEnum
 
 # An agent's heartbeat comes every 5 s; three missed ones mean the node is lost.
 NODE_LOST_AFTER_S = 15.0
-REPLICAS_MAX = 10_000  # of a pool
+REPLICAS_MAX = 10_000  # per pool
 
 
 class ReplicaState(IntEnum):

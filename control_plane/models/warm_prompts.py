@@ -10,7 +10,7 @@ from control_plane.fields import AdminBody
 from control_plane.http.resources import Resource
 from control_plane.tables import models, warm_prompts
 
-PROMPTS_MAX = 4  # of a model
+PROMPTS_MAX = 4  # per model
 CHARACTERS_MAX = 200_000
 
 

@@ -61,7 +61,7 @@ _OF_EACH: Mapping[str, Callable[..., float]] = {
 }
 _NAME = "__name__"
 _EDGE = "le"
-_STEP_MS = 15_000  # of a subquery that names none
+_STEP_MS = 15_000  # default step of a subquery
 
 
 class PromqlError(ValueError):

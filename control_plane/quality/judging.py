@@ -38,9 +38,9 @@ from sluice.ids import new_id
 
 log = structlog.get_logger(__name__)
 
-_BATCHES_MAX = 8  # of one turn: then answers are written down again
-_DEADLINE_S = 4.0  # of a batch
-_EXAMINE_S = 1.0  # of a batch: then no other group is begun
+_BATCHES_MAX = 8  # per turn; then new answers are stored first
+_DEADLINE_S = 4.0  # per batch
+_EXAMINE_S = 1.0  # per batch; later no further group is begun
 _GROUP_S = 1.0  # a group that takes longer has failed when its batch is not over in time
 
 

@@ -52,7 +52,7 @@ from control_plane.quality.verdicts import (
 from sluice.detector.consensus import Text
 
 ROWS_MAX = 5000  # read by one query
-_PAGES_MAX = 10  # of one reading
+_PAGES_MAX = 10  # per reading
 _DECISION_LOCK = 7310520310  # held by the one control plane that decides about replicas
 _PROMPTS_LOCK = 731052032  # with an owner's hash: while one of its prompts is added
 _POOL_SPAN, _NODE_SPAN = timedelta(hours=1), timedelta(days=1)

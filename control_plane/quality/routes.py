@@ -34,7 +34,7 @@ from control_plane.tables import models, pools
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.ids import new_id
 
-PROMPTS_MAX = 16  # of a model
+PROMPTS_MAX = 16  # per model
 PROMPTS_OF_OWNER_MAX = 256  # of all models of a tenant, and of those that nobody owns
 _RESULTS_MAX = 5000  # answers that are looked at for one page
 

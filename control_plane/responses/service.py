@@ -13,7 +13,7 @@ from sluice.response_ids import is_response_id
 from sluice.wire.state.v1 import state_pb2 as wire
 from sluice.wire.state.v1.state_pb2_grpc import StateServiceServicer
 
-IDS_MAX = 1024  # of one call
+IDS_MAX = 1024  # per call
 _DEADLINE_S = 3.0
 _READ_AT_ONCE = 64
 

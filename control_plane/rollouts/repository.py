@@ -30,7 +30,7 @@ from sluice.ids import new_id
 # A process that was silent for so long loses its lease; much longer than a round of the loop.
 _LEASE = timedelta(seconds=15)
 _RENEW = timedelta(seconds=1)
-_EVENTS_MAX = 1_000  # of a rollout; the oldest go
+_EVENTS_MAX = 1_000  # per rollout; the oldest go
 _GATEWAYS_KEPT = timedelta(hours=1)
 
 

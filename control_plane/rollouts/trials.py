@@ -14,7 +14,7 @@ from control_plane.rollouts.tables import rollout_trials, rollouts
 from sluice.watch import ControlState
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
-_TRIALS_MAX = 256  # of a node
+_TRIALS_MAX = 256  # per node
 _MESSAGE_MAX = 500
 
 

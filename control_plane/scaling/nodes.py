@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-NODES_MAX = 10_000  # of an actuator
+NODES_MAX = 10_000  # per actuator
 _EPSILON = 1e-9  # three thirds of a node are one
 
 

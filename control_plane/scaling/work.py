@@ -11,8 +11,8 @@ from typing import Any
 
 from sluice.wire.control.v1 import control_pb2 as wire
 
-CELLS_MAX = 10_000  # of one report
-TIERS_MAX = 64  # of one cell
+CELLS_MAX = 10_000  # per report
+TIERS_MAX = 64  # per cell
 _SUM_MAX = 1 << 53  # JSON numbers are exact up to there
 _TOKEN_MIN_S, _TOKEN_MAX_S = 1e-9, 10.0
 _SPEED_SMOOTHING = 0.2

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _BYTES_MAX = 64 << 20  # of all prompts kept: two hundred of 50,000 tokens
 _SHARE_MAX = 4  # a prompt that takes more than this part of it is not kept
-_MESSAGE_BYTES = 1024  # of a message besides its text
+_MESSAGE_BYTES = 1024  # per message besides its text
 ENDING_CHARACTERS = 64
 
 

@@ -39,7 +39,7 @@ _STEPS_PER_LOOK, _SMALL = 16, 4096
 _INTEGER_BITS_MAX = 4096
 _INDENT_MAX = 64
 _DIGITS_MAX = 20  # of `round`
-_PADDING_MAX = 100_000  # of one value, in characters
+_PADDING_MAX = 100_000  # per value, in characters
 
 # Jinja's filters that chat templates use; others can blow up text, or serve HTML.
 _FILTERS = frozenset(

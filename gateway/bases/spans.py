@@ -17,7 +17,7 @@ from sluice.hashing import HASH_BYTES, chained_hashes
 SPAN_TOKENS = PACKED_AT_ONCE
 _BYTES_MAX = 64 << 20  # of all spans kept: two thousand of 4,096 tokens
 _DIGEST_BYTES = 16
-_OVERHEAD_BYTES = 256  # of a kept span
+_OVERHEAD_BYTES = 256  # per kept span
 
 
 if TYPE_CHECKING:

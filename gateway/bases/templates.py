@@ -31,7 +31,7 @@ CPU_S = 1.0
 # of `gateway.bodies` have 120, and a tool some around them.
 _LEVELS_MAX = 128
 
-_PATTERN_CHARACTERS_MAX = 256  # of a date
+_PATTERN_CHARACTERS_MAX = 256  # per date
 _SEPARATOR_CHARACTERS_MAX = 8  # of JSON
 
 # The templates of Mistral raise for identifiers of any other form.

@@ -24,7 +24,7 @@ from sluice.errors import BadRequestError, ErrorCode
 # An engine takes no more, see replica/engine/grammar_source.py: 16 KiB, and 64 KiB of schemas.
 _GRAMMAR_BYTES_MAX = 16_384 + 65_536
 _ANSWER_CHARACTERS_MAX = 16_000  # within what encloses it; the rest is for the reasoning
-CALLS_MAX = 16  # of one forced answer: without a bound a weak model would never end it
+CALLS_MAX = 16  # per forced answer: without a bound a weak model would never end it
 
 # As models were trained to write JSON; with free white space a weak model writes nothing else.
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -43,7 +43,7 @@ _PLAIN_KEYS = {
 }
 _DEFINITIONS = ("$defs", "definitions")  # that each of them is given
 _TO_DEFINITIONS = tuple(f"#/{key}/" for key in _DEFINITIONS)
-_KEYWORDS_MAX, _ALL_KEYWORDS_MAX = 16, 128  # of one tool, of all: the engine bounds the rules
+_KEYWORDS_MAX, _ALL_KEYWORDS_MAX = 16, 128  # per tool, for all tools: the engine bounds the rules
 _TEXT = r"/(.|\n)+/"
 # Marks that begin calls. Llama's forms begin without one.
 _OPENINGS = {

@@ -9,8 +9,8 @@ from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 if TYPE_CHECKING:
     from sluice.wire.router.v1 import router_pb2 as wire
 
-KEPT_MAX = 8  # of one answer; beyond it the middle ones are forgotten
-TOLD_MAX = 16  # of one request
+KEPT_MAX = 8  # per answer; beyond it the middle ones are forgotten
+TOLD_MAX = 16  # per request
 _REASON_MAX = 200
 _CANDIDATES_MAX = 16
 _U32_MAX = 0xFFFFFFFF

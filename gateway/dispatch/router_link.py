@@ -34,7 +34,7 @@ _WELCOME_TIMEOUT_S = 2.0
 # is counted in naps of our own, so that a pause of this process is not taken for one of the router.
 _NAP_S = 0.1
 _SILENT_NAPS_MAX = 9
-_STUCK_NAPS_MAX = 50  # of one write
+_STUCK_NAPS_MAX = 50  # per write
 _UNSENT_MAX = 20_000  # submits and cancels waiting for the socket
 # A message ends behind the submit that brings it to so many tokens, of up to five bytes: routers
 # take 64 MiB. The rest of a submit, a grammar of 64 KiB perhaps, counts as some tokens.

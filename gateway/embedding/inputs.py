@@ -7,7 +7,7 @@ from gateway.bodies.mistakes import bad_value
 from gateway.bodies.prompts import check_ids
 from sluice.errors import BadRequestError, ErrorCode
 
-TOKENS_MAX = 300_000  # of one request; OpenAI's bound
+TOKENS_MAX = 300_000  # per request; OpenAI's bound
 
 
 async def token_ids(

@@ -8,7 +8,7 @@ from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _SCHEMA_VERSION = 1
-_HEADS_MAX = 64  # of a caller; when it has so many, they are made anew. About 0.6 kB each
+_HEADS_MAX = 64  # per caller, about 0.6 kB each; at the bound all are dropped
 
 
 def head_of(

@@ -8,7 +8,7 @@ from sluice.guard.rules import GuardAction, GuardRule
 
 WINDOW_CHARACTERS = 2_000
 _OVERLAP_CHARACTERS = 200
-WINDOWS_MAX = 256  # of one text: half a million characters
+WINDOWS_MAX = 256  # per text: half a million characters
 
 # Scores by category, each between 0 and 1; None: the classifier has not answered.
 Scores = Mapping[str, float]

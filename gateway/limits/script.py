@@ -23,7 +23,7 @@ from sluice.limits import SLOT_WAIT_MS, Counted
 
 LEASE_MS = 10_000  # a process that is silent for so long holds nothing any more
 TAG_BYTES = 8
-_STORED_BYTES = LIMIT_BYTES + 8  # of a limit: with what is left of it
+_STORED_BYTES = LIMIT_BYTES + 8  # per limit: its fields and its remaining amount
 _LEAST = ", ".join(f"least[{kind.number}]" for kind in SHOWN)
 _PLACES = ", ".join(f"at[{kind.number}]" for kind in SHOWN)
 

@@ -18,8 +18,8 @@ from sluice.addresses import host_and_port
 # Beside connections of clients: connections to routers, Valkey, brokers and Prometheus, and files.
 _OTHER_FILES = 512
 _WORKERS_PER_CPU_MAX = 8  # more would only take turns
-_NAME_MAX = 64  # of an instance, as its setting says
-_SUFFIX_MAX = len("-255.99999")  # of a worker: its slot, and how often one was started there
+_NAME_MAX = 64  # bound of an instance's name, as in its setting
+_SUFFIX_MAX = len("-255.99999")  # name of a worker: its slot, and the number of starts in it
 
 
 def problems(settings: GatewaySettings) -> Iterator[str]:

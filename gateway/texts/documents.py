@@ -19,7 +19,7 @@ from gateway.text.pipe import TextPipe
 from gateway.texts.patterns import Class, is_secret_name
 from gateway.texts.redaction import OVERLAP, RedactionRules, redacted
 
-CHARACTERS_MAX = 1 << 16  # of a prompt, and of all answers to it
+CHARACTERS_MAX = 1 << 16  # per prompt, and for all its answers together
 CUT = "[cut]"
 _DEPTH_MAX = 32
 _NODE_CHARACTERS = 4  # weight of a value besides its characters

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-_ATTEMPTS_MAX = 3  # of an idempotent call
+_ATTEMPTS_MAX = 3  # per idempotent call
 _RETRY_S = 0.2  # before the second attempt; doubles
 
 _SKIPPED = "The tool was not run: "

@@ -15,7 +15,7 @@ from gateway.websocket.session import SocketSession
 from sluice.errors import ErrorCode, RejectedError
 from sluice.scopes import Scope
 
-SOCKETS_MAX = 2048  # of one worker
+SOCKETS_MAX = 2048  # per worker
 _PING_S = 30.0  # a client that does not answer a ping is gone
 _UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade"}
 

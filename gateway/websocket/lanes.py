@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from gateway.server.body import BodyBudget
 from sluice.errors import ErrorCode, RejectedError
 
-STREAMS_MAX = 64  # of one socket that have requests
+STREAMS_MAX = 64  # with requests, per socket
 WAITING_MAX = 128  # requests of one socket that wait for the one before
 WAITING_BYTES_MAX = 8 << 20
 

@@ -30,12 +30,12 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 log = structlog.get_logger(__name__)
 
 OUTPUT_TOKENS_MAX = 64  # a bound on any prompt's own
-PROMPTS_MAX = 512  # of a node
+PROMPTS_MAX = 512  # per node
 # The ids of the platform's own prompts, which nobody may crowd out, begin with one of these.
 PLATFORM = ("default/", "default-")
 _REMEMBERED_MAX = 16_384  # pairs of replica and prompt: prompts take turns, and come back
 RESULTS_MAX = 256  # kept for the control plane; the oldest go first
-DEADLINE_S = 20.0  # of one asking; an adapter may have to be read
+DEADLINE_S = 20.0  # per asking; an adapter may have to be read
 _LOOK_S = 0.25
 _PAUSE_S = 1.0  # at least, between two askings of a replica
 _FIRST_WITHIN_S = 5.0  # after a replica, or a prompt, is new

@@ -16,7 +16,7 @@ from replica.agent.hardware import GpuReading, Readings, Xid
 
 log = structlog.get_logger(__name__)
 
-_EVENTS_MAX = 64  # of one reading; a broken GPU can report thousands
+_EVENTS_MAX = 64  # per reading; a broken GPU can report thousands
 
 
 class NvmlReader:

@@ -22,9 +22,9 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 
 log = structlog.get_logger(__name__)
 
-TRIALS_MAX = 256  # of a node
-FAILURES_MAX = 3  # of an engine that should be able to; then it is the adapter's fault
-_DEADLINE_S = 60.0  # of one attempt: the adapter may have to be fetched
+TRIALS_MAX = 256  # per node
+FAILURES_MAX = 3  # per engine able to load it; then the adapter is at fault
+_DEADLINE_S = 60.0  # per attempt: the adapter may have to be fetched
 _AGAIN_S = 2.0
 _LOOK_S = 0.25
 _PROMPT = [1, 2, 3, 4]  # in the vocabulary of every model

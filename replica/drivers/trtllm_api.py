@@ -41,7 +41,7 @@ from sluice.errors import ErrorCode
 
 IMAGE = "nvidia/tritonserver:26.07-trtllm-python-py3"
 _OLDEST = (1, 2)
-_MESSAGE_MAX = 500  # of an engine's error; the rest is a stack trace
+_MESSAGE_MAX = 500  # characters of an engine's error; the rest is a stack trace
 
 # Errors are texts. These are the caller's: the limits and inputs of one request. (C++ and Python of
 # the 1.2 line, and the grammar compiler.)

@@ -36,8 +36,8 @@ _TEXT_BYTES_MAX = {
     GrammarKind.REGEX: 8_192,  # a step of a long one takes 0.3 ms per KiB
     GrammarKind.EBNF: 16_384 + 65_536,
 }
-_LARK_BYTES_MAX, _SCHEMAS_BYTES_MAX = 16_384, 65_536  # of a grammar in Lark's syntax
-_STRING_CHARACTERS_MAX = 4_096  # of one string in a schema or a choice; as for a regex
+_LARK_BYTES_MAX, _SCHEMAS_BYTES_MAX = 16_384, 65_536  # per grammar in Lark's syntax
+_STRING_CHARACTERS_MAX = 4_096  # per string in a schema or a choice; as for a regex
 # The compiler descends through references and rules on the stack. With 8 MiB it survives 3,000 to
 # 4,000 levels of a schema, and chains of 2,000 rules.
 _LEVELS_MAX = 1_000
