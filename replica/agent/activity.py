@@ -1,4 +1,4 @@
-"""Tells a frozen engine from a starved one, and both from a pause of this process."""
+"""Distinguishes a frozen engine from a starved one, and both from a pause of this process."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from typing import Self
 from sluice.procfs import cpu_s, wants_processor
 
 _TICK_S = 0.05
-_LOOK_SHARE = 0.75  # of the deadline
+_LOOK_SHARE = 0.75  # share of the deadline after which the engine's work is measured
 _WINDOW_MIN_S = 0.01  # the kernel counts processor time in ticks of this length
 
 
@@ -21,7 +21,7 @@ class Activity:
         self._cpu_s = 0.0
 
     def look(self, pids: Sequence[int]) -> float:
-        """Return how many processors these processes used on average since the last look."""
+        """Return the mean number of processors used by these processes since the last look."""
         now_s, used_s = time.monotonic(), cpu_s(pids)
         window_s = max(_WINDOW_MIN_S, now_s - self._looked_at_s)
         busy = max(0.0, used_s - self._cpu_s) / window_s
@@ -32,10 +32,10 @@ class Activity:
 class ProbeWatch:
     """Watches, as an async context, both sides of a probe that waits for its answer.
 
-    A starved process finds the answer and the deadline at the same time, and cannot tell which came
-    first: `stalled_s` is the time that the event loop stood still. A starved engine cannot answer
-    either: see `wants_processor`. That is measured well before the deadline, because giving up
-    makes even a frozen engine's server work for a moment.
+    A starved agent finds answer and deadline at the same time, and cannot tell which came first:
+    `stalled_s` is the time that its event loop stood still. A starved engine is late as well:
+    `wants_processor` tells it from a frozen one. The work of the engine is measured well before the
+    deadline, because giving up makes even the server of a frozen engine work for a moment.
     """
 
     def __init__(self, pids: Sequence[int], timeout_s: float) -> None:

@@ -51,7 +51,7 @@ class StateDirectoryInUseError(RuntimeError):
 
 
 def no_hardware() -> HardwareReader | None:
-    """Return None: there are no accelerators, or no driver to ask."""
+    """Return None, as on a node without accelerators or without their driver."""
     return None
 
 
@@ -322,7 +322,7 @@ def limits_of(settings: AgentSettings) -> EnginePatience:
 
 
 def _artifacts(settings: AgentSettings, library: Library) -> ArtifactCache | None:
-    """Return the part that fetches and serves artifacts; None without a store."""
+    """Return the component that fetches and serves artifacts; None without a store."""
     if not settings.artifact_store_url:
         return None
     options = NodeOptions(
@@ -359,7 +359,7 @@ def build_agent(settings: AgentSettings) -> Agent:
 
 
 def _told(address: str, host: str) -> str:
-    """Return the address of a listener for others: a wildcard becomes the node's own address."""
+    """Return a listener's address for other nodes: a wildcard becomes the node's address."""
     bound, port = host_and_port(address)
     return f"{host}:{port}" if bound in {"0.0.0.0", "::"} else address
 

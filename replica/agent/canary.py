@@ -1,4 +1,4 @@
-"""The proof of health: a real inference through Triton and the step loop."""
+"""Checks an engine's health by a real inference through Triton and the step loop."""
 
 from google.protobuf.message import DecodeError
 
@@ -9,12 +9,12 @@ from sluice.identity import CertificateRole
 from sluice.kserve import CHANNEL_OPTIONS, probe
 
 _MODEL = "llm"
-_PROMPT = [1, 2, 3, 4]  # in the vocabulary of every model
+_PROMPT = [1, 2, 3, 4]  # token ids that every vocabulary has
 _TOKENS = 1
 
 
 class LlmCanary:
-    """A connection to one engine that generates."""
+    """A connection to one engine that generates text."""
 
     def __init__(self, address: str) -> None:
         """Prepare a connection to the Triton at `address` (host:port)."""

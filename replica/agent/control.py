@@ -48,7 +48,7 @@ class ControlLink(Link[agent.SyncRequest, agent.SyncResponse]):
         self._changed = asyncio.Event()
 
     def note_change(self) -> None:
-        """Send the observed state soon, instead of with the next heartbeat."""
+        """Send the observed state soon, before the next heartbeat."""
         self._changed.set()
 
     def _open(self, channel: grpc.aio.Channel) -> _Call:

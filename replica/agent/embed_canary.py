@@ -1,4 +1,4 @@
-"""The proof that an embedding engine works: a real embedding."""
+"""Checks the health of an embedding engine by a real embedding."""
 
 import math
 
@@ -7,10 +7,10 @@ from sluice.detector.replies import WrongAnswerError
 from sluice.embeddings import EmbeddingClient
 from sluice.profiles import EMBED
 
-_TEXT = (1, 2, 3, 4)  # in the vocabulary of every model
+_TEXT = (1, 2, 3, 4)  # token ids that every vocabulary has
 _LENGTH_ERROR_MAX = 1e-3
-# It waits in the queue like everybody, e.g. behind 190 texts of 256 tokens on one core. A dead stub
-# is noticed otherwise, and no stream hangs on a frozen one, so finding that may take seconds.
+# The probe waits in the engine's queue, for example behind 190 texts of 256 tokens on one core. A
+# dead stub is noticed in other ways, and no stream hangs on a frozen one, so seconds do no harm.
 _PATIENCE_S = 10.0
 
 

@@ -1,4 +1,4 @@
-"""The user that engines run as: loaded code must not run as root because the agent does."""
+"""Chooses the user of engines: loaded code must not run as root because the agent does."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def needed_paths(settings: AgentSettings) -> list[Path]:
 
 
 def find_user(uid: int, paths: Sequence[Path]) -> tuple[EngineUser | None, str]:
-    """Return a user that can run engines, tested by running Python as it; else None, and why."""
+    """Return a user that can run engines, tested by running Python; else None and the reason."""
     if lacking := lacking_capabilities(_capabilities(needs_view=False)):
         return None, f"this root lacks the capabilities {', '.join(lacking)}"
     view = view_for(uid, paths)
@@ -109,7 +109,7 @@ def _capabilities(*, needs_view: bool) -> Iterable[str]:
 
 
 def _try(user: EngineUser, paths: Sequence[Path]) -> str:
-    """Return why Python does not work as a user; empty: it does."""
+    """Return the reason why Python does not work as a user; empty: it works."""
     python = str(inspect_installation().bin_dir / "python3")
     known = [str(path.absolute()) for path in paths if path.exists()]
     try:

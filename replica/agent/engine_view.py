@@ -1,7 +1,8 @@
-"""The parts of closed directories that engines of another user need to see.
+"""Finds the parts of closed directories that engines of another user need.
 
-A node's Python may be installed in a home that only its owner may enter. The home's mode stays.
-Engines get a mount namespace in which that directory holds only what they need (`engine_entry`).
+A node's Python may be installed in a home that only its owner may enter. The mode of the home stays
+unchanged. Engines get a mount namespace in which that directory holds only the needed parts
+(`engine_entry`).
 """
 
 import os

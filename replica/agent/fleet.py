@@ -25,7 +25,7 @@ STATES: dict[ReplicaPhase, control.ReplicaState] = {
 
 
 class NodeLauncher(Launcher, Protocol):
-    """A launcher that also forgets replicas that are gone for good."""
+    """A launcher that also removes the files of deleted replicas."""
 
     def forget(self, replica_id: str) -> None:
         """Remove the replica's files from the disk."""
@@ -68,9 +68,9 @@ class NodeReplicas:
             limits: Patience with engines.
             on_change: Called at every change that the control plane should see.
             observer: Receiver of events, for metrics.
-            why_cordoned: Returns why one of some accelerators is out of service; empty: none is.
-            problem_of: Returns why a base's artifact must not be used; empty: it may.
-            why_waiting: Returns why a replica of a base cannot start yet; empty: it can.
+            why_cordoned: Returns the reason why some accelerator is out of service; empty: none is.
+            problem_of: Returns the reason why a base's artifact is unusable; empty: it is usable.
+            why_waiting: Returns the reason why a replica of a base cannot start yet; empty: it can.
         """
         self.runners: dict[str, ReplicaRunner] = {}
         self._group = group
@@ -100,7 +100,7 @@ class NodeReplicas:
             await runner.has_settled.wait()
 
     def apply(self, desired: agent.SyncResponse) -> None:
-        """Make the node have exactly the desired replicas, in the background.
+        """Start and stop replicas in the background until the node has the desired ones.
 
         Replicas with cordoned accelerators drain, whatever is desired. Replicas whose base is on
         its way wait for it.
@@ -167,7 +167,7 @@ class NodeReplicas:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every replica that is to serve is ready; true when there is none."""
+        """Whether every desired replica is ready; true without any."""
         return not self._waiting and all(runner.is_ready for runner in self.runners.values())
 
     @property
@@ -191,7 +191,7 @@ class NodeReplicas:
         return sorted(found, key=lambda replica: replica.replica_id)
 
     def _waits_for(self, replica_id: str, spec: EngineSpec) -> str:
-        """Return why a replica cannot begin yet; one that has an engine of its base goes on."""
+        """Return the reason why a replica cannot begin yet; a running engine of its base stays."""
         runner = self.runners.get(replica_id)
         wanted = runner.wanted if runner is not None else None
         if wanted is not None and wanted.base_digest == spec.base_digest:
@@ -202,7 +202,7 @@ class NodeReplicas:
         return why
 
     def _cordon(self, spec: EngineSpec | None) -> str:
-        """Return why the spec's accelerators are out of service; empty when nothing is wrong."""
+        """Return the reason why the spec's accelerators are out of service; empty: they are not."""
         if spec is None:
             return ""
         kind = KINDS.get(spec.engine)

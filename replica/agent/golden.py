@@ -1,8 +1,8 @@
-"""Golden prompts: each ready replica answers every one of them now and then, beside its other work.
+"""Sends golden prompts to the node's ready replicas from time to time, beside their other work.
 
-The answers go up to the control plane, which compares them over the pool; nothing is judged here.
-An asking is greedy, short, urgent (it is over within some steps), and has a root of the prefix
-cache of its own: blocks that were computed before would hide an engine that computes wrong now.
+The control plane compares the answers over the pool; nothing is judged here. The request of a
+golden prompt (an asking) is greedy, short and urgent, and ends within a few steps. It has a prefix
+cache root of its own, since blocks computed earlier would hide an engine that computes wrong now.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 OUTPUT_TOKENS_MAX = 64  # a bound on any prompt's own
 PROMPTS_MAX = 512  # per node
-# The ids of the platform's own prompts, which nobody may crowd out, begin with one of these.
+# Prefixes of the ids of the platform's own prompts, which no tenant may crowd out.
 PLATFORM = ("default/", "default-")
 _REMEMBERED_MAX = 16_384  # pairs of replica and prompt: prompts take turns, and come back
 RESULTS_MAX = 256  # kept for the control plane; the oldest go first
@@ -45,7 +45,7 @@ _ERROR_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class GoldenTarget:
-    """A replica that may be asked now.
+    """A replica that may get a golden prompt now.
 
     Attributes:
         replica_id: Id of the replica.
@@ -64,15 +64,15 @@ Ask = Callable[[GoldenTarget, agent.GoldenPrompt], Awaitable[engine.ProbeReply]]
 
 
 class GoldenObserver(Protocol):
-    """Told about askings, for metrics."""
+    """Observes askings for metrics."""
 
     def asked(self, *, is_answered: bool) -> None:
-        """An asking is over."""
+        """Note that an asking has ended."""
         ...
 
 
 class GoldenSchedule:
-    """Chooses the next golden prompt of each replica; pure. Times are monotonic seconds."""
+    """Chooses the next golden prompt of each replica. Pure; times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, agent.GoldenPrompt] = {}
@@ -82,12 +82,12 @@ class GoldenSchedule:
         self._replicas: frozenset[str] = frozenset()
 
     def want(self, prompts: Iterable[agent.GoldenPrompt]) -> None:
-        """Replace the prompts; those that stay keep their time, also under another interval."""
+        """Replace the prompts; remaining ones keep their due time, also under another interval."""
         kept = list(prompts)[:PROMPTS_MAX]
         self._prompts = {prompt.id: prompt for prompt in kept if prompt.every_s > 0}
 
     def next(self, target: GoldenTarget, now_s: float) -> agent.GoldenPrompt | None:
-        """Return what is due the longest at a replica, None if nothing is; the platform's first."""
+        """Return a replica's longest overdue prompt, the platform's first; None: none is due."""
         if now_s < self._free_s.get(target.replica_id, 0.0):
             return None
         best, first = None, (True, now_s)
@@ -101,7 +101,7 @@ class GoldenSchedule:
         return best
 
     def accuse(self, replica_id: str, now_s: float) -> None:
-        """Ask a replica all prompts of the platform at once: something speaks against it."""
+        """Make all prompts of the platform due at once for a replica under suspicion."""
         self._accused_s[replica_id] = now_s
 
     def asked(self, replica_id: str, prompt_id: str, now_s: float) -> None:
@@ -110,7 +110,7 @@ class GoldenSchedule:
         self._free_s[replica_id] = now_s + _PAUSE_S
 
     def forget(self, replica_ids: Iterable[str]) -> None:
-        """Forget all replicas but these; of prompts that are gone, those asked longest ago."""
+        """Forget all replicas but these, and the oldest askings of removed prompts."""
         kept = frozenset(replica_ids)
         if kept != self._replicas:
             self._replicas = kept
@@ -139,7 +139,7 @@ class GoldenSchedule:
 
 
 class GoldenAsker:
-    """Asks the replicas of the node, at most one question per replica at a time."""
+    """Sends golden prompts to the replicas of the node, one per replica at a time."""
 
     def __init__(
         self,
@@ -150,9 +150,9 @@ class GoldenAsker:
         """Take what is needed.
 
         Args:
-            targets: Returns the replicas that may be asked now.
-            observer: Receiver of askings, for metrics.
-            ask: Asks one; None: over the engine's probe.
+            targets: Returns the replicas that may get a prompt now.
+            observer: Observer of askings, for metrics.
+            ask: Sends one prompt; None: over the engine's probe.
         """
         self._targets = targets
         self._observer = observer
@@ -163,7 +163,7 @@ class GoldenAsker:
         self._accused: dict[str, int] = {}
 
     def hear(self, desired: agent.SyncResponse) -> None:
-        """Ask what the control plane says from now on."""
+        """Use the prompts of this desired state from now on."""
         if not desired.golden_unchanged:
             self._schedule.want(desired.golden_prompts)
         accused = {it.replica_id: it.accused_at_unix_ms for it in desired.replicas}
@@ -179,7 +179,7 @@ class GoldenAsker:
         return results
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Send due prompts until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 targets = self._targets()
@@ -196,7 +196,7 @@ class GoldenAsker:
                 await asyncio.sleep(_LOOK_S)
 
     async def _put(self, target: GoldenTarget, prompt: agent.GoldenPrompt) -> None:
-        """Put one question and keep the answer."""
+        """Send one prompt and keep the answer."""
         result = agent.GoldenResult(
             replica_id=target.replica_id,
             prompt_id=prompt.id,
@@ -216,7 +216,7 @@ class GoldenAsker:
 
 
 async def ask_engine(target: GoldenTarget, prompt: agent.GoldenPrompt) -> engine.ProbeReply:
-    """Return what the engine answers, computed anew.
+    """Return the engine's answer, computed without cached blocks.
 
     Raises:
         WrongAnswerError: Another engine answered, or no frame came.
@@ -246,7 +246,7 @@ async def ask_engine(target: GoldenTarget, prompt: agent.GoldenPrompt) -> engine
 
 
 def askable(runners: Iterable[ReplicaRunner]) -> list[GoldenTarget]:
-    """Return the replicas that generate text, are ready and neither drain nor sleep."""
+    """Return the ready replicas that generate text, without draining and sleeping ones."""
     found: list[GoldenTarget] = []
     for runner in runners:
         spec, launch = runner.state.running, runner.launch

@@ -44,12 +44,12 @@ class GpuReading:
 
     Attributes:
         index: Index of the accelerator, as its driver counts.
-        uuid: Never another's.
+        uuid: Unique id of the accelerator.
         name: Model of the accelerator.
         memory_bytes: Bytes of memory in total.
         memory_used_bytes: Used part of its memory.
-        temperature_c: Temperature of the chip in degrees Celsius; 0 when it does not tell.
-        power_w: Power drawn now, in watts; 0 when it does not tell.
+        temperature_c: Temperature of the chip in degrees Celsius; 0: not reported.
+        power_w: Power drawn now, in watts; 0: not reported.
         ecc_uncorrected: Uncorrected memory errors since its driver was loaded; 0 without ECC.
         has_remap_failure: Whether a broken row of its memory could not be replaced.
         is_lost: Whether its driver cannot reach it any more.
@@ -69,7 +69,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An error that NVIDIA's driver reported. No uuid: it could not say of which GPU."""
+    """An error reported by NVIDIA's driver; without a uuid the GPU is unknown."""
 
     uuid: str
     number: int
@@ -109,7 +109,7 @@ class Cordon:
 
     @property
     def id(self) -> str:
-        """Name this cordon, and no later one of the same accelerator."""
+        """Id of this cordon, which no later cordon of the accelerator has."""
         return f"{self.uuid}@{self.since_unix_s:.3f}"
 
 
@@ -118,9 +118,9 @@ class HardwareState:
     """The last readings and the cordons of a node's accelerators.
 
     Attributes:
-        gpus: Last readings; of one that is gone, the last that there were.
+        gpus: Last readings of all accelerators, lost ones included.
         cordons: Cordons by uuid.
-        accepted: (uuid, cause) of cordons that an operator lifted: known, and not held against it.
+        accepted: (uuid, cause) of lifted cordons: these causes set no new cordon.
     """
 
     gpus: tuple[GpuReading, ...] = ()
@@ -169,9 +169,9 @@ def lift(state: HardwareState, ids: Collection[str]) -> HardwareState:
 
 
 def _faults(gpu: GpuReading, xids: Collection[Xid]) -> list[tuple[str, str]]:
-    """Return (cause, reason) of all that is wrong, the clearest first.
+    """Return (cause, reason) of all faults, the clearest first.
 
-    Causes are compared, never shown: one that was lifted does not bring the cordon back.
+    Causes are compared with those of lifted cordons, and never shown.
     """
     faults = [
         (f"xid {xid.number}", f"XID {xid.number}: {CORDON_XIDS[xid.number]}")

@@ -1,4 +1,4 @@
-"""Keeps the state of the node's accelerators: reads them, judges, remembers cordons on disk."""
+"""Keeps the state of the node's accelerators: reads and judges them, and stores cordons on disk."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ class CordonFile:
         self.path = state_dir / "cordons.json"
 
     def load(self) -> HardwareState:
-        """Return what was saved; nothing is cordoned when there is no file."""
+        """Return the saved cordons; none without a file."""
         try:
             values = json.loads(self.path.read_text())
             cordons = [Cordon(**cordon) for cordon in values["cordons"]]
@@ -151,12 +151,12 @@ class HardwareWatch:
         self._change(lift(self.state, ids))
 
     def why_cordoned(self, accelerators: Collection[int]) -> str:
-        """Return why one of these accelerators is out of service; none given: any at all."""
+        """Return why one of these accelerators is out of service; without any, one of all."""
         cordon = self.state.cordon_of(accelerators)
         return f"GPU {cordon.index}: {cordon.reason}" if cordon else ""
 
     def facts(self) -> list[agent.Accelerator]:
-        """Return the accelerators as the control plane is told."""
+        """Return the accelerators in the form for the control plane."""
         return [_facts(gpu, self.state.cordons.get(gpu.uuid)) for gpu in self.state.gpus]
 
     def _change(self, state: HardwareState) -> None:

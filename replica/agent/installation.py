@@ -1,6 +1,6 @@
-"""Whether this machine can run Triton's Python backend from the pip wheel, and where its parts are.
+"""Checks whether this machine can run Triton's Python backend from the wheel, and finds its parts.
 
-Each of the problems found here otherwise shows as an obscure failure of Triton's stub process, or,
+Each problem found here would otherwise show as an obscure failure of Triton's stub process, or,
 with numpy 2, as wrong data. The stub is a program that embeds the Python of this environment.
 """
 
@@ -61,7 +61,7 @@ class Installation:
 
 
 def inspect_installation() -> Installation:
-    """Return what is installed here."""
+    """Return the installation of this environment."""
     return Installation(
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         bin_dir=Path(sys.executable).parent,  # unresolved: a venv's python is a symlink
@@ -75,7 +75,7 @@ def inspect_installation() -> Installation:
 
 
 def problems_of(found: Installation, engines: Sequence[str]) -> list[str]:
-    """Return one line per reason why Triton cannot run here; each names what to do about it."""
+    """Return one line per reason why Triton cannot run here; each names the fix."""
     problems: list[str] = []
     if found.triton is None:
         problems.append("nvidia-pytriton is not installed: pip install nvidia-pytriton==0.7.0")

@@ -1,4 +1,4 @@
-"""The base of the agent's streams to the control plane: opens a stream and keeps it."""
+"""Opens one of the agent's streams to the control plane, and reopens it after every end."""
 
 import asyncio
 import random
@@ -43,7 +43,7 @@ class Link(ABC, Generic[Sent, Received]):
     def __init__(
         self, address: str, name: str, answers: type[Received], pause_max_s: float
     ) -> None:
-        """Take where to connect.
+        """Prepare the link without connecting.
 
         Args:
             address: host:port of the control plane.
@@ -73,7 +73,7 @@ class Link(ABC, Generic[Sent, Received]):
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
 
     async def _end_of_session(self) -> str:
-        """Run a session; return why it ended, empty if that is logged already."""
+        """Run a session; return the reason of its end, empty if it is logged already."""
         try:
             await self._session()
         except grpc.aio.AioRpcError as error:
@@ -95,7 +95,7 @@ class Link(ABC, Generic[Sent, Received]):
         """Take a message; it must be quick."""
 
     def _lost(self) -> None:
-        """Be told that there is no session."""
+        """Note that the session has ended."""
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Sent, Received], message: Sent) -> None:
         async with asyncio.timeout(CALL_S):
