@@ -13,10 +13,12 @@ from cli.render import show_objects
 models = typer.Typer(help="What can be asked for.", no_args_is_help=True)
 alias = typer.Typer(help="Other public names of models and releases.", no_args_is_help=True)
 base = typer.Typer(help="Weights that models are made of.", no_args_is_help=True)
+pools = typer.Typer(help="Several pools behind one model.", no_args_is_help=True)
 warm = typer.Typer(help="System prompts that stay in the caches.", no_args_is_help=True)
 models.add_typer(alias, name="alias")
 models.add_typer(base, name="base")
 models.add_typer(warm, name="warm")
+models.add_typer(pools, name="pools")
 
 _SHOWN = ("id", "pool_id", "release", "owner_tenant_id", "base_digest")
 _READ_ONLY = ("id", "previous_release", "created_at_unix_s")
@@ -174,6 +176,56 @@ def set_warm_prompts(
 def remove_warm_prompts(model: Model) -> None:
     """Let the caches evict the system prompts of a model like all others."""
     delete_one(f"/v1/warm-prompts/{model}", f"the warm prompts of {model}")
+
+
+@pools.command("list")
+def list_model_pools(*, as_json: AsJson = False) -> None:
+    """List the models that several pools serve."""
+    show_objects(ask(lambda api: api.list("/v1/model-pools")), ("id", "pools"), as_json=as_json)
+
+
+@pools.command("show")
+def show_model_pools(model: Model, *, as_json: AsJson = False) -> None:
+    """Show the pools of a model."""
+    show_one(f"/v1/model-pools/{model}", as_json=as_json)
+
+
+@pools.command("set")
+def set_model_pools(
+    model: Model,
+    pool: Annotated[
+        list[str],
+        typer.Argument(metavar="POOL[=WEIGHT[,PRICE]]...", help="All pools, its own among them."),
+    ],
+    *,
+    other_base: Annotated[
+        list[str] | None,
+        typer.Option(help="A pool of another quantisation of the model's base; may be repeated."),
+    ] = None,
+) -> None:
+    """Let several pools serve a model: by predicted wait, price and weight; sessions stay."""
+    entries = [_model_pool(text) for text in pool]
+    entries += [_model_pool(text) | {"is_other_base": True} for text in other_base or ()]
+    ask(lambda api: api.call("PUT", f"/v1/model-pools/{model}", {"pools": entries}))
+    typer.echo(f"{len(entries)} pools serve {model}")
+
+
+@pools.command("remove")
+def remove_model_pools(model: Model) -> None:
+    """Let the model's own pool serve it alone."""
+    delete_one(f"/v1/model-pools/{model}", f"the pools of {model}")
+
+
+def _model_pool(text: str) -> Json:
+    """Return the entry of `POOL[=WEIGHT[,PRICE]]`."""
+    name, _, factors = text.partition("=")
+    try:
+        weight, _, price = factors.partition(",")
+        numbers = given(weight=float(weight or 1), price=float(price or 1))
+    except ValueError:
+        message = f"{text}: POOL=WEIGHT or POOL=WEIGHT,PRICE is expected"
+        raise typer.BadParameter(message) from None
+    return {"pool_id": name, **numbers}
 
 
 @base.command("list")

@@ -363,6 +363,14 @@ warm_prompts = Table(
     list_column("prompts"),
 )
 
+# The pools that serve a model, if there are several: pool_id, weight, price, is_other_base of each.
+model_pools = Table(
+    "model_pools",
+    metadata,
+    Column("id", Text, ForeignKey("models.id", ondelete="CASCADE"), primary_key=True),
+    Column("pools", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
+)
+
 # `target` is what readers are told; the columns behind it keep what it names from going away.
 aliases = Table(
     "aliases",

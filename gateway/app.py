@@ -40,6 +40,7 @@ from gateway.limits.budgets import BudgetChecks
 from gateway.limits.limiter import Limiter
 from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
+from gateway.model_pools import PoolChooser
 from gateway.objectives import objectives_of
 from gateway.pool_board import PoolBoard
 from gateway.rollouts.confirm import ConfirmationSender
@@ -171,6 +172,7 @@ class Gateway:
             texts=self.texts,
             guards=GuardBoard(self.metrics.guard_matches, self.judges),
             auto=self.stateful.auto_board(self.directory, self.links.views),
+            pools=PoolChooser(self.links.wait_ms, self.assets.has, self.metrics.pool_chosen),
         )
         embeddings = Embeddings(
             directory=self.directory,
@@ -363,8 +365,8 @@ class Gateway:
                 async with asyncio.timeout(_LOOK_AGAIN_S if missing else None):
                     await self._changed.wait()
                     self._changed.clear()
-                    models = [*self.watcher.state.models.values(), *self.directory.canaries()]
-                    wanted = {(self.directory.generates_text(m), m.base_digest) for m in models}
+                    served = self.directory.served()
+                    wanted = {(self.directory.generates_text(m), m.base_digest) for m in served}
             missing = {it for it in sorted(wanted) if not await self._load(*it)}
             self.confirmations.look_again()
 

@@ -5,11 +5,14 @@ import hmac
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
+from gateway.model_pools import options_of, served_by
 from gateway.names import Names, PublicModel, matches
 from gateway.owned_objects import OwnedObjects
+from gateway.resolved import ReleaseFork, ResolvedModel
 from gateway.rollouts.decision import PINNED, ReleaseDecision
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.hashing import cache_root
@@ -55,71 +58,6 @@ class Principal:
     event_heads: dict[tuple[object, ...], tuple[bytes, wire.Model]] = field(
         default_factory=dict, init=False, repr=False
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
-    """The model that a public name stands for, for one caller.
-
-    Attributes:
-        name: Requested name: a model, `model@release` or an alias.
-        model: Model with its own id, and the release that the name points at.
-        context_tokens_max: Most tokens of prompt and output together; 0: not known.
-        tenant_id: Tenant of the caller.
-        cache_root: Root of the prefix cache's hash chain.
-        generates_text: Whether the model generates text, rather than embeddings.
-        decision: Reason for the release; None: the name points at it.
-        fork: Chooses the release for each request; None: no fork.
-        shadow: Release that gets a copy of the request; None: none.
-        instead: Release that answers when no engine can load this one; None: none.
-        warm_prompts: System prompts whose blocks stay in caches; None: there are none.
-    """
-
-    name: str
-    model: wire.Model
-    context_tokens_max: int
-    tenant_id: str
-    cache_root: bytes
-    generates_text: bool
-    decision: ReleaseDecision | None = None
-    fork: "ReleaseFork | None" = None
-    shadow: "ResolvedModel | None" = None
-    instead: "ResolvedModel | None" = None
-    warm_prompts: wire.WarmPrompts | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseFork:
-    """The releases of a model in rollout, for one caller.
-
-    Attributes:
-        split: Split, which decides which requests are in canary; pins come before it.
-        mirror: Decides which requests outside canary are copied; None: no request.
-        control: Release for requests that are not in canary.
-        instead: Control, for canary requests while canary's base is not here.
-        copied: Control, with canary as `shadow`.
-        canary: Release that is rolled out.
-    """
-
-    split: ReleaseSplit
-    mirror: ReleaseSplit | None
-    control: ResolvedModel
-    instead: ResolvedModel
-    copied: ResolvedModel
-    canary: ResolvedModel
-
-    def choose(
-        self, tenant_id: str, session: str, request_id: str, has_base: Callable[[str], bool]
-    ) -> ResolvedModel:
-        """Return the release for a request; never a canary whose base is not loaded."""
-        base = self.canary.model.base_digest
-        is_ready = base == self.control.model.base_digest or has_base(base)
-        if self.split.choose(tenant_id, session, request_id).is_canary:
-            return self.canary if is_ready else self.instead
-        if self.mirror is None or not is_ready:
-            return self.control
-        is_copied = self.mirror.choose(tenant_id, session, request_id).is_canary
-        return self.copied if is_copied else self.control
 
 
 class _Found(NamedTuple):
@@ -276,6 +214,20 @@ class Directory:
             if canary is not None:
                 yield canary
 
+    def served(self) -> Iterator[wire.Model]:
+        """Yield all models, also in the form of a new release, and of each further pool."""
+        yield from self._state.models.values()
+        yield from self.canaries()
+        for told in self._state.model_pools.values():
+            model = self._state.models.get(told.id)
+            if model is not None:
+                yield from (it for _, it in served_by(told, model, self._state.pools)[1:])
+
+    def pool_ids(self, model: wire.Model) -> list[str]:
+        """Return the ids of the pools that serve a model, its own first."""
+        found = served_by(self._state.model_pools.get(model.id), model, self._state.pools)
+        return [it.pool_id for it, _ in found] or [model.pool_id]
+
     def generates_text(self, model: wire.Model) -> bool:
         """Return whether the model generates text, rather than embeddings."""
         pool = self._state.pools.get(model.pool_id)
@@ -410,10 +362,17 @@ class Directory:
             model=model,
             context_tokens_max=self.context_tokens_max(principal, model),
             tenant_id=tenant.id,
-            cache_root=cache_root(model.base_digest, model.adapter_digest, tenant.cache_salt),
+            cache_root=_cache_root(tenant, model),
             generates_text=self.generates_text(model),
             decision=decision,
             warm_prompts=self._state.warm_prompts.get(model.id),
+            options=options_of(
+                self._state.model_pools.get(model.id),
+                model,
+                self._state.pools,
+                partial(_cache_root, tenant),
+                partial(self.context_tokens_max, principal),
+            ),
         )
 
     def _forked(
@@ -491,6 +450,10 @@ def _is_allowed(principal: Principal, name: str, model: wire.Model) -> bool:
     """Return whether the key's list, if it has one, has the name or the model behind it."""
     patterns = principal.key.models
     return not patterns or any(matches(p, name) or matches(p, model.id) for p in patterns)
+
+
+def _cache_root(tenant: wire.Tenant, model: wire.Model) -> bytes:
+    return cache_root(model.base_digest, model.adapter_digest, tenant.cache_salt)
 
 
 def _split(told: wire.Split, share: int) -> ReleaseSplit:

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 
 from gateway.objectives import OBJECTIVES, ObjectiveResult, Objectives, mean_tpot_s
+from gateway.pool_choice import PoolReason
 from gateway.tenant_series import TenantSeries, Without
 from sluice.certificate_metric import CertificateExpiry
 from sluice.errors import ErrorCode
@@ -162,6 +163,7 @@ class GatewayMetrics:
             registry=self.registry,
         )
         self._declare_requests()
+        self._declare_pools()
         self._declare_texts()
         self._declare_goodput()
 
@@ -220,6 +222,14 @@ class GatewayMetrics:
             registry=self.registry,
         )
 
+    def _declare_pools(self) -> None:
+        self.pool_choices = self._counter(
+            "gateway_pool_choices_total",
+            "Requests for models of several pools, by their pool and its reason: home or away (of a"
+            " session), wait (no session), none (no pool serves)",
+            ("pool", "reason"),
+        )
+
     def _declare_texts(self) -> None:
         self.guard_matches = Counter(
             "gateway_guard_matches_total",
@@ -260,6 +270,10 @@ class GatewayMetrics:
         )
         self.tenants = TenantSeries()
         self.registry.register(self.tenants)
+
+    def pool_chosen(self, pool_id: str, reason: PoolReason) -> None:
+        """Count the choice of a pool where several serve a model."""
+        self.pool_choices.labels(pool_id, reason.value).inc()
 
     def ended(
         self,

@@ -5,7 +5,7 @@ as lower bounds, powers of two from eight on, and waits as upper bounds, in step
 caller's own latencies reveal about as much.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -68,6 +68,20 @@ def status_of_cells(cells: Iterable[CellView], replicas_starting: int) -> PoolSt
         queued=sum([cell.queued for cell in serving]),
         running=sum([cell.running for cell in serving]),
         wait_ms=min([cell.wait_ms for cell in serving], default=None),
+    )
+
+
+def joined(statuses: Sequence[PoolStatus]) -> PoolStatus:
+    """Return the status of a model that several pools serve, from theirs; at least one."""
+    if len(statuses) == 1:
+        return statuses[0]
+    waits = [it.wait_ms for it in statuses if it.wait_ms is not None]
+    return PoolStatus(
+        replicas_ready=sum([it.replicas_ready for it in statuses]),
+        replicas_starting=sum([it.replicas_starting for it in statuses]),
+        queued=sum([it.queued for it in statuses]),
+        running=sum([it.running for it in statuses]),
+        wait_ms=min(waits, default=None),
     )
 
 

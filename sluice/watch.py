@@ -35,6 +35,7 @@ KINDS = (
     "server_tools",
     "auto_policies",
     "warm_prompts",
+    "model_pools",
 )
 
 # First word of a snapshot file; then the SHA-256 of what follows the line, and the kinds in it.
@@ -90,6 +91,7 @@ class ControlState:
         self.server_tools: dict[str, wire.ServerTool] = {}
         self.auto_policies: dict[str, wire.AutoPolicy] = {}
         self.warm_prompts: dict[str, wire.WarmPrompts] = {}
+        self.model_pools: dict[str, wire.ModelPools] = {}
 
     def of_kind(self, kind: str) -> dict[str, Message]:
         """Return the objects of one of `KINDS`."""

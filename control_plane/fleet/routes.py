@@ -41,6 +41,15 @@ async def _check_running(connection: AsyncConnection, key: str, values: Values) 
             raise PlatformError(ErrorCode.CONFLICT, message)
 
 
+async def _check_unlisted(connection: AsyncConnection, key: str) -> None:
+    """Refuse to delete a pool that a model's list of pools names."""
+    t = tables.model_pools.c
+    query = select(t.id).where(t.pools.contains([{"pool_id": key}])).order_by(t.id).limit(1)
+    if model := await connection.scalar(query):
+        message = f"pool {key} serves model {model}: take it out of the model's pools first"
+        raise PlatformError(ErrorCode.CONFLICT, message)
+
+
 async def _make_cell(connection: AsyncConnection, key: str, _: Values) -> None:
     """Give the pool its cell."""
     query = insert(tables.cells).values(id=f"{key}-0", pool_id=key)
@@ -74,6 +83,7 @@ POOLS = Resource(
     write=Action.WRITE_FLEET,
     body=PoolBody,
     before_write=_check_running,
+    before_delete=_check_unlisted,
     after_write=_make_cell,
 )
 

@@ -21,6 +21,7 @@ from control_plane.models.model import (
     release_of_digests,
 )
 from control_plane.models.names import take_name
+from control_plane.models.pools import MODEL_POOLS
 from control_plane.models.warm_prompts import WARM_PROMPTS
 from control_plane.tables import aliases, bases, models, pools, releases, tenants
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
@@ -235,7 +236,7 @@ ALIASES = Resource(
     before_write=_check_alias,
     id_pattern=".+",
 )
-RESOURCES = (BASES, MODELS, RELEASES, ALIASES, WARM_PROMPTS)
+RESOURCES = (BASES, MODELS, RELEASES, ALIASES, WARM_PROMPTS, MODEL_POOLS)
 
 
 def routes(database: Database) -> list[AdminRoute]:

@@ -28,6 +28,7 @@ class Cause(StrEnum):
     BUDGET = "budget"
     IDLE = "idle"
     WAKE = "wake"
+    SHARED = "shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,8 @@ class PoolState:
         boots_s: Seconds that the last replicas took to boot.
         known_since: Begin of the history, on the clock of `plan`.
         demand_at: Time of the last demand or backlog.
+        others: Pools that serve a model of this one, too, the cheapest first, each with its
+            work-seconds for one work-second of this pool.
     """
 
     settings: ScalingSettings
@@ -155,6 +158,7 @@ class PoolState:
     boots_s: list[float] = field(default_factory=list[float])
     known_since: float = 0.0
     demand_at: float = 0.0
+    others: tuple[tuple[str, float], ...] = ()
 
     def booted(self, seconds: float) -> None:
         """Learn the boot time of one replica."""

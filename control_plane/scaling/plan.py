@@ -23,6 +23,7 @@ from control_plane.scaling.model import (
     PoolState,
     ScalingReason,
 )
+from control_plane.scaling.sharing import shared
 
 _UTILISATION = 0.97  # share of a replica's time that it can be given without a queue
 _NOISE_SIGMAS = 2.0  # of a bucket's demand, served without a queue
@@ -44,7 +45,8 @@ def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dic
         budget: Bounds over all scaled pools together.
         now: Seconds of a monotonic clock.
     """
-    plans = {key: _plan_pool(state, now) for key, state in pools.items()}
+    alone = {key: _plan_pool(state, now) for key, state in pools.items()}
+    plans = shared(pools, alone, _placeable)
     within = _within(budget, pools, plans)
     return _with_sleepers(budget, pools, within)
 

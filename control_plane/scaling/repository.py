@@ -364,6 +364,13 @@ async def budget(connection: AsyncConnection, besides: Iterable[str]) -> FleetBu
     )
 
 
+async def shared_pools(connection: AsyncConnection) -> list[list[tuple[str, float]]]:
+    """Return the pools of each model that several pools serve, with their prices."""
+    t = tables.model_pools.c
+    lists = await connection.scalars(select(t.pools).order_by(t.id))
+    return [[(it["pool_id"], it["price"]) for it in pools] for pools in lists]
+
+
 # --- speeds ------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -31,6 +32,7 @@ from control_plane.scaling.model import (
 from control_plane.scaling.nodes import NodesAsk
 from control_plane.scaling.plan import plan, remember, urgent
 from control_plane.scaling.repository import ScaledPool
+from control_plane.scaling.sharing import others_of
 from control_plane.scaling.work import CELLS_MAX, PoolSpeed, checked, told_speed
 from sluice.ids import new_id
 from sluice.wire.control.v1 import control_pb2 as wire
@@ -255,6 +257,11 @@ async def look_at(
         it.id: look(memories[it.id], it.sight, it.settings, speeds.get(it.speed_key), now)
         for it in pools
     }
+    lists = await repository.shared_pools(connection)
+    others = others_of(lists, partial(_ratio, {it.id: it for it in pools}, memories, speeds))
+    for key, found in others.items():
+        if key in states:
+            states[key].others = found
     plans = _planned(pools, states, budget, now)
     return [
         Looked(
@@ -268,6 +275,27 @@ async def look_at(
         )
         for it in pools
     ]
+
+
+def _ratio(
+    pools: Mapping[str, ScaledPool],
+    memories: Mapping[str, Memory],
+    speeds: Mapping[tuple[str, str, str], PoolSpeed],
+    key: str,
+    other: str,
+) -> float | None:
+    """Return the work-seconds of another pool for one of a pool; None: it is not scaled.
+
+    A speed that is not measured yet is taken for equal: the first replica measures it.
+    """
+    if key not in pools or other not in pools or not pools[other].is_on:
+        return None
+    mine, its = (speeds.get(pools[it].speed_key) for it in (key, other))
+    came = memories[key].came.values()
+    prompt, output = sum(it[1] for it in came), sum(it[2] for it in came)
+    if mine is None or its is None or not prompt + output:
+        return 1.0
+    return its.work_s(prompt, output) / mine.work_s(prompt, output)
 
 
 def _woken(one: Looked, count: int) -> PoolPlan:

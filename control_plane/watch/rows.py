@@ -63,6 +63,7 @@ KINDS = {
         ObjectKind("server_tools", tables.server_tools, wire.ServerTool),
         ObjectKind("auto_policies", tables.auto_policies, wire.AutoPolicy),
         ObjectKind("warm_prompts", tables.warm_prompts, wire.WarmPrompts),
+        ObjectKind("model_pools", tables.model_pools, wire.ModelPools),
     )
 }
 

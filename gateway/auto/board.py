@@ -9,10 +9,11 @@ from gateway.auto.memory import ConversationMemory
 from gateway.auto.prompt_keys import PromptHasher
 from gateway.auto.shared_conversations import SharedConversations
 from gateway.auto.speeds import LearnedSpeeds
-from gateway.directory import Directory, Principal, ResolvedModel
+from gateway.directory import Directory, Principal
 from gateway.dispatch.cell_choice import CellView
 from gateway.dispatch.tally import Tally
 from gateway.pool_status import status_of_cells
+from gateway.resolved import ResolvedModel
 from sluice.auto.choice import AutoCandidate, AutoRules, AutoTurn, PoolOutlook, choose
 from sluice.auto.features import features_of
 from sluice.auto.quality import QualityCell, QualityPrior, QualityTable, table_of
@@ -121,7 +122,7 @@ class AutoBoard:
             if resolved is None:
                 continue
             candidates.append(_candidate(told, resolved))
-            pools[told.model] = self._outlook(resolved.model.pool_id)
+            pools[told.model] = self._outlook(resolved)
             lengths.append(self._speeds.of(resolved.model.pool_id).output_tokens)
         turn = AutoTurn(
             features,
@@ -168,9 +169,9 @@ class AutoBoard:
             return None
         return resolved if resolved.generates_text else None
 
-    def _outlook(self, pool_id: str) -> PoolOutlook:
-        status = status_of_cells(self._views(pool_id), 0)
-        speed = self._speeds.of(pool_id)
+    def _outlook(self, resolved: ResolvedModel) -> PoolOutlook:
+        views = [view for pool_id in resolved.pool_ids for view in self._views(pool_id)]
+        status, speed = status_of_cells(views, 0), self._speeds.of(resolved.model.pool_id)
         return PoolOutlook(
             is_served=status.replicas_ready > 0,
             replicas=status.replicas_ready,

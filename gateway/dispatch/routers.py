@@ -120,6 +120,13 @@ class RouterLinks:
         views = self.views(pool_id)
         return any(view.replicas_ready and not view.is_refusing for view in views)
 
+    def wait_ms(self, pool_id: str) -> float | None:
+        """Return the least predicted wait in a pool's cells; None: no replica takes requests."""
+        views = self.views(pool_id)
+        return min(
+            [it.wait_ms for it in views if it.replicas_ready and not it.is_refusing], default=None
+        )
+
     def find(self, pool_id: str, of: Wishing) -> Found | None:
         """Return a connected owner of a cell of the pool, with the cell's id; None without any.
 

@@ -11,10 +11,10 @@ from gateway.bodies.messages import Message
 from gateway.bodies.mistakes import unsupported
 from gateway.bodies.truncation import prompt_room
 from gateway.dialects.tools import ToolSpec
-from gateway.directory import ResolvedModel
 from gateway.dispatch.generation import WholeGeneration
 from gateway.endpoints.task import TextTask
 from gateway.endpoints.truncation import fitted
+from gateway.resolved import ResolvedModel
 from gateway.text.detokenizer import TokenTable
 from gateway.text.logprobs import LogprobFormat, LogprobLine, NewLogprobs, chat_logprobs
 from gateway.text.pipe import TextPipe

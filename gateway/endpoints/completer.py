@@ -11,7 +11,7 @@ from gateway.auto.board import AutoBoard
 from gateway.auto.decision import AutoDecision
 from gateway.bases.assets import AssetCache
 from gateway.bodies.parsing import parse
-from gateway.directory import Directory, Principal, ResolvedModel
+from gateway.directory import Directory, Principal
 from gateway.dispatch.dispatcher import GatewayDispatcher
 from gateway.dispatch.generation import GenerationSpec
 from gateway.dispatch.tally import Tally
@@ -27,6 +27,8 @@ from gateway.endpoints.texts import KeptRequest, Texts
 from gateway.guard.findings import rule_ids
 from gateway.limits.limiter import Limiter, Reservation
 from gateway.metrics import GatewayMetrics
+from gateway.model_pools import PoolChooser
+from gateway.resolved import ResolvedModel
 from gateway.rollouts.decided import Decided
 from gateway.rollouts.decision import ReleaseDecision
 from gateway.rollouts.open_requests import OpenRequests
@@ -64,6 +66,7 @@ class Completer:
         texts: Texts,
         guards: GuardBoard,
         auto: AutoBoard,
+        pools: PoolChooser,
     ) -> None:
         """Compose.
 
@@ -83,6 +86,7 @@ class Completer:
             texts: Keeps requests and answers of tenants that opted in.
             guards: Applies the rules of tenants to requests and answers.
             auto: Chooses the model that answers `auto`, and the stand-in for a failing model.
+            pools: Chooses the pool where several serve a model.
         """
         self._directory = directory
         self._assets = assets
@@ -99,6 +103,7 @@ class Completer:
         self._texts = texts
         self._guards = guards
         self._auto = auto
+        self._pools = pools
 
     async def handle(self, api: type[TextTask], request: web.Request) -> web.StreamResponse:
         """Answer one request of an API."""
@@ -115,7 +120,8 @@ class Completer:
         """Return the model that would answer a request now."""
         auto = await self._auto.decide(principal, task, identity.uid)
         name = task.model if auto is None else auto.model
-        return self._directory.resolve(principal, name, task.session, identity.request_id)
+        found = self._directory.resolve(principal, name, task.session, identity.request_id)
+        return self._pools.place(found, task.session, identity.request_id)
 
     async def answer(
         self, request: web.Request, principal: Principal, task: TextTask
@@ -208,6 +214,7 @@ class Completer:
             if not refusal.code.policy.goes_to_control or exchange.has_begun:
                 raise
             self._copies.tell_fault(exchange, identity_of(request), exchange.tally, refusal)
+        control = self._pools.place(control, exchange.body.session, exchange.request_id)
         specs = await self._specs_with_time_left(request, exchange, control)
         exchange.stand_in(control.model, control.decision, specs, None)
         return await self._replies.reply(request, exchange)
@@ -220,8 +227,10 @@ class Completer:
         name: str,
         received_at_unix_ms: int,
     ) -> ResolvedModel:
-        """Return the model and release for a request; they stay the same for its whole life."""
+        """Return model, release and pool for a request; they stay the same for its whole life."""
         resolved = self._directory.resolve(principal, name, task.session, identity.request_id)
+        if resolved.options is not None:
+            resolved = self._pools.place(resolved, task.session, identity.request_id)
         if resolved.decision is not None and resolved.decision.rollout_id:
             self._open.add(identity.uid, received_at_unix_ms)
         return resolved

@@ -6,9 +6,9 @@ from functools import partial
 from gateway.auto.board import AskedPrompt
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.completions import CompletionRequest
-from gateway.directory import ResolvedModel
 from gateway.dispatch.generation import WholeGeneration
 from gateway.endpoints.task import TextTask
+from gateway.resolved import ResolvedModel
 from gateway.text.detokenizer import TokenTable
 from gateway.text.logprobs import (
     LogprobFormat,

@@ -12,7 +12,6 @@ from dataclasses import replace
 import structlog
 
 from gateway.bases.assets import AssetCache
-from gateway.directory import ResolvedModel
 from gateway.dispatch.dispatcher import GatewayDispatcher
 from gateway.dispatch.generation import WholeGeneration
 from gateway.dispatch.routers import RouterLinks
@@ -23,6 +22,7 @@ from gateway.endpoints.spare_tasks import SpareTasks, as_last
 from gateway.endpoints.submission import specs_of
 from gateway.endpoints.task import TextTask
 from gateway.metrics import GatewayMetrics
+from gateway.resolved import ResolvedModel
 from gateway.rollouts.open_requests import OpenRequests
 from gateway.server.identity import CallerIdentity
 from sluice import tracecontext

@@ -15,7 +15,7 @@ from aiohttp import web
 from gateway.bases.embedding import EmbeddingBase, EmbeddingBaseCache
 from gateway.bodies.embeddings import EmbeddingRequest, parse_embedding_request
 from gateway.bodies.mistakes import bad_value
-from gateway.directory import Directory, Principal, ResolvedModel
+from gateway.directory import Directory, Principal
 from gateway.dispatch.tally import Tally
 from gateway.embedding.embedders import Embedders, Vector
 from gateway.embedding.inputs import check_lengths, token_ids
@@ -24,6 +24,7 @@ from gateway.endpoints.exchange import HttpExchange
 from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter
 from gateway.metrics import GatewayMetrics
+from gateway.resolved import ResolvedModel
 from gateway.rollouts.decided import Decided
 from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate, note_outcome

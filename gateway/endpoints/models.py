@@ -6,6 +6,7 @@ from aiohttp import web
 from gateway.directory import Directory, Principal
 from gateway.limits.caller import caller_limits
 from gateway.pool_board import PoolBoard
+from gateway.pool_status import joined
 from gateway.server.middleware import authenticate
 from gateway.server.routes import path_rest
 from sluice.limits import METERED_NAMES
@@ -44,7 +45,7 @@ class Models:
 
     def _shown(self, name: str, model: control.Model, principal: Principal) -> dict[str, object]:
         directory = self._directory
-        pool = self._pools.status(model.pool_id)
+        pool = joined([self._pools.status(it) for it in directory.pool_ids(model)])
         limits = caller_limits(principal, model.id)
         return {
             "id": name,

@@ -6,9 +6,10 @@ from sys import intern
 
 from gateway.bases.assets import AssetCache, BaseAssets, EncodedPrompt
 from gateway.bodies.budget import output_budget
-from gateway.directory import Principal, ResolvedModel
+from gateway.directory import Principal
 from gateway.dispatch.generation import GenerationSpec
 from gateway.endpoints.task import TextTask
+from gateway.resolved import ResolvedModel
 from gateway.server.identity import CallerIdentity
 from sluice.hashing import session_hash
 from sluice.wire.engine.v1 import engine_pb2 as engine

@@ -14,10 +14,10 @@ import orjson
 from gateway.auto.board import AskedPrompt
 from gateway.bases.assets import BaseAssets, EncodedPrompt
 from gateway.bodies.generation import GenerationFields
-from gateway.directory import ResolvedModel
 from gateway.dispatch.generation import Generation, GenerationSpec, WholeGeneration
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.dispatch.tally import Tally
+from gateway.resolved import ResolvedModel
 from gateway.server.errors import body_of
 from gateway.text.detokenizer import TokenTable
 from gateway.text.logprobs import NewLogprobs

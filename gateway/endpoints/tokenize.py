@@ -20,9 +20,10 @@ from gateway.bodies.tokenize import (
     parse_detokenize_request,
     parse_tokenize_request,
 )
-from gateway.directory import Directory, Principal, ResolvedModel
+from gateway.directory import Directory, Principal
 from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter, Reservation
+from gateway.resolved import ResolvedModel
 from gateway.server.middleware import authenticate
 from sluice.scopes import Scope
 

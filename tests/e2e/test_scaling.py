@@ -11,7 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
 POOL = MODEL = "scaled"
 # Four requests at once, 20 ms per step: 200 tokens per second of a full replica.
@@ -64,6 +64,7 @@ class ScaledPool:
 
     def __init__(self, admin: httpx.AsyncClient) -> None:
         self.admin = admin
+        self.other = ""  # another pool of the same base, which the stack has
         self.fields: dict[str, object] = {"engine": "sim", "engine_options": OPTIONS}
 
     async def put(self, path: str, **body: object) -> None:
@@ -73,6 +74,7 @@ class ScaledPool:
         pools = (await self.admin.get("/v1/pools")).json()["data"]
         base = next(pool["base_digest"] for pool in pools if pool["id"].startswith("tiny-"))
         self.fields["base_digest"] = base
+        self.other = next(pool["id"] for pool in pools if pool["id"].startswith("tiny-"))
         await self.put(f"pools/{POOL}", **self.fields, replicas_wanted=1)
         await self.put(f"models/{MODEL}", base_digest=base, pool_id=POOL)
         await self.put(f"pools/{POOL}/scaling", **BOUNDS)
@@ -102,7 +104,7 @@ class ScaledPool:
         return bool(row["speed"]) and row["cause"] == "demand" and row["demand"] > 0.1
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def pool(stack) -> AsyncIterator[ScaledPool]:
     headers = {"authorization": f"Bearer {stack.admin_key}"}
     async with httpx.AsyncClient(base_url=stack.admin_url, headers=headers, timeout=60) as admin:
@@ -131,3 +133,21 @@ async def test_a_burst_takes_a_pool_up_and_down_again_without_refusals(stack, po
     assert numbers[0] == BOUNDS["replicas_min"]
     assert max(numbers) <= BOUNDS["replicas_max"]
     assert set(load.ends) == {"done"}, json.dumps(load.ends)
+
+
+async def test_a_second_pool_of_a_model_answers_where_it_costs_less(stack, pool) -> None:
+    await _until("the first replica serves", lambda: pool.serves(1))
+    metrics = f"{stack.base_url.removesuffix('/v1')}/metrics"
+    chosen = f'gateway_pool_choices_total{{pool="{pool.other}",reason="wait"}}'
+    async with openai.AsyncOpenAI(base_url=stack.base_url, api_key=stack.api_key) as client:
+
+        async def is_elsewhere() -> bool:
+            message = {"role": "user", "content": "Where?"}
+            await client.chat.completions.create(model=MODEL, messages=[message], max_tokens=2)
+            return chosen in (await pool.admin.get(metrics)).text
+
+        assert not await is_elsewhere(), "its own pool alone serves it"
+        assert stack.sluice("models", "pools", "set", MODEL, f"{POOL}=1,100", pool.other)
+        await _until("the cheaper pool answers", is_elsewhere)
+    assert POOL in stack.sluice("models", "pools", "show", MODEL).stdout
+    assert stack.sluice("models", "pools", "remove", MODEL).returncode == 0

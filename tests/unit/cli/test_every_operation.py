@@ -108,6 +108,10 @@ models warm list
 models warm show m
 models warm set m --file {plan}
 models warm remove m
+models pools list
+models pools show m
+models pools set m p=2 q=1,3 --other-base r=1
+models pools remove m
 models base list
 models base show {D}
 models base set {D} --context-tokens-max 64

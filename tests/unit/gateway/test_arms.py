@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.directory import Directory, Principal, ResolvedModel
+from gateway.directory import Directory, Principal
+from gateway.resolved import ResolvedModel
 from gateway.rollouts.decision import ReleaseDecision
 from sluice.split import SHARE_MAX, ReleaseSplit
 from sluice.watch import ControlState

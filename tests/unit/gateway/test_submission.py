@@ -7,10 +7,11 @@ import pytest
 
 from gateway.bases.assets import EncodedPrompt, load_base
 from gateway.bodies.parsing import parse
-from gateway.directory import Principal, ResolvedModel
+from gateway.directory import Principal
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.endpoints.completions import CompletionTask
 from gateway.endpoints.submission import derived_seed, generation_specs
+from gateway.resolved import ResolvedModel
 from gateway.server.identity import CallerIdentity
 from sluice.wire.control.v1 import control_pb2 as control
 

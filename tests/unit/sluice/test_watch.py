@@ -33,6 +33,7 @@ _CLASSES = {
     "server_tools": wire.ServerTool,
     "auto_policies": wire.AutoPolicy,
     "warm_prompts": wire.WarmPrompts,
+    "model_pools": wire.ModelPools,
 }
 _FIELDS = {
     "tiers": "rpm",
@@ -52,6 +53,7 @@ _FIELDS = {
     "server_tools": "timeout_ms",
     "auto_policies": "scheme",
     "warm_prompts": "prompts",
+    "model_pools": "pools",
 }
 # A change: (kind, id, new value or None to remove).
 _CHANGE = st.tuples(st.sampled_from(KINDS), _IDS, st.none() | st.integers(0, 5))
@@ -64,6 +66,8 @@ def _message(kind: str, key: str, value: int) -> object:
         content = [wire.BudgetStop(amount=value)]
     if kind == "warm_prompts":
         content = [str(value)]
+    if kind == "model_pools":
+        content = [wire.ModelPool(pool_id=str(value))]
     return _CLASSES[kind](**{name: key, _FIELDS[kind]: content})
 
 

@@ -188,7 +188,7 @@ class WatchResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., upserts: _Optional[_Union[Objects, _Mapping]] = ..., removals: _Optional[_Union[Removals, _Mapping]] = ..., is_heartbeat: _Optional[bool] = ..., is_part: _Optional[bool] = ...) -> None: ...
 
 class Objects(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies", "warm_prompts")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies", "warm_prompts", "model_pools")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,7 @@ class Objects(_message.Message):
     SERVER_TOOLS_FIELD_NUMBER: _ClassVar[int]
     AUTO_POLICIES_FIELD_NUMBER: _ClassVar[int]
     WARM_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_POOLS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedCompositeFieldContainer[Tier]
     tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
     keys: _containers.RepeatedCompositeFieldContainer[ApiKey]
@@ -223,10 +224,11 @@ class Objects(_message.Message):
     server_tools: _containers.RepeatedCompositeFieldContainer[ServerTool]
     auto_policies: _containers.RepeatedCompositeFieldContainer[AutoPolicy]
     warm_prompts: _containers.RepeatedCompositeFieldContainer[WarmPrompts]
-    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ..., budget_stops: _Optional[_Iterable[_Union[BudgetStops, _Mapping]]] = ..., text_policies: _Optional[_Iterable[_Union[TextPolicy, _Mapping]]] = ..., guard_sets: _Optional[_Iterable[_Union[GuardSet, _Mapping]]] = ..., server_tools: _Optional[_Iterable[_Union[ServerTool, _Mapping]]] = ..., auto_policies: _Optional[_Iterable[_Union[AutoPolicy, _Mapping]]] = ..., warm_prompts: _Optional[_Iterable[_Union[WarmPrompts, _Mapping]]] = ...) -> None: ...
+    model_pools: _containers.RepeatedCompositeFieldContainer[ModelPools]
+    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ..., budget_stops: _Optional[_Iterable[_Union[BudgetStops, _Mapping]]] = ..., text_policies: _Optional[_Iterable[_Union[TextPolicy, _Mapping]]] = ..., guard_sets: _Optional[_Iterable[_Union[GuardSet, _Mapping]]] = ..., server_tools: _Optional[_Iterable[_Union[ServerTool, _Mapping]]] = ..., auto_policies: _Optional[_Iterable[_Union[AutoPolicy, _Mapping]]] = ..., warm_prompts: _Optional[_Iterable[_Union[WarmPrompts, _Mapping]]] = ..., model_pools: _Optional[_Iterable[_Union[ModelPools, _Mapping]]] = ...) -> None: ...
 
 class Removals(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies", "warm_prompts")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies", "warm_prompts", "model_pools")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +246,7 @@ class Removals(_message.Message):
     SERVER_TOOLS_FIELD_NUMBER: _ClassVar[int]
     AUTO_POLICIES_FIELD_NUMBER: _ClassVar[int]
     WARM_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_POOLS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedScalarFieldContainer[str]
     tenants: _containers.RepeatedScalarFieldContainer[str]
     keys: _containers.RepeatedScalarFieldContainer[str]
@@ -261,7 +264,8 @@ class Removals(_message.Message):
     server_tools: _containers.RepeatedScalarFieldContainer[str]
     auto_policies: _containers.RepeatedScalarFieldContainer[str]
     warm_prompts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ..., text_policies: _Optional[_Iterable[str]] = ..., guard_sets: _Optional[_Iterable[str]] = ..., server_tools: _Optional[_Iterable[str]] = ..., auto_policies: _Optional[_Iterable[str]] = ..., warm_prompts: _Optional[_Iterable[str]] = ...) -> None: ...
+    model_pools: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ..., text_policies: _Optional[_Iterable[str]] = ..., guard_sets: _Optional[_Iterable[str]] = ..., server_tools: _Optional[_Iterable[str]] = ..., auto_policies: _Optional[_Iterable[str]] = ..., warm_prompts: _Optional[_Iterable[str]] = ..., model_pools: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("rpm", "tpm", "requests_max", "context_tokens_max", "rpd")
@@ -513,6 +517,26 @@ class WarmPrompts(_message.Message):
     id: str
     prompts: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, id: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ModelPools(_message.Message):
+    __slots__ = ("id", "pools")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    pools: _containers.RepeatedCompositeFieldContainer[ModelPool]
+    def __init__(self, id: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[ModelPool, _Mapping]]] = ...) -> None: ...
+
+class ModelPool(_message.Message):
+    __slots__ = ("pool_id", "weight", "price", "is_other_base")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    IS_OTHER_BASE_FIELD_NUMBER: _ClassVar[int]
+    pool_id: str
+    weight: float
+    price: float
+    is_other_base: bool
+    def __init__(self, pool_id: _Optional[str] = ..., weight: _Optional[float] = ..., price: _Optional[float] = ..., is_other_base: _Optional[bool] = ...) -> None: ...
 
 class GuardSet(_message.Message):
     __slots__ = ("id", "owner_tenant_id", "models", "keys", "version", "rules", "active_version", "active_rules", "is_withheld_free", "fence", "fence_tokens", "is_closed_on_failure")

@@ -1,0 +1,96 @@
+"""Lets pools take over the demand of a pool that serves the same model and can grow no more; pure.
+
+Each pool counts the requests that came to it, so work that could go to either pool is counted once:
+where gateways sent it. They send it to a pool that waits less, and so never to one that has no
+replica yet. This is how such a pool gets its first ones.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import ceil
+
+from control_plane.scaling.model import Cause, PoolPlan, PoolState, ScalingReason
+
+_FIXED = frozenset(
+    {Cause.PIN, Cause.PAUSE, Cause.OBSERVING}
+)  # causes of pools that take nothing over
+
+
+def shared(
+    pools: Mapping[str, PoolState],
+    plans: Mapping[str, PoolPlan],
+    capacity: Callable[[PoolState, PoolPlan], int],
+) -> dict[str, PoolPlan]:
+    """Return the plans with the demand of full pools passed on to others.
+
+    Args:
+        pools: All pools that are scaled, by their ids.
+        plans: Plan of each by itself.
+        capacity: Returns how many replicas of a plan a pool can have.
+    """
+    found = dict(plans)
+    for key in sorted(plans):
+        left = _excess(pools[key], plans[key], capacity)
+        for other, ratio in pools[key].others:
+            if left <= 0:
+                break
+            if other in found and not any(_is_fixed(found[other], cause) for cause in _FIXED):
+                found[other], taken = _taken(pools[other], found[other], key, left * ratio)
+                left -= taken / ratio
+    return found
+
+
+def others_of(
+    lists: Iterable[Sequence[tuple[str, float]]], ratio: Callable[[str, str], float | None]
+) -> dict[str, tuple[tuple[str, float], ...]]:
+    """Return the `others` of each pool that shares a model.
+
+    Args:
+        lists: The pools of each model, with their prices.
+        ratio: Returns the work-seconds of the second pool for one of the first; None: not known.
+    """
+    prices: dict[str, dict[str, float]] = {}
+    for pools in lists:
+        for key, _ in pools:
+            mine = prices.setdefault(key, {})
+            for other, price in pools:
+                if other != key:
+                    mine[other] = min(price, mine.get(other, price))
+    return {
+        key: tuple(
+            (other, known)
+            for other, _ in sorted(mine.items(), key=lambda it: (it[1], it[0]))
+            if (known := ratio(key, other)) is not None
+        )
+        for key, mine in prices.items()
+    }
+
+
+def _excess(
+    state: PoolState, decided: PoolPlan, capacity: Callable[[PoolState, PoolPlan], int]
+) -> float:
+    """Return the replicas that a pool's demand asks for beyond those that it can have."""
+    demand = decided.reasons[0]
+    assert demand.cause in {Cause.DEMAND, Cause.SURGE}, demand
+    if _is_fixed(decided, Cause.OBSERVING):
+        return 0.0
+    return max(0.0, float(demand.replicas - capacity(state, decided)))
+
+
+def _taken(state: PoolState, decided: PoolPlan, of: str, work: float) -> tuple[PoolPlan, float]:
+    """Return a plan with as much of another pool's work as fits, and how much that is."""
+    settings = state.settings
+    high = max(settings.replicas_min, settings.replicas_max)
+    own = decided.reasons[0].replicas
+    ask = max(decided.ask, own + work)
+    wanted = min(high, max(decided.wanted, ceil(own + work)))
+    taken = min(work, max(0.0, high - own))
+    if wanted == decided.wanted:
+        return decided, taken
+    text = f"work of {work:.1f} replicas of pool {of}, which gets no more"
+    reason = ScalingReason(Cause.SHARED, wanted, text)
+    return replace(decided, wanted=wanted, ask=ask, reasons=(*decided.reasons, reason)), taken
+
+
+def _is_fixed(decided: PoolPlan, cause: Cause) -> bool:
+    return any(reason.cause is cause for reason in decided.reasons)

@@ -1,0 +1,126 @@
+"""The pools of a model that several pools serve, and the choice of one for each request. Pure.
+
+A list names the pools of a model. It counts for a release whose own pool is in it. So a release
+that is rolled out in a pool outside the list stays there.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+
+from gateway.pool_choice import PoolReason, ServingPool, choose_pool
+from gateway.resolved import PoolOptions, ResolvedModel
+from sluice.hashing import session_hash
+from sluice.profiles import FRAMES, profile_of
+from sluice.wire.control.v1 import control_pb2 as wire
+
+
+def served_by(
+    told: wire.ModelPools | None, model: wire.Model, pools: Mapping[str, wire.Pool]
+) -> list[tuple[ServingPool, wire.Model]]:
+    """Return the pools that serve a model, its own first, each with the model as it serves it.
+
+    A pool of another base serves a model without an adapter, and only if the list allows that. An
+    entry whose pool is gone, or is of an embedding engine, counts for nothing.
+
+    Args:
+        told: The list of the model; None: there is none.
+        model: Model, as it or one of its releases stands.
+        pools: All pools.
+    """
+    entries = {} if told is None else {it.pool_id: it for it in told.pools}
+    own = entries.pop(model.pool_id, None)
+    if own is None:
+        return []
+    found = [(_serving(own), model)]
+    for pool_id, entry in sorted(entries.items()):
+        pool = pools.get(pool_id)
+        if pool is not None and _may_serve(pool, model, entry):
+            served = wire.Model()
+            served.CopyFrom(model)
+            served.pool_id, served.base_digest = pool_id, pool.base_digest
+            found.append((_serving(entry), served))
+    return found if len(found) > 1 else []
+
+
+def _may_serve(pool: wire.Pool, model: wire.Model, entry: wire.ModelPool) -> bool:
+    if profile_of(pool.engine) is not FRAMES:
+        return False
+    if pool.base_digest == model.base_digest:
+        return True
+    return entry.is_other_base and not model.adapter_digest
+
+
+def _serving(entry: wire.ModelPool) -> ServingPool:
+    return ServingPool(entry.pool_id, entry.weight or 1.0, entry.price or 1.0)
+
+
+def options_of(
+    told: wire.ModelPools | None,
+    model: wire.Model,
+    pools: Mapping[str, wire.Pool],
+    cache_root_of: Callable[[wire.Model], bytes],
+    context_of: Callable[[wire.Model], int],
+) -> PoolOptions | None:
+    """Return the pools to choose from; None: one pool serves the model.
+
+    Args:
+        told: See `served_by`.
+        model: See `served_by`.
+        pools: See `served_by`.
+        cache_root_of: Returns the root of a model's hash chain, for the caller.
+        context_of: Returns the most tokens of a request to a model, for the caller.
+    """
+    found = [] if told is None else served_by(told, model, pools)
+    if not found:
+        return None
+    models = tuple(served for _, served in found)
+    return PoolOptions(
+        tuple(pool for pool, _ in found),
+        models,
+        tuple(map(cache_root_of, models)),
+        tuple(map(context_of, models)),
+    )
+
+
+class PoolChooser:
+    """Chooses the pool of each request."""
+
+    def __init__(
+        self,
+        wait_ms: Callable[[str], float | None],
+        has_base: Callable[[str], bool],
+        count: Callable[[str, PoolReason], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            wait_ms: Returns the predicted wait in a pool; None: it does not serve now.
+            has_base: Returns whether requests to a base, by its digest, can be tokenized now.
+            count: Takes the pool and the reason of each choice.
+        """
+        self._wait_ms = wait_ms
+        self._has_base = has_base
+        self._count = count
+
+    def place(self, resolved: ResolvedModel, session: str, request_id: str) -> ResolvedModel:
+        """Return the model as the chosen pool serves it.
+
+        Args:
+            resolved: Model that answers.
+            session: Key of requests that stay together; empty: the request has none.
+            request_id: Id that spreads requests without a session.
+        """
+        options = resolved.options
+        if options is None:  # as nearly always
+            return resolved
+        waits_ms = [
+            self._wait_ms(pool.pool_id)
+            if model.base_digest == resolved.model.base_digest or self._has_base(model.base_digest)
+            else None
+            for pool, model in zip(options.pools, options.models, strict=True)
+        ]
+        session_key = session_hash(resolved.tenant_id, session)
+        salt = zlib.crc32(request_id.encode())
+        number, reason = choose_pool(options.pools, waits_ms, session_key, salt)
+        self._count(options.pools[number].pool_id, reason)
+        return options.at(resolved, number)
