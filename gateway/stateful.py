@@ -25,6 +25,7 @@ from gateway.responses.compaction_seal import CompactionSeals
 from gateway.responses.compactor import PATH as COMPACT_PATH
 from gateway.responses.compactor import Compaction, Compactor
 from gateway.responses.context import ContextReader
+from gateway.responses.counted_contexts import CountedContexts
 from gateway.responses.endpoint import Responses
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import StoredResponses
@@ -103,7 +104,8 @@ class StatefulApis:
         self.background = BackgroundResponses(answering, store)
         conversations = ConversationStore(self.records)
         seals = CompactionSeals(self._secret)
-        self._contexts = contexts = ContextReader(store, conversations, seals)
+        self._contexts = ContextReader(store, conversations, seals)
+        contexts = CountedContexts(self._contexts, directory, limiter)
         compactor = Compactor(completer, assets, seals)
         responses = Responses(
             directory=directory,

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from aiohttp import hdrs, web
+from aiohttp import web
 from multidict import istr
 
 from gateway.auto.board import AutoBoard
@@ -18,7 +18,7 @@ from gateway.dispatch.tally import Tally
 from gateway.endpoints.copies import Copies
 from gateway.endpoints.exchange import HttpExchange, Lost, flaws_in
 from gateway.endpoints.guards import GuardBoard
-from gateway.endpoints.reading import read_parsed
+from gateway.endpoints.reading import read_parsed, takes_work
 from gateway.endpoints.reply import ReplyWriter
 from gateway.endpoints.scores import ScoreSampler
 from gateway.endpoints.submission import specs_of
@@ -39,8 +39,6 @@ from sluice.errors import ErrorCode, PlatformError, RejectedError
 # How long a request waits for replicas of a pool that has none, where another model may answer. An
 # engine that starts again at once, or a router that attaches its own, takes a second or two.
 _ABSENCE_MS = 3000
-# Above this a body takes work before its tokens are known: it is counted as a request first.
-_COUNTED_LATER_BYTES_MAX = 16 << 10
 # `true`: the answer says what the tenant's rules have found.
 _FILTER_RESULTS = istr("x-sluice-filter-results")
 
@@ -134,7 +132,7 @@ class Completer:
         resolved = self._resolve(task, identity, principal, name, received_at_unix_ms)
         counted: Reservation | None = None
         try:
-            if _takes_work(request):
+            if takes_work(request):
                 counted = await self._limiter.count(principal, resolved.model.id)
             specs = await self._specs(task, request, principal, resolved)
             if auto is not None or principal.tenant.fallbacks:
@@ -423,10 +421,3 @@ class Completer:
         if decision.rollout_id and not exchange.has_failed:
             exchange.flaws = flaws_in(exchange.generations[0])
             self._scores.offer(exchange)
-
-
-def _takes_work(request: web.Request) -> bool:
-    """Return whether a body may be large: by its length, or for want of one."""
-    length = request.content_length
-    is_packed = hdrs.CONTENT_ENCODING in request.headers
-    return length is None or length > _COUNTED_LATER_BYTES_MAX or is_packed

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import orjson
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from gateway.bodies.parsing import INLINE_BYTES_MAX, check_values
 from gateway.server.body import read_body
 
 _Parsed = TypeVar("_Parsed")
+# Above this a body takes work before its tokens are known: it is counted as a request first.
+_COUNTED_LATER_BYTES_MAX = 16 << 10
 # The model that the path of a request names.
 MODEL_OF_PATH = web.RequestKey("model", str)
 
@@ -24,6 +26,13 @@ async def read_parsed(request: web.Request, parse: Callable[[bytes], _Parsed]) -
     if (model := request.get(MODEL_OF_PATH)) is not None:
         body = with_model(body, model)
     return parse(body) if len(body) <= INLINE_BYTES_MAX else await asyncio.to_thread(parse, body)
+
+
+def takes_work(request: web.Request) -> bool:
+    """Return whether a body may be large: by its length, or for want of one."""
+    length = request.content_length
+    is_packed = hdrs.CONTENT_ENCODING in request.headers
+    return length is None or length > _COUNTED_LATER_BYTES_MAX or is_packed
 
 
 def with_model(body: bytes, model: str) -> bytes:

@@ -30,7 +30,8 @@ from gateway.endpoints.chat import ChatTask
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.reading import read_parsed
 from gateway.responses.compaction_seal import CompactionSeals
-from gateway.responses.context import ContextReader, ResponseContext
+from gateway.responses.context import ResponseContext
+from gateway.responses.counted_contexts import CountedContexts
 from gateway.responses.document import compaction_item
 from gateway.responses.store import ResponseStore
 from gateway.responses.task import ResponseTask
@@ -193,7 +194,7 @@ class Compaction:
         self,
         directory: Directory,
         compactor: Compactor,
-        contexts: ContextReader,
+        contexts: CountedContexts,
         store: ResponseStore,
     ) -> None:
         """Compose."""
@@ -206,7 +207,7 @@ class Compaction:
         self._directory.require_scope(principal, Scope.CHAT)
         wanted = await read_parsed(request, partial(parse, CompactRequest))
         tenant_id = principal.tenant.id
-        context = await self._contexts.read(tenant_id, wanted)
+        context = await self._contexts.read(principal, wanted)
         response_id = self._store.new_id(tenant_id)
         made = await self._compactor.summed_up_whole(
             request, principal, wanted, context, response_id

@@ -71,6 +71,13 @@ class ContinuingRequest(Protocol):
         ...
 
 
+def is_continuing(wanted: ContinuingRequest) -> bool:
+    """Return whether a request needs stored turns."""
+    if wanted.conversation_id or wanted.previous_response_id is not None:
+        return True
+    return any(isinstance(item, ItemReference) for item in wanted.items)
+
+
 class ContextReader:
     """Reads contexts, for one worker."""
 

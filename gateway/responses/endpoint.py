@@ -16,7 +16,8 @@ from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter
 from gateway.responses.background import BackgroundKeeping, BackgroundResponses
 from gateway.responses.compactor import Compactor
-from gateway.responses.context import ContextReader, ResponseContext
+from gateway.responses.context import ResponseContext
+from gateway.responses.counted_contexts import CountedContexts
 from gateway.responses.following import Following
 from gateway.responses.keeping import Keeping, Publish
 from gateway.responses.local_turns import LocalKeeping, LocalTurns
@@ -49,7 +50,7 @@ class Responses:
         store: ResponseStore,
         background: BackgroundResponses,
         conversations: ConversationStore,
-        contexts: ContextReader,
+        contexts: CountedContexts,
         compactor: Compactor,
     ) -> None:
         """Compose.
@@ -94,7 +95,7 @@ class Responses:
     ) -> web.StreamResponse:
         """Answer one body; `local` are the responses that its socket may continue."""
         tenant_id = principal.tenant.id
-        context = await self._contexts.read(tenant_id, wanted, local)
+        context = await self._contexts.read(principal, wanted, local)
         rounds = await self._tools.rounds(principal, wanted, context)
         response_id = self._store.new_id(tenant_id)
         keeping = self._keeping(wanted, context, response_id, tenant_id, local)
@@ -191,7 +192,7 @@ class Responses:
         """POST /v1/responses/input_tokens: the tokens that a response's input would cost."""
         principal = self._admitted(request)
         wanted = await read_parsed(request, partial(parse, InputTokensRequest))
-        context = await self._contexts.read(principal.tenant.id, wanted)
+        context = await self._contexts.read(principal, wanted)
         rounds = await self._tools.rounds(principal, wanted, context)
         task = response_task(wanted, "", context=context)
         if rounds is not None:

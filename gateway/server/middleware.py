@@ -104,7 +104,7 @@ class Envelope:
                 route = self._route(request)
                 response = self._cors.preflight(request)
                 if response is None:
-                    response = await route.handler(request.method)(request)
+                    response = await route.handler(request.method, request.path)(request)
             except Exception as error:  # noqa: BLE001 - the outermost place: no worker is lost
                 response = self._refusal(request, error, route.error_form)
         except (asyncio.CancelledError, ConnectionError):

@@ -44,7 +44,8 @@ class Operations:
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
         try:
-            return await self._routes.find(request.path).handler(request.method)(request)
+            route = self._routes.find(request.path)
+            return await route.handler(request.method, request.path)(request)
         except PlatformError as error:
             return web.Response(
                 body=body_of(error),

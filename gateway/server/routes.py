@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from gateway.server.errors import HttpError, body_of
-from gateway.server.unknown_urls import unknown_url
+from gateway.server.unknown_urls import shown_path, unknown_url
 from sluice.errors import ErrorCode, PlatformError
 
 _METHOD_MAX = 16  # characters of a method that are shown
@@ -24,8 +24,8 @@ class MethodNotAllowedError(HttpError):
     ends_connection = False
 
     def __init__(self, method: str, path: str, allowed: str) -> None:
-        """Describe; `allowed` lists the methods."""
-        text = f"{method} is not allowed for {path}; use {allowed}."
+        """Describe; `path` is the request's, and `allowed` lists the methods."""
+        text = f"{method} is not allowed for {shown_path(path)}; use {allowed}."
         super().__init__(405, text, headers={"Allow": allowed})
         self.code = ErrorCode.METHOD_NOT_ALLOWED
 
@@ -46,12 +46,12 @@ class GatewayRoute:
     error_form: ErrorForm = body_of
     handlers: dict[str, Handler] = field(default_factory=dict[str, Handler])
 
-    def handler(self, method: str) -> Handler:
-        """Return the handler of a method; MethodNotAllowedError when there is none."""
+    def handler(self, method: str, path: str = "") -> Handler:
+        """Return the handler of a method; MethodNotAllowedError, about `path`, for want of one."""
         handler = self.handlers.get(method)
         if handler is None:
             allowed = ", ".join(sorted(self.handlers))
-            raise MethodNotAllowedError(method[:_METHOD_MAX], self.name, allowed)
+            raise MethodNotAllowedError(method[:_METHOD_MAX], path or self.name, allowed)
         return handler
 
 

@@ -17,6 +17,10 @@ _ELSEWHERE = {
     "/v1/audio": "models here make text and embeddings",
     "/v1/videos": "models here make text and embeddings",
     "/v1/realtime": "stream chat completions instead",
+    "/v1/evals": "rollouts compare the answers of releases",
+    "/v1/containers": "tools run in the application or on servers of the tenant's",
+    "/v1/skills": "send instructions and tools with each request",
+    "/v1/organization": "operators manage tenants, keys and usage by the administration's API",
     "/v1/completions/": "completions are not stored",
     "/v1/messages/batches": 'send the messages one by one, with a "priority" below 0',
     "/v1/score": "POST /v1/rerank compares a query with documents",
@@ -30,8 +34,7 @@ def unknown_url(path: str, known: Collection[str]) -> str:
         path: Path from the client, decoded.
         known: All known paths; a path that ends in `/*` is a prefix.
     """
-    shown = path if len(path) <= _SHOWN_MAX else f"{path[:_SHOWN_MAX]}..."
-    text = f"Unknown request URL: {shown}."
+    text = f"Unknown request URL: {shown_path(path)}."
     tidy = re.sub(r"/{2,}", "/", path).rstrip("/") or "/"
     for candidate in (tidy, tidy.removeprefix("/v1"), tidy.replace("/v1/v1/", "/v1/", 1)):
         if candidate != path and _is_known(candidate, known):
@@ -45,6 +48,11 @@ def unknown_url(path: str, known: Collection[str]) -> str:
     if near:
         return f"{text} Did you mean {near[0]}?"
     return f"{text} GET /openapi.json lists the endpoints of this server."
+
+
+def shown_path(path: str) -> str:
+    """Return a path as messages show it: a long one only as far as it goes."""
+    return path if len(path) <= _SHOWN_MAX else f"{path[:_SHOWN_MAX]}..."
 
 
 def _is_known(path: str, known: Collection[str]) -> bool:

@@ -12,8 +12,9 @@ import pytest
 
 from gateway.app import running_gateway
 from gateway.endpoints.response_answers import ResponseObject
+from gateway.responses.store import ResponseStore
 from sluice.process import free_port
-from tests.integration.gateway.conftest import KEY, OTHER_KEY, Service
+from tests.integration.gateway.conftest import KEY, LIMITED_KEY, OTHER_KEY, Service
 from tests.integration.gateway.test_responses import CALLING, FUNCTION, STOP
 from tests.support.response_shapes import events_of
 from tests.support.scripted_router import Plan
@@ -267,3 +268,27 @@ async def test_routes_need_a_key(stateful: Any) -> None:
             assert (
                 await http.request(method, f"{PATH}/{path}".rstrip("/"), json=body)
             ).status_code == 401
+
+
+async def test_turns_are_read_for_callers_within_their_limits_only(
+    stateful: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, chain = list[str](), ResponseStore.chain
+
+    async def noted(store: ResponseStore, tenant_id: str, response_id: str, *more: Any) -> Any:
+        read.append(response_id)
+        return await chain(store, tenant_id, response_id, *more)
+
+    monkeypatch.setattr(ResponseStore, "chain", noted)
+    async with stateful() as w, w.http(LIMITED_KEY) as http:
+        body = {"model": "tiny", "input": "x", "max_output_tokens": 1}
+        first = (await http.post(PATH, json=body)).json()
+        again = await http.post(PATH, json=body | {"previous_response_id": first["id"]})
+        assert again.headers["x-ratelimit-remaining-requests"] == "3", "it was counted once"
+        paths = [PATH, f"{PATH}/input_tokens", f"{PATH}/compact"] * 3
+        refused = body | {"previous_response_id": first["id"][:-4] + "0000"}
+        del refused["max_output_tokens"]
+        codes = [(await http.post(it, json=refused)).status_code for it in paths]
+        assert codes[:3] == [404] * 3
+        assert codes[4:] == [429] * 5, "refusals were free"
+        assert len(read) == 1 + codes.count(404)

@@ -119,6 +119,15 @@ def test_routes_are_exact_or_prefixes() -> None:
     assert refused.value.headers == {"Allow": "GET, HEAD, POST"}
 
 
+def test_a_wrong_method_is_told_with_the_path_that_was_asked_for() -> None:
+    path = "/v1/models/tiny"
+    with pytest.raises(MethodNotAllowedError, match=f"PUT is not allowed for {path};"):
+        routes().find(path).handler("PUT", path)
+    with pytest.raises(MethodNotAllowedError) as refused:
+        routes().find(path).handler("PUT", path * 100)
+    assert len(str(refused.value)) < 300
+
+
 @given(st.text())
 def test_any_path_has_a_known_label_or_none(path: str) -> None:
     try:

@@ -32,7 +32,12 @@ def test_a_base_url_without_v1(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/threads", "/v1/uploads/b1", "/v1/audio/speech", "/v1/completions/x"]
+    "path",
+    [
+        *("/v1/threads", "/v1/uploads/b1", "/v1/audio/speech", "/v1/completions/x", "/v1/evals"),
+        *("/v1/evals/e1/runs", "/v1/containers/c1/files", "/v1/organization/usage/completions"),
+        "/v1/skills",
+    ],
 )
 def test_an_openai_url_that_is_not_served_is_named(path: str) -> None:
     assert "is not served here" in unknown_url(path, KNOWN)

@@ -1,0 +1,64 @@
+"""Turns that a request continues, read for callers that are within their limits."""
+
+from typing import Protocol
+
+from gateway.auto.decision import AUTO
+from gateway.directory import Directory, Principal
+from gateway.limits.limiter import Limiter
+from gateway.responses.context import (
+    ContextReader,
+    ContinuingRequest,
+    ResponseContext,
+    is_continuing,
+)
+from gateway.responses.local_turns import LocalTurns
+
+
+class ContinuingAnswer(ContinuingRequest, Protocol):
+    """A request for an answer of a model."""
+
+    @property
+    def model(self) -> str:
+        """Public name of the model."""
+        ...
+
+
+class CountedContexts:
+    """Counts a request before stored turns are read, since reading them is work in itself."""
+
+    def __init__(self, contexts: ContextReader, directory: Directory, limiter: Limiter) -> None:
+        """Compose."""
+        self._contexts, self._directory, self._limiter = contexts, directory, limiter
+
+    async def read(
+        self, principal: Principal, wanted: ContinuingAnswer, local: LocalTurns | None = None
+    ) -> ResponseContext:
+        """Return the turns that a request continues; a request that fails here stays counted.
+
+        Args:
+            principal: The caller. The request is given back once its turns are read: its answer is
+                counted in its place.
+            wanted: The request.
+            local: Responses that its socket may continue.
+
+        Raises:
+            LimitExceededError: No further request fits.
+            PlatformError: See `ContextReader.read`; MODEL_NOT_FOUND.
+        """
+        tenant_id = principal.tenant.id
+        if not is_continuing(wanted):
+            return await self._contexts.read(tenant_id, wanted, local)
+        counted = await self._limiter.count(principal, self._counted(principal, wanted))
+        is_read = False
+        try:
+            context = await self._contexts.read(tenant_id, wanted, local)
+            is_read = True
+        finally:
+            self._limiter.settle(counted, prompt_tokens=0, output_tokens=0, was_served=not is_read)
+        return context
+
+    def _counted(self, principal: Principal, wanted: ContinuingAnswer) -> str:
+        """Return the model whose limits count the request; `auto` is chosen once all is read."""
+        if wanted.model == AUTO and principal.auto_policy is not None:
+            return AUTO
+        return self._directory.resolve_any(principal, wanted.model).model.id
