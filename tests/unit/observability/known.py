@@ -15,6 +15,9 @@ GRAFANA = ROOT / "deploy" / "observability" / "grafana"
 # What Prometheus adds to every series, and prometheus.yml's targets to those of engines.
 TARGET_LABELS = {"job", "instance"}
 ENGINE_LABELS = {"pool", "replica", "model", "version"}
+# What gpus.yml reads of dcgm-exporter, and the labels of its documentation.
+_OF_GPUS = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_DRAM_ACTIVE")
+_GPU_LABELS = {"gpu", "UUID", "device", "modelName", "Hostname", "pod", "container", "namespace"}
 _SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "gauge": ("",), "counter": ("",)}
 
 METRICS: dict[str, Declared] = {it.name: it for it in declared_metrics()}
@@ -26,11 +29,16 @@ def rules(file: str) -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-RECORDED: dict[str, str] = {rule["record"]: rule["expr"] for rule in rules("recording.yml")}
+RECORDED: dict[str, str] = {
+    rule["record"]: rule["expr"]
+    for rule in rules("recording.yml") + rules("gpus.yml")
+    if "record" in rule
+}
 
 
 def _scraped() -> dict[str, set[str]]:
     found = {"up": set(TARGET_LABELS)}
+    found |= dict.fromkeys(_OF_GPUS, TARGET_LABELS | _GPU_LABELS)
     for metric in METRICS.values():
         labels = TARGET_LABELS | set(metric.labels)
         labels |= ENGINE_LABELS if metric.process == "engine" else {"worker"}

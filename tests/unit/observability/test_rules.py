@@ -26,7 +26,7 @@ from tests.unit.observability.known import (
 )
 from tests.unit.observability.promql import names_in
 
-ALERTS = rules("alerts.yml")
+ALERTS = rules("alerts.yml") + [rule for rule in rules("gpus.yml") if "alert" in rule]
 NAMES = [rule["alert"] for rule in ALERTS]
 RUNBOOKS = ROOT / "docs" / "runbooks"
 PROMTOOL = shutil.which("promtool")
@@ -37,7 +37,7 @@ INTERVAL = "$__rate_interval"
 def expressions() -> list[tuple[str, str]]:
     found = [
         (rule.get("record") or rule["alert"], rule["expr"])
-        for rule in rules("recording.yml") + ALERTS
+        for rule in rules("recording.yml") + rules("alerts.yml") + rules("gpus.yml")
     ]
     for file in sorted(GRAFANA.glob("*.json")):
         for panel in json.loads(file.read_text())["panels"]:
@@ -175,7 +175,7 @@ def test_promtool_agrees():
     assert PROMTOOL
     tests = sorted((PROMETHEUS / "tests").glob("*.yml"))
     for arguments in (
-        ["check", "rules", "recording.yml", "alerts.yml"],
+        ["check", "rules", "recording.yml", "alerts.yml", "gpus.yml"],
         ["check", "config", "--syntax-only", "prometheus.yml"],
         ["test", "rules", *(os.fspath(Path("tests") / file.name) for file in tests)],
     ):
