@@ -72,7 +72,7 @@ def status_of_cells(cells: Iterable[CellView], replicas_starting: int) -> PoolSt
 
 
 def joined(statuses: Sequence[PoolStatus]) -> PoolStatus:
-    """Return the status of a model that several pools serve, from theirs; at least one."""
+    """Return the status of several pools together, any of which may answer."""
     if len(statuses) == 1:
         return statuses[0]
     waits = [it.wait_ms for it in statuses if it.wait_ms is not None]

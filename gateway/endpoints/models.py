@@ -3,12 +3,14 @@
 import orjson
 from aiohttp import web
 
+from gateway.auto.decision import AUTO
 from gateway.directory import Directory, Principal
 from gateway.limits.caller import caller_limits
 from gateway.pool_board import PoolBoard
-from gateway.pool_status import joined
+from gateway.pool_status import PoolStatus, joined
 from gateway.server.middleware import authenticate
 from gateway.server.routes import path_rest
+from sluice.errors import PlatformError
 from sluice.limits import METERED_NAMES
 from sluice.scopes import Scope
 from sluice.wire.control.v1 import control_pb2 as control
@@ -28,7 +30,15 @@ class Models:
         """GET /v1/models: by name, chat models first, as many tools take the first one."""
         principal = self._admitted(request)
         found = self._directory.models(principal)
-        models = [self._shown(public.name, public.model, principal) for public in found]
+        auto = _auto_policy(principal, AUTO)
+        models = [
+            self._shown(public.name, public.model, principal)
+            for public in found
+            if auto is None or public.name != AUTO
+        ]
+        if auto is not None:
+            # Last of its kind: a tool that takes the first name shall not get another's answers.
+            models.append(self._shown_auto(principal, auto))
         models.sort(key=lambda shown: shown["kind"] != "chat")
         return _json({"object": "list", "data": models})
 
@@ -36,6 +46,9 @@ class Models:
         """GET /v1/models/{id}; ids may contain slashes."""
         principal = self._admitted(request)
         name = path_rest(request, "/v1/models/")
+        auto = _auto_policy(principal, name)
+        if auto is not None:
+            return _json(self._shown_auto(principal, auto))
         return _json(self._shown(name, self._directory.model(principal, name), principal))
 
     def _admitted(self, request: web.Request) -> Principal:
@@ -46,7 +59,6 @@ class Models:
     def _shown(self, name: str, model: control.Model, principal: Principal) -> dict[str, object]:
         directory = self._directory
         pool = joined([self._pools.status(it) for it in directory.pool_ids(model)])
-        limits = caller_limits(principal, model.id)
         return {
             "id": name,
             "object": "model",
@@ -57,10 +69,50 @@ class Models:
             "release": model.release or None,
             "is_adapter": bool(model.adapter_digest),
             "context_window": directory.context_tokens_max(principal, model) or None,
-            "readiness": pool.readiness,
-            "capacity": pool.told,
-            "limits": {name: limits.get(name) for name in METERED_NAMES},
+            **_state(pool, principal, model.id),
         }
+
+    def _shown_auto(self, principal: Principal, policy: control.AutoPolicy) -> dict[str, object]:
+        """Return the name `auto`: the caller's largest context, and the work of all its pools."""
+        directory = self._directory
+        models = [
+            model for told in policy.candidates for model in self._usable(principal, told.model)
+        ]
+        contexts = [directory.context_tokens_max(principal, model) for model in models]
+        pools = sorted({pool_id for model in models for pool_id in directory.pool_ids(model)})
+        return {
+            "id": AUTO,
+            "object": "model",
+            "created": min([model.created_at_unix_s for model in models], default=0),
+            "owned_by": principal.tenant.id,
+            "kind": "chat",
+            "stands_for": AUTO,
+            "release": None,
+            "is_adapter": False,
+            "context_window": max(contexts, default=0) or None,
+            **_state(joined([self._pools.status(it) for it in pools]), principal, ""),
+        }
+
+    def _usable(self, principal: Principal, name: str) -> list[control.Model]:
+        """Return the model of a name, if the caller may use it and it generates text."""
+        try:
+            model = self._directory.model(principal, name)
+        except PlatformError:
+            return []
+        return [model] if self._directory.generates_text(model) else []
+
+
+def _state(pool: PoolStatus, principal: Principal, model_id: str) -> dict[str, object]:
+    limits = caller_limits(principal, model_id)
+    return {
+        "readiness": pool.readiness,
+        "capacity": pool.told,
+        "limits": {name: limits.get(name) for name in METERED_NAMES},
+    }
+
+
+def _auto_policy(principal: Principal, name: str) -> control.AutoPolicy | None:
+    return principal.auto_policy if name == AUTO else None
 
 
 def _json(value: object) -> web.Response:

@@ -73,6 +73,26 @@ async def test_auto_is_a_name_like_any_other_without_a_policy(world, eventually)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_auto_is_listed_for_tenants_with_a_policy(world, eventually) -> None:
+    async with world() as w, w.http() as http, w.http(OTHER_KEY) as others:
+        await with_policy(w, eventually)
+        await eventually(lambda: w.gateway.dispatcher.serves("second"))
+        listed = (await http.get("/v1/models")).json()["data"]
+        names = [it["id"] for it in listed if it["kind"] == "chat"]
+        assert names[-1] == "auto"
+        assert names.count("auto") == 1
+        auto = (await http.get("/v1/models/auto")).json()
+        assert auto["id"] == auto["stands_for"] == "auto"
+        of = {it["id"]: it for it in listed}
+        both = [of["tiny"], of["spare"]]
+        assert auto["context_window"] == max(it["context_window"] for it in both)
+        ready = sum(it["capacity"]["replicas_ready"] for it in both)
+        assert auto["capacity"]["replicas_ready"] == ready > 0
+        assert auto["readiness"] == "ready"
+        assert "auto" not in [it["id"] for it in (await others.get("/v1/models")).json()["data"]]
+        assert (await others.get("/v1/models/auto")).status_code == 404
+
+
 async def test_no_model_under_the_ceiling_is_a_400_and_none_served_a_503(world, eventually) -> None:
     path, body = CHAT
     async with world() as w, w.http(KEY) as http:
