@@ -31,6 +31,7 @@ from telemetry.sink import Sink
 from telemetry.store import STORE_ERRORS, Store
 from telemetry.tool_calls import tool_usage
 from telemetry.usage import Export, closed_until_ms, exported_usage, usage, usage_query
+from telemetry.usage_sums import UsageGroup, usage_sums
 
 log = structlog.get_logger(__name__)
 
@@ -77,6 +78,7 @@ class TelemetryApi:
         app.router.add_get("/v1/slo", self._slo)
         app.router.add_get("/v1/auto/turns", self._auto_turns)
         app.router.add_get("/v1/usage", self._usage)
+        app.router.add_get("/v1/usage/sums", self._sums)
         app.router.add_get("/v1/usage/tools", self._tools)
         app.router.add_post("/v1/usage/totals", self._totals)
         app.router.add_get("/v1/usage/reconciliation", self._reconciliation)
@@ -185,6 +187,15 @@ class TelemetryApi:
                 "data": rows,
             }
         )
+
+    async def _sums(self, request: web.Request) -> web.Response:
+        """Return the sums of whole days by tenant, key, model or day, for pages."""
+        self._check_key(request)
+        query = usage_query({"granularity": "day", **request.query}, int(time.time() * 1000))
+        by = params.choice(request.query, "by", tuple(UsageGroup), default=UsageGroup.TENANT)
+        found = await _asked(usage_sums(self._store, query, UsageGroup(by)))
+        from_ms, to_ms = query.span_ms
+        return web.json_response({"from": params.iso(from_ms), "to": params.iso(to_ms), **found})
 
     async def _tools(self, request: web.Request) -> web.Response:
         """Return the usage of server tools: calls, seconds and prices."""

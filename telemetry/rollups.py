@@ -16,6 +16,7 @@ from enum import StrEnum
 from telemetry.settings import REQUESTS_DAYS_MIN
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+DAYS = "days"  # the progress of `telemetry.day_sums`; no level, because bills never read days
 # An hour is closed this long after its end. Rows that are written later are late: spooled by a
 # gateway
 # while the broker was away, or of a request that ran for that long.

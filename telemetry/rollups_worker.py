@@ -8,14 +8,14 @@ been marked long enough before: nothing that is written, here or to `requests`, 
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 from sluice.lifecycle import run_every
+from telemetry.day_sums import DaySums
 from telemetry.metrics import TelemetryMetrics
 from telemetry.queries import TenantScope
-from telemetry.retention import GONE, days_of, ttl_of
+from telemetry.rollup_progress import RollupProgress, note_progress, progress
 from telemetry.rollups import (
     BEHIND_MAX_MS,
     DAY_MS,
@@ -24,10 +24,8 @@ from telemetry.rollups import (
     LATE_AFTER_MS,
     MEASURES,
     SUMS,
-    Deletion,
     Level,
     Range,
-    RetainedSince,
     RollupState,
     event_rows,
     plan,
@@ -49,19 +47,6 @@ _DIRTY_MAX = 100_000
 _SPREAD_MS = HOUR_MS
 
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
-# The progress of each name, and the definition of each table. Never empty: tables are there.
-_KNOWN = """
-SELECT name, toUnixTimestamp64Milli(max(until)) AS until_ms, '' AS made,
-    toUnixTimestamp64Milli(now64(3)) AS now_ms
-FROM rollup_progress GROUP BY name
-UNION ALL
-SELECT name, toInt64(0), create_table_query, toUnixTimestamp64Milli(now64(3))
-FROM system.tables WHERE database = {local:String} AND name IN {tables:Array(String)}
-"""
-_NOTE = """
-INSERT INTO rollup_progress (name, until)
-SELECT {name:String}, fromUnixTimestamp64Milli({to_ms:Int64}, 'UTC')
-"""
 # From when on marking began, and up to which day of events that is done.
 _SEED_BASE, _SEED_DAY = "seed", "seed_{base_ms}"
 # Answered from what is known of parts, without reading rows.
@@ -166,7 +151,7 @@ async def rollup_state(store: Store, span: Range, scope: TenantScope) -> RollupS
     Raises:
         STORE_ERRORS: ClickHouse is away.
     """
-    known = await _known(store)
+    known = await progress(store)
     kept, now_ms = known.kept, known.now_ms
     until = known.levels
     if not until:
@@ -199,36 +184,6 @@ def _where(rows: Iterable[dict[str, Any]], name: str) -> list[int]:
     return [row["minute_ms"] for row in rows if row[name]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """The state of rollups as the store has it; times are by the store's clock.
-
-    Attributes:
-        until_ms: See `_KNOWN`, by name.
-        levels: Mark up to which each level is made, without levels that are too far behind.
-    """
-
-    now_ms: int
-    until_ms: Mapping[str, int]
-    levels: Mapping[Level, int]
-    kept: RetainedSince
-
-
-async def _known(store: Store) -> _Known:
-    rows = await store.query(_KNOWN, {"local": store.local_database, "tables": list(GONE)})
-    now_ms = rows[0]["now_ms"]
-    until_ms = {row["name"]: row["until_ms"] for row in rows if not row["made"]}
-    days = {row["name"]: days_of(ttl_of(row["made"])) for row in rows if row["made"]}
-    events, minutes = (
-        Deletion(days[table], max(0, until_ms.get(GONE[table], 0)))
-        for table in ("requests", "usage_minutes")
-    )
-    levels = {
-        level: until_ms[level] for level in Level if until_ms.get(level, 0) > now_ms - BEHIND_MAX_MS
-    }
-    return _Known(now_ms, until_ms, levels, RetainedSince.of(now_ms, events, minutes))
-
-
 class Rollups:
     """Makes rollups; `run` belongs into a TaskGroup."""
 
@@ -238,6 +193,7 @@ class Rollups:
         self._store = store
         self._metrics = metrics
         self._settle_ms = settle_ms
+        self._days = DaySums(store, metrics)
         self._marks_max = _MARKS_MAX
         self._hours_at_ms = 0
 
@@ -251,14 +207,15 @@ class Rollups:
         """Process all present marks; STORE_ERRORS: try again later."""
         [row] = await self._store.query(_NOW, {})
         await self._level(Level.MINUTES)
-        if row["now_ms"] >= self._hours_at_ms and await self._level(Level.HOURS):
+        is_time = row["now_ms"] >= self._hours_at_ms
+        if is_time and await self._level(Level.HOURS) and await self._days.step():
             self._hours_at_ms = row["now_ms"] + _HOURS_EVERY_MS
 
     async def _level(self, level: Level) -> bool:
         """Return whether all marks are processed; False: the time was over."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + _LEVEL_S
-        known = await _known(self._store)
+        known = await progress(self._store)
         if level not in known.levels and not await self._seeded(known, until_s):
             return False
         while clock() < until_s:
@@ -268,7 +225,7 @@ class Rollups:
 
     async def _round(self, level: Level) -> bool:
         """Process a bounded part of the marks; return whether that was all."""
-        known = await _known(self._store)
+        known = await progress(self._store)
         settled_ms = known.now_ms - self._settle_ms
         if level in known.levels:
             from_ms = known.levels[level]
@@ -289,7 +246,7 @@ class Rollups:
             self._metrics.rolled_up.labels(level=level).set(to_ms / 1000)
         return is_all
 
-    async def _roll(self, level: Level, known: _Known, marked: Range) -> bool:
+    async def _roll(self, level: Level, known: RollupProgress, marked: Range) -> bool:
         """Sum marked intervals; return False if they were too many at once."""
         parameters = {
             "now_ms": known.now_ms,
@@ -311,9 +268,9 @@ class Rollups:
         return True
 
     async def _note(self, name: str, to_ms: int) -> None:
-        await self._store.write(_NOTE, {"name": str(name), "to_ms": to_ms})
+        await note_progress(self._store, str(name), to_ms)
 
-    async def _seeded(self, known: _Known, until_s: float) -> bool:
+    async def _seeded(self, known: RollupProgress, until_s: float) -> bool:
         """Mark all existing rows; return whether that is complete, otherwise it goes on later.
 
         One repeatable statement writes all marks of one day.

@@ -19,11 +19,20 @@ function grouped(rows, by) {
     const sum = found.get(row[by]) || found.set(row[by], { name: row[by], tenant_id: row.tenant_id }).get(row[by]);
     for (const name of MEASURES) sum[name] = (sum[name] || 0) + row[name];
   }
-  const order =
+  return ordered([...found.values()], by);
+}
+
+const ordered = (rows, by) =>
+  rows.sort(
     by === "start"
       ? (a, b) => (a.name < b.name ? -1 : 1)
-      : (a, b) => b.output_tokens + b.prompt_tokens - a.output_tokens - a.prompt_tokens;
-  return [...found.values()].sort(order);
+      : (a, b) => b.output_tokens + b.prompt_tokens - a.output_tokens - a.prompt_tokens,
+  );
+
+function added(rows) {
+  const sum = Object.fromEntries(MEASURES.map((name) => [name, 0]));
+  for (const row of rows) for (const name of MEASURES) sum[name] += row[name];
+  return sum;
 }
 
 const cachedShare = (total) => percent(total ? total.cached_tokens / Math.max(1, total.prompt_tokens) : null);
@@ -39,15 +48,14 @@ export function Usage({ query, me }) {
     to: query.to,
     granularity,
   };
-  const { data, problems, isLoading } = useData({ usage: url("data/usage", asked) });
-  const found = data.usage;
-  const rows = found ? grouped(found.data, by) : null;
-  const total = found
-    ? grouped(
-        found.data.map((row) => ({ ...row, all: "all" })),
-        "all",
-      )[0]
-    : null;
+  // All tenants' days come as sums by the minute of their making; the ledger of a tenant, and hours, as they are.
+  const isSummed = granularity === "day" && !query.tenant && me.role !== "publisher" && me.role !== "reader";
+  const { data, problems, isLoading } = useData(
+    isSummed ? { sums: url("data/usage/sums", { ...asked, by }) } : { usage: url("data/usage", asked) },
+  );
+  const found = isSummed ? data.sums : data.usage;
+  const rows = found ? (isSummed ? ordered(found.data, by) : grouped(found.data, by)) : null;
+  const total = found ? found.total || added(rows) : null;
   const over = found && by === "start" ? rows.map((it) => it.prompt_tokens + it.output_tokens) : [];
   const link = {
     tenant_id: (it) => html`<${Link} to=${["tenants", it.name]}>${it.name}<//>`,
@@ -79,7 +87,9 @@ export function Usage({ query, me }) {
           ${time(found.from)} to ${time(found.to)} UTC: ${count(total?.requests || 0)} requests,${" "}
           ${count(total?.prompt_tokens || 0)} prompt tokens (${cachedShare(total)} cached), ${""}
           ${count(total?.output_tokens || 0)} output tokens.
-      ${found.closed_until ? ` What is before ${time(found.closed_until)} is closed.` : ""}</p>
+      ${found.closed_until ? ` What is before ${time(found.closed_until)} is closed.` : ""}
+      ${found.as_of ? ` As of ${time(found.as_of)}; one tenant's, and hours, are up to the last request.` : ""}
+      ${found.data.length === 1000 ? " The 1,000 largest; the file has all." : ""}</p>
         ${over.length > 1 ? html`<${Chart} name="Tokens" unit="tokens" points=${over} />` : null}`
         : null
     }

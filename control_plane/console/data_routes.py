@@ -23,6 +23,7 @@ from sluice.ids import is_request_id
 _READ, _PLATFORM = Action.READ_USAGE, Action.READ_PLATFORM
 _REQUESTS = ("tenant", "key", "model", "status", "since", "limit")
 _USAGE = ("tenant", "key", "model", "from", "to", "granularity", "format")
+_SUMS = ("tenant", "key", "model", "from", "to", "by")
 _COSTS = ("from", "to", "by")
 _RETRY_S = 2.0
 
@@ -42,6 +43,7 @@ class ConsoleData:
             ("requests", self.requests, _READ, _REQUESTS),
             ("requests/{request_id:[^/]+}", self.request, _READ, ("tenant",)),
             ("usage", self.usage, _READ, _USAGE),
+            ("usage/sums", self.sums, _READ, _SUMS),
             ("costs", self.costs, _PLATFORM, _COSTS),
         ):
             told = describe.operation("For the console", query=query)
@@ -75,6 +77,10 @@ class ConsoleData:
     async def usage(self, request: web.Request) -> web.Response:
         """Return the ledger, as JSON or as a file."""
         return await self._told("/v1/usage", _scoped(request))
+
+    async def sums(self, request: web.Request) -> web.Response:
+        """Return the sums of whole days by one column, as old as telemetry's last round."""
+        return await self._told("/v1/usage/sums", _scoped(request))
 
     async def costs(self, request: web.Request) -> web.Response:
         """Return the costs by payer."""

@@ -25,6 +25,7 @@ from telemetry.rows import RowBatch
 from telemetry.settings import StoreSettings
 from telemetry.store import Store
 from telemetry.usage import UsageQuery, usage
+from telemetry.usage_sums import UsageGroup, usage_sums
 from tests.integration.trace_site import empty_store
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
@@ -179,6 +180,22 @@ async def test_usage_is_the_sum_of_the_events_under_any_fault(
     state = await rollup_state(store, (base_ms, base_ms + 3 * HOUR_MS), TenantScope.tenants(tenant))
     # Nothing of it was taken from events at last.
     assert (state.has_hours, list(state.hours_ms)) == (True, [])
+    await days_are_summed(
+        store, UsageQuery(base_ms, base_ms + 3 * HOUR_MS, tenant_id=tenant), wanted
+    )
+
+
+async def days_are_summed(store: Store, query: UsageQuery, wanted: dict[Any, Counter[str]]) -> None:
+    """Compare the sums of days with those of hours; all hours lie in the queried days."""
+    for group, place in ((UsageGroup.TENANT, 1), (UsageGroup.KEY, 2), (UsageGroup.MODEL, 3)):
+        parts: dict[str, Counter[str]] = {}
+        for key, row in wanted.items():
+            parts.setdefault(key[place], Counter()).update(row)
+        found = await usage_sums(store, query, group)
+        shown = {it["name"]: {name: it[name] for name in _SUMS} for it in found["data"]}
+        assert shown == {name: {it: part[it] for it in _SUMS} for name, part in parts.items()}
+        whole = sum(parts.values(), Counter[str]())
+        assert found["total"] == {name: whole[name] for name in _SUMS}
 
 
 async def test_the_sums_of_the_ledger_do_not_depend_on_kept_parts(shared_tracestore: Any) -> None:

@@ -1,0 +1,72 @@
+"""Makes the sums of days from those of hours; `telemetry.usage_sums` reads them."""
+
+import asyncio
+
+from telemetry.metrics import TelemetryMetrics
+from telemetry.rollup_progress import note_progress, progress
+from telemetry.rollups import DAYS, Level
+from telemetry.store import Store
+
+_STEP_S = 100.0
+_SUMS = ("requests", "failed", "prompt", "cached", "output")
+_IN_DAY = """start >= fromUnixTimestamp64Milli({day_ms:Int64}, 'UTC')
+    AND start < fromUnixTimestamp64Milli({day_ms:Int64} + 86400000, 'UTC')"""
+_ROLL = f"""
+INSERT INTO usage_days (start, tenant_id, key_id, model, {", ".join(_SUMS)}, version)
+SELECT fromUnixTimestamp64Milli({{day_ms:Int64}}, 'UTC'), tenant_id, key_id, model,
+    {", ".join(f"sum({name})" for name in _SUMS)},
+    fromUnixTimestamp64Milli({{now_ms:Int64}}, 'UTC')
+FROM usage_hours FINAL
+WHERE NOT is_copy AND {_IN_DAY}
+GROUP BY tenant_id, key_id, model
+SETTINGS max_execution_time = 60, do_not_merge_across_partitions_select_final = 1
+"""  # noqa: S608 - constants of the code; values are parameters
+_MARKED = """
+SELECT DISTINCT toInt64(toUnixTimestamp(toStartOfDay(minute, 'UTC'))) * 1000 AS day_ms
+FROM rollup_marks
+WHERE marked_at >= fromUnixTimestamp64Milli({from_ms:Int64}, 'UTC')
+    AND marked_at < fromUnixTimestamp64Milli({to_ms:Int64}, 'UTC')
+"""
+_ALL = """
+SELECT DISTINCT toInt64(toUnixTimestamp(toStartOfDay(start, 'UTC'))) * 1000 AS day_ms
+FROM usage_hours
+"""
+
+
+class DaySums:
+    """Sums days anew after hours of them were."""
+
+    def __init__(self, store: Store, metrics: TelemetryMetrics) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._todo: list[int] = []
+        self._until_ms = 0
+
+    async def step(self) -> bool:
+        """Sum all days of which hours changed; False: the time was over, it goes on later.
+
+        A step that is killed is done again: progress is noted after the last day.
+        """
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + _STEP_S
+        known = await progress(self._store)
+        hours_ms = known.levels.get(Level.HOURS)
+        if hours_ms is None:
+            return True
+        if not self._todo:
+            self._until_ms = hours_ms
+            span = {"from_ms": known.days_ms or 0, "to_ms": hours_ms}
+            is_known = known.days_ms is not None
+            days = await self._store.query(_MARKED if is_known else _ALL, span if is_known else {})
+            # The newest first: pages look there.
+            self._todo = sorted(row["day_ms"] for row in days)
+        while self._todo:
+            if clock() >= end_s:
+                return False
+            # The store's time from before its hours are read: of two rounds the later one wins.
+            known = await progress(self._store)
+            await self._store.write(_ROLL, {"day_ms": self._todo[-1], "now_ms": known.now_ms})
+            self._todo.pop()
+        await note_progress(self._store, DAYS, self._until_ms)
+        self._metrics.rolled_up.labels(level=DAYS).set(self._until_ms / 1000)
+        return True
