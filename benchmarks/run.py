@@ -24,6 +24,7 @@ MODULES = {
     "pipeline": "benchmarks.load.telemetry_pipeline",
     "share": "benchmarks.load.telemetry_share",
     "month": "benchmarks.micro.trace_month",
+    "console": "benchmarks.load.console",
     "sampling": "benchmarks.micro.sampling",
     "scaling_plan": "benchmarks.micro.scaling_plan",
     "engine": "benchmarks.engine_alone",

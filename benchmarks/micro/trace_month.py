@@ -46,9 +46,9 @@ _ROUNDS = 100
 _WINDOW_MS = 10_000
 _MERGES_S = 60
 _ROWS_AT_ONCE = 300_000  # seconds of the store, also on a busy machine
-_VIEW = "rollup_marks_of_requests"
+MARKS_VIEW = "rollup_marks_of_requests"
 # Tenants by the cube of a random number: few tenants have most requests.
-_FILL = """
+FILL = """
 INSERT INTO requests (event_id, received_at, ingested_at, tenant_id, key_id, session_hash, model,
     release, pool_id, replica_id, rollout_id, arm, outcome, status, choices, endpoint,
     prompt_tokens, cached_tokens, output_tokens, ttft_us, total_us)
@@ -102,7 +102,7 @@ FROM system.parts WHERE active AND database = currentDatabase()
 """
 
 
-async def _fill(store: Store, requests: int, to_ms: int) -> None:
+async def fill_month(store: Store, requests: int, to_ms: int, statement: str = FILL) -> None:
     """Write 30 days in slices, then some of the first ones again; the last hour comes alone."""
     hours = _DAYS * 24
     length_ms = hours * HOUR_MS
@@ -119,14 +119,14 @@ async def _fill(store: Store, requests: int, to_ms: int) -> None:
             "first": first,
             "count": end - first,
         }
-        await store.write(_FILL, parameters)
+        await store.write(statement, parameters)
 
     for first, end in [*pairwise(edges), (requests // 2, requests // 2 + again)]:
         for begin in range(first, end, _ROWS_AT_ONCE):
             await write(begin, min(begin + _ROWS_AT_ONCE, end))
 
 
-async def _roll(store: Store, to_ms: int) -> None:
+async def roll_month(store: Store, to_ms: int) -> None:
     now_ms = int(time.time() * 1000)
     for day in range(_DAYS):
         end_ms = to_ms - day * DAY_MS
@@ -207,23 +207,23 @@ async def _fleet(store: Store, pid: int, to_ms: int) -> dict[str, dict[str, floa
 async def _measure(store: Store, pid: int, requests: int) -> dict[str, object]:
     to_ms = int(time.time() * 1000) // HOUR_MS * HOUR_MS
     await store.prepare()
-    definition = (await store.query(f"SHOW CREATE TABLE {_VIEW}", {}))[0]["statement"]
-    await store.write(f"DROP VIEW {_VIEW}", {})
+    definition = (await store.query(f"SHOW CREATE TABLE {MARKS_VIEW}", {}))[0]["statement"]
+    await store.write(f"DROP VIEW {MARKS_VIEW}", {})
     started, spent_s = time.perf_counter(), cpu_s([pid])
-    await _fill(store, requests, to_ms)
+    await fill_month(store, requests, to_ms)
     filled_s, filled_cpu_s = time.perf_counter() - started, cpu_s([pid]) - spent_s
     print(f"filled in {filled_s:.0f} s, {filled_cpu_s:.0f} s of CPU", flush=True)
     before = await _months(store, pid, to_ms, 3)
     await store.write(definition, {})
     started, spent_s = time.perf_counter(), cpu_s([pid])
-    await _roll(store, to_ms)
+    await roll_month(store, to_ms)
     rolled_s, rolled_cpu_s = time.perf_counter() - started, cpu_s([pid]) - spent_s
     print(f"rolled up in {rolled_s:.0f} s, {rolled_cpu_s:.0f} s of CPU", flush=True)
     # New events since: requests of the last ten minutes, told again.
     first = requests - requests * 10 // (_DAYS * 24 * 60)
     fresh = {"from_ms": to_ms - _DAYS * DAY_MS, "length_ms": _DAYS * DAY_MS, "requests": requests}
     fresh |= {"tenants": _TENANTS, "is_last": True, "first": first, "count": requests - first}
-    await store.write(_FILL, fresh)
+    await store.write(FILL, fresh)
     for _ in range(_MERGES_S):
         if not (await store.query(_MERGES, {}))[0]["merges"]:
             break

@@ -124,7 +124,8 @@ def pages_of(request_id: str, incident_id: str) -> dict[str, str]:
         "request": f"#/requests/{request_id}",
         "tenants": "#/tenants",
         "tenant": "#/tenants/console-markup",
-        "usage": "#/usage?granularity=hour&by=key_id",
+        "usage": "#/usage?by=model",
+        "usage by hour": "#/usage?granularity=hour&by=key_id",
         "budgets": "#/budgets",
         "models": "#/models",
         "model": "#/models/sluice-tiny",
@@ -180,17 +181,19 @@ async def test_every_page_works_and_everybody_can_read_it(
     assert await page.evaluate("window.wasRun === undefined")
 
 
-@pytest.mark.parametrize("role", ["reader", "publisher", "viewer"])
+# An admin's pages are all pages: the test above looks at each of them.
+@pytest.mark.parametrize("role", ["reader", "publisher", "viewer", "operator"])
 async def test_each_role_can_read_each_page_that_it_is_shown(
     page: Chromium, stack, request_id: str, role: str
 ) -> None:
-    body = {"role": role} | ({} if role == "viewer" else {"tenant_id": "console-markup"})
+    is_of_tenant = role in {"reader", "publisher"}
+    body = {"role": role} | ({"tenant_id": "console-markup"} if is_of_tenant else {})
     with stack.admin() as admin:
         key = admin.post("/v1/admin-keys", json=body).json()["key"]
     await sign_in(page, stack, key)
     links = "[...document.querySelectorAll('.side a[href^=\"#/\"]')].map((it) => it.hash)"
     shown = await page.evaluate(links)
-    assert len(shown) >= {"reader": 4, "publisher": 10, "viewer": 18}[role], shown
+    assert len(shown) >= {"reader": 4, "publisher": 10, "viewer": 18, "operator": 18}[role], shown
     bad = {}
     for where in shown:
         await show(page, where)
