@@ -133,7 +133,7 @@ def main() -> None:
                 with _beside((host, int(port)), other) as found:
                     _round(client, took_ms["beside"])
                 codes += found
-    figures = {
+    figures: dict[str, Any] = {
         name: {
             kind: {
                 "p50_ms": round(statistics.median(times), 1),
