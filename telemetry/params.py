@@ -44,16 +44,16 @@ def moment_ms(query: Query, name: str, *, default_ms: int) -> int:
 
 
 def statuses(query: Query, name: str) -> tuple[int, int]:
-    """Return the least and the largest HTTP status of `404` or `5xx`; all by default."""
+    """Return the least and the largest HTTP status of `404`, `5xx` or `200-399`; all by default."""
     text = query.get(name)
     if text is None:
         return 0, 65535
-    found = re.fullmatch(r"([1-5])(xx|[0-9]{2})", text)
+    found = re.fullmatch(r"([1-5])xx|([1-5][0-9]{2})(?:-([1-5][0-9]{2}))?", text)
     if found is None:
-        raise _wrong(name, f"{name} must be an HTTP status such as 429, or a class such as 5xx")
-    if found[2] == "xx":
+        raise _wrong(name, f"{name} must be an HTTP status, a class or a range: 429, 5xx, 200-399")
+    if found[1]:
         return int(found[1]) * 100, int(found[1]) * 100 + 99
-    return int(text), int(text)
+    return int(found[2]), int(found[3] or found[2])
 
 
 def ident(query: Query, name: str) -> str:

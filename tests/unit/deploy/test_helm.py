@@ -78,7 +78,7 @@ CHANGED: dict[str, Any] = {
     },
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "an-unknown-word": ({"gatway": {}}, "gatway"),
+    "an-unknown-word": ({"gateways": {}}, "gateways"),
     "an-unknown-word-below": ({"router": {"replica": 3}}, "replica"),
     "a-text-for-a-number": ({"router": {"replicas": "three"}}, "replicas"),
     "a-number-for-a-variable": ({"router": {"env": {"ROUTER__DRAIN_S": 300}}}, "ROUTER__DRAIN_S"),
