@@ -1,4 +1,4 @@
-"""Metrics of the agent. Replica ids are no labels: they come and go."""
+"""Declares the metrics of the agent. Replica ids are no labels, because they come and go."""
 
 from collections.abc import Collection, Mapping
 from math import inf
@@ -53,13 +53,13 @@ class ArtifactMetrics:
         self._moved_shown: dict[str, int] = {}
 
     def moved(self, downloaded: Mapping[str, int], uploaded: int) -> None:
-        """Show how many bytes of chunks came and went since the agent started."""
+        """Show the bytes of chunks received and sent since the agent started."""
         for way, total in {**downloaded, "served": uploaded}.items():
             self._moved.labels(way).inc(total - self._moved_shown.get(way, 0))
             self._moved_shown[way] = total
 
     def show(self, library: Library) -> None:
-        """Show what is there."""
+        """Show the content of the artifact folder."""
         self._count.set(len(library.complete()))
         self._bytes.set(library.used_bytes)
         self._evictions.inc(library.evictions - self._evictions_shown)
@@ -69,7 +69,7 @@ class ArtifactMetrics:
 
 
 class AgentMetrics:
-    """All metrics, on a registry of their own."""
+    """All metrics of the agent, on a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -168,14 +168,14 @@ class AgentMetrics:
         self._start_seconds.observe(took_s)
 
     def set_replicas(self, states: list[control.ReplicaState], memory_bytes: int) -> None:
-        """Set how many replicas are in which state."""
+        """Set the number of replicas by state."""
         names = [control.ReplicaState.Name(state) for state in states]
         for state in _STATES:
             self._replicas.labels(state).set(names.count(f"REPLICA_STATE_{state.upper()}"))
         self._memory.set(memory_bytes)
 
     def set_hardware(self, state: HardwareState, xids: Collection[Xid]) -> None:
-        """Set what accelerators say, and count the errors that their driver reported."""
+        """Set the readings of accelerators, and count the errors reported by their driver."""
         self._cordons.set(len(state.cordons))
         for xid in xids:
             self._xids.labels(str(xid.number)).inc()
@@ -184,9 +184,9 @@ class AgentMetrics:
                 gauge.labels(str(gpu.index)).set(getattr(gpu, field))
 
     def set_engine_certificate(self, left_s: float) -> None:
-        """Set how long engines can be called as they are; infinite: for ever."""
+        """Set the seconds until the engines' certificates expire; infinite: never."""
         self._engine_certificate.set(left_s)
 
     def set_connected(self, *, is_connected: bool) -> None:
-        """Set whether there is a control plane."""
+        """Set whether the control plane is connected."""
         self._connected.set(is_connected)

@@ -1,6 +1,6 @@
-"""The table of engines: the Triton model of each, and the inference that proves it alive.
+"""The table of engines: the Triton model of each, and the inference that checks its health.
 
-One table. An engine that is missing here cannot be offered by a node, whatever AGENT__ENGINES says.
+A node can offer only engines of this table, whatever AGENT__ENGINES says.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,9 +12,9 @@ from replica.agent.embed_canary import EmbedCanary
 from replica.agent.replica_state import EngineSpec
 from sluice.profiles import EMBED, FRAMES
 
-# Runs a real inference at an address (host:port) within seconds and returns how many sequences the
-# engine holds for routers; PlatformError, OSError or TimeoutError say that it is not healthy.
-# WrongAnswerError says that it answered wrongly: being busy is no excuse.
+# Runs a real inference at an address (host:port) within a number of seconds, and returns the number
+# of sequences that the engine holds for routers. PlatformError, OSError or TimeoutError: the engine
+# is not healthy. WrongAnswerError: it answered wrongly, which no load excuses.
 Canary = Callable[[str, EngineSpec, float], Awaitable[int]]
 
 
@@ -22,7 +22,7 @@ _LINKS_MAX = 64  # kept; more engines than a node has
 
 
 class CanaryLink(Protocol):
-    """A connection to one engine, over which it is asked for signs of life, one at a time."""
+    """A connection to one engine for canary inferences, one at a time."""
 
     async def ask(self, spec: EngineSpec, timeout_s: float) -> int:
         """Run an inference; see `Canary`."""
@@ -38,10 +38,10 @@ class ModelKind:
     """A Triton model of the product.
 
     Attributes:
-        model: Name in Triton, and of the folder in the model repository.
-        connect: Prepares a connection to the engine at an address, to ask for signs of life.
-        uses_accelerators: Whether the kind needs accelerators. Then a replica drains when one of
-            its own is cordoned.
+        model: Name of the Triton model, and of its folder in the model repository.
+        connect: Prepares a connection for canaries to the engine at an address.
+        uses_accelerators: Whether the kind needs accelerators. If so, a replica drains when one of
+            its accelerators is cordoned.
         can_sleep: Whether the engine may be asked to release its KV memory; it may still refuse.
     """
 
@@ -62,9 +62,9 @@ KINDS: Mapping[str, ModelKind] = {
 
 
 class Canaries:
-    """Runs canaries; to connect costs more than to ask, so connections are kept.
+    """Runs canaries over kept connections, since connecting costs more than a canary.
 
-    One over which an engine did not answer well is closed, and the next canary connects anew.
+    After a bad answer the connection is closed, and the next canary opens a new one.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The resources that a node offers: processors, memory, accelerators."""
+"""Reads the resources that a node offers: processors, memory, accelerators."""
 
 import os
 from contextlib import suppress
@@ -11,7 +11,7 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def node_facts(engines: tuple[str, ...]) -> agent.NodeFacts:
-    """Return the facts of this machine, or of the container that we run in."""
+    """Return the facts of this machine, or of the container of this process."""
     return agent.NodeFacts(
         cpu_count=len(os.sched_getaffinity(0)),
         memory_bytes=_memory_bytes(),

@@ -1,8 +1,8 @@
-"""Asks NVIDIA's management library, through the optional package `nvidia-ml-py`.
+"""Reads accelerators through NVIDIA's management library (optional package `nvidia-ml-py`).
 
-Written against the library's documentation and tested against a stand-in with its behaviour; not
-yet run on hardware. Errors that the driver reports while no agent runs are not seen: of those only
-the counters remain (ECC, failed remapping, a lost GPU).
+The code follows the library's documentation and is tested against a stand-in with its behaviour; it
+has not run on hardware yet. Errors reported while no agent runs are missed, apart from their
+counters (ECC, failed remapping, a lost GPU).
 """
 
 import importlib
@@ -23,7 +23,7 @@ class NvmlReader:
     """Reads all NVIDIA GPUs of the node. Use it in one thread: it blocks, and may hang."""
 
     def __init__(self, nvml: Any) -> None:
-        """Take the initialized module `pynvml`, and ask it to tell of errors.
+        """Take the initialized module `pynvml`, and subscribe to its errors.
 
         Raises:
             NVMLError: The library does not work here.
@@ -44,7 +44,7 @@ class NvmlReader:
 
     @classmethod
     def open(cls) -> "NvmlReader | None":
-        """Return a reader; None on a node without GPUs, which is said in the log."""
+        """Return a reader; None and a log line on a node without GPUs."""
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
@@ -60,7 +60,7 @@ class NvmlReader:
         return None
 
     def read(self, wait_s: float) -> Readings:
-        """Return what all GPUs say, after waiting up to `wait_s` for an error to be reported."""
+        """Return the readings of all GPUs, after waiting up to `wait_s` seconds for an error."""
         xids = self._xids(wait_s)
         return Readings(tuple(self._reading(handle, known) for handle, known in self._gpus), xids)
 
@@ -99,7 +99,7 @@ class NvmlReader:
         )
 
     def _xids(self, wait_s: float) -> tuple[Xid, ...]:
-        """Wait for the first error, and take those behind it."""
+        """Wait for the first error; return it with the errors behind it."""
         nvml = self._nvml
         found: list[Xid] = []
         timeout_ms = round(wait_s * 1000)
@@ -111,14 +111,14 @@ class NvmlReader:
                     log.warning("gpu_errors_unreadable", error=str(error))
                     time.sleep(timeout_ms / 1000)
                 break
-            # A GPU that has fallen off the bus may not even tell its name.
+            # A GPU that has fallen off the bus may not even report its name.
             uuid = _text(self._ask("nvmlDeviceGetUUID", event.device, otherwise=""))
             found.append(Xid(uuid, int(event.eventData)))
             timeout_ms = 0
         return tuple(found)
 
     def _ask(self, function: str, *arguments: Any, otherwise: Any) -> Any:
-        """Return an answer, or something else where the GPU has none: consumer cards lack many."""
+        """Return a reading, or the default where the GPU has none: consumer cards lack many."""
         try:
             return getattr(self._nvml, function)(*arguments)
         except self._nvml.NVMLError:

@@ -1,12 +1,12 @@
-"""When an engine is started, probed, stopped and started again: one state machine per replica.
+"""Decides when an engine is started, probed, stopped and restarted: a state machine per replica.
 
 Pure: `decide` maps (state, event, now) to (state, actions). It does no I/O and reads no clock. The
-shell (`replica.agent.runner`) carries the actions out and reports what came of them as events.
+shell (`replica.agent.runner`) carries the actions out and reports their results as events.
 
-The promise that all else relies on: a `StartEngine` is decided only after `EngineGone` of the one
-before it, that is: killed with all its descendants and cleaned up. So a replica never has two
-engines, whatever order events come in. Each engine has a run number; late events of earlier runs
-change nothing. An engine that an earlier agent left running is the first event, if it is to count.
+All else relies on one promise: `StartEngine` is decided only after `EngineGone` of the earlier
+engine, which is then killed with all its descendants and cleaned up. So a replica never has two
+engines, in any order of events. Each engine has a run number; late events of earlier runs change
+nothing. An engine that an earlier agent left running comes as the first event.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class EngineSpec:
         engine: Name of the driver.
         base_digest: Digest of the base artifact.
         options: Options of the driver, sorted by name.
-        accelerators: Indexes of those it may use; none: all of the node.
+        accelerators: Indexes of the accelerators that it may use; none: all of the node.
     """
 
     engine: str
@@ -45,24 +45,25 @@ class EnginePatience:
     """Patience with engines, in seconds.
 
     Attributes:
-        start_s: Seconds from the start of the process to the first good canary; then it is killed.
+        start_s: Longest time from the start of the process to the first good canary; a later
+            engine is killed.
         start_poll_s: Pause between canaries while starting.
-        start_probe_s: Deadline of one canary while starting: loading may hold an answer up.
-        start_stall_s: A starting engine that does not answer and did not work for so long is
-            frozen. A Triton whose stub was stopped while it loads uses no processor time at all.
+        start_probe_s: Deadline of one canary while starting: loading may delay an answer.
+        start_stall_s: Time without an answer and without work after which a starting engine counts
+            as frozen. A Triton with a stopped stub uses no processor time at all.
         probe_interval_s: Seconds from a good probe of a ready engine to the next one.
         probe_s: Deadline of one probe of a ready engine.
         probe_retry_s: Pause after a missed probe.
-        misses_max: Missed probes in a row that make an idle engine dead or frozen.
-        busy_misses_max: Misses in a row that end an engine which used or wanted a processor
-            meanwhile: it may just have more work than the machine can bear, and killing it would
-            make that worse. Also for probes during which the agent itself stood still.
-        stall_s: Standing still that long, we missed the answer, not the engine the question.
+        misses_max: Missed probes in a row after which an idle engine counts as dead or frozen.
+        busy_misses_max: The same for an engine that used or wanted a processor meanwhile: it may
+            only be overloaded, and a kill would make that worse. Also for probes during which the
+            agent itself stood still.
+        stall_s: Pause of the agent after which a missed answer is the agent's fault.
         backoff_first_s: Pause before the first restart; doubles up to `backoff_max_s`.
-        healthy_s: Readiness that long makes the next failure the first one again.
-        drain_settle_s: A draining engine that holds nothing is stopped no sooner than this: until
-            then routers that have not heard of the drain may still send something.
-        drain_s: A draining engine is stopped then, whatever it holds.
+        healthy_s: Time of readiness after which the next failure counts as the first one.
+        drain_settle_s: Least time of a drain: until then routers that do not know of it yet may
+            still send requests.
+        drain_s: Longest time of a drain; then the engine is stopped with its requests.
     """
 
     start_s: float = 120.0
@@ -84,7 +85,7 @@ class EnginePatience:
 
 
 class ReplicaPhase(StrEnum):
-    """Where a replica's engine is; an engine process may exist in all but IDLE and WAITING."""
+    """The phase of a replica's engine; a process may exist in all phases but IDLE and WAITING."""
 
     IDLE = "idle"
     ADOPTING = "adopting"  # an engine of an earlier agent was ready then; is it still?
@@ -96,7 +97,7 @@ class ReplicaPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The desired state changed. No spec: the replica is to go away."""
+    """The desired state changed. Without a spec the replica is to be removed."""
 
     spec: EngineSpec | None
     is_draining: bool = False
@@ -105,9 +106,9 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """An earlier agent left this engine running. Only heard as the very first event.
+    """An earlier agent left this engine running. Comes only as the very first event.
 
-    Until something else is wished, it is what is wanted. `age_s` says how long ago it was started.
+    It counts as the desired engine until a desired state arrives. `age_s`: seconds since its start.
     """
 
     run: int
@@ -137,16 +138,16 @@ class ProcessEnded:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A probe is over.
+    """A probe has ended.
 
     Attributes:
         run: Number of the engine's run.
         problem: Reason why the probe counts as missed; empty for a good answer.
         active: Sequences that the engine holds for routers.
-        busy: Processors that the engine used since the probe before, e.g. 0.3; at least 1 when it
-            waited for one, or for a disk, at the end.
-        stalled_s: Longest time that we ourselves stood still meanwhile.
-        is_wrong: The problem is an answer, which being busy does not excuse.
+        busy: Processors that the engine used since the previous probe, e.g. 0.3; at least 1 when
+            it waited for a processor or a disk at the end.
+        stalled_s: Longest pause of the agent itself meanwhile, in seconds.
+        is_wrong: Whether the problem is a wrong answer, which no load excuses.
     """
 
     run: int
@@ -166,7 +167,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class EngineGone:
-    """Nothing is left of the engine: no process, no shared memory."""
+    """The engine is gone with all its processes and shared memory."""
 
     run: int
 
@@ -197,7 +198,7 @@ class ProbeEngine:
 
 @dataclass(frozen=True, slots=True)
 class StopEngine:
-    """End the engine and all that belongs to it; answered by `EngineGone`."""
+    """End the engine with its processes and shared memory; answered by `EngineGone`."""
 
     run: int
     is_kill: bool  # without asking first
@@ -208,14 +209,14 @@ Action = StartEngine | ProbeEngine | RestEngine | StopEngine
 
 @dataclass(frozen=True, slots=True)
 class LocalReplicaState:
-    """All that is known about one replica.
+    """The agent's whole knowledge of one replica.
 
     Attributes:
-        wanted: Desired spec; None means that the replica is to go away.
+        wanted: Desired spec; None: the replica is to be removed.
         is_draining: Whether the replica finishes its requests, then stops, and is not started
             again.
         draining_at_s: Time since which it drains.
-        is_drained: A draining engine holds nothing any more.
+        is_drained: Whether a draining engine holds no sequences any more.
         rest: State of its sleep.
         active: Sequences that it held for routers when it was last probed.
         run: Number of the engine started last; 0 before the first.
@@ -225,7 +226,7 @@ class LocalReplicaState:
         probe_at_s: Time at which the next probe is due; infinite while one is under way.
         retry_at_s: End of the back-off, in WAITING.
         misses: Missed probes in a row.
-        stalls: Probes in the same row during which we stood still ourselves.
+        stalls: Number of these probes during which the agent itself stood still.
         record: Record of the engine's answers.
         probed_at_s: End of the last probe of a starting engine, or its begin.
         idle_s: Seconds for which a starting engine has done nothing; work resets it.
@@ -259,19 +260,19 @@ class LocalReplicaState:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the replica is to go away and nothing is left of it."""
+        """Whether the replica is to be removed and its engine is gone."""
         return self.wanted is None and self.phase is ReplicaPhase.IDLE
 
     @property
     def has_engine(self) -> bool:
-        """Whether an engine that is meant to serve exists."""
+        """Whether there is an engine that should serve."""
         return self.phase in (ReplicaPhase.ADOPTING, ReplicaPhase.STARTING, ReplicaPhase.READY)
 
 
 def decide(
     state: LocalReplicaState, event: Event, now_s: float, limits: EnginePatience
 ) -> tuple[LocalReplicaState, list[Action]]:
-    """Return the next state and what to do now.
+    """Return the next state and the actions to carry out.
 
     Args:
         state: State from the last call, or `ReplicaState()`.
@@ -289,7 +290,7 @@ def decide(
 
 
 def wake_at(state: LocalReplicaState, limits: EnginePatience) -> float:
-    """Return when `decide` wants a `ReplicaTick`, if nothing else happens before."""
+    """Return the time of the next `ReplicaTick`, unless another event comes before."""
     if state.phase is ReplicaPhase.STARTING:
         return min(state.probe_at_s, state.phase_at_s + limits.start_s)
     if state.phase in (ReplicaPhase.ADOPTING, ReplicaPhase.READY):

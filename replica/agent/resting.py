@@ -1,4 +1,4 @@
-"""When a ready engine is asked to sleep, and when to wake; pure, a part of a replica's state."""
+"""Decides when a ready engine is told to sleep or to wake; part of a replica's state. Pure."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -8,7 +8,7 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RestEngine:
-    """Let the engine sleep, or wake it; answered by `Rested`."""
+    """Put the engine to sleep, or wake it; answered by `Rested`."""
 
     run: int
     is_asleep: bool
@@ -16,12 +16,12 @@ class RestEngine:
 
 @dataclass(frozen=True, slots=True)
 class Rested:
-    """An engine was asked to sleep or to wake.
+    """The answer to `RestEngine`.
 
     Attributes:
         run: Number of the engine's run.
         is_asleep: Whether the engine sleeps now.
-        problem: Reason why the engine did not do as asked; empty: it did.
+        problem: Reason why the engine did not obey; empty: it did.
         is_refused: Whether the engine will never sleep.
     """
 
@@ -33,14 +33,14 @@ class Rested:
 
 @dataclass(frozen=True, slots=True)
 class RestState:
-    """The sleep of an engine, as it is wished and as it is.
+    """The sleep of an engine: desired and actual.
 
     Attributes:
-        sleeps: Whether the engine shall sleep.
-        since_s: Since when that is wished.
+        sleeps: Whether the engine should sleep.
+        since_s: Time of the last change of `sleeps`.
         is_asleep: Whether the engine sleeps.
-        is_asked: Whether the engine has been asked and has not answered.
-        retry_at_s: Time at which the engine may be asked again.
+        is_asked: Whether a `RestEngine` is unanswered.
+        retry_at_s: Time of the next attempt after a failure.
         problem: Reason why the engine is not in the wanted state.
         is_refused: Whether the engine will never sleep.
     """
@@ -55,11 +55,11 @@ class RestState:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether routers may give it nothing new: it sleeps, or is about to."""
+        """Whether routers may send no new request: the engine sleeps, or is about to."""
         return self.is_asleep or (self.sleeps and not self.is_refused)
 
     def wished(self, now_s: float, *, sleeps: bool) -> "RestState":
-        """Return the state after a wish."""
+        """Return the state after a change of the desired sleep."""
         if sleeps == self.sleeps:
             return self
         return replace(self, sleeps=sleeps, since_s=now_s, retry_at_s=now_s, problem="")
@@ -76,14 +76,14 @@ class RestState:
         )
 
     def ended(self) -> "RestState":
-        """Return the state after the engine's end: another one begins awake."""
+        """Return the state after the engine's end: the next engine starts awake."""
         return RestState(self.sleeps, self.since_s)
 
     def asks(self, active: int, now_s: float, settle_s: float) -> bool:
-        """Return whether the engine is to be asked now.
+        """Return whether a `RestEngine` is due.
 
         Args:
-            active: Sequences that it held when it was probed last.
+            active: Sequences that the engine held at the last probe.
             now_s: Monotonic seconds.
             settle_s: Seconds after a change of the wanted state in which routers may still send
                 requests.

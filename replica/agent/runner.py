@@ -1,9 +1,9 @@
-"""Carries out what the state machine of one replica decides: processes, probes, waiting.
+"""Carries out the decisions of one replica's state machine: processes, probes and waits.
 
 All events of a replica go through one queue to `decide`; every action is a task that reports its
 outcome as an event. The engine process of a run has one owner task from start to end. Only a
-decision ends an engine: when the owner task is cancelled or fails, the agent is ending without
-having been told to end its engines, and they go on for the next agent to adopt.
+decision ends an engine. When the owner task is cancelled or fails, the agent is ending without an
+order to end its engines, and they go on for the next agent to adopt.
 """
 
 import asyncio
@@ -59,15 +59,15 @@ class Launcher(Protocol):
     """Prepares engine processes; blocks."""
 
     def prepare(self, replica_id: str, spec: EngineSpec) -> Launch:
-        """Return how to start the engine; LaunchError or OSError when that is impossible."""
+        """Return the launch of an engine; LaunchError or OSError when it is impossible."""
         ...
 
 
 class RunnerObserver(Protocol):
-    """Told about what happens to engines, for metrics."""
+    """Observes engines for metrics."""
 
     def probed(self, took_s: float, *, is_good: bool) -> None:
-        """A probe of a ready engine is over."""
+        """A probe of a ready engine has ended."""
         ...
 
     def failed(self) -> None:
@@ -89,8 +89,8 @@ class Leftover:
 
     Attributes:
         record: The earlier agent's record of it.
-        launch: Addresses of the engine, and how to clean up after it.
-        process: Process group of the engine; this agent's from now on.
+        launch: Addresses of the engine, and its clean-up.
+        process: Process group of the engine, owned by this agent from now on.
         age_s: Seconds since its start.
     """
 
@@ -110,7 +110,7 @@ class _Run:
 
 
 class ReplicaRunner:
-    """One replica: what is wanted of it, and the engine that it has."""
+    """Runs one replica: its desired state and its engine."""
 
     def __init__(
         self,
@@ -124,18 +124,18 @@ class ReplicaRunner:
         problem_of: Callable[[str], Awaitable[str]],
         leftover: Leftover | None = None,
     ) -> None:
-        """Take what the replica needs; `run` it.
+        """Prepare the replica; `run` starts it.
 
         Args:
-            replica_id: Unique on the node.
+            replica_id: Id of the replica, unique on the node.
             launcher: Starts engines.
-            prober: Asks them for a sign of life.
-            limits: Patience with them.
-            on_change: Called at every change that others may want to know.
-            observer: Receiver of events, for metrics.
-            problem_of: Says why a base's artifact must not be used; empty: it may.
-            leftover: The engine that the replica has already. Until something else is wished, its
-                spec is what is wanted.
+            prober: Probes engines.
+            limits: Patience with engines.
+            on_change: Called at every change of the observed state.
+            observer: Observer of engines, for metrics.
+            problem_of: Returns the reason why a base's artifact is unusable; empty: it is usable.
+            leftover: Engine left by an earlier agent. Its spec counts as desired until a desired
+                state arrives.
         """
         self.replica_id = replica_id
         self.state = LocalReplicaState()
@@ -163,7 +163,7 @@ class ReplicaRunner:
     def want(
         self, spec: EngineSpec | None, *, is_draining: bool = False, sleeps: bool = False
     ) -> None:
-        """Change what is desired; None ends the replica."""
+        """Change the desired spec; None ends the replica."""
         wish = Wanted(spec, is_draining, sleeps)
         if wish == self._wish:
             return
@@ -190,16 +190,16 @@ class ReplicaRunner:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the replica is to finish what it runs and take nothing new."""
+        """Whether the replica should finish its requests and take no new ones."""
         return self._wish.is_draining
 
     @property
     def is_ready(self) -> bool:
-        """Whether nothing is missing: it serves, or need not."""
+        """Whether the replica serves, or need not serve."""
         return self.state.phase is ReplicaPhase.READY or self.is_draining or not self.is_wanted
 
     async def run(self) -> None:
-        """Do what is wanted until nothing is and nothing is left; cancelled, leave the engine."""
+        """Run until the replica is removed and its engine gone; cancelled, leave the engine."""
         probe: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as group:
             if self._leftover is not None:
@@ -242,7 +242,7 @@ class ReplicaRunner:
         return event
 
     def _run_of(self, action: Action) -> _Run:
-        """Return what belongs to the action's run, made before any of its tasks runs."""
+        """Return the signals of the action's run, made before any of its tasks runs."""
         return self._runs.setdefault(action.run, _Run())
 
     async def _perform(self, action: Action, told: _Run) -> None:
@@ -260,7 +260,7 @@ class ReplicaRunner:
                 await self._events.put(await self._probe(run, timeout_s))
 
     def _adopt(self, leftover: Leftover, group: asyncio.TaskGroup) -> None:
-        """Make the leftover engine the replica's, as if it had been started just now."""
+        """Adopt the leftover engine, as if it had been started just now."""
         record = leftover.record
         self.launch = leftover.launch
         self._members = group_processes(record.pid)
@@ -285,7 +285,7 @@ class ReplicaRunner:
         await self._events.put(EngineGone(run))
 
     async def _own_engine(self, run: int, spec: EngineSpec, told: _Run) -> None:
-        """Start the engine and see to its end; returns when nothing is left of it."""
+        """Start the engine and own it to its end; return when it is gone."""
         try:
             launch = await self._prepare(spec)
             child = await launch.start()
@@ -309,7 +309,7 @@ class ReplicaRunner:
         await self._own_process(run, child, launch, told)
 
     async def _prepare(self, spec: EngineSpec) -> Launch:
-        """Return how to start an engine whose base is sound; LaunchError or OSError."""
+        """Return the launch of an engine with a sound base; LaunchError or OSError."""
         if problem := await self._problem_of(spec.base_digest):
             raise LaunchError(problem)
         return await asyncio.to_thread(self._launcher.prepare, self.replica_id, spec)
@@ -380,7 +380,7 @@ class ReplicaRunner:
         return Probed(run, problem, active, busy, watch.stalled_s, is_wrong)
 
     async def _rest(self, run: int, *, is_asleep: bool) -> Rested:
-        """Let the engine sleep, or wake it."""
+        """Put the engine to sleep, or wake it."""
         launch, spec = self.launch, self.state.running
         if launch is None or spec is None:
             return Rested(run, is_asleep=False, problem="the engine is gone")
@@ -437,5 +437,5 @@ class ReplicaRunner:
 
 
 def _told(state: LocalReplicaState) -> tuple[object, ...]:
-    """Return what others want to know when it changes."""
+    """Return the part of the state with changes that are reported."""
     return state.phase, state.is_draining, state.pid, state.rest.is_hidden, state.rest.problem

@@ -1,9 +1,8 @@
-"""Records of started engines on disk, so that the node's next agent can adopt them.
+"""Records started engines on disk, so that the node's next agent can adopt them.
 
-An agent that dies, or that is told to leave its engines alone, loses nothing but its memory. The
-record is enough to find the engine again and to be sure that it is the one: its process id, when
-that process started, and what must stand in its environment. Nothing is synced to disk: engines do
-not outlive the machine, so neither must the records.
+An agent that dies, or that leaves its engines running on purpose, loses only its memory. The record
+identifies the engine: its process id, the start time of that process, and the marks in its
+environment. Records are not synced to disk, since engines do not outlive the machine either.
 """
 
 import json
@@ -53,7 +52,7 @@ class RunRecord:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process, and no later one with the same id, exists."""
+        """Whether the recorded process still exists, and not a later one with the same id."""
         return self.start_ticks > 0 and start_ticks(self.pid) == self.start_ticks
 
 
@@ -89,7 +88,7 @@ class RunFile:
             self.save(replace(self._record, is_asleep=is_asleep))
 
     def load(self) -> RunRecord | None:
-        """Return what was saved; None when there is nothing that this version can read."""
+        """Return the saved record; None without one that this version can read."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             self._record = _record_from(json.loads(self._path.read_text()))
         return self._record

@@ -4,12 +4,12 @@ A program's arguments are open to everybody (`ps`), its environment to its own u
 takes secrets as arguments only. So the option travels in the environment, and the program is held
 before its first instruction while the pointer of its last argument is turned to it:
 
-* the dynamic linker opens what LD_PRELOAD names before the program begins; it names a pipe of ours,
-  and a pipe opens when both of its ends are there, so that the program waits for us;
-* the kernel wrote the pointers of arguments and environment onto the program's stack, where its
+* Before the program begins, the dynamic linker opens the path in LD_PRELOAD. That is a pipe of the
+  agent, and a pipe opens only when both of its ends are open, so the program waits for the agent.
+* The kernel keeps the pointers to arguments and environment on the program's stack, where its
   parent may change them. Both variables disappear from the environment that children inherit.
 
-A program that was never released ends, as it was given an option that it does not know.
+A program that was never released ends, because its last argument is an option unknown to it.
 """
 
 import errno
