@@ -27,12 +27,12 @@ WHERE = (
 
 def setting(name: str) -> str:
     """Return an address or key from the environment, else from the stack's env file."""
-    if value := known_setting(name):
+    if value := setting_value(name):
         return value
     raise fail(f"{name} is not set, nor in {Home.find().env_file}: start the stack, or set it")
 
 
-def known_setting(name: str) -> str:
+def setting_value(name: str) -> str:
     """Return an address or key; empty when it is nowhere."""
     return os.environ.get(name) or read_env(Home.find()).get(name) or ""
 

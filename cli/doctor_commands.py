@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.admin import AsJson, known_setting, take_certificates
+from cli.admin import AsJson, setting_value, take_certificates
 from cli.render import show_json, show_table
 from cli.stack.home import Home, read_env
 
@@ -47,7 +47,7 @@ def doctor(
     home = Home.find()
     pages = _pages(home, metrics_url or [])
     findings = [*machine_findings(look_at_machine(home, (port, admin_port)))]
-    if known_setting("SLUICE_ADMIN_URL"):
+    if setting_value("SLUICE_ADMIN_URL"):
         findings += _installation(home, pages)
     if as_json:
         show_json([asdict(finding) for finding in findings])
@@ -65,12 +65,12 @@ def _installation(home: Home, pages: dict[str, str]) -> Iterable["DoctorFinding"
 
     take_certificates()
     named = {
-        name: known_setting(f"SLUICE_{name.upper()}")
+        name: setting_value(f"SLUICE_{name.upper()}")
         for name in ("admin_url", "admin_key", "telemetry_url", "database_url")
     }
     looked = look_at_installation(
         pages,
-        public_url=known_setting("OPENAI_BASE_URL"),
+        public_url=setting_value("OPENAI_BASE_URL"),
         certificates=_certificates(home),
         **named,
     )

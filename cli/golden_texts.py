@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from cli.admin import known_setting
+from cli.admin import setting_value
 from cli.api import ApiClient, ApiError, Json
 
 _ASKED_AT_ONCE = 8
@@ -38,7 +38,7 @@ async def decode(admin: ApiClient, wanted: Iterable[tuple[str, Sequence[int] | N
         admin: Admin REST, for the model of each pool.
         wanted: Pools and token ids.
     """
-    url, key = known_setting("OPENAI_BASE_URL"), known_setting("OPENAI_API_KEY")
+    url, key = setting_value("OPENAI_BASE_URL"), setting_value("OPENAI_API_KEY")
     if not (url and key):
         return PoolTexts({})
     asked = {(pool, tuple(ids)) for pool, ids in wanted if ids}

@@ -27,7 +27,7 @@ from cli.top_sources import (
     ScrapeSource,
     ScrapeTarget,
     engine_targets,
-    given_targets,
+    parse_targets,
 )
 from cli.top_view import View, build, lines
 
@@ -61,7 +61,7 @@ def top(
     if metrics_url and prometheus:
         raise typer.BadParameter("choose one of --metrics-url and --prometheus")
     try:
-        targets = given_targets(metrics_url or [])
+        targets = parse_targets(metrics_url or [])
     except ValueError as error:
         raise fail(str(error), 2) from None
     show = _print_json if as_json else _print_text

@@ -130,7 +130,7 @@ class Pages:
         return body.decode()
 
 
-def given_targets(words: Iterable[str]) -> list[ScrapeTarget]:
+def parse_targets(words: Iterable[str]) -> list[ScrapeTarget]:
     """Return targets of the form URL, or POOL=URL for engines.
 
     Raises:

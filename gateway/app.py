@@ -352,8 +352,8 @@ class Gateway:
         )
 
     def _base_came(self, digest: str) -> None:
-        self.assets.look_again(digest)
-        self.embedding_bases.look_again(digest)
+        self.assets.refresh(digest)
+        self.embedding_bases.refresh(digest)
         self._changed.set()
 
     async def preload(self) -> None:
@@ -368,7 +368,7 @@ class Gateway:
                     served = self.directory.served()
                     wanted = {(self.directory.generates_text(m), m.base_digest) for m in served}
             missing = {it for it in sorted(wanted) if not await self._load(*it)}
-            self.confirmations.look_again()
+            self.confirmations.refresh()
 
     def _missing_bases(self) -> set[str]:
         """Return the bases of releases in rollout that cannot be served here yet."""

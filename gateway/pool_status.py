@@ -49,7 +49,7 @@ class PoolStatus:
         return PoolReadiness.LOADING if self.replicas_starting else PoolReadiness.UNAVAILABLE
 
     @property
-    def told(self) -> dict[str, int | None]:
+    def figures(self) -> dict[str, int | None]:
         """The figures for callers."""
         return {
             "replicas_ready": self.replicas_ready,

@@ -41,7 +41,7 @@ class ArtifactOutcome:
     message: str = ""
 
 
-def encode_ask(ask: Ask) -> bytes:
+def encode_request(ask: Ask) -> bytes:
     """Return the line."""
     return _line(
         {
@@ -52,7 +52,7 @@ def encode_ask(ask: Ask) -> bytes:
     )
 
 
-def decode_ask(line: bytes) -> Ask:
+def decode_request(line: bytes) -> Ask:
     """Return the content of a line; LineError."""
     fields = _fields(line, {"waits": list, "reads": list, "uses": dict})
     waits, reads, uses = fields["waits"], fields["reads"], fields["uses"]
@@ -65,12 +65,12 @@ def decode_ask(line: bytes) -> Ask:
     return Ask(frozenset(waits), frozenset(reads), uses)
 
 
-def encode_told(told: ArtifactOutcome) -> bytes:
+def encode_outcome(told: ArtifactOutcome) -> bytes:
     """Return the line."""
     return _line({"digest": told.digest, "code": told.code, "message": told.message})
 
 
-def decode_told(line: bytes) -> ArtifactOutcome:
+def decode_outcome(line: bytes) -> ArtifactOutcome:
     """Return the content of a line; LineError."""
     return ArtifactOutcome(**_fields(line, {"digest": str, "code": str, "message": str}))
 

@@ -23,7 +23,7 @@ from router.settings import Settings
 from router.transfers import Transfers
 from sluice import channels
 from sluice.errors import ErrorCode, FailedError
-from sluice.kserve import HostStream, ask, probe
+from sluice.kserve import HostStream, call_host, probe
 from sluice.lifecycle import run_every, stop_signals
 from sluice.status_http import status_server
 from sluice.watch import ControlState, ControlWatcher
@@ -75,13 +75,13 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         fleet = _fleet(hub, tasks, settings)
         hub.transfer_by(Transfers(tasks, fleet.target, _open_stream, hub.transferred).start)
         prefetch = Prefetch(
-            tasks, partial(_load, fleet), hub.adapters_held, router_id=settings.instance_id
+            tasks, partial(_load, fleet), hub.note_host_adapters, router_id=settings.instance_id
         )
         peers = PoolPeers(hub, tasks, reports, router_id=settings.instance_id)
         metrics.follow_peers(peers.age_s)
         watcher.on_change(lambda _: fleet.follow(watcher.state))
         watcher.on_change(lambda _: peers.follow(watcher.state))
-        watcher.on_change(prefetch.hear)
+        watcher.on_change(prefetch.on_change)
         watcher.load_from_disk()
         watching = tasks.create_task(watcher.run())
         told = (reports, _demand(hub, settings), _accusations(hub, watcher.state, settings))
@@ -94,7 +94,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         watching.cancel()
         await watcher.leave()  # the control plane gives our cells to another router at once
         await _drain(hub, settings.drain_s)
-        await hub.say_last(_FLUSH_S)
+        await hub.send_last(_FLUSH_S)
         service.end()
         await hub.flush(_FLUSH_S)
         for task in (following, *telling):
@@ -174,7 +174,7 @@ async def _load(
     if target is None:
         raise FailedError(ErrorCode.UNAVAILABLE, f"{replica_id} is not attached")
     request = engine.HostRequest(adapters=engine.Adapters(load=digests))
-    return (await ask(target.address, target.model, request, timeout_s=timeout_s)).adapters
+    return (await call_host(target.address, target.model, request, timeout_s=timeout_s)).adapters
 
 
 async def _follow_now_and_then(

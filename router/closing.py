@@ -143,7 +143,7 @@ class Accounts:
                 self._counts.add(account.key, 0, has_prompts=False)
         return is_known
 
-    def told(self, batch: GatewayBatch, now: float) -> None:
+    def note_outcomes(self, batch: GatewayBatch, now: float) -> None:
         """Note the outcomes that the gateway receives."""
         accounts = self._open
         if not accounts:
@@ -270,7 +270,7 @@ class Closings:
 
         `settle` does so little by little: the accounts must not change any more.
         """
-        accounts.told(gateway.batch, now)
+        accounts.note_outcomes(gateway.batch, now)
         queued: list[_Account] = []
         for request in gateway.requests.values():
             account = accounts.open(request.handle)

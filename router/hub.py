@@ -204,7 +204,7 @@ class Hub:
         self.core.on_probe_failed(replica_id, self._loop.time())
         self._tick_soon()
 
-    def adapters_held(self, replica_id: str, digests: Iterable[str]) -> None:
+    def note_host_adapters(self, replica_id: str, digests: Iterable[str]) -> None:
         """Note which adapters a replica holds in host memory."""
         book = self.core.replicas.get(replica_id)
         if book is not None and book.limits is not None:
@@ -275,7 +275,7 @@ class Hub:
             link = self._links[key]
             link.put(batch, now)
             if batch.placed or batch.outcomes:
-                link.accounts.told(batch, now)
+                link.accounts.note_outcomes(batch, now)
         if now - self._counted_at >= COUNTED_S and not self._closings.is_reporting and self._takers:
             self._counted_at = now
             self._closings.report(self._counts.reports(time.time_ns() // 1_000_000))
@@ -304,7 +304,7 @@ class Hub:
             link.carry(closings, now)
             self.metrics.closings.inc(len(closings))
 
-    async def say_last(self, timeout_s: float) -> None:
+    async def send_last(self, timeout_s: float) -> None:
         """Close the open accounts, and report all counts, as the last messages.
 
         Closings that no gateway takes in that time are dropped.

@@ -34,7 +34,7 @@ class Promotions:
     def __init__(self) -> None:
         self._until: OrderedDict[tuple[str, str], float] = OrderedDict()  # pool, adapter
 
-    def hear(self, response: control.WatchResponse, now_s: float) -> None:
+    def on_change(self, response: control.WatchResponse, now_s: float) -> None:
         """Take a change; after a snapshot no times of changes are known."""
         if response.is_snapshot:
             return
@@ -102,9 +102,9 @@ class Prefetch:
         for task in self._loads:
             task.cancel()
 
-    def hear(self, response: control.WatchResponse) -> None:
+    def on_change(self, response: control.WatchResponse) -> None:
         """Note changes; `follow` must be called afterwards."""
-        self._promotions.hear(response, asyncio.get_running_loop().time())
+        self._promotions.on_change(response, asyncio.get_running_loop().time())
 
     def follow(self, state: ControlState) -> None:
         """Send the load orders that replicas did not get yet; call at intervals."""

@@ -259,7 +259,7 @@ async def _connect(channel: grpc.aio.Channel, *, is_patient: bool) -> None:
         await channel.wait_for_state_change(state)
 
 
-async def ask(
+async def call_host(
     address: str,
     model: str,
     request: engine.HostRequest,
@@ -301,7 +301,7 @@ async def rest(address: str, model: str, timeout_s: float, *, is_asleep: bool) -
             is not healthy.
     """
     request = engine.HostRequest(rest=engine.Rest(is_asleep=is_asleep))
-    return (await ask(address, model, request, timeout_s=timeout_s)).rested.is_asleep
+    return (await call_host(address, model, request, timeout_s=timeout_s)).rested.is_asleep
 
 
 async def probe(
@@ -342,4 +342,4 @@ async def probe(
         timeout_ms=max(1, round(timeout_s * 1000)),
     )
     request = engine.HostRequest(probe=message)
-    return (await ask(address, model, request, timeout_s=timeout_s, channel=channel)).probe
+    return (await call_host(address, model, request, timeout_s=timeout_s, channel=channel)).probe

@@ -94,7 +94,7 @@ def router_parts() -> dict[str, float]:
 
     def account(it: tuple[wire.Submit, GatewayBatch]) -> None:
         accounts.submitted([it[0]])
-        accounts.told(it[1], time.monotonic())
+        accounts.note_outcomes(it[1], time.monotonic())
 
     return {"router": _per_call_us(prepare, account)}
 

@@ -53,7 +53,7 @@ class _Stream:
 
     def _ask(self, rules: Sequence[JudgedRule], text: str, on_verdict: OnVerdict) -> None:
         self._asked_at_s.append(time.perf_counter())
-        self._judges.ask(rules, text, on_verdict)
+        self._judges.judge(rules, text, on_verdict)
 
     def _released(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
         del entries

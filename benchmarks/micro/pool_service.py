@@ -78,7 +78,7 @@ def spent_us(action: Callable[[], object]) -> float:
     return 1e6 * (time.process_time() - began_s)
 
 
-def told_and_heard() -> tuple[float, float, bytes]:
+def report_costs() -> tuple[float, float, bytes]:
     """Return the mean CPU time of "tell" and "hear", and one message."""
     ours, theirs = BenchCell("ours"), BenchCell("theirs")
     told_us: list[float] = []
@@ -123,7 +123,7 @@ async def carried_us(message: bytes) -> float:
 
 def main() -> None:
     """Measure, print and record."""
-    tell_us, hear_us, message = told_and_heard()
+    tell_us, hear_us, message = report_costs()
     carry_us = asyncio.run(carried_us(message))
     readers = ROUTERS - 1
     rounds = 1 / INTERVAL_S  # 5 ms for each of 7 readers are less

@@ -11,7 +11,7 @@ from pathlib import Path
 from cli.doctor.machine import MachineFacts, is_open_to_others
 from cli.stack.errors import StackError
 from cli.stack.home import Home
-from cli.stack.ports import who_listens
+from cli.stack.ports import listener_of
 from cli.stack.preflight import missing_wheels, triton_problems
 from cli.stack.state import is_supervised, read_state
 from sluice.process import port_is_free
@@ -38,7 +38,7 @@ def look_at_machine(home: Home, ports: Sequence[int]) -> MachineFacts:
         home_problem=_home_problem(home.root),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         readable_secrets=_readable_secrets(home),
-        holders={port: who_listens(port) for port in ports if not port_is_free(_HOST, port)},
+        holders={port: listener_of(port) for port in ports if not port_is_free(_HOST, port)},
         runs=runs,
     )
 

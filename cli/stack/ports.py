@@ -68,7 +68,7 @@ def read_ports(file: Path) -> dict[str, int]:
         return {}
 
 
-def who_listens(port: int) -> str:
+def listener_of(port: int) -> str:
     """Return `name (pid N)` of the process that listens on a TCP port; empty when unknown."""
     import psutil
 

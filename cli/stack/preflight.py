@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cli.stack.errors import StackError
 from cli.stack.home import Home
-from cli.stack.ports import who_listens
+from cli.stack.ports import listener_of
 from sluice.process import port_is_free
 
 FREE_DISK_BYTES_MIN = 1 << 30
@@ -99,7 +99,7 @@ def check_public_ports(port: int, admin_port: int) -> None:
 def _check_free(port: int, option: str) -> None:
     """Refuse a port on which a process listens."""
     if not port_is_free("127.0.0.1", port):
-        holder = who_listens(port)
+        holder = listener_of(port)
         raise StackError(
             f"port {port} is taken{f' by {holder}' if holder else ''}: stop it, or choose another "
             f"port with {option} N"

@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
 from control_plane.access.roles import Action, Actor, Reach
-from control_plane.artifacts.catalogue import seen_by
+from control_plane.artifacts.catalogue import visible_to
 from control_plane.artifacts.model import Kind
 from control_plane.artifacts.tables import artifact_grants, artifacts
 from control_plane.database import Database
@@ -114,7 +114,7 @@ def _adapters(actor: Actor, wanted: dict[str, str]) -> tuple[Select[Any], Column
     """
     is_adapter = artifacts.c.kind == literal(str(Kind.ADAPTER))
     is_given = exists().where(artifact_grants.c.digest == artifacts.c.digest)  # else it is going
-    stored = seen_by(actor).where(is_adapter, is_given).subquery("stored")
+    stored = visible_to(actor).where(is_adapter, is_given).subquery("stored")
     used = _used(actor).subquery("used")
     known = union(select(stored.c.digest), select(used.c.digest)).subquery("known")
     held = select(func.count()).where(node_artifacts.c.digest == known.c.digest)

@@ -13,7 +13,7 @@ from control_plane.artifacts.uploads import granted
 SHOWN = ("digest", "kind", "base_digests", "size_bytes", "file_count", "is_pinned", "created_at")
 
 
-def seen_by(actor: Actor) -> Select[Any]:
+def visible_to(actor: Actor) -> Select[Any]:
     """Return the query of the artifacts that an actor may see, without their manifests."""
     query = select(*(artifacts.c[name] for name in SHOWN)).where(artifacts.c.retired_at.is_(None))
     if actor.reach(Action.READ_TENANT) is Reach.ALL:
@@ -25,7 +25,7 @@ async def manifest_of(
     connection: AsyncConnection, actor: Actor, digest: str
 ) -> dict[str, Any] | None:
     """Return an artifact's manifest; None when there is none that the caller may see."""
-    query = seen_by(actor).with_only_columns(artifacts.c.manifest)
+    query = visible_to(actor).with_only_columns(artifacts.c.manifest)
     return await connection.scalar(query.where(artifacts.c.digest == digest))
 
 
@@ -42,7 +42,7 @@ async def find(
 
 async def locked(connection: AsyncConnection, actor: Actor, digest: str) -> dict[str, Any] | None:
     """Return an artifact that an actor may see, locked; None when there is none."""
-    query = seen_by(actor).where(artifacts.c.digest == digest).with_for_update(of=artifacts)
+    query = visible_to(actor).where(artifacts.c.digest == digest).with_for_update(of=artifacts)
     found = (await connection.execute(query)).mappings().first()
     return None if found is None else {str(name): value for name, value in found.items()}
 
@@ -72,7 +72,7 @@ async def withdraw(connection: AsyncConnection, digest: str, tenant_id: str | No
 
 async def chunk_size(connection: AsyncConnection, actor: Actor, sha256: str) -> int | None:
     """Return the size of a chunk of a visible artifact; None when there is none."""
-    of_seen = seen_by(actor).with_only_columns(artifacts.c.digest)
+    of_seen = visible_to(actor).with_only_columns(artifacts.c.digest)
     is_seen = exists().where(
         artifact_chunks.c.sha256 == chunks.c.sha256, artifact_chunks.c.digest.in_(of_seen)
     )

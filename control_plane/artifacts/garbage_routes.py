@@ -90,7 +90,7 @@ class GarbageRoutes:
             return WriteReply({"state": "asked"}, _KIND, 202)
 
         await self._writes.run(request, work)
-        swept = await sweeps.ask(_WAIT_S)
+        swept = await sweeps.request_sweep(_WAIT_S)
         body = _show_swept(swept)
         return web.json_response(body, status=200 if body["state"] == "done" else 202)
 

@@ -67,7 +67,7 @@ class ArtifactRoutes:
 
     async def list(self, request: web.Request) -> web.Response:
         """Return a page."""
-        query = catalogue.seen_by(request[ACTOR])
+        query = catalogue.visible_to(request[ACTOR])
         if (kind := request.query.get("kind")) is not None:
             query = query.where(artifacts.c.kind == kind.replace("\0", ""))
         return await page(self._database, query, artifacts.c.digest, request, _show)
@@ -75,7 +75,7 @@ class ArtifactRoutes:
     async def get(self, request: web.Request) -> web.Response:
         """Return one."""
         digest = path_id(request, "digest", checked_digest)
-        query = catalogue.seen_by(request[ACTOR]).where(artifacts.c.digest == digest)
+        query = catalogue.visible_to(request[ACTOR]).where(artifacts.c.digest == digest)
         rows = await fetch(self._database, query)
         if not rows:
             raise _no_artifact(digest)

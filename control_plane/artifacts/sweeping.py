@@ -37,7 +37,7 @@ class SweepLoop:
             except TimeoutError:
                 pass
 
-    async def ask(self, wait_s: float) -> Swept | None:
+    async def request_sweep(self, wait_s: float) -> Swept | None:
         """Request a sweep that sees the present state; return its result.
 
         None: it did not end within `wait_s`, or failed; a failed sweep is repeated in any case.

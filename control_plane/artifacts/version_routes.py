@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 from control_plane.access.roles import Action, Actor
 from control_plane.artifacts import catalogue
 from control_plane.artifacts.adapter_config import CONFIG_FILE, largest_rank
-from control_plane.artifacts.catalogue import seen_by
+from control_plane.artifacts.catalogue import visible_to
 from control_plane.artifacts.model import Kind, UploadState
 from control_plane.artifacts.ranks import check_rank
 from control_plane.artifacts.service import Artifacts
@@ -135,7 +135,7 @@ class VersionRoutes:
 
     async def _rank(self, actor: Actor, digest: str) -> int:
         """Return the largest rank of an adapter; 0: the caller may see no such adapter."""
-        query = seen_by(actor).with_only_columns(artifacts.c.manifest)
+        query = visible_to(actor).with_only_columns(artifacts.c.manifest)
         query = query.where(artifacts.c.digest == digest, artifacts.c.kind == Kind.ADAPTER)
         document = await self._database.run(lambda connection: connection.scalar(query))
         entry = None if document is None else parse_manifest(document).find(CONFIG_FILE)

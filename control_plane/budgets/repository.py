@@ -263,7 +263,7 @@ def _is_more(budget: Budget, usage: Usage, reached: int) -> bool:
     return is_soft and budget.reached_percent(usage) > reached
 
 
-async def decide_again(connection: AsyncConnection, row: Values, reached: int) -> None:
+async def apply_usage(connection: AsyncConnection, row: Values, reached: int) -> None:
     """Apply the stored usage to a budget that was written.
 
     Args:

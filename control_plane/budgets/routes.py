@@ -195,7 +195,7 @@ async def _replace(connection: AsyncConnection, row: Values, values: Values) -> 
     if row["state"] is None:
         return
     if counts_the_same:
-        await repository.decide_again(connection, row, reached)
+        await repository.apply_usage(connection, row, reached)
     else:
         is_it = budget_states.c.budget_id == row["id"]
         await connection.execute(delete(budget_states).where(is_it))

@@ -12,7 +12,7 @@ from control_plane.console.scope import own_tenant
 from control_plane.database import Database
 from control_plane.http import describe
 from control_plane.http.bodies import path_id
-from control_plane.http.resources import asked_page, fetch, shown, visible
+from control_plane.http.resources import fetch, page_of, shown, visible
 from control_plane.http.routes import AdminRoute
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
@@ -43,7 +43,7 @@ class ConsoleBatches:
 
     async def list(self, request: web.Request) -> web.Response:
         """Return the newest batches; `before` is the number of a page's last one."""
-        limit, _ = asked_page(request)
+        limit, _ = page_of(request)
         query = visible(request, _rows(), _T.tenant_id)
         if tenant := own_tenant(request):
             query = query.where(_T.tenant_id == tenant)

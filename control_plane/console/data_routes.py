@@ -56,7 +56,7 @@ class ConsoleData:
         """Return the state of all; without telemetry `slo` is null, with a reason in `missing`."""
         found: dict[str, Any] = await self._database.run(overview)
         try:
-            answer = await self._telemetry.ask("/v1/slo", {})
+            answer = await self._telemetry.get("/v1/slo", {})
             told = {"slo": json.loads(answer.body) if answer.status == 200 else None, "missing": ""}
         except FeedDownError as error:
             told = {"slo": None, "missing": str(error)}
@@ -88,7 +88,7 @@ class ConsoleData:
 
     async def _told(self, path: str, query: dict[str, str]) -> web.Response:
         try:
-            answer = await self._telemetry.ask(path, query)
+            answer = await self._telemetry.get(path, query)
         except FeedDownError as error:
             raise PlatformError(
                 ErrorCode.UNAVAILABLE, str(error), retry_after_s=_RETRY_S

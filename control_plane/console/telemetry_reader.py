@@ -31,7 +31,7 @@ class TelemetryReader:
         self._session = session
         self._url = url.rstrip("/")
 
-    async def ask(self, path: str, query: Mapping[str, str]) -> TelemetryAnswer:
+    async def get(self, path: str, query: Mapping[str, str]) -> TelemetryAnswer:
         """Return the answer to a GET.
 
         Args:

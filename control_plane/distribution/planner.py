@@ -366,7 +366,7 @@ class Planner:
         task = _Task(order, node, source, swarm.group_bytes, until_s)
         node.tasks[digest, group] = task
         node.down_bytes += task.size
-        swarm.ask(node.number, node.region, group)
+        swarm.begin_fetch(node.number, node.region, group)
         self._timeouts.append(task)
         if peer is None:
             self._gates[node.region].begin(node.number, task.size)

@@ -166,7 +166,7 @@ class Recorder:
         self._ledger.written(batch)
 
     async def _clean(self) -> None:
-        await self._database.run(repository.remove_gone)
+        await self._database.run(repository.remove_lost)
         self._cleanings += 1
         if self._cleanings % _REPEAT:
             return

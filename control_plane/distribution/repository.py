@@ -88,6 +88,6 @@ async def write_complete(
             await connection.execute(statement, values)
 
 
-async def remove_gone(connection: AsyncConnection) -> None:
+async def remove_lost(connection: AsyncConnection) -> None:
     """Delete the records of lost or unknown nodes."""
     await connection.execute(_REMOVE_GONE)

@@ -106,7 +106,7 @@ class Swarm:
         """Let a node begin or stop to serve all of its groups."""
         self._serve(node, region, list(members(self.have.get(node, 0))), 1 if serves else -1)
 
-    def ask(self, node: int, region: int, group: int) -> None:
+    def begin_fetch(self, node: int, region: int, group: int) -> None:
         """Note that the node is fetching the group."""
         self.asked[node] = self.asked.get(node, 0) | 1 << group
         self.regions[region].count(group, 1)

@@ -60,7 +60,7 @@ def _counts(replica: Replica) -> bool:
     return not replica.is_draining and replica.state is not ReplicaState.LOST
 
 
-def cells_wanted(pool: Pool, existing: int) -> int:
+def cell_count(pool: Pool, existing: int) -> int:
     """Return the number of cells for a pool with so many replicas."""
     limit = pool.cell_replicas_max
     if not limit:
@@ -93,7 +93,7 @@ def spread_pools(
     opened: dict[str, tuple[str, ...]] = {}
     for pool in sorted(pools, key=lambda pool: pool.id):
         own = {cell.id: cell for cell in cells_of[pool.id]}
-        count = cells_wanted(pool, sum(not cell.is_draining for cell in own.values()))
+        count = cell_count(pool, sum(not cell.is_draining for cell in own.values()))
         wanted = opened[pool.id] = tuple(f"{pool.id}-{number}" for number in range(count))
         create += [Cell(cell_id, pool.id) for cell_id in wanted if cell_id not in own]
         revive += [cell_id for cell_id in wanted if cell_id in own and own[cell_id].is_draining]

@@ -113,7 +113,7 @@ def together(steady: int, demands: Iterable[int]) -> int | None:
     return min(REPLICAS_MAX, steady + sum(found)) if found else None
 
 
-def kept_after(kept: PoolDemand, dropped: PoolDemand) -> int:
+def replicas_after(kept: PoolDemand, dropped: PoolDemand) -> int:
     """Return the number of wanted replicas of the pool that replaces another one.
 
     It is the demand of the rollout's last stage, or the operators' number if that is larger. The
@@ -174,7 +174,7 @@ async def settle(
     if is_settled(one, other):
         return
     if one.rollout is not None:
-        wanted = kept_after(one, other)
+        wanted = replicas_after(one, other)
         await _write(connection, kept.pool_id, replicas_wanted=wanted)
         await _record(connection, kept.pool_id, one.wanted, wanted, f"rollout of {kept.model_id}")
         await _forget(connection, kept)

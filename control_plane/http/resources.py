@@ -316,7 +316,7 @@ async def fetch(database: Database, query: Select[Any]) -> list[Values]:
     return await database.run(work)
 
 
-def asked_page(request: web.Request) -> tuple[int, str]:
+def page_of(request: web.Request) -> tuple[int, str]:
     """Return the requested page size, and the last id of the previous page.
 
     Raises:
@@ -339,7 +339,7 @@ async def page(
     newest_first: bool = False,
 ) -> web.Response:
     """Return rows in the order of ids: `?limit=` of them, behind `?after=`."""
-    limit, after = asked_page(request)
+    limit, after = page_of(request)
     if newest_first:
         query = (query.where(key < after) if after else query).order_by(key.desc())
     else:

@@ -73,7 +73,7 @@ class Board:
             self._messages.forget(changed)
             self._arrange()
 
-    def told(self, bases: Iterable[str], round_: int) -> list[wire.GoldenPrompt]:
+    def prompts_of(self, bases: Iterable[str], round_: int) -> list[wire.GoldenPrompt]:
         """Return the askings of a round for a node with replicas of these bases.
 
         Unchanged, it is the same list; do not change it.

@@ -200,7 +200,7 @@ def _record(record: Record, all_: Sequence[Answer], deviating: Mapping[int, Diff
     for answer in reversed(all_):
         verdict = AnswerVerdict.WRONG if answer.number in deviating else AnswerVerdict.RIGHT
         verdict = AnswerVerdict.UNANSWERED if answer.text is None else verdict
-        record = record.heard(EvidenceKind.GOLDEN, verdict)
+        record = record.with_answer(EvidenceKind.GOLDEN, verdict)
     return record
 
 

@@ -226,7 +226,7 @@ def _new_id() -> str:
     return new_id("quarantine")
 
 
-def told(case: Quarantine) -> None:
+def log_quarantine(case: Quarantine) -> None:
     """Log a quarantine."""
     log.error(
         "replica_quarantined",

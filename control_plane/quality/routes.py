@@ -18,10 +18,10 @@ from control_plane.http.resources import (
     Resource,
     ResourceRoutes,
     Values,
-    asked_page,
     fetch,
     first,
     page,
+    page_of,
     shown,
 )
 from control_plane.http.routes import ACTOR, AdminRoute
@@ -179,7 +179,7 @@ class QualityRoutes:
 
     async def results(self, request: web.Request) -> web.Response:
         """Return the last answers of replicas, with their verdicts."""
-        limit, after = asked_page(request)
+        limit, after = page_of(request)
         pool_id = request.query.get("pool_id", "").replace("\0", "")
         rows = await self._database.run(
             lambda connection: repository.last_answers(connection, pool_id, _RESULTS_MAX)

@@ -19,7 +19,7 @@ from control_plane.quality.base_prompts import TokenIds
 from control_plane.quality.board import Board, Prompts
 from control_plane.quality.ejections import Ejection, ejections_of
 from control_plane.quality.inbox import Inbox
-from control_plane.quality.judging import Judge, JudgingOutcome, told
+from control_plane.quality.judging import Judge, JudgingOutcome, log_quarantine
 from control_plane.quality.repository import AnswerReport
 from control_plane.quality.shares import round_of
 from control_plane.quality.verdicts import Alert, Group, ReplacementBudget, Ruling
@@ -119,7 +119,7 @@ class Quality:
     def prompts_for(self, bases: Iterable[str]) -> list[wire.GoldenPrompt]:
         """Return the prompts for a node with replicas of these bases, in the present round."""
         self._refresh()
-        return self._board.told(bases, round_of(self._unix_s()))
+        return self._board.prompts_of(bases, round_of(self._unix_s()))
 
     def accused_at_unix_ms(self, replica_id: str) -> int:
         """Return when a router ejected a replica for its answers; 0: never, or it is settled."""
@@ -224,7 +224,7 @@ class Quality:
         for replica_id in outcome.cleared:
             log.info("replica_cleared", replica=replica_id)
         for case in ruling.quarantines:
-            told(case)
+            log_quarantine(case)
         self._meter.count_quarantines(len(ruling.quarantines))
         for _ in outcome.failures:
             self._meter.count_failure()

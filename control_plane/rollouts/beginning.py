@@ -64,7 +64,7 @@ async def begin(
     await repository.record(connection, kept.id, "create", kept.state, write.actor.id)
     if is_started:
         now_ms = await repository.clock_ms(connection)
-        kept, _ = await effects.tell(connection, kept, (Start(),), now_ms, write.actor.id)
+        kept, _ = await effects.apply(connection, kept, (Start(),), now_ms, write.actor.id)
     else:
         await effects.write(connection, kept)
     return replace(kept, version=kept.version + 1)

@@ -74,7 +74,7 @@ class News:
         return self.kept.state.phase is Phase.HALTED and self.was is not Phase.HALTED
 
 
-async def tell(
+async def apply(
     connection: AsyncConnection,
     kept: KeptRollout,
     told: tuple[Event, ...],

@@ -95,7 +95,7 @@ class Taken:
     unreadable: dict[str, UnreadableError]
 
 
-def kept_of(row: Any) -> KeptRollout:
+def rollout_of(row: Any) -> KeptRollout:
     """Return the rollout in a row.
 
     Raises:
@@ -153,7 +153,7 @@ async def take(connection: AsyncConnection, process: str) -> Taken:
     taken = Taken([], set(), {})
     for row in (await connection.execute(found)).mappings():
         try:
-            taken.own.append(kept_of(row))
+            taken.own.append(rollout_of(row))
         except UnreadableError as error:
             taken.unreadable[row["id"]] = error
             continue
@@ -192,7 +192,7 @@ async def lock_own(
     if row is None:
         return None
     await _renew(connection, [rollout_id], process)
-    return kept_of(row)
+    return rollout_of(row)
 
 
 async def live_of(connection: AsyncConnection, model_id: str) -> str | None:
@@ -223,7 +223,7 @@ async def create(
         is_live=True,
     )
     row = (await connection.execute(made.returning(rollouts))).mappings().one()
-    return kept_of(row)
+    return rollout_of(row)
 
 
 async def save(connection: AsyncConnection, kept: KeptRollout, *, is_split_new: bool) -> None:

@@ -18,7 +18,7 @@ from control_plane.models.model import ReleaseName, release_id
 from control_plane.models.routes import MODELS
 from control_plane.rollouts import effects, repository
 from control_plane.rollouts.beginning import locked_model
-from control_plane.rollouts.repository import UnreadableError, kept_of
+from control_plane.rollouts.repository import UnreadableError, rollout_of
 from control_plane.rollouts.state import ENDED, Abort
 from control_plane.rollouts.tables import rollouts
 from control_plane.tables import models, releases
@@ -84,13 +84,13 @@ async def _abort(write: Write, model_id: str) -> str:
         return ""
     now_ms = await repository.clock_ms(write.connection)
     try:
-        kept = kept_of(locked)
+        kept = rollout_of(locked)
     except UnreadableError:
         await effects.give_up(write.connection, locked, now_ms, write.actor.id)
         return rollout_id
     if kept.state.phase in ENDED:
         return ""
-    await effects.tell(write.connection, kept, (Abort(),), now_ms, write.actor.id)
+    await effects.apply(write.connection, kept, (Abort(),), now_ms, write.actor.id)
     return rollout_id
 
 

@@ -20,7 +20,7 @@ from control_plane.rollouts import effects, listing, repository
 from control_plane.rollouts.beginning import begin
 from control_plane.rollouts.bodies import PromoteBody, RolloutBody
 from control_plane.rollouts.plan import MIRRORED, SHARE
-from control_plane.rollouts.repository import UnreadableError, kept_of
+from control_plane.rollouts.repository import UnreadableError, rollout_of
 from control_plane.rollouts.shown import DETAILS, EVENT, SUMMARY, details, unknown_details
 from control_plane.rollouts.state import Abort, Event, Pause, Promote, Resume, Start
 from control_plane.rollouts.tables import rollout_events, rollouts
@@ -172,7 +172,7 @@ class RolloutRoutes:
     def _show(self, row: Values) -> Values:
         """Return all fields of a row; of an unreadable rollout, the readable ones."""
         try:
-            state = kept_of(row).state
+            state = rollout_of(row).state
         except UnreadableError as error:
             problem = {row["id"]: error.problem}
             more = unknown_details() | {"verdict": None, "version": row["version"]}
@@ -188,13 +188,13 @@ async def _told(write: Write, locked: RowMapping, command: Event) -> None:
     """Step a rollout whose row is locked; an unreadable one can still be aborted."""
     now_ms = await repository.clock_ms(write.connection)
     try:
-        kept = kept_of(locked)
+        kept = rollout_of(locked)
     except UnreadableError:
         if not (isinstance(command, Abort) and locked["is_live"]):
             raise
         await effects.give_up(write.connection, locked, now_ms, write.actor.id)
     else:
-        await effects.tell(write.connection, kept, (command,), now_ms, write.actor.id)
+        await effects.apply(write.connection, kept, (command,), now_ms, write.actor.id)
 
 
 def _one(rollout_id: str) -> Select[Any]:

@@ -228,7 +228,7 @@ class Rollouts:
         if seen.gone is None:
             seen = await self._with_fleet(connection, kept, seen, codes, now_ms)
             seen = replace(seen, windows=await self._with_golden(connection, kept, seen.windows))
-        _, news = await effects.tell(connection, kept, facts.events(kept.state, seen), now_ms)
+        _, news = await effects.apply(connection, kept, facts.events(kept.state, seen), now_ms)
         return news
 
     async def _is_confirmed(

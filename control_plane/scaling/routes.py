@@ -18,7 +18,7 @@ from control_plane.fleet.node_routes import shown_times
 from control_plane.http import describe
 from control_plane.http.bodies import path_id, read_body
 from control_plane.http.columns import columns
-from control_plane.http.resources import Values, asked_page, fetch, first, page, shown
+from control_plane.http.resources import Values, fetch, first, page, page_of, shown
 from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.scaling import repository
@@ -238,7 +238,7 @@ class ScalingRoutes:
     async def changes(self, request: web.Request) -> web.Response:
         """Return a page of changes; `?after=` the last id of a page continues it."""
         key, t = path_id(request), scaling_changes.c
-        limit, after = asked_page(request)
+        limit, after = page_of(request)
         query = select(scaling_changes).where(t.pool_id == key)
         if after:
             if not re.fullmatch(r"[0-9]{1,18}", after):

@@ -13,7 +13,7 @@ from gateway.directory import Directory
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.reading import read_parsed
 from gateway.endpoints.tokenize import Tokenizing
-from gateway.server.identity import tell_request_id_as
+from gateway.server.identity import set_request_id_header
 from gateway.server.middleware import authenticate
 from gateway.server.routes import Routes
 from sluice.scopes import Scope
@@ -46,7 +46,7 @@ class AnthropicMessages:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/messages."""
-        tell_request_id_as(request, _REQUEST_ID)
+        set_request_id_header(request, _REQUEST_ID)
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
         # Not by a name: a stream keeps nothing of its body.

@@ -56,7 +56,7 @@ class AutoDecision:
             "x-sluice-auto-alternatives": ", ".join(f"{it.name}; {_told(it)}" for it in rest),
         }
 
-    def tell(self, event: wire.AutoChoice) -> None:
+    def write(self, event: wire.AutoChoice) -> None:
         """Write the choice into the event of its request."""
         choice = self.choice
         event.scheme, event.cluster = SCHEME, choice.cluster

@@ -32,7 +32,7 @@ class SharedConversations:
         """Tell the other workers which model has answered a prompt, without waiting for Valkey."""
         value = f"{tokens} {model}".encode()
         for key in keys.whole:
-            self._commands.tell((b"SET", _KEY + key, value, b"PX", _CACHED_MS))
+            self._commands.send_only((b"SET", _KEY + key, value, b"PX", _CACHED_MS))
 
 
 def _known(value: bytes) -> KnownPrefix:

@@ -52,7 +52,7 @@ class BaseCache(Generic[_Loaded]):
         """Return whether a base is loaded."""
         return digest in self._loaded
 
-    def look_again(self, digest: str) -> None:
+    def refresh(self, digest: str) -> None:
         """Read a base anew at its next use: its files may have arrived."""
         self._not_before_s.pop(digest, None)
         self._arrivals += 1

@@ -88,7 +88,7 @@ class Batches:
         if is_ascending:
             raise bad_value("order", "batches are listed from the newest one on")
         found = await self._client.listed(tenant_id, limit + 1, after)
-        told = [batch_told(batch) for batch in found]
+        told = [batch_object(batch) for batch in found]
         body = listed(told[:limit], has_more=len(told) > limit)
         return web.Response(body=body, content_type=_JSON)
 
@@ -117,7 +117,7 @@ def _one(request: web.Request, batch_id: str) -> str:
     return batch_id
 
 
-def batch_told(batch: wire.Batch) -> dict[str, Any]:
+def batch_object(batch: wire.Batch) -> dict[str, Any]:
     """Return a batch in the form of the API."""
     has_ended = batch.status in _ENDED
     mistakes = orjson.loads(batch.errors) if batch.errors else None
@@ -149,4 +149,4 @@ def _seconds(unix_ms: int | None) -> int | None:
 
 
 def _answer(batch: wire.Batch) -> web.Response:
-    return web.Response(body=orjson.dumps(batch_told(batch)), content_type=_JSON)
+    return web.Response(body=orjson.dumps(batch_object(batch)), content_type=_JSON)

@@ -21,7 +21,7 @@ class EmbeddingRequest(Body):
     user: ShortText | None = None
     truncate_prompt_tokens: Annotated[Integer, Field(ge=-1, le=1 << 30)] | None = None
 
-    def tokens_kept(self, context_tokens_max: int) -> int:
+    def truncation_tokens(self, context_tokens_max: int) -> int:
         """Return the number of tokens of each text to keep; 0: all, as OpenAI does.
 
         Args:

@@ -460,7 +460,7 @@ def _choice_told(choice: ChosenFunction | AllowedFunctions | None) -> object:
 
 def _tool_told(tool: ResponseFunction | McpServerTool) -> dict[str, Any]:
     if isinstance(tool, McpServerTool):
-        return tool.told()
+        return tool.public_fields()
     told: dict[str, Any] = {"server": True} if tool.server else {}
     return told | {
         "type": "function",

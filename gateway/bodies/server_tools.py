@@ -56,7 +56,7 @@ class McpServerTool(Strict):
             return False
         return wanted.always is None or name in wanted.always.tool_names or default
 
-    def told(self) -> dict[str, Any]:
+    def public_fields(self) -> dict[str, Any]:
         """Return the fields that answers repeat, without any secret."""
         allowed = self.allowed_tools
         wanted = self.require_approval

@@ -40,7 +40,7 @@ class Answers:
         retries: RetryBudget,
         on_close: Callable[["Answers"], None],
     ) -> None:
-        """Prepare; see `Dispatcher.ask`."""
+        """Prepare; see `GatewayDispatcher.dispatch`."""
         self.refusal: GenerationEnd | None = None
         self._generations = generations
         self._per_prompt = per_prompt
@@ -110,7 +110,7 @@ class Answers:
         """End all running answers: the process is about to exit."""
         for pursuit in self._pursuits:
             pursuit.generation.end(STOPPING)
-            pursuit.hear()
+            pursuit.on_routers_changed()
 
     async def _more(self) -> None:
         """Wait for an event of a generation or of the dispatcher, and advance the answers."""

@@ -113,7 +113,7 @@ class Attempt:
         return later
 
     @property
-    def known_then(self) -> "wire.Explanation | None":
+    def explanation(self) -> "wire.Explanation | None":
         """The router's explanation of the placement, if there is one."""
         if self.decision is None and self.placed is not None:
             return self.placed.decision
@@ -127,7 +127,7 @@ def begun(attempts: list[Attempt], attempt: Attempt) -> None:
     attempts.append(attempt)
 
 
-def told(
+def rows(
     answers: Sequence[Sequence[Attempt]], received_at_s: float, ended_at_s: float
 ) -> list[telemetry.Attempt]:
     """Return an event's rows about the attempts of a request; none where other fields suffice.
@@ -151,7 +151,7 @@ def _is_plain(attempts: Sequence[Attempt]) -> bool:
     if len(attempts) != 1:
         return not attempts
     [only] = attempts
-    return only.known_then is None and not only.reason
+    return only.explanation is None and not only.reason
 
 
 def _message(
@@ -179,7 +179,7 @@ def _message(
         message.engine_queue_us = placed.engine_queue_us
         message.load_us = placed.load_us
         message.cached_tokens = placed.cached_tokens
-    if (known := attempt.known_then) is not None:
+    if (known := attempt.explanation) is not None:
         known.router_id = attempt.router_id  # as it does itself where it is asked
         message.decision = _trimmed(known).SerializeToString()
     return message

@@ -55,7 +55,7 @@ class GatewayDispatcher:
         for answers in tuple(self._open):
             answers.stop()
 
-    def ask(self, generations: Sequence[Generation], answers_per_prompt: int) -> Answers:
+    def dispatch(self, generations: Sequence[Generation], answers_per_prompt: int) -> Answers:
         """Return the answers to one request; they are submitted when its `with` block begins.
 
         Args:

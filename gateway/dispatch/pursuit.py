@@ -74,7 +74,7 @@ class Pursuit:
         else:
             self._wake(self)
 
-    def hear(self) -> None:
+    def on_routers_changed(self) -> None:
         """Note a change of the routers."""
         self._wake(self)
 
@@ -123,7 +123,7 @@ class Pursuit:
             self._submit(*found, now_s)
         elif self._timer is None:
             self._is_waiting = True
-            links.watch(self.hear)
+            links.watch(self.on_routers_changed)
             self._start_timer(patience.acquire_by_s if home is None else home.until_s)
 
     def _submit(self, link: RouterLink, cell_id: str, now_s: float) -> None:
@@ -190,7 +190,7 @@ class Pursuit:
 
     def _stop_waiting(self) -> None:
         self._is_waiting = False
-        self._links.unwatch(self.hear)
+        self._links.unwatch(self.on_routers_changed)
         self._stop_timer()
 
     def _fall_due(self) -> None:

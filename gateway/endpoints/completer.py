@@ -211,7 +211,7 @@ class Completer:
         except PlatformError as refusal:
             if not refusal.code.policy.goes_to_control or exchange.has_begun:
                 raise
-            self._copies.tell_fault(exchange, identity_of(request), exchange.tally, refusal)
+            self._copies.emit_fault(exchange, identity_of(request), exchange.tally, refusal)
         control = self._pools.place(control, exchange.body.session, exchange.request_id)
         specs = await self._specs_with_time_left(request, exchange, control)
         exchange.stand_in(control.model, control.decision, specs, None)

@@ -85,7 +85,7 @@ class Copies:
         self._sent.inc()
         self._spare.begin(self._run(task, _copied(identity), original, shadow))
 
-    def tell_fault(
+    def emit_fault(
         self, original: HttpExchange, identity: CallerIdentity, tally: Tally, fault: PlatformError
     ) -> None:
         """Emit the event of a request that canary could not begin, and control answers instead.
@@ -176,7 +176,7 @@ class Copies:
         generations = [WholeGeneration(spec) for spec in exchange.specs]
         exchange.begin(generations, self._gateway_id)
         exchange.forget_body()
-        with self._dispatcher.ask(generations, exchange.answers_per_prompt) as answers:
+        with self._dispatcher.dispatch(generations, exchange.answers_per_prompt) as answers:
             refusal = await answers.finished()
         if refusal is not None:
             raise PlatformError(refusal.code, refusal.message)

@@ -81,7 +81,7 @@ class Embeddings:
         base = await self._bases.get(resolved.model.base_digest)
         dimensions = _dimensions(wanted, base)
         texts = await token_ids(wanted.inputs, base, principal.tenant.id)
-        if tokens_max := wanted.tokens_kept(resolved.context_tokens_max):
+        if tokens_max := wanted.truncation_tokens(resolved.context_tokens_max):
             texts = [base.truncated(ids, tokens_max) for ids in texts]
         exchange = await self._accepted(request, principal, resolved, texts, ENDPOINT, received_s)
         with _Run(self, request, exchange, texts) as run:
@@ -241,7 +241,7 @@ class _Run:
         pool_id = self.exchange.model.pool_id
         await embedders.embed(pool_id, texts, begin, take, give_up_at_s=give_up_at_s)
 
-    def told(self, body: dict[str, object]) -> web.Response:
+    def respond(self, body: dict[str, object]) -> web.Response:
         """Return the answer of an API that reports something about the vectors."""
         headers = self._ended()
         content = orjson.dumps(body | self._usage())

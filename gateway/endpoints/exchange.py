@@ -224,7 +224,7 @@ class HttpExchange:
             event.is_limited_locally = reservation.is_local
         if self.specs and (dropped_turns := self.specs[0].dropped_turns):
             event.dropped_turns = dropped_turns
-        if told := attempts.told(tally.attempts, received_at_s, ended_at_s):
+        if told := attempts.rows(tally.attempts, received_at_s, ended_at_s):
             event.attempts.extend(told)
         return begun + event.SerializeToString()
 
@@ -244,7 +244,7 @@ class HttpExchange:
     def _tell_findings(self, event: RequestEvent, tally: Tally) -> None:
         """Add reason of the model's choice, matched rules, and evidence for rollouts."""
         if self.auto is not None and not self.is_copy:
-            self.auto.tell(event.auto)
+            self.auto.write(event.auto)
         if self.guard_rules:
             event.guard_rules = self.guard_rules
             event.withheld_tokens = tally.withheld_tokens

@@ -15,7 +15,13 @@ from gateway.guard.findings import Findings
 from gateway.guard.judged_answer import JudgedAnswer
 from gateway.guard.judges import Judges
 from gateway.guard.plan import GuardPlan
-from gateway.guard.requests import RequestFindings, asks_for, judges, look_at, texts_by_target
+from gateway.guard.requests import (
+    RequestFindings,
+    judges,
+    judges_requests,
+    look_at,
+    texts_by_target,
+)
 from gateway.text.detokenizer import TokenTable
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 from sluice.guard.rules import GuardTarget
@@ -81,7 +87,7 @@ class GuardBoard:
             PlatformError: A rule blocks it.
             RejectedError: A classifier does not answer, and its rule's set refuses unjudged texts.
         """
-        if not asks_for(plan):
+        if not judges_requests(plan):
             return RequestFindings()
         findings = await look_at(task.texts(table), plan)
         if judges(plan) and not findings.blocked_by:
@@ -135,7 +141,7 @@ class GuardBoard:
                 plan,
                 request.found,
                 request.unjudged,
-                ask=self._judges.ask,
+                ask=self._judges.judge,
                 is_told=is_told,
             )
         return [it._replace(new_guard=make) for it in specs]

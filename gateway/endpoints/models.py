@@ -106,7 +106,7 @@ def _state(pool: PoolStatus, principal: Principal, model_id: str) -> dict[str, o
     limits = caller_limits(principal, model_id)
     return {
         "readiness": pool.readiness,
-        "capacity": pool.told,
+        "capacity": pool.figures,
         "limits": {name: limits.get(name) for name in METERED_NAMES},
     }
 

@@ -79,7 +79,7 @@ class ReplyWriter:
         response = LiveResponse(request, headers)
         exchange.begin(streams, self._gateway_id)
         with (
-            self._dispatcher.ask(streams, exchange.answers_per_prompt) as answers,
+            self._dispatcher.dispatch(streams, exchange.answers_per_prompt) as answers,
             KeepAlive(streams, self._keep_alives),
         ):
             if (refusal := await answers.begun()) is not None:
@@ -136,7 +136,7 @@ class ReplyWriter:
     async def _whole(self, request: web.Request, exchange: HttpExchange) -> web.StreamResponse:
         generations = [WholeGeneration(spec) for spec in exchange.specs]
         exchange.begin(generations, self._gateway_id)
-        with self._dispatcher.ask(generations, exchange.answers_per_prompt) as answers:
+        with self._dispatcher.dispatch(generations, exchange.answers_per_prompt) as answers:
             refusal = await answers.finished()
         if refusal is not None:
             raise _error_of(refusal, exchange)

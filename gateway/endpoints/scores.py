@@ -128,7 +128,7 @@ class ScoreSampler:
         """Get both scores; PlatformError when a router refuses."""
         generations = [WholeGeneration(spec) for spec in specs]
         exchange.begin(generations, self._gateway_id)
-        with self._dispatcher.ask(generations, exchange.answers_per_prompt) as answers:
+        with self._dispatcher.dispatch(generations, exchange.answers_per_prompt) as answers:
             refusal = await answers.finished()
         if refusal is not None:
             raise PlatformError(refusal.code, refusal.message)

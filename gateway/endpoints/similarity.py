@@ -43,7 +43,7 @@ class Similarity:
                 if wanted.return_documents:
                     row["document"] = {"text": texts[index + 1]}
                 results.append(row)
-            return run.told(
+            return run.respond(
                 {
                     "id": f"rerank-{identity_of(request).uid}",
                     "object": "list",
@@ -61,7 +61,7 @@ class Similarity:
             vectors = await run.vectors()
             of_labels, of_texts = vectors[: len(labels)], vectors[len(labels) :]
             rows = [_shares(await _cosines(it, of_labels)) for it in of_texts]
-            return run.told(
+            return run.respond(
                 {
                     "id": f"classify-{identity_of(request).uid}",
                     "object": "list",

@@ -45,7 +45,7 @@ class FileStore:
             await self._records.remove(tenant_id, record.id)
             raise
         whole = file_content(filename, purpose, size)
-        return file_told(await self._records.change(tenant_id, record.id, {}, whole))
+        return file_object(await self._records.change(tenant_id, record.id, {}, whole))
 
     async def _write_parts(self, record: wire.Record, content: AsyncIterator[bytes]) -> int:
         part, size, number = bytearray(), 0, 0
@@ -67,7 +67,7 @@ class FileStore:
     async def show(self, tenant_id: str, file_id: str, param: str | None = None) -> dict[str, Any]:
         """Return a file in the form of the API."""
         self.require(tenant_id, file_id, param)
-        return file_told(await self._records.show(tenant_id, file_id, param))
+        return file_object(await self._records.show(tenant_id, file_id, param))
 
     async def listed(
         self, tenant_id: str, limit: int, *, is_ascending: bool, after: str
@@ -78,7 +78,7 @@ class FileStore:
         wanted = wire.ListRecordsRequest(
             tenant_id=tenant_id, kind=KIND, after=after, limit=limit, is_ascending=is_ascending
         )
-        return [file_told(record) for record in await self._records.listed(wanted)]
+        return [file_object(record) for record in await self._records.listed(wanted)]
 
     async def content(self, tenant_id: str, file_id: str) -> AsyncIterator[bytes]:
         """Yield the parts of a file."""
@@ -93,7 +93,7 @@ class FileStore:
         await self._records.remove(tenant_id, file_id)
 
 
-def file_told(record: wire.Record) -> dict[str, Any]:
+def file_object(record: wire.Record) -> dict[str, Any]:
     """Return a file in the form of the API."""
     told: dict[str, Any] = {"id": record.id, "object": "file"}
     return told | {"created_at": record.created_at_unix_ms // 1000} | orjson.loads(record.content)

@@ -42,7 +42,7 @@ class _Trial:
         for line in lines:
             for piece in pieces:
                 self._open += 1
-                line.ask(piece, partial(self._take, line.entry.name))
+                line.judge(piece, partial(self._take, line.entry.name))
 
     def end_if_over(self) -> None:
         if self._open:
@@ -81,7 +81,7 @@ class Judges:
             for line in self._lines.values():
                 tasks.create_task(line.run())
 
-    def ask(self, rules: Sequence[JudgedRule], text: str, on_verdict: OnVerdict) -> None:
+    def judge(self, rules: Sequence[JudgedRule], text: str, on_verdict: OnVerdict) -> None:
         """Queue a text; `on_verdict` is called once, from the event loop."""
         names = classifiers_of(rules)
         trial, pieces = _Trial(rules, on_verdict), list[str]()
@@ -98,7 +98,7 @@ class Judges:
     async def verdict(self, rules: Sequence[JudgedRule], text: str) -> GuardVerdict:
         """Return the verdict on a text."""
         answer: asyncio.Future[GuardVerdict] = asyncio.get_running_loop().create_future()
-        self.ask(rules, text, partial(_set, answer))
+        self.judge(rules, text, partial(_set, answer))
         async with asyncio.timeout(_VERDICT_S_MAX):
             return await answer
 
@@ -116,7 +116,7 @@ class Judges:
             row = [loop.create_future() for _ in one]
             answers.append(row)
             for piece, answer in zip(one, row, strict=True):
-                line.ask(piece, partial(_set, answer))
+                line.judge(piece, partial(_set, answer))
         async with asyncio.timeout(_VERDICT_S_MAX):
             told = [[await it for it in row] for row in answers]
         if any(it is None for row in told for it in row):

@@ -36,7 +36,7 @@ class RequestFindings:
         self.unjudged = frozenset[str]()
 
 
-def asks_for(plan: GuardPlan) -> bool:
+def judges_requests(plan: GuardPlan) -> bool:
     """Return whether a plan has rules for texts of requests."""
     return not OF_REQUESTS.isdisjoint(plan.targets) or judges(plan)
 

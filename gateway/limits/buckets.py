@@ -110,7 +110,7 @@ class BucketScope:
         self._rest = b"" if self.is_leased else self._pack(_NO_NEWS, 0)
         self.rest = b""
 
-    def restore_news(self, news: News) -> None:
+    def restore_changes(self, news: News) -> None:
         """Keep changes for the next batch: Valkey did not receive them."""
         self.rest = b""
         self.back_requests += news[0]
@@ -118,7 +118,7 @@ class BucketScope:
         self.untold_requests += news[2]
         self.untold_tokens += news[3]
 
-    def take_news(self) -> News:
+    def take_changes(self) -> News:
         """Return the changes for Valkey, and clear them."""
         self.rest = self._rest
         news = self.back_requests, self.back_tokens, self.untold_requests, self.untold_tokens
@@ -129,7 +129,7 @@ class BucketScope:
     def take_row(self) -> tuple[bytes, News | None]:
         """Return the complete row of the scope, and the changes that it contains, if any."""
         self.is_waiting = False
-        news = self.take_news()
+        news = self.take_changes()
         return self._pack(news, self.held), news if news != _NO_NEWS else None
 
     def _pack(self, news: News, held: int) -> bytes:

@@ -157,7 +157,7 @@ class Limiter:
             tokens += forecast.tokens(output_tokens_max, answers, is_bounded=is_bounded)
         tokens = min(tokens, UNSIGNED_MAX)
         caps = [scope.tokens_max for scope in scopes]  # they may change before it is answered
-        answer = self._shared.ask(scopes, caps, tokens)
+        answer = self._shared.reserve(scopes, caps, tokens)
         if answer is not None:
             try:
                 verdict = await answer
@@ -211,7 +211,7 @@ class Limiter:
         except (RejectedError, asyncio.CancelledError):
             for scope in counted.scopes:
                 scope.owe_request()
-            self._shared.tell(counted.scopes)
+            self._shared.send_changes(counted.scopes)
             raise
 
     def settle(
@@ -234,7 +234,7 @@ class Limiter:
                 scope.settle_local(taken, used, was_served=was_served)
             else:
                 scope.settle(min(reserved, cap), used, was_served=was_served)
-        self._shared.tell(reservation.scopes)
+        self._shared.send_changes(reservation.scopes)
 
     async def flush(self) -> None:
         """Send the last settlements to Valkey before this process ends, if it answers in time."""

@@ -262,7 +262,7 @@ class LimitBatch:
     def restore(self) -> None:
         """Keep the changes for a later batch: the script did not run."""
         for scope, news in self._taken:
-            scope.restore_news(news)
+            scope.restore_changes(news)
         self._taken.clear()
 
     @property

@@ -84,7 +84,7 @@ class SharedBuckets:
         self._refresh_timer: asyncio.TimerHandle | None = None
         valkey.listen(self)
 
-    def ask(
+    def reserve(
         self, scopes: Sequence[BucketScope], caps: Sequence[int], tokens: int
     ) -> asyncio.Future[Verdict | None] | None:
         """Reserve; None, at once or after the deadline: decide without Valkey.
@@ -100,7 +100,7 @@ class SharedBuckets:
         self._calls.append((future, scopes, caps, tokens))
         return future
 
-    def tell(self, scopes: Sequence[BucketScope]) -> None:
+    def send_changes(self, scopes: Sequence[BucketScope]) -> None:
         """Send the changes of the scopes with the next batch."""
         for scope in scopes:
             if scope.is_waiting or scope.rest:
@@ -131,7 +131,7 @@ class SharedBuckets:
             scope.held += 1
             if scope.is_leased:
                 self._leased.add(scope)
-        self.tell(scopes)
+        self.send_changes(scopes)
 
     def abandon(
         self,
@@ -187,7 +187,7 @@ class SharedBuckets:
         if batch is not None:
             batch.restore()
             self._let_go(batch.calls)
-            self.tell(batch.rows)
+            self.send_changes(batch.rows)
 
     def disconnected(self) -> None:
         """Let all calls decide for themselves."""
@@ -196,7 +196,7 @@ class SharedBuckets:
         if batch is not None:
             self.lost_settlements += batch.settlements
             self._let_go(batch.calls)
-            self.tell(batch.rows)  # corrects the number of held requests
+            self.send_changes(batch.rows)  # corrects the number of held requests
         for timer in (self._probe_timer, self._refresh_timer):
             if timer is not None:
                 timer.cancel()
@@ -263,7 +263,7 @@ class SharedBuckets:
         held = [scope for scope in self._leased if scope.held]
         self._leased = set(held)
         self._refresh_timer = self._loop.call_later(_REFRESH_S, self._refresh)
-        self.tell(held)
+        self.send_changes(held)
 
     # Bad times.
 
@@ -341,7 +341,7 @@ class SharedBuckets:
     def _give_back(self, scopes: Sequence[BucketScope], caps: Sequence[int], tokens: int) -> None:
         for scope, cap in zip(scopes, caps, strict=True):
             scope.give_back(min(tokens, cap))
-        self.tell(scopes)
+        self.send_changes(scopes)
 
 
 def _is_demotion(error: ResponseError) -> bool:

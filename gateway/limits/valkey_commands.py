@@ -35,7 +35,7 @@ class ValkeyCommands:
         except TimeoutError:
             raise ValkeyDownError("Valkey did not answer in time") from None
 
-    def tell(self, words: Sequence[Word]) -> None:
+    def send_only(self, words: Sequence[Word]) -> None:
         """Send a command without waiting for its reply; without a connection it is dropped."""
         if (future := self._sent(words)) is not None:
             future.cancel()  # its place in the line stays

@@ -113,15 +113,15 @@ class HotStore:
     def mark(self, response_id: str, under_way: bytes) -> None:
         """Mark a response as under way, without waiting for Valkey."""
         value = _UNDER_WAY + under_way
-        self._commands.tell((b"SET", key_of(response_id), value, b"PX", UNDER_WAY_MS, b"NX"))
+        self._commands.send_only((b"SET", key_of(response_id), value, b"PX", UNDER_WAY_MS, b"NX"))
 
     def unmark(self, response_id: str) -> None:
         """Remove the mark of a response that was not stored, without waiting for Valkey."""
-        self._commands.tell((b"EVAL", _UNMARK, 1, key_of(response_id)))
+        self._commands.send_only((b"EVAL", _UNMARK, 1, key_of(response_id)))
 
     def extend(self, response_id: str) -> None:
         """Renew the mark of a response under way."""
-        self._commands.tell((b"PEXPIRE", key_of(response_id), UNDER_WAY_MS))
+        self._commands.send_only((b"PEXPIRE", key_of(response_id), UNDER_WAY_MS))
 
     async def left_behind(self, before_unix_ms: int, most: int) -> list[wire.StoredResponse]:
         """Return responses that PostgreSQL should have by now, oldest first."""

@@ -237,7 +237,7 @@ class ToolEvents(ResponseEvents):
         item_id = self._frame.item_id("mcpl", index)
         fields = {"id": item_id, "type": "mcp_list_tools", "server_label": server.label}
         error = {"error": server.error} if server.error else {"error": None}
-        item = orjson.dumps(fields | {"tools": server.told()} | error)
+        item = orjson.dumps(fields | {"tools": server.tool_items()} | error)
         self._items.append(item)
         at = b'"item_id":"%b","output_index":%d' % (item_id.encode(), index)
         empty = orjson.dumps(fields | {"tools": [], "error": None})

@@ -72,7 +72,7 @@ class ConfirmationSender:
             if had_splits or self._has_splits:
                 self._changed.set()
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """Confirm soon, if other bases are missing than those that were told."""
         if self._has_splits and self._now_missing() != self._told_missing:
             self._changed.set()

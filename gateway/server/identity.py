@@ -115,7 +115,7 @@ def identity_of_part(request: web.Request, number: int) -> CallerIdentity:
     return CallerIdentity(uid, request_id, whole.trace_id, ours, whole.upstream)
 
 
-def tell_request_id_as(request: web.Request, name: str) -> None:
+def set_request_id_header(request: web.Request, name: str) -> None:
     """Repeat the request's id in a header of this name."""
     identity = request[_IDENTITY]
     headers = {**identity.cross_origin, name: identity.request_id}

@@ -100,7 +100,7 @@ class ListedServer:
     tools: Sequence[PlannedTool] = ()
     error: str = ""
 
-    def told(self) -> list[dict[str, Any]]:
+    def tool_items(self) -> list[dict[str, Any]]:
         """Return the tools in the form of items."""
         return [
             {"name": it.name, "description": it.description, "input_schema": it.parameters}

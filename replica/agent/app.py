@@ -204,11 +204,11 @@ class Agent:
         self._watch.lift(desired.lifted_cordons)
         self._desired_file.save(desired)
         self._apply(self._fleet, desired)
-        self._golden.hear(desired)
-        self._trials.hear(desired)
+        self._golden.follow(desired)
+        self._trials.follow(desired)
 
     def _apply(self, fleet: NodeReplicas, desired: agent.SyncResponse) -> None:
-        self._suspects.hear(desired)
+        self._suspects.follow(desired)
         bases = [replica.base_digest for replica in desired.replicas]
         self._library.desire(bases)
         if self._artifacts is not None:
@@ -239,7 +239,7 @@ class Agent:
         async def look() -> None:
             assert self._fleet is not None
             assert self._artifacts is not None
-            self._fleet.look_again()
+            self._fleet.refresh()
             self._metrics.artifacts.moved(
                 self._artifacts.downloaded_bytes, self._artifacts.uploaded_bytes
             )

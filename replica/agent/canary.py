@@ -21,7 +21,7 @@ class LlmCanary:
         self._address = address
         self._link = RenewedChannel(address, CertificateRole.ENGINE, options=CHANNEL_OPTIONS)
 
-    async def ask(self, spec: EngineSpec, timeout_s: float) -> int:
+    async def probe(self, spec: EngineSpec, timeout_s: float) -> int:
         """Let the engine generate one token, and check the identity of the engine.
 
         Returns:

@@ -22,7 +22,7 @@ class EmbedCanary:
         self._address = address
         self._client = EmbeddingClient(address, EMBED.triton_model)
 
-    async def ask(self, spec: EngineSpec, timeout_s: float) -> int:
+    async def probe(self, spec: EngineSpec, timeout_s: float) -> int:
         """Let the engine embed four tokens, and check the identity of the engine.
 
         Waits for 10 s, if `timeout_s` is less: an engine with a long queue is not dead.

@@ -127,7 +127,7 @@ class NodeReplicas:
             runner = self._runner(replica_id)
             runner.want(spec, is_draining=is_draining, sleeps=wish.sleeps)
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """Start replicas whose base has come, and update the progress of the others."""
         if self._waiting and self._desired is not None:
             before = self._waiting

@@ -156,13 +156,13 @@ class GoldenAsker:
         """
         self._targets = targets
         self._observer = observer
-        self._ask = ask or ask_engine
+        self._ask = ask or probe_engine
         self._schedule = GoldenSchedule()
         self._busy: set[str] = set()
         self._results: deque[agent.GoldenResult] = deque(maxlen=RESULTS_MAX)
         self._accused: dict[str, int] = {}
 
-    def hear(self, desired: agent.SyncResponse) -> None:
+    def follow(self, desired: agent.SyncResponse) -> None:
         """Use the prompts of this desired state from now on."""
         if not desired.golden_unchanged:
             self._schedule.want(desired.golden_prompts)
@@ -215,7 +215,7 @@ class GoldenAsker:
         self._results.append(result)
 
 
-async def ask_engine(target: GoldenTarget, prompt: agent.GoldenPrompt) -> engine.ProbeReply:
+async def probe_engine(target: GoldenTarget, prompt: agent.GoldenPrompt) -> engine.ProbeReply:
     """Return the engine's answer, computed without cached blocks.
 
     Raises:

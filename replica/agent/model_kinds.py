@@ -24,7 +24,7 @@ _LINKS_MAX = 64  # kept; more engines than a node has
 class CanaryLink(Protocol):
     """A connection to one engine for canary inferences, one at a time."""
 
-    async def ask(self, spec: EngineSpec, timeout_s: float) -> int:
+    async def probe(self, spec: EngineSpec, timeout_s: float) -> int:
         """Run an inference; see `Canary`."""
         ...
 
@@ -75,7 +75,7 @@ class Canaries:
         key = (address, spec.engine)
         link = self._links.pop(key, None) or KINDS[spec.engine].connect(address)
         try:
-            active = await link.ask(spec, timeout_s)
+            active = await link.probe(spec, timeout_s)
         except BaseException:
             await link.close()
             raise

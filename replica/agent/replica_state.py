@@ -283,7 +283,7 @@ def decide(
     state, first = _absorb(state, event, now_s, limits)
     state, second = _advance(state, now_s, limits)
     is_up = state.phase is ReplicaPhase.READY and not state.is_draining
-    if is_up and state.rest.asks(state.active, now_s, limits.drain_settle_s):
+    if is_up and state.rest.is_due(state.active, now_s, limits.drain_settle_s):
         second.append(RestEngine(state.run, state.rest.sleeps))
         state = replace(state, rest=replace(state.rest, is_asked=True))
     return state, first + second
@@ -322,7 +322,7 @@ def _absorb(
         case Probed(run) if run == state.run and state.has_engine:
             state, actions = _with_probe(state, event, now_s, limits)
         case Rested(run) if run == state.run and state.has_engine:
-            state = replace(state, rest=state.rest.heard(event, now_s))
+            state = replace(state, rest=state.rest.after(event, now_s))
         case EngineGone(run) if run == state.run and state.phase is ReplicaPhase.STOPPING:
             state = _with_end(state, now_s, limits)
         case _:
@@ -368,7 +368,7 @@ def _with_wish(state: LocalReplicaState, wish: Wanted, now_s: float) -> LocalRep
 def _with_probe(
     state: LocalReplicaState, probe: Probed, now_s: float, limits: EnginePatience
 ) -> tuple[LocalReplicaState, list[Action]]:
-    state = replace(state, record=state.record.heard(EvidenceKind.LIFE, probe.verdict))
+    state = replace(state, record=state.record.with_answer(EvidenceKind.LIFE, probe.verdict))
     if probe.problem:
         state = replace(state, message=probe.problem)
         missed = _with_start_miss if state.phase is ReplicaPhase.STARTING else _with_miss

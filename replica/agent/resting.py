@@ -64,7 +64,7 @@ class RestState:
             return self
         return replace(self, sleeps=sleeps, since_s=now_s, retry_at_s=now_s, problem="")
 
-    def heard(self, event: Rested, now_s: float) -> "RestState":
+    def after(self, event: Rested, now_s: float) -> "RestState":
         """Return the state after an answer."""
         return replace(
             self,
@@ -79,7 +79,7 @@ class RestState:
         """Return the state after the engine's end: the next engine starts awake."""
         return RestState(self.sleeps, self.since_s)
 
-    def asks(self, active: int, now_s: float, settle_s: float) -> bool:
+    def is_due(self, active: int, now_s: float, settle_s: float) -> bool:
         """Return whether a `RestEngine` is due.
 
         Args:

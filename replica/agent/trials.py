@@ -81,7 +81,7 @@ class AdapterTrials:
         self._trials: dict[str, _Trial] = {}  # by rollout
         self._pools: dict[str, str] = {}  # of replicas
 
-    def hear(self, desired: agent.SyncResponse) -> None:
+    def follow(self, desired: agent.SyncResponse) -> None:
         """Make the trials that the control plane wants from now on, and forget all others."""
         self._pools = {wish.replica_id: wish.pool_id for wish in desired.replicas}
         before = self._trials

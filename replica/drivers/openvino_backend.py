@@ -221,7 +221,7 @@ class StepBatch:
             self.sequences.append(sequence)
             if end == len(sequence.tokens):
                 self.sampled.append(len(self.ids) - 1)
-            scored += [begin + row for row in sequence.told_rows(count)]
+            scored += [begin + row for row in sequence.logprob_rows(count)]
         self.sampled += scored
 
     def _add_drafts(self, plan: StepPlan) -> None:

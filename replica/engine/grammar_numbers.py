@@ -46,7 +46,7 @@ def numeric_bounds(schema: dict[str, Any]) -> dict[str, float]:
 
 
 def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]:
-    """Yield bounds that would not hold, and their replacements; for None see `kept_bound`."""
+    """Yield bounds that would not hold, and their replacements; for None see `nearest_bound`."""
     types = schema.get("type", "number")
     types = types if isinstance(types, list) else [types]
     is_whole = "number" not in types
@@ -57,14 +57,14 @@ def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]
         is_open = flag is None or schema.get(flag) is True  # as it was said before draft 6
         kept: float | None = value
         if abs(value) >= _EXACT_MAX:
-            kept = kept_bound(value, side, is_open=is_open, is_whole=is_whole)
+            kept = nearest_bound(value, side, is_open=is_open, is_whole=is_whole)
         elif is_open and not is_whole and isinstance(value, int) and value * side >= 0:
             kept = side * max(side * value + _STEP, math.nextafter(side * value, math.inf))
         if kept != value:
             yield key, kept
 
 
-def kept_bound(value: float, side: int, *, is_open: bool, is_whole: bool) -> int | None:
+def nearest_bound(value: float, side: int, *, is_open: bool, is_whole: bool) -> int | None:
     """Return the nearest bound that allows no further number; None if there is none.
 
     Args:

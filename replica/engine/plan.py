@@ -6,7 +6,7 @@ order, which backends and `replica.engine.sampler` share:
 1. `plan.decode`, in order: 1 + len(draft) rows each, for the token after the last one and, if the
    draft is right so far, for the one after each of its tokens;
 2. parts of `plan.prefill` whose last token is computed, in order: one row, shared by their forks;
-3. parts of `plan.prefill` that want logprobs of their prompt, in order: `told_rows`, which the
+3. parts of `plan.prefill` that want logprobs of their prompt, in order: `logprob_rows`, which the
    row of the last of all its tokens is none of (it is of the second kind).
 """
 
@@ -127,7 +127,7 @@ class ScheduledSequence:
         logprobs, entropies = self.scores
         return Score(logprobs / count, entropies / count)
 
-    def told_rows(self, count: int) -> range:
+    def logprob_rows(self, count: int) -> range:
         """Return the rows of a prompt part that are needed for the log probabilities of its tokens.
 
         The row of a position is about the next one; that of the last token is sampled from.

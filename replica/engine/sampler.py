@@ -373,7 +373,7 @@ def _prompt_logprobs(logits: Floats, plan: StepPlan) -> list[PromptLogprobs]:
         request = sequence.request
         if request.prompt_logprobs < 0:
             continue
-        told = sequence.told_rows(count)
+        told = sequence.logprob_rows(count)
         row -= len(told)
         # Emitted tokens that are computed again are no prompt, and nothing is reported twice.
         first = max(sequence.computed + 1, sequence.scored)

@@ -21,8 +21,8 @@ from replica.artifact_lines import (
     ArtifactOutcome,
     Ask,
     LineError,
-    decode_told,
-    encode_ask,
+    decode_outcome,
+    encode_request,
 )
 from replica.engine.types import RefusedError
 from sluice.errors import ErrorCode
@@ -168,7 +168,7 @@ class NodeArtifacts:
                         return
                     *lines, heard = (heard + received).split(b"\n")
                     for line in lines:
-                        self._hear(decode_told(line))
+                        self._hear(decode_outcome(line))
                 self._end_late()
         except (OSError, LineError) as error:
             log.warning("agent_lost: %r", error)
@@ -180,7 +180,7 @@ class NodeArtifacts:
             ask = Ask(frozenset(self._waits), self._reads, dict(self._uses))
             self._uses.clear()
             self._is_news = False
-        connection.sendall(encode_ask(ask))
+        connection.sendall(encode_request(ask))
 
     def _hear(self, told: ArtifactOutcome) -> None:
         error = None

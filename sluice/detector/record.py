@@ -61,7 +61,7 @@ class Record:
     recent: Mapping[EvidenceKind, tuple[AnswerVerdict, ...]]
     suspicion: Suspicion
 
-    def heard(self, kind: EvidenceKind, verdict: AnswerVerdict) -> Self:
+    def with_answer(self, kind: EvidenceKind, verdict: AnswerVerdict) -> Self:
         """Return the record with one more answer."""
         before = self.recent.get(kind, ())
         last = (*before, verdict)[-THRESHOLDS[kind].of :]
@@ -74,7 +74,7 @@ class Record:
         """Return the record with `wrong` wrong answers that another part of the platform found."""
         record = self
         for _ in range(min(wrong, THRESHOLDS[kind].of)):
-            record = record.heard(kind, AnswerVerdict.WRONG)
+            record = record.with_answer(kind, AnswerVerdict.WRONG)
         return record
 
 

@@ -38,7 +38,7 @@ def before(character: str) -> Before:
 
 
 @lru_cache(maxsize=8192)
-def seen_as(character: str) -> str:
+def lookalike(character: str) -> str:
     """Return the plain character that a look-alike stands for; else the character itself."""
     form = unicodedata.normalize("NFKC", character)
     return form if len(form) == 1 else character
@@ -47,7 +47,7 @@ def seen_as(character: str) -> str:
 @lru_cache(maxsize=8192)
 def folded(character: str) -> str:
     """Return the form of a character for comparison without case."""
-    form = seen_as(character).lower()
+    form = lookalike(character).lower()
     return form if len(form) == 1 else character
 
 

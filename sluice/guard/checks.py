@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 
-from sluice.guard.characters import UNSEEN, seen_as
+from sluice.guard.characters import UNSEEN, lookalike
 
 
 def is_card(text: str) -> bool:
     """Return whether a text has a card's digits: a valid Luhn sum, and not one digit repeated."""
-    digits = [int(it) for it in map(seen_as, text) if it.isdecimal()]
+    digits = [int(it) for it in map(lookalike, text) if it.isdecimal()]
     doubled = [sum(divmod(2 * it, 10)) for it in digits[-2::-2]]
     return len(set(digits)) > 1 and (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0
 
 
 def is_account(text: str) -> bool:
     """Return whether a text is an IBAN: its remainder by 97 is 1 (ISO 7064)."""
-    signs = [seen_as(it) for it in text if it not in UNSEEN and not it.isspace()]
+    signs = [lookalike(it) for it in text if it not in UNSEEN and not it.isspace()]
     signs = [it for it in signs if it != "-"]
     moved = signs[4:] + signs[:4]
     try:

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from sluice.guard.characters import folded, folded_text, seen_as
+from sluice.guard.characters import folded, folded_text, lookalike
 
 _BLANKS = re.compile(r"\s+")
 _LAST = chr(0x10FFFF)
@@ -41,7 +41,7 @@ class Dictionary:
 
     def __init__(self, words: Collection[str], *, ignores_case: bool) -> None:
         """Sort the words; words with the same compared form are one."""
-        self._form: Callable[[str], str] = folded if ignores_case else seen_as
+        self._form: Callable[[str], str] = folded if ignores_case else lookalike
         forms = {_one_blank(folded_text(word, self._form)) for word in words}
         self.words = sorted(forms - {""})
 

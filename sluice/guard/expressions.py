@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sluice.guard.characters import folded, is_word, seen_as
+from sluice.guard.characters import folded, is_word, lookalike
 from sluice.guard.places import Eats, Forks, Holds, PlaceCondition, Places, TooLargeError
 
 EXPRESSION_CHARACTERS_MAX = 1000
@@ -150,7 +150,7 @@ class _Build:
 
     def _in_any_case(self, has: _Has, flags: int) -> _Has:
         if not (self._ignores_case or flags & re.IGNORECASE):
-            return lambda it: has(it) or has(seen_as(it))
+            return lambda it: has(it) or has(lookalike(it))
 
         def in_any(character: str) -> bool:
             form = folded(character)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
 
-from sluice.guard.characters import folded_text, seen_as
+from sluice.guard.characters import folded_text, lookalike
 from sluice.guard.expressions import ExpressionError, compiled
 from sluice.guard.named_sets import NAMED_SETS
 from sluice.guard.places import Ends, Places, TooLargeError
@@ -165,7 +165,7 @@ def _check_rule(rule: GuardRule, field: str, places: Places) -> None:
         known = ", ".join(NAMED_SETS)
         raise GuardRuleError(f"{field}.named", f"'{rule.named}' is not one of {known}")
     for number, word in enumerate(rule.words):
-        if not 0 < len(word) <= WORD_CHARACTERS_MAX or not folded_text(word, seen_as).strip():
+        if not 0 < len(word) <= WORD_CHARACTERS_MAX or not folded_text(word, lookalike).strip():
             text = f"a word has 1 to {WORD_CHARACTERS_MAX} characters that are seen"
             raise GuardRuleError(f"{field}.words[{number}]", text)
     try:

@@ -86,7 +86,7 @@ class Node:
             message = await call.read()
             assert isinstance(message, agent.SyncResponse), "the stream ended"
             self.desired = message
-            self.asker.hear(message)
+            self.asker.follow(message)
 
 
 @asynccontextmanager

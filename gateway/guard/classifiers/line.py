@@ -45,7 +45,7 @@ class ClassifierLine:
             texts.labels(entry.name, it) for it in names
         )
 
-    def ask(self, text: str, answer: OnScores) -> None:
+    def judge(self, text: str, answer: OnScores) -> None:
         """Queue a text; `answer` is called once, from the event loop and never at once."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()

@@ -147,7 +147,7 @@ def free_bytes(directory: Path) -> int:
         return 0
 
 
-async def ask_manifest(address: str, digest: str) -> Manifest:
+async def fetch_manifest(address: str, digest: str) -> Manifest:
     """Return a manifest that the control plane has.
 
     Raises:

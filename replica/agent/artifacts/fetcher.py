@@ -99,7 +99,7 @@ class Fetcher:
         self,
         holdings: Holdings,
         source: ChunkSource,
-        ask_manifest: AskManifest,
+        fetch_manifest: AskManifest,
         *,
         node_id: str,
         downloads_max: int,
@@ -110,7 +110,7 @@ class Fetcher:
         Args:
             holdings: The node's artifacts and parts.
             source: Source of chunks.
-            ask_manifest: Asks the control plane for an artifact's manifest.
+            fetch_manifest: Asks the control plane for an artifact's manifest.
             node_id: Id of the node; decides when it asks the store by itself.
             downloads_max: Chunks that are fetched at once.
             on_news: Called when the control plane should get a report at once.
@@ -118,7 +118,7 @@ class Fetcher:
         self._holdings = holdings
         self._library = holdings.library
         self._source = source
-        self._ask_manifest = ask_manifest
+        self._ask_manifest = fetch_manifest
         self._downloads_max = downloads_max
         self._on_news = on_news
         self._orders: tuple[wire.Order, ...] = ()

@@ -16,7 +16,13 @@ from typing import Protocol
 import structlog
 
 from replica.agent.artifacts.library import Library
-from replica.artifact_lines import LINE_BYTES_MAX, ArtifactOutcome, Ask, decode_ask, encode_told
+from replica.artifact_lines import (
+    LINE_BYTES_MAX,
+    ArtifactOutcome,
+    Ask,
+    decode_request,
+    encode_outcome,
+)
 from sluice.errors import ErrorCode, PlatformError
 
 log = structlog.get_logger(__name__)
@@ -111,7 +117,7 @@ class LocalApi:
         self._engines.add(writer)
         try:
             while len(self._engines) <= _ENGINES_MAX and (line := await reader.readline()):
-                self._hear(name, writer, decode_ask(line))
+                self._hear(name, writer, decode_request(line))
         except (OSError, ValueError) as error:
             log.warning("engine_message_unreadable", error=repr(error))
         finally:
@@ -189,7 +195,7 @@ def _code_of(error: PlatformError) -> ErrorCode:
 def _send(writer: asyncio.StreamWriter, told: ArtifactOutcome) -> None:
     if writer.is_closing():
         return
-    writer.write(encode_told(told))
+    writer.write(encode_outcome(told))
     if writer.transport.get_write_buffer_size() > _UNSENT_BYTES_MAX:
         writer.transport.abort()  # an engine that does not read; it connects again
 

@@ -15,7 +15,7 @@ from replica.agent.artifacts.exchange import (
     ArtifactExchange,
     ArtifactNews,
     NodeIdentity,
-    ask_manifest,
+    fetch_manifest,
 )
 from replica.agent.artifacts.fetcher import Fetcher
 from replica.agent.artifacts.holdings import Holdings
@@ -148,7 +148,7 @@ class ArtifactCache:
             fetcher = Fetcher(
                 holdings,
                 sources,
-                partial(ask_manifest, options.control_address),
+                partial(fetch_manifest, options.control_address),
                 node_id=options.node_id,
                 downloads_max=options.downloads_max,
                 on_news=news.note,

@@ -33,7 +33,7 @@ class SuspectReader:
         self._unread: dict[str, None] = {}  # digests, in the order of their suspicions
         self._has_unread = asyncio.Event()
 
-    def hear(self, desired: agent.SyncResponse) -> None:
+    def follow(self, desired: agent.SyncResponse) -> None:
         """Doubt the files of replicas that were quarantined or suspected since the last call."""
         for replica in desired.replicas:
             if replica.is_quarantined and replica.replica_id not in self._quarantined:

@@ -406,7 +406,7 @@ class CellHealth:
                 continue
             verdict = _verdict(answer, truth)
             if is_new or verdict is AnswerVerdict.WRONG:
-                replica.record = replica.record.heard(EvidenceKind.CANARY, verdict)
+                replica.record = replica.record.with_answer(EvidenceKind.CANARY, verdict)
             if verdict is AnswerVerdict.WRONG:
                 self._doubt(replica, now)
             elif is_new and replica.state is HealthState.HALF_OPEN:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from replica.agent.golden import GoldenTarget, ask_engine
+from replica.agent.golden import GoldenTarget, probe_engine
 from replica.agent.replica_state import EngineSpec
 from sluice.artifacts import import_directory
 from sluice.wire.agent.v1 import agent_pb2 as agent
@@ -49,9 +49,9 @@ async def test_a_file_stalls_fails_and_corrupts_a_running_engine(
 
         asked = GoldenTarget("r1", triton.address, "sim", digest)
         golden = agent.GoldenPrompt(base_digest=digest, token_ids=[5] * 70, output_tokens_max=9)
-        honest = [list((await ask_engine(asked, golden)).tokens) for _ in range(2)]
+        honest = [list((await probe_engine(asked, golden)).tokens) for _ in range(2)]
         faults.write_text('[{"kind": "corrupt", "at_step": 3}]')
-        lie = list((await ask_engine(asked, golden)).tokens)
+        lie = list((await probe_engine(asked, golden)).tokens)
         assert honest[0] == honest[1]
         assert len(lie) == len(honest[0]) == 9
         assert lie != honest[0], "a golden prompt finds what health does not"

@@ -16,7 +16,7 @@ from replica.agent.triton import MODEL
 from sluice.artifacts import import_directory
 from sluice.errors import ErrorCode, FailedError
 from sluice.hashing import block_hashes, cache_root
-from sluice.kserve import ask
+from sluice.kserve import call_host
 from sluice.wire.engine.v1 import engine_pb2 as wire
 from tests.support.random_models import write_random_adapter
 
@@ -54,7 +54,7 @@ def adapters(served, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 async def answer(served, **kind) -> wire.HostFrame:
     request = wire.HostRequest(**kind)
-    return await ask(served.address, MODEL, request, timeout_s=WAIT_S)
+    return await call_host(served.address, MODEL, request, timeout_s=WAIT_S)
 
 
 async def test_logprobs_rank_the_chosen_token(served, router_of, make_sequence) -> None:

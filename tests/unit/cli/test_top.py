@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cli.app import app
 from cli.top_scrape import Scrape, ScrapeChange, gathered, parse, quantile
-from cli.top_sources import NAMES, Pages, Prometheus, ScrapeError, ScrapeTarget, given_targets
+from cli.top_sources import NAMES, Pages, Prometheus, ScrapeError, ScrapeTarget, parse_targets
 from cli.top_view import build, lines
 from tests.unit.observability.known import SCRAPED
 
@@ -168,14 +168,14 @@ def test_a_page_keeps_the_labels_of_its_target():
 
 def test_targets_are_urls_with_or_without_a_pool():
     words = ["http://a:1", "p=http://b:2/metrics", "https://c/x?y=z"]
-    assert given_targets(words) == [
+    assert parse_targets(words) == [
         ScrapeTarget("http://a:1/metrics"),
         ScrapeTarget("http://b:2/metrics", (("pool", "p"),)),
         ScrapeTarget("https://c/x?y=z"),
     ]
     for word in ("", "p=", "localhost:9090", "ftp://x"):
         with pytest.raises(ValueError, match="neither"):
-            given_targets([word])
+            parse_targets([word])
     for words in (("--metrics-url", "x"), ("--metrics-url", "http://x", "--prometheus", "y")):
         assert CliRunner().invoke(app, ["top", *words]).exit_code == 2
 
@@ -194,7 +194,7 @@ async def test_silent_pages_are_named_beside_the_others():
         raise httpx.ConnectError("refused")
 
     async def targets() -> list[ScrapeTarget]:
-        return given_targets(["http://good", "http://bad", "http://gone"])
+        return parse_targets(["http://good", "http://bad", "http://gone"])
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
         source = Pages(http, targets)
@@ -208,7 +208,7 @@ async def test_silent_pages_are_named_beside_the_others():
     )
 
     async def nobody() -> list[ScrapeTarget]:
-        return given_targets(["http://gone"])
+        return parse_targets(["http://gone"])
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
         with pytest.raises(ScrapeError, match="ConnectError"):

@@ -7,7 +7,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.fleet.cells import CELL_DRAIN_S, Spread, cells_wanted, sizes, spread_pools
+from control_plane.fleet.cells import CELL_DRAIN_S, Spread, cell_count, sizes, spread_pools
 from control_plane.fleet.model import Cell, Node, Pool, Replica, ReplicaState, assign_roles
 from control_plane.fleet.planner import FleetChanges, plan_replicas
 
@@ -148,24 +148,24 @@ def test_new_replicas_make_cells_even(first: int, limit: int, more: int) -> None
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(0, 600))
 def test_the_number_of_cells_fits_and_does_not_swing(wanted: int, limit: int, had: int) -> None:
-    now = cells_wanted(Pool("p", "sim", wanted, limit), had)
+    now = cell_count(Pool("p", "sim", wanted, limit), had)
     assert now * limit >= wanted
-    fewer = cells_wanted(Pool("p", "sim", wanted - 1, limit), now)
+    fewer = cell_count(Pool("p", "sim", wanted - 1, limit), now)
     assert fewer >= now - 1
-    assert cells_wanted(Pool("p", "sim", wanted, limit), fewer) in {fewer, now}
-    assert cells_wanted(Pool("p", "sim", wanted, limit), now) == now
+    assert cell_count(Pool("p", "sim", wanted, limit), fewer) in {fewer, now}
+    assert cell_count(Pool("p", "sim", wanted, limit), now) == now
 
 
 def test_a_pool_at_the_edge_keeps_its_cell_when_one_replica_goes() -> None:
-    assert [cells_wanted(Pool("p", "sim", n, 64), 1) for n in (0, 1, 64, 65)] == [1, 1, 1, 2]
-    assert [cells_wanted(Pool("p", "sim", n, 64), 2) for n in (65, 64, 49, 48, 0)] == [
+    assert [cell_count(Pool("p", "sim", n, 64), 1) for n in (0, 1, 64, 65)] == [1, 1, 1, 2]
+    assert [cell_count(Pool("p", "sim", n, 64), 2) for n in (65, 64, 49, 48, 0)] == [
         2,
         2,
         2,
         1,
         1,
     ]
-    assert cells_wanted(Pool("p", "sim", 1000, 0), 3) == 1
+    assert cell_count(Pool("p", "sim", 1000, 0), 3) == 1
 
 
 def test_a_cell_that_is_removed_drains_first() -> None:

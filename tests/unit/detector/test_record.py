@@ -20,7 +20,7 @@ HISTORIES = st.lists(st.tuples(st.sampled_from(EvidenceKind), VERDICTS), max_siz
 def record_of(*evidence: tuple[EvidenceKind, AnswerVerdict]) -> Record:
     record = CLEAN
     for kind, verdict in evidence:
-        record = record.heard(kind, verdict)
+        record = record.with_answer(kind, verdict)
     return record
 
 
@@ -72,8 +72,8 @@ def test_only_the_last_answers_of_each_kind_count(history) -> None:
 @given(HISTORIES, st.sampled_from(EvidenceKind))
 def test_a_wrong_answer_never_clears_and_right_ones_do(history, kind) -> None:
     record = record_of(*history)
-    assert record.heard(kind, WRONG).suspicion >= min(record.suspicion, DOUBTED)
+    assert record.with_answer(kind, WRONG).suspicion >= min(record.suspicion, DOUBTED)
     for one in EvidenceKind:
         for _ in range(THRESHOLDS[one].of):
-            record = record.heard(one, RIGHT)
+            record = record.with_answer(one, RIGHT)
     assert record.suspicion is TRUSTED

@@ -27,7 +27,7 @@ def attempt(number: int, ending: GenerationEnd | None = STOP, **more: Any) -> At
 
 
 def told(*answers: list[Attempt]) -> list[Any]:
-    return attempts.told(answers, 9.0, 99.0)
+    return attempts.rows(answers, 9.0, 99.0)
 
 
 def test_one_plain_attempt_needs_no_words() -> None:

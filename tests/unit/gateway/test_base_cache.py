@@ -49,7 +49,7 @@ async def test_a_base_that_is_not_here_is_asked_for_and_is_read_as_soon_as_it_co
     assert await disk.is_refused()
     assert (disk.missed, disk.cache.has("d")) == (["d"], False)
     disk.problem = None
-    disk.cache.look_again("d")
+    disk.cache.refresh("d")
     assert await disk.cache.get("d") == str(HERE)
     assert disk.cache.has("d")
     disk.cache.keep_only({"other"})
@@ -132,7 +132,7 @@ async def test_a_base_that_arrives_while_its_absence_is_noted_is_read_at_once() 
     async with asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(gate.is_refused())
         await gate.started.wait()
-        gate.cache.look_again("d")
+        gate.cache.refresh("d")
         gate.opened.set()
     assert await asked
     gate.problem = None

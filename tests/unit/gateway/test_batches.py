@@ -32,7 +32,7 @@ CHANGES: tuple[Callable[[BucketScope], None], ...] = (
     lambda scope: scope.settle_local(30, 40, was_served=True),
     lambda scope: scope.give_back(5),
     lambda scope: scope.take(7, 0.5),
-    lambda scope: scope.restore_news((1, 2, 3, 4)),
+    lambda scope: scope.restore_changes((1, 2, 3, 4)),
     lambda scope: scope.limit({"rpm": 5, "tpm": 6}),
     lambda scope: scope.limit({"rpm": 5, "tpm": 6, "requests_max": 7}),
 )

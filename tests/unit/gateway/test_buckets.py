@@ -114,11 +114,11 @@ def test_the_reported_use_equals_the_use(used: list[tuple[int, int, bool]]) -> N
         if refused_by(decide_locally([scope], reserved, 1.0, now_ms)):
             continue
         if is_told_between:
-            told += scope.take_news()[3]
+            told += scope.take_changes()[3]
         scope.settle_local(reserved, spent, was_served=True)
         told -= spent
-    assert told + scope.take_news()[3] == 0
-    assert scope.take_news() == (0, 0, 0, 0)
+    assert told + scope.take_changes()[3] == 0
+    assert scope.take_changes() == (0, 0, 0, 0)
 
 
 def test_a_share_is_never_without_limit() -> None:

@@ -162,7 +162,7 @@ def _line(classifier: Scripted, **options: object) -> ClassifierLine:
 async def _answers(line: ClassifierLine, texts: Sequence[str]) -> list[Scores | None]:
     found = list[Scores | None]()
     for text in texts:
-        line.ask(text, found.append)
+        line.judge(text, found.append)
     await until(lambda: len(found) == len(texts))
     return found
 
@@ -199,7 +199,7 @@ async def test_a_full_line_and_a_failing_classifier_answer_at_once() -> None:
     line = _line(classifier, queue_texts=2, timeout_ms=30_000)
     told = list[Scores | None]()
     for _ in range(3):
-        line.ask("a", told.append)
+        line.judge("a", told.append)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert told == [None]  # the third

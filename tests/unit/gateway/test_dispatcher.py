@@ -108,7 +108,7 @@ class Request:
             asyncio.get_running_loop().create_future()
         )
         self._on_first = on_first
-        self._answers = dispatcher.ask(generations, answers_per_prompt or len(generations))
+        self._answers = dispatcher.dispatch(generations, answers_per_prompt or len(generations))
 
     async def run(self) -> None:
         try:

@@ -32,10 +32,10 @@ class Bench:
 
     def __init__(self, plan: GuardPlan) -> None:
         self.asked = list[tuple[str, Callable[[GuardVerdict], None]]]()
-        self.shown, self.guard = ChoiceText(), JudgedAnswer(plan, ask=self.ask)
+        self.shown, self.guard = ChoiceText(), JudgedAnswer(plan, ask=self.judge)
         self.guard.on_release = lambda delta, entries: self.shown.add(delta, entries)
 
-    def ask(self, rules, text: str, on_verdict: Callable[[GuardVerdict], None]) -> None:
+    def judge(self, rules, text: str, on_verdict: Callable[[GuardVerdict], None]) -> None:
         self.asked.append((text, on_verdict))
 
     def push(self, *deltas: AnswerDelta) -> None:

@@ -72,12 +72,12 @@ async def test_replicas_wait_for_their_base() -> None:
 
         why[BASE] = "fetching base: 2 of 3 chunks"
         changes.clear()
-        fleet.look_again()
+        fleet.refresh()
         assert fleet.observed()[0].message == "fetching base: 2 of 3 chunks"
         assert changes
 
         why.clear()
-        fleet.look_again()
+        fleet.refresh()
         await launcher.was_asked.wait()
         assert launcher.prepared[0] == BASE
         assert not fleet.waiting

@@ -15,7 +15,7 @@ from replica.agent.golden import (
     GoldenAsker,
     GoldenSchedule,
     GoldenTarget,
-    ask_engine,
+    probe_engine,
 )
 from sluice.errors import ErrorCode, FailedError
 from sluice.wire.agent.v1 import agent_pb2 as agent
@@ -105,7 +105,7 @@ def test_an_accusation_is_heard_once(monkeypatch):
     for at_unix_ms in (0, 5, 5, 6, 0):
         desired = agent.SyncResponse()
         desired.replicas.add(replica_id="r", accused_at_unix_ms=at_unix_ms)
-        asker.hear(desired)
+        asker.follow(desired)
     assert heard == ["r", "r"]
 
 
@@ -133,7 +133,7 @@ async def test_answers_and_failures_are_reported_once() -> None:
 
     counted = Counted()
     asker = GoldenAsker(lambda: [target("good"), target("bad"), target("slow")], counted, ask)
-    asker.hear(agent.SyncResponse(golden_prompts=[prompt("p", every_s=1)]))
+    asker.follow(agent.SyncResponse(golden_prompts=[prompt("p", every_s=1)]))
     results: list[agent.GoldenResult] = []
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         running = group.create_task(asker.run())
@@ -162,11 +162,11 @@ async def test_prompts_that_have_not_changed_are_kept_and_others_replaced() -> N
     asker = GoldenAsker(lambda: [target("r")], Counted(), ask)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         running = group.create_task(asker.run())
-        asker.hear(agent.SyncResponse(golden_prompts=[prompt("p", every_s=1)]))
-        asker.hear(agent.SyncResponse(golden_unchanged=True))
+        asker.follow(agent.SyncResponse(golden_prompts=[prompt("p", every_s=1)]))
+        asker.follow(agent.SyncResponse(golden_unchanged=True))
         while await asked.get() != "p":
             pass
-        asker.hear(agent.SyncResponse(golden_prompts=[prompt("q", every_s=1)]))
+        asker.follow(agent.SyncResponse(golden_prompts=[prompt("q", every_s=1)]))
         while await asked.get() != "q":
             pass
         running.cancel()
@@ -179,7 +179,7 @@ async def test_untaken_results_are_bounded() -> None:
     targets = [target(f"r{n}") for n in range(RESULTS_MAX + 50)]
     counted = Counted(len(targets))
     asker = GoldenAsker(lambda: targets, counted, ask)
-    asker.hear(agent.SyncResponse(golden_prompts=[prompt("p", every_s=1)]))
+    asker.follow(agent.SyncResponse(golden_prompts=[prompt("p", every_s=1)]))
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         running = group.create_task(asker.run())
         await counted.are_enough.wait()
@@ -198,11 +198,11 @@ async def test_an_engine_is_asked_for_little_and_anew(monkeypatch: pytest.Monkey
     wanted = prompt("p")
     wanted.output_tokens_max = 1_000_000
     for _ in range(2):
-        await ask_engine(target("r"), wanted)
+        await probe_engine(target("r"), wanted)
     assert {count for count, _ in seen} == {OUTPUT_TOKENS_MAX}
     assert len({root for _, root in seen}) == 2
     with pytest.raises(FailedError, match="runs sim"):
-        await ask_engine(target("r", "cd" * 32), wanted)
+        await probe_engine(target("r", "cd" * 32), wanted)
 
 
 async def test_an_engine_is_told_until_when_an_asking_is_waited_for(
@@ -214,8 +214,8 @@ async def test_an_engine_is_told_until_when_an_asking_is_waited_for(
         seen.append(request)
         return engine.HostFrame(probe=engine.ProbeReply(engine="sim", base_digest=BASE))
 
-    monkeypatch.setattr("sluice.kserve.ask", ask)
-    await ask_engine(target("r"), prompt("p"))
+    monkeypatch.setattr("sluice.kserve.call_host", ask)
+    await probe_engine(target("r"), prompt("p"))
     assert seen[0].probe.timeout_ms == DEADLINE_S * 1000
 
 

@@ -72,9 +72,9 @@ async def test_a_spoiled_base_is_told_and_moved_away(tmp_path: Path) -> None:
     async with reading(tmp_path) as (library, reader, spoiled):
         assert await library.problem_of(base) == ""
         rot(tmp_path / base / "weights")
-        reader.hear(desired(base))
-        reader.hear(desired(sound, 1))
-        reader.hear(desired(base, 2))
+        reader.follow(desired(base))
+        reader.follow(desired(sound, 1))
+        reader.follow(desired(base, 2))
         assert await first(spoiled) == base
         assert spoiled.empty()
         assert not library.has(base), "so that it is fetched anew"
@@ -86,8 +86,8 @@ async def test_a_suspicion_is_looked_into_once(tmp_path: Path) -> None:
     async with reading(tmp_path) as (library, reader, spoiled):
         for at_unix_ms in (5, 6):
             for _ in range(3):
-                reader.hear(desired(base, at_unix_ms))
-                reader.hear(desired(base))
+                reader.follow(desired(base, at_unix_ms))
+                reader.follow(desired(base))
             assert await first(library.read) == base
         await asyncio.sleep(0.05)
         assert library.read.empty()
@@ -99,7 +99,7 @@ async def test_a_quarantined_replicas_base_is_read_before_its_next_use(tmp_path:
     async with reading(tmp_path) as (library, reader, spoiled):
         assert await library.problem_of(base) == ""
         rot(tmp_path / base / "weights")
-        reader.hear(desired(base, is_quarantined=True))
+        reader.follow(desired(base, is_quarantined=True))
         await asyncio.sleep(0)
         assert spoiled.empty()
         assert "spoiled" in await library.problem_of(base)
@@ -115,7 +115,7 @@ async def test_a_disk_that_cannot_be_read_ends_no_engine(
 
     monkeypatch.setattr("replica.agent.artifacts.library.manifest_of_directory", unreadable)
     async with reading(tmp_path) as (library, reader, spoiled):
-        reader.hear(desired(base, 1))
+        reader.follow(desired(base, 1))
         assert await first(library.read) == base
         await asyncio.sleep(0.05)
         assert spoiled.empty()

@@ -51,15 +51,15 @@ async def results_of(
             over.set()
 
     trials = AdapterTrials(lambda: targets, changed, attempt)
-    trials.hear(wanted)
+    trials.follow(wanted)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         running = group.create_task(trials.run())
         await over.wait()
         running.cancel()
     found = trials.results()
-    trials.hear(wanted)
+    trials.follow(wanted)
     assert trials.results() == found, "a wanted trial is reported again"
-    trials.hear(desired())
+    trials.follow(desired())
     assert trials.results() == []
     return found
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher, LLTokenizer
 
-from replica.engine.grammar_numbers import kept_bound
+from replica.engine.grammar_numbers import nearest_bound
 from replica.engine.grammar_source import grammar_source
 from replica.engine.types import Grammar, GrammarKind, RefusedError
 
@@ -133,7 +133,7 @@ def test_a_kept_bound_lies_a_little_inside(
     value: float, lower: bool, side: int, is_open: bool, is_whole: bool
 ) -> None:
     value = -value if lower else value
-    kept = kept_bound(value, side, is_open=is_open, is_whole=is_whole)
+    kept = nearest_bound(value, side, is_open=is_open, is_whole=is_whole)
     if kept is None:
         assert value * side >= KEPT - 2**11
         return

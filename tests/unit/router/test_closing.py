@@ -83,9 +83,9 @@ def test_running_requests_are_closed_after_the_last_word_of_their_engine():
 def test_recently_ended_requests_are_reported_and_old_ones_are_not():
     accounts, closings, gateway = world()
     accounts.submitted(submit(handle) for handle in range(1, 5))
-    accounts.told(ended(1, 11), now=0.0)
-    accounts.told(ended(2, 12), now=KEPT_S)
-    accounts.told(ended(3, 0, wire.OUTCOME_KIND_REJECTED), now=KEPT_S)
+    accounts.note_outcomes(ended(1, 11), now=0.0)
+    accounts.note_outcomes(ended(2, 12), now=KEPT_S)
+    accounts.note_outcomes(ended(3, 0, wire.OUTCOME_KIND_REJECTED), now=KEPT_S)
     gateway.batch = ended(4, 14)  # not handed out yet
     closings.cut(accounts, gateway, now=KEPT_S + 1.0)
     closings.settle(lambda _: True, now=KEPT_S + 1.0)
@@ -115,10 +115,10 @@ def test_closings_that_were_carried_long_ago_take_no_room():
 def test_an_answer_that_has_ended_is_kept_while_another_of_its_request_runs():
     accounts, closings, gateway = world()
     accounts.submitted([submit(1, of="e"), submit(2, of="e", part=1), submit(3)])
-    accounts.told(ended(1, 40), now=0.0)
+    accounts.note_outcomes(ended(1, 40), now=0.0)
     for step in range(1, 10):  # others end meanwhile, and are forgotten
         accounts.submitted([submit(10 + step)])
-        accounts.told(ended(10 + step, 1), now=step * KEPT_S)
+        accounts.note_outcomes(ended(10 + step, 1), now=step * KEPT_S)
     gateway.requests = {2: running(2, 100)}
     closings.cut(accounts, gateway, now=9 * KEPT_S + 1)
     closings.settle(lambda _: True, now=9 * KEPT_S + 1)
@@ -130,8 +130,8 @@ def test_an_answer_that_has_ended_is_kept_while_another_of_its_request_runs():
 def test_all_answers_of_a_request_are_kept_as_long_as_the_last_of_them():
     accounts, closings, gateway = world()
     accounts.submitted([submit(1, of="e"), submit(2, of="e", part=1)])
-    accounts.told(ended(1, 40), now=0.0)
-    accounts.told(ended(2, 50), now=2 * KEPT_S)
+    accounts.note_outcomes(ended(1, 40), now=0.0)
+    accounts.note_outcomes(ended(2, 50), now=2 * KEPT_S)
     closings.cut(accounts, gateway, now=3 * KEPT_S - 1)
     closings.settle(lambda _: True, now=3 * KEPT_S)
     assert sorted(RequestEvent.FromString(it).output_tokens for it in closings.take()) == [40, 50]
@@ -142,7 +142,7 @@ def test_kept_ended_answers_are_bounded():
     large = RequestEvent(event_id="e", model="m" * 60_000).SerializeToString()
     for handle in range(2000):
         accounts.submitted([wire.Submit(handle=handle, closing=large)])
-        accounts.told(ended(handle, 1), now=0.0)
+        accounts.note_outcomes(ended(handle, 1), now=0.0)
     assert sum(len(it.closing) for it in accounts.ended(0.0)) <= KEPT_BYTES_MAX
 
 
@@ -164,7 +164,7 @@ def test_many_ended_answers_are_closed_little_by_little():
     accounts, closings, gateway = world()
     for handle in range(1000):
         accounts.submitted([submit(handle)])
-        accounts.told(ended(handle, 3), now=0.0)
+        accounts.note_outcomes(ended(handle, 3), now=0.0)
     closings.cut(accounts, gateway, now=1.0)
     seen: list[int] = []
     while closings.has_work:
@@ -201,7 +201,7 @@ def test_each_request_is_told_once(outcomes: list[tuple[int, int]]):
     accounts.submitted(submit(handle) for handle in range(10))
     last = dict(reversed(outcomes))  # the first outcome of a handle counts
     for handle, tokens in outcomes:
-        accounts.told(ended(handle, tokens), now=0.0)
+        accounts.note_outcomes(ended(handle, tokens), now=0.0)
     gateway.requests = {it: running(it, 1) for it in range(10) if it not in last}
     closings.cut(accounts, gateway, now=1.0)
     closings.settle(lambda _: True, now=1.0)
@@ -217,7 +217,7 @@ def test_the_details_of_a_placement_are_not_kept():
     batch.placed[0].load_us = 4
     batch.placed[0].decision.reason = "x" * 10_000
     batch.placed[0].before.add(reason="y")
-    accounts.told(batch, now=0.0)
+    accounts.note_outcomes(batch, now=0.0)
     [kept] = accounts.ended(0.0)
     assert kept.placed == wire.Placed(replica_id="r", cached_tokens=2, queue_us=9, load_us=4)
     closings.cut(accounts, gateway, now=1.0)
@@ -233,7 +233,7 @@ def test_prompts_of_gateways_that_do_not_say_which_are_new_are_not_compared():
         event.model = model
         accounts = Accounts(counts, counts_prompts=knows)
         accounts.submitted([wire.Submit(handle=handle, closing=event.SerializeToString())])
-        accounts.told(ended(handle, 3), now=0.0)
+        accounts.note_outcomes(ended(handle, 3), now=0.0)
     event.model = "both"
     data = event.SerializeToString()
     Accounts(counts, counts_prompts=False).submitted([wire.Submit(handle=9, closing=data)])
@@ -279,13 +279,13 @@ def test_prompts_count_once_and_where_their_gateways_know_of_them():
     )
     accounts.cancelled(heard)
     for handle in (1, 2, 3, 4, 5):
-        accounts.told(ended(handle, 1), now=0.0)
+        accounts.note_outcomes(ended(handle, 1), now=0.0)
     moved = GatewayBatch()  # its replica was lost before its first token, and another one took it
     moved.placed.extend(wire.Placed(handle=6, replica_id=name) for name in "ab")
-    accounts.told(moved, now=0.0)
+    accounts.note_outcomes(moved, now=0.0)
     queued = GatewayBatch()
     queued.outcomes.append(wire.Outcome(handle=7, kind=wire.OUTCOME_KIND_EVICTED))
-    accounts.told(queued, now=0.0)
+    accounts.note_outcomes(queued, now=0.0)
     assert prompts(counts) == (110, 0, 20, 130)
     late = wire.ConnectRequest(cancels=[4], cancel_took=[0], cancel_placed=[False])
     accounts.cancelled(late)  # what it was told did not reach it

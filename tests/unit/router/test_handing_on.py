@@ -85,7 +85,7 @@ async def test_the_end_of_a_router_hands_everything_over(hub: Hub) -> None:
 
     async with asyncio.TaskGroup() as tasks:
         writing = tasks.create_task(write())
-        await hub.say_last(WAIT_S)
+        await hub.send_last(WAIT_S)
         await hub.flush(WAIT_S)
         writing.cancel()
     assert len({it.event_id for it in found if it.schema_version == 1}) == 3000
@@ -97,7 +97,7 @@ async def test_messages_untaken_at_the_end_count_as_dropped(hub: Hub) -> None:
     lost = hub.connect("lost", takes_closings=True)
     lost.accounts.carried([submit(it).closing for it in range(1200)], hub._loop.time())
     hub.disconnect(lost)
-    await hub.say_last(0.05)
+    await hub.send_last(0.05)
     hub.measure()
     page = hub.exposition().decode()
     [line] = [it for it in page.splitlines() if it.startswith("router_closings_dropped_total")]

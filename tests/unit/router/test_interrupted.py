@@ -73,7 +73,7 @@ class Asked:
 
     def told(self) -> list[tuple[str, str, str]]:
         self.hear()
-        found = attempts.told([self.generation.attempts], self.began_at, self.world.now)
+        found = attempts.rows([self.generation.attempts], self.began_at, self.world.now)
         self.times = [(it.submitted_us, it.queue_us, it.ended_us) for it in found]
         numbers = [it.number for it in found]
         assert self.traceparents == [

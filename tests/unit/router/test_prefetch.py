@@ -98,10 +98,10 @@ async def test_the_current_target_of_a_model_is_loaded_too() -> None:
     model = control.Model(id="m", pool_id="p", adapter_digest=B)
     async with asyncio.TaskGroup() as tasks:
         prefetch = Prefetch(tasks, replicas.load, replicas.note, router_id="me")
-        prefetch.hear(control.WatchResponse(is_snapshot=True, upserts={"models": [model]}))
+        prefetch.on_change(control.WatchResponse(is_snapshot=True, upserts={"models": [model]}))
         prefetch.follow(state)
         assert replicas.loads == []
-        prefetch.hear(change(models=[model]))
+        prefetch.on_change(change(models=[model]))
         prefetch.follow(state)
     assert replicas.loads == [("r0", [B])]
 
@@ -141,8 +141,8 @@ def test_promotions_are_forgotten_and_bounded_and_rollouts_come_first(monkeypatc
         control.Model(id=f"m{number}", pool_id="p", adapter_digest=f"{number:064x}")
         for number in range(5)
     ]
-    promotions.hear(change(models=models), 0.0)
-    promotions.hear(change(models=[control.Model(id="plain", pool_id="p")]), 0.0)
+    promotions.on_change(change(models=models), 0.0)
+    promotions.on_change(change(models=[control.Model(id="plain", pool_id="p")]), 0.0)
     monkeypatch.setattr(prefetch_module, "ADAPTERS_MAX", 3)
     assert promotions.urgent(state, 1.0) == {"p": {A, f"{4:064x}", f"{3:064x}"}}
     assert promotions.urgent(state, PROMOTED_S) == {"p": {A}}

@@ -34,14 +34,14 @@ async def test_a_request_gets_a_sweep_that_began_after_it() -> None:
     loop = SweepLoop(sweeps, 3600)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(loop.run())
-        swept = await loop.ask(PATIENCE_S)
+        swept = await loop.request_sweep(PATIENCE_S)
         assert swept is not None
         sweeps.leave.clear()
         sweeps.begun.clear()
         before = sweeps.count
-        first = tasks.create_task(loop.ask(PATIENCE_S))
+        first = tasks.create_task(loop.request_sweep(PATIENCE_S))
         await sweeps.begun.wait()
-        others = [tasks.create_task(loop.ask(PATIENCE_S)) for _ in range(3)]
+        others = [tasks.create_task(loop.request_sweep(PATIENCE_S)) for _ in range(3)]
         await asyncio.sleep(0)
         sweeps.leave.set()
         assert await first == Swept(GarbageDecision(), before + 1)
@@ -55,10 +55,10 @@ async def test_a_sweep_that_fails_or_takes_long_is_told_as_none() -> None:
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(loop.run())
         sweeps.is_broken = True
-        assert await loop.ask(PATIENCE_S) is None
+        assert await loop.request_sweep(PATIENCE_S) is None
         sweeps.is_broken = False
         sweeps.leave.clear()
-        assert await loop.ask(0.0) is None
+        assert await loop.request_sweep(0.0) is None
         sweeps.leave.set()
-        assert await loop.ask(PATIENCE_S) is not None
+        assert await loop.request_sweep(PATIENCE_S) is not None
         running.cancel()

@@ -4,7 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.fleet.model import REPLICAS_MAX
-from control_plane.fleet.preparation import PoolDemand, is_settled, kept_after, serving, together
+from control_plane.fleet.preparation import (
+    PoolDemand,
+    is_settled,
+    replicas_after,
+    serving,
+    together,
+)
 
 _WANTED = st.integers(0, 10_000)
 _SHARE = st.integers(0, 10_000)
@@ -36,16 +42,16 @@ def test_no_rollout_asks_for_nothing() -> None:
 
 
 def test_a_continuing_rollout_keeps_its_demand() -> None:
-    assert kept_after(PoolDemand(0, 5), PoolDemand(4)) == 4
-    assert kept_after(PoolDemand(6, 5), PoolDemand(4)) == 6, "operators wanted more"
-    assert kept_after(PoolDemand(0, 2), PoolDemand(0)) == 1, "its last stage needed one"
+    assert replicas_after(PoolDemand(0, 5), PoolDemand(4)) == 4
+    assert replicas_after(PoolDemand(6, 5), PoolDemand(4)) == 6, "operators wanted more"
+    assert replicas_after(PoolDemand(0, 2), PoolDemand(0)) == 1, "its last stage needed one"
 
 
 @given(_WANTED, _WANTED, st.integers(1, 20))
 def test_going_to_and_fro_lets_no_pool_grow(one: int, other: int, moves: int) -> None:
     largest = max(1, one, other)
     for _ in range(moves):
-        one, other = kept_after(PoolDemand(other, 1), PoolDemand(one)), one
+        one, other = replicas_after(PoolDemand(other, 1), PoolDemand(one)), one
     assert max(one, other) <= largest
 
 

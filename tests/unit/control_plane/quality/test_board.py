@@ -53,8 +53,8 @@ def test_an_updated_board_equals_a_new_one(steps, round_) -> None:
         fresh = Board()
         fresh.update(state, ordered)
         for bases in ([], BASES[:1], BASES):
-            told = board.told(bases, round_)
-            assert told == fresh.told(bases, round_)
+            told = board.prompts_of(bases, round_)
+            assert told == fresh.prompts_of(bases, round_)
             wanted = {one.id for one in board.askings.values() if one.base_digest in bases}
             assert {one.id for one in told} == wanted, "there is room for all"
 
@@ -65,11 +65,11 @@ def test_an_unchanged_board_is_not_computed_again() -> None:
     state.models["m0"] = wire.Model(id="m0", base_digest=BASES[0])
     prompts = (Prompt("golden_1", "m0", (1,), 4, 60),)
     board.update(state, prompts)
-    told, askings = board.told(BASES, 1), board.askings
+    told, askings = board.prompts_of(BASES, 1), board.askings
     state.models["m9"] = wire.Model(id="m9", base_digest=BASES[0])
     board.update(state, prompts)
     assert board.askings is askings
-    assert board.told(BASES, 1) is told
+    assert board.prompts_of(BASES, 1) is told
     state.models["m0"].adapter_digest = "d" * 64
     board.update(state, prompts)
-    assert board.told(BASES, 1) != told
+    assert board.prompts_of(BASES, 1) != told

@@ -27,9 +27,9 @@ def test_inputs(given: object, inputs: object) -> None:
 
 
 def test_how_much_of_a_text_is_kept() -> None:
-    assert parse().tokens_kept(512) == 0
-    assert parse(truncate_prompt_tokens=7).tokens_kept(512) == 7
-    assert parse(truncate_prompt_tokens=-1).tokens_kept(512) == 512
+    assert parse().truncation_tokens(512) == 0
+    assert parse(truncate_prompt_tokens=7).truncation_tokens(512) == 7
+    assert parse(truncate_prompt_tokens=-1).truncation_tokens(512) == 512
 
 
 def test_options() -> None:
