@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cli import budget_commands, guard_commands, text_commands
+from cli import budget_commands, content_commands, guard_commands, text_commands
 from cli.admin import WHERE, AsJson, Tenant, ask, delete_one, given, show_one
 from cli.api import Json
 from cli.limit_options import limit_options
@@ -50,10 +50,18 @@ GatherMs = Annotated[
         help="In streams, pieces of reasoning and of calls wait so long for more; 0: not at all.",
     ),
 ]
+RetentionHours = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Stored responses, conversations and chats go after so long; 0: with the platform's.",
+    ),
+]
 
 
 tenants.add_typer(budget_commands.budget, name="budget", epilog=WHERE)
 tenants.add_typer(text_commands.texts, name="texts", epilog=WHERE)
+tenants.add_typer(content_commands.content, name="content", epilog=WHERE)
 tenants.add_typer(guard_commands.guard, name="guard", epilog=WHERE)
 
 
@@ -102,6 +110,7 @@ def update_tenant(
     is_disabled: Disabled = None,
     server_urls: ServerUrls = None,
     gather_ms: GatherMs = None,
+    retention_hours: RetentionHours = None,
     as_json: AsJson = False,
 ) -> None:
     """Change what is given of a tenant."""
@@ -112,6 +121,7 @@ def update_tenant(
         is_disabled=is_disabled,
         allows_server_urls=server_urls,
         gather_ms=gather_ms,
+        retention_hours=retention_hours,
     )
     fallbacks = _fallbacks(fallback or [])
     _put(tenant, changes, limits, fallbacks, as_json=as_json)

@@ -37,6 +37,8 @@ from control_plane.budgets import feed as budget_feed
 from control_plane.budgets.routes import INTERVAL_S, BudgetRoutes
 from control_plane.budgets.service import BudgetService
 from control_plane.console.service import open_console
+from control_plane.content.retention import ContentRetention
+from control_plane.content.routes import ContentKeyRoutes
 from control_plane.database import Database
 from control_plane.distribution.model import PlannerLimits
 from control_plane.distribution.service import LIMITS, DistributionService
@@ -61,9 +63,7 @@ from control_plane.quality.repository import golden_counts, holdback
 from control_plane.quality.routes import QualityRoutes
 from control_plane.quality.service import Quality
 from control_plane.quality.verdicts import ReplacementBudget
-from control_plane.records.repository import prune_records
 from control_plane.records.service import RecordService
-from control_plane.responses import repository as responses
 from control_plane.responses.service import StateService
 from control_plane.rollouts import trials
 from control_plane.rollouts.confirmations import Confirmations
@@ -89,7 +89,9 @@ from sluice.addresses import host_and_port
 from sluice.certificates import refusal_of, server_tls
 from sluice.identity import Service
 from sluice.lifecycle import stop_signals
+from sluice.sealing import Sealer
 from sluice.shared_secret import ours as shared_secret
+from sluice.stored_content import SEALED_FOR
 from sluice.wire.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from sluice.wire.distribution.v1.distribution_pb2_grpc import (
     add_DistributionServiceServicer_to_server,
@@ -150,7 +152,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         console = await stack.enter_async_context(open_console(database, settings))
         parts = (
             *(feed, fleet, artifacts, distribution, rollouts, quality, base_prompts, budgets),
-            *(scaling, BatchLoop(database, shared_secret()), console),
+            *(scaling, console, *_stored(database, settings)),
             *(_alerts(database, settings, metrics), _rules(database, settings, metrics)),
         )
         for work in parts:
@@ -204,10 +206,15 @@ def _prunes(settings: Settings) -> tuple[Callable[[AsyncConnection], Awaitable[N
         partial(prune_audit, kept_days=settings.audit_days),
         partial(alerts.prune, kept_days=settings.alert_days),
         partial(prune_intervals, kept_days=settings.replica_hours_days),
-        partial(responses.prune, kept_days=settings.response_days),
-        partial(prune_records, kept_days=settings.response_days),
         partial(prune_batches, kept_days=settings.response_days),
     )
+
+
+def _stored(database: Database, settings: Settings) -> tuple[BatchLoop, ContentRetention]:
+    """Return the loops over what tenants have stored."""
+    secret, days = shared_secret(), settings.response_days
+    retention = ContentRetention(database, Sealer(secret, SEALED_FOR), kept_days=days)
+    return BatchLoop(database, secret), retention
 
 
 def admin_routes(
@@ -230,6 +237,7 @@ def admin_routes(
         *AdapterRoutes(database).routes(),
         *BudgetRoutes(database, budget_interval_s).routes(),
         *TextRoutes(database, texts).routes(),
+        *ContentKeyRoutes(database).routes(),
         *ResourceRoutes(database, GUARD_SETS).routes(),
         *ResourceRoutes(database, SERVER_TOOLS).routes(),
         *ResourceRoutes(database, AUTO_POLICIES).routes(),

@@ -122,6 +122,7 @@ tenants = Table(
     object_column("pins"),
     flag_column("allows_server_urls"),
     count_column("gather_ms"),
+    count_column("retention_hours"),
 )
 
 api_keys = Table(
@@ -369,6 +370,15 @@ model_pools = Table(
     metadata,
     Column("id", Text, ForeignKey("models.id", ondelete="CASCADE"), primary_key=True),
     Column("pools", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
+)
+
+# Keys that encrypt what a tenant stores, sealed; content from before `erased_at_unix_ms` is gone.
+content_keys = Table(
+    "content_keys",
+    metadata,
+    Column("id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True),
+    Column("keys", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
+    sum_column("erased_at_unix_ms"),
 )
 
 # `target` is what readers are told; the columns behind it keep what it names from going away.

@@ -130,7 +130,7 @@ class Gateway:
             gateway_id=settings.instance_id,
         )
         self.text_shipping = _text_shipping(settings, events)
-        self.stateful = StatefulApis(settings, self.counts, events.emit)
+        self.stateful = StatefulApis(settings, self.counts, events.emit, self.watcher.state)
         self.texts = Texts(self.text_shipping.ship, self.metrics)
         self._changed, self.is_draining, self._is_stopped = asyncio.Event(), False, False
         self.http, self._tls = self._make_http(), _tls_files(settings)

@@ -27,7 +27,7 @@ from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 # Answers are kept until the state changes; of those for (caller, name), at most so many.
 _RESOLVED_MAX = 16_384
 # Kinds of which none is behind an answer that is kept.
-_UNREMEMBERED = frozenset({"cells", "replicas", "budget_stops"})
+_UNREMEMBERED = frozenset({"cells", "replicas", "budget_stops", "content_keys"})
 _NUMBERS = count(1)
 _BATCH_DEADLINE_MS = 600_000  # as long as any request may say that it waits
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from gateway.endpoints.completer import Completer
+from gateway.responses.approval_leases import ApprovalLeases
 from gateway.responses.tool_run import ToolAnswering
 from gateway.settings import GatewaySettings
 from gateway.tools.catalog import ToolCatalog
@@ -39,11 +40,12 @@ class ServerTools:
             settings.tool_micros_max,
         )
 
-    def answering(self, completer: Completer) -> ToolAnswering:
+    def answering(self, completer: Completer, leases: ApprovalLeases) -> ToolAnswering:
         """Return an answering of responses, with and without server tools."""
         return ToolAnswering(
             completer,
             self._runner,
+            leases,
             self._budget,
             keep_alive_s=self._keep_alive_s,
             emit=self._emit,

@@ -11,6 +11,7 @@ from gateway.batches.client import BatchClient
 from gateway.batches.routes import Batches
 from gateway.batches.worker import BatchWorker
 from gateway.chat_store.routes import KeptCompletions
+from gateway.content.seals import ContentSeals
 from gateway.conversations.routes import Conversations
 from gateway.conversations.store import ConversationStore
 from gateway.directory import Directory
@@ -20,6 +21,8 @@ from gateway.files.routes import TenantFiles
 from gateway.files.store import FileStore
 from gateway.limits.limiter import Limiter
 from gateway.records.client import RecordClient
+from gateway.records.sealed import SealedRecords
+from gateway.responses.approval_leases import ApprovalLeases
 from gateway.responses.background import BackgroundResponses
 from gateway.responses.compaction_seal import CompactionSeals
 from gateway.responses.compactor import PATH as COMPACT_PATH
@@ -37,6 +40,7 @@ from gateway.settings import GatewaySettings
 from gateway.websocket.endpoint import ResponseSockets
 from sluice.lifecycle import run_every
 from sluice.shared_secret import ours as shared_secret
+from sluice.watch import ControlState
 
 _IDLE_LOOK_S = 60.0
 
@@ -61,7 +65,11 @@ class StatefulApis:
     sockets: ResponseSockets
 
     def __init__(
-        self, settings: GatewaySettings, counts: AnswerCounts, emit: Callable[[bytes], None]
+        self,
+        settings: GatewaySettings,
+        counts: AnswerCounts,
+        emit: Callable[[bytes], None],
+        state: ControlState,
     ) -> None:
         """Compose; nothing is opened yet.
 
@@ -69,14 +77,17 @@ class StatefulApis:
             settings: Settings of the worker.
             counts: Counters of ended requests.
             emit: Takes one event and never blocks.
+            state: Objects from the control plane, with the keys of contents.
         """
         self._counts = counts
         self._secret = secret = shared_secret()
+        self._seals = seals = ContentSeals(state, secret)
         self.responses = ResponseStore(
             settings.valkey_url.get_secret_value(),
             settings.control_address,
             idle_s=settings.response_idle_s,
             secret=secret,
+            seals=seals,
         )
         self.records = RecordClient(settings.control_address, secret)
         self.batches = BatchClient(settings.control_address, secret)
@@ -99,11 +110,13 @@ class StatefulApis:
         limiter: Limiter,
     ) -> None:
         """Add all paths; see `Responses` for the parts."""
-        store = self.responses
-        answering = self.tools.answering(completer)
+        store, self._assets = self.responses, assets
+        leases = ApprovalLeases(store.commands, self._seals)
+        answering = self.tools.answering(completer, leases)
         self.background = BackgroundResponses(answering, store)
-        conversations = ConversationStore(self.records)
-        seals = CompactionSeals(self._secret)
+        kept = SealedRecords(self.records, self._seals)
+        conversations = ConversationStore(kept)
+        seals = CompactionSeals(self._secret, self._seals)
         self._contexts = ContextReader(store, conversations, seals)
         contexts = CountedContexts(self._contexts, directory, limiter)
         compactor = Compactor(completer, assets, seals)
@@ -131,7 +144,7 @@ class StatefulApis:
         routes.add("POST", "/v1/responses/*", stored.post)
         routes.add("DELETE", "/v1/responses/*", stored.delete)
         Conversations(directory, conversations).add_to(routes)
-        self.completions = KeptCompletions(directory, completer, self.records)
+        self.completions = KeptCompletions(directory, completer, kept)
         self.completions.add_to(routes)
         files = FileStore(self.records)
         TenantFiles(directory, files).add_to(routes)
@@ -162,6 +175,8 @@ class StatefulApis:
 
     async def _forget_idle(self) -> None:
         self._contexts.forget_idle()
+        for base in self._assets.loaded:
+            base.forget_idle()
 
     async def stop(self) -> None:
         """Begin no more, and drop running work once its generations have ended."""

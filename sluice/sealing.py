@@ -36,14 +36,26 @@ class Sealer:
 
     def opened(self, sealed: str, place: str) -> str:
         """Return the text sealed for a place; SealError where it cannot be opened."""
+        return self._opened(sealed, place)[0]
+
+    def renewed(self, sealed: str, place: str) -> str | None:
+        """Return a text sealed with the newest secret; None: it is, or it cannot be opened."""
+        try:
+            text, is_newest = self._opened(sealed, place)
+        except SealError:
+            return None
+        return None if is_newest else self.seal(text, place)
+
+    def _opened(self, sealed: str, place: str) -> tuple[str, bool]:
+        """Return a text, and whether the newest secret has sealed it."""
         try:
             data = base64.urlsafe_b64decode(sealed.removeprefix(_VERSION).encode())
         except (binascii.Error, ValueError):
             raise SealError("this is no sealed text") from None
-        for cipher in self._ciphers:
+        nonce, text = data[:_NONCE_BYTES], data[_NONCE_BYTES:]
+        for number, cipher in enumerate(self._ciphers):
             try:
-                nonce, text = data[:_NONCE_BYTES], data[_NONCE_BYTES:]
-                return cipher.decrypt(nonce, text, place.encode()).decode()
+                return cipher.decrypt(nonce, text, place.encode()).decode(), number == 0
             except (InvalidTag, ValueError):
                 continue
         raise SealError("sealed with another secret, or for another place; send the secret again")

@@ -36,6 +36,7 @@ KINDS = (
     "auto_policies",
     "warm_prompts",
     "model_pools",
+    "content_keys",
 )
 
 # First word of a snapshot file; then the SHA-256 of what follows the line, and the kinds in it.
@@ -92,6 +93,7 @@ class ControlState:
         self.auto_policies: dict[str, wire.AutoPolicy] = {}
         self.warm_prompts: dict[str, wire.WarmPrompts] = {}
         self.model_pools: dict[str, wire.ModelPools] = {}
+        self.content_keys: dict[str, wire.ContentKeys] = {}
 
     def of_kind(self, kind: str) -> dict[str, Message]:
         """Return the objects of one of `KINDS`."""

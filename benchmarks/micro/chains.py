@@ -26,6 +26,7 @@ from cli.stack.valkey import valkey_spec, valkey_url
 from gateway.bases.assets import BaseAssets, load_base
 from gateway.bodies.response_items import MessageItem, stored_items
 from gateway.bodies.responses import ResponseRequest
+from gateway.content.seals import ContentSeals
 from gateway.limits.valkey import ValkeyClient
 from gateway.limits.valkey_commands import ValkeyCommands
 from gateway.responses.compaction_seal import CompactionSeals
@@ -36,11 +37,13 @@ from gateway.responses.task import response_task
 from sluice.process import ChildProcess, free_port
 from sluice.response_ids import new_response_id
 from sluice.shared_secret import SharedSecret
+from sluice.watch import ControlState
 from sluice.wire.state.v1 import state_pb2 as wire
 from tests.support.random_models import write_random_model
 
 _ROUNDS, _LONG, _OTHERS, _REPEATS = 25, 50, 5, 40
 _TENANT, _SECRET = "one", SharedSecret(["s" * 32])
+_SEALS = ContentSeals(ControlState(), _SECRET)
 _MODEL: Any = SimpleNamespace(
     cache_root=b"r" * 16, tenant_id=_TENANT, context_tokens_max=0, warm_prompts=None
 )
@@ -56,12 +59,14 @@ class _Site:
         self._client = ValkeyClient(url)
         commands = ValkeyCommands(self._client, commands_max=COMMANDS_MAX)
         self._writer = HotStore(commands, idle_s=3600.0)
-        self._store = ResponseStore(url, "127.0.0.1:9", idle_s=3600.0, secret=_SECRET)
+        self._store = ResponseStore(url, "127.0.0.1:9", idle_s=3600.0, secret=_SECRET, seals=_SEALS)
         self.new_worker()
 
     def new_worker(self) -> None:
         """Forget all that a worker knows."""
-        self._reader = ContextReader(self._store, cast("Any", None), CompactionSeals(_SECRET))
+        self._reader = ContextReader(
+            self._store, cast("Any", None), CompactionSeals(_SECRET, _SEALS)
+        )
         self._assets: BaseAssets = load_base(self._base)
 
     async def run(self) -> None:

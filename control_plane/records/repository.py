@@ -2,15 +2,14 @@
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Row, delete, func, select, update
+from sqlalchemy import ColumnElement, Row, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.records.tables import record_items, records
-from control_plane.tables import tenants
+from control_plane.tables import content_keys
 from sluice.wire.state.v1 import state_pb2 as wire
 
 _ITEMS_AT_ONCE = 512  # of one statement
@@ -44,10 +43,7 @@ async def create(
 
 async def show(connection: AsyncConnection, tenant_id: str, record_id: str) -> wire.Record:
     """Return a record; NoRecordError."""
-    t = records.c
-    found = await connection.execute(
-        select(records).where(t.id == record_id, t.tenant_id == tenant_id)
-    )
+    found = await connection.execute(select(records).where(*_is(tenant_id, record_id)))
     return _record(_one(found.first()))
 
 
@@ -56,7 +52,7 @@ async def listed(
 ) -> Sequence[wire.Record]:
     """Return records of a kind, `wanted.limit` at most; NoRecordError: `after` does not exist."""
     t = records.c
-    query = select(records).where(t.tenant_id == wanted.tenant_id, t.kind == wanted.kind)
+    query = select(records).where(*_live(wanted.tenant_id), t.kind == wanted.kind)
     if wanted.model:
         query = query.where(t.model == wanted.model)
     if wanted.metadata:
@@ -78,25 +74,18 @@ async def change(
     content: bytes,
 ) -> wire.Record:
     """Replace the content of a record, and return it; NoRecordError."""
-    t = records.c
     values: dict[str, Any] = {"metadata": dict(metadata), "touched_at_unix_ms": _now_ms()}
     if content:
         values["content"] = content
     changed = await connection.execute(
-        update(records)
-        .where(t.id == record_id, t.tenant_id == tenant_id)
-        .values(values)
-        .returning(*records.columns)
+        update(records).where(*_is(tenant_id, record_id)).values(values).returning(*records.columns)
     )
     return _record(_one(changed.first()))
 
 
 async def remove(connection: AsyncConnection, tenant_id: str, record_id: str) -> None:
     """Remove a record with its items; NoRecordError."""
-    t = records.c
-    gone = await connection.execute(
-        delete(records).where(t.id == record_id, t.tenant_id == tenant_id)
-    )
+    gone = await connection.execute(delete(records).where(*_is(tenant_id, record_id)))
     if not gone.rowcount:
         raise NoRecordError
 
@@ -116,8 +105,8 @@ async def items(
     connection: AsyncConnection, wanted: wire.ListItemsRequest, limit: int
 ) -> Sequence[wire.RecordItem]:
     """Return at most `limit` items of a record; NoRecordError: it or `after` does not exist."""
-    t, r = record_items.c, records.c
-    owned = select(r.id).where(r.id == wanted.id, r.tenant_id == wanted.tenant_id)
+    t = record_items.c
+    owned = select(records.c.id).where(*_is(wanted.tenant_id, wanted.id))
     _one((await connection.execute(owned)).first())
     query = select(record_items).where(t.record_id == wanted.id)
     if wanted.item_ids:
@@ -144,21 +133,23 @@ async def remove_item(
         raise NoRecordError
 
 
-async def prune_records(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Delete records without writes for so long, and records of deleted tenants."""
+def _live(tenant_id: str) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions on records of a tenant that no erasure has hit."""
+    k = content_keys.c
+    erased = select(k.erased_at_unix_ms).where(k.id == tenant_id).scalar_subquery()
     t = records.c
-    before_ms = _now_ms() - timedelta(days=kept_days) // timedelta(milliseconds=1)
-    await connection.execute(delete(records).where(t.touched_at_unix_ms < before_ms))
-    await connection.execute(delete(records).where(t.tenant_id.not_in(select(tenants.c.id))))
+    return t.tenant_id == tenant_id, t.created_at_unix_ms >= func.coalesce(erased, 0)
+
+
+def _is(tenant_id: str, record_id: str) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions on one record."""
+    return records.c.id == record_id, *_live(tenant_id)
 
 
 async def _lock(connection: AsyncConnection, tenant_id: str, record_id: str) -> None:
     """Touch a record, so that no concurrent transaction changes its items; NoRecordError."""
-    t = records.c
     touched = await connection.execute(
-        update(records)
-        .where(t.id == record_id, t.tenant_id == tenant_id)
-        .values(touched_at_unix_ms=_now_ms())
+        update(records).where(*_is(tenant_id, record_id)).values(touched_at_unix_ms=_now_ms())
     )
     if not touched.rowcount:
         raise NoRecordError

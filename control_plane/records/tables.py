@@ -29,6 +29,7 @@ records = Table(
     Column("content", LargeBinary, nullable=False),
     Index("ix_records_tenant_id", "tenant_id", "kind", "number"),
     Index("ix_records_touched_at_unix_ms", "touched_at_unix_ms"),
+    Index("ix_records_retention", "tenant_id", "touched_at_unix_ms"),
 )
 
 record_items = Table(

@@ -3,12 +3,11 @@
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 
-from sqlalchemy import delete, select, text, tuple_
+from sqlalchemy import select, text, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.responses.tables import responses
-from control_plane.tables import tenants
 from sluice.response_ids import created_unix_ms
 from sluice.wire.state.v1 import state_pb2 as wire
 
@@ -109,13 +108,12 @@ async def forget(connection: AsyncConnection, tenant_id: str, response_id: str) 
     return was_there
 
 
-async def prune(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Drop the partitions of expired days, and rows of deleted tenants."""
-    await connection.execute(_LOCK)
+async def drop_partitions(connection: AsyncConnection, *, kept_days: int) -> None:
+    """Drop the partitions of expired days."""
     first = (datetime.now(UTC).date() - timedelta(days=kept_days)).strftime(_NAME)
+    if not any(name < first for name in (await connection.execute(_PARTITIONS)).scalars()):
+        return
+    await connection.execute(_LOCK)
     for name in (await connection.execute(_PARTITIONS)).scalars().all():
         if name < first:
             await connection.execute(text(f"DROP TABLE {name}"))
-    await connection.execute(
-        delete(responses).where(responses.c.tenant_id.not_in(select(tenants.c.id)))
-    )

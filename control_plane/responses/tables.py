@@ -8,6 +8,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Date,
+    Index,
     LargeBinary,
     PrimaryKeyConstraint,
     Table,
@@ -27,5 +28,6 @@ responses = Table(
     Column("input_items", LargeBinary),
     Column("response", LargeBinary),
     PrimaryKeyConstraint("day", "id"),
+    Index("ix_responses_retention", "tenant_id", "created_at_unix_ms"),
     postgresql_partition_by="RANGE (day)",
 )

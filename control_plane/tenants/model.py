@@ -16,6 +16,7 @@ SALT_BYTES = 16
 RESERVED = ShareField("reserved", of_percent=10, unit="permille")
 RESERVED_PERMILLE_MAX = 1000  # of all tiers together
 ANY_MODEL = "*"
+RETENTION_HOURS_MAX = 87_600  # ten years, as the platform's own bound
 _PATTERN = re.compile(r"[A-Za-z0-9._:/@+-]{0,128}\*?")
 
 
@@ -117,7 +118,8 @@ class TenantBody(AdminBody):
     the tenant gets, whatever the model points at and whatever is rolled out. `allows_server_urls`:
     requests may name MCP servers by address, besides registered ones. `gather_ms`: in streams,
     pieces of reasoning and of tool calls wait so many milliseconds for the next pieces; 0: none
-    waits.
+    waits. `retention_hours`: stored responses, conversations and chat completions are deleted after
+    so many hours; 0: when the platform deletes them.
     """
 
     name: Text = ""
@@ -129,6 +131,7 @@ class TenantBody(AdminBody):
     pins: Pins
     allows_server_urls: bool = False
     gather_ms: Annotated[int, Field(ge=0, le=GATHER_MS_MAX)] = 0
+    retention_hours: Annotated[int, Field(ge=0, le=RETENTION_HOURS_MAX)] = 0
 
 
 class KeyBody(_MeteredLimits):

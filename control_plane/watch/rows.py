@@ -64,6 +64,7 @@ KINDS = {
         ObjectKind("auto_policies", tables.auto_policies, wire.AutoPolicy),
         ObjectKind("warm_prompts", tables.warm_prompts, wire.WarmPrompts),
         ObjectKind("model_pools", tables.model_pools, wire.ModelPools),
+        ObjectKind("content_keys", tables.content_keys, wire.ContentKeys),
     )
 }
 

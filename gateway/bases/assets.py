@@ -116,6 +116,11 @@ class BaseAssets:
     characters_per_token_max: int = 0
     threads: PromptThreads | None = None
 
+    def forget_idle(self) -> None:
+        """Drop what is kept of prompts that no request has had for an hour."""
+        self._grown.forget_idle()
+        self._spans.forget_idle()
+
     def heeds_effort(self, effort: str) -> bool:
         """Return whether the base's template follows such an effort of reasoning.
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -47,6 +47,11 @@ class BaseCache(Generic[_Loaded]):
         """Return the parts of a base; RejectedError when this gateway does not have its files."""
         found = self._loaded.get(digest)
         return found if found is not None else await self._load(digest)
+
+    @property
+    def loaded(self) -> Collection[_Loaded]:
+        """The bases that are loaded now."""
+        return self._loaded.values()
 
     def has(self, digest: str) -> bool:
         """Return whether a base is loaded."""

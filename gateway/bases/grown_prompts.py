@@ -6,8 +6,9 @@ prompt is known by its tenant, its model and its session, and used for messages 
 own alone.
 """
 
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _BYTES_MAX = 64 << 20  # of all prompts kept: two hundred of 50,000 tokens
 _SHARE_MAX = 4  # a prompt that takes more than this part of it is not kept
+IDLE_S = 3600.0  # a prompt that no turn has continued for so long is dropped
 _MESSAGE_BYTES = 1024  # per message besides its text
 ENDING_CHARACTERS = 64
 
@@ -82,11 +84,17 @@ class GrownPrompts:
     """The kept prompts of one base; called from several threads."""
 
     def __init__(
-        self, encoder: PromptEncoder, spans: PromptSpans, bytes_max: int = _BYTES_MAX
+        self,
+        encoder: PromptEncoder,
+        spans: PromptSpans,
+        bytes_max: int = _BYTES_MAX,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare without kept prompts."""
         self._encoder, self._spans, self._bytes_max = encoder, spans, bytes_max
-        self._kept: OrderedDict[PromptPlace, GrownPrompt] = OrderedDict()
+        self._clock = clock
+        # With the time of the last use; the oldest use is first.
+        self._kept: OrderedDict[PromptPlace, tuple[GrownPrompt, float]] = OrderedDict()
         self._lock = Lock()
         self.held_bytes = 0
 
@@ -95,11 +103,21 @@ class GrownPrompts:
         if not place.session:
             return None
         with self._lock:
-            known = self._kept.get(place)
-            if known is None or not known.begins(messages):
+            if place not in self._kept:
                 return None
+            known, _ = self._kept[place]
+            if not known.begins(messages):
+                return None
+            self._kept[place] = known, self._clock()
             self._kept.move_to_end(place)
             return known
+
+    def forget_idle(self) -> None:
+        """Drop prompts that no turn has continued for `IDLE_S`."""
+        with self._lock:
+            before_s = self._clock() - IDLE_S
+            while self._kept and next(iter(self._kept.values()))[1] <= before_s:
+                self._drop_oldest()
 
     def can_keep(self, place: PromptPlace, chat: WrittenChat | None) -> bool:
         """Return whether a further turn of a conversation may have less to do."""
@@ -153,13 +171,16 @@ class GrownPrompts:
 
     def _keep(self, place: PromptPlace, grown: GrownPrompt) -> None:
         with self._lock:
-            before = self._kept.pop(place, None)
+            before, _ = self._kept.pop(place, (None, 0.0))
             if before is not None:
                 self.held_bytes -= before.size
             if grown.size > self._bytes_max // _SHARE_MAX:
                 return
-            self._kept[place] = grown
+            self._kept[place] = grown, self._clock()
             self.held_bytes += grown.size
             while self.held_bytes > self._bytes_max:
-                _, oldest = self._kept.popitem(last=False)
-                self.held_bytes -= oldest.size
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, (oldest, _) = self._kept.popitem(last=False)
+        self.held_bytes -= oldest.size

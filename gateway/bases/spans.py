@@ -6,8 +6,9 @@ root of its hash chain. So no tenant or model finds the span of another.
 """
 
 import hashlib
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,7 @@ from sluice.hashing import HASH_BYTES, chained_hashes
 
 SPAN_TOKENS = PACKED_AT_ONCE
 _BYTES_MAX = 64 << 20  # of all spans kept: two thousand of 4,096 tokens
+IDLE_S = 3600.0  # a span that no prompt has had for so long is dropped
 _DIGEST_BYTES = 16
 _OVERHEAD_BYTES = 256  # per kept span
 
@@ -34,10 +36,13 @@ class _Span(NamedTuple):
 class PromptSpans:
     """The cached spans of one base; thread-safe."""
 
-    def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
+    def __init__(
+        self, bytes_max: int = _BYTES_MAX, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Prepare an empty cache."""
-        self._bytes_max = bytes_max
-        self._kept: OrderedDict[bytes, _Span] = OrderedDict()
+        self._bytes_max, self._clock = bytes_max, clock
+        # With the time of the last use; the oldest use is first.
+        self._kept: OrderedDict[bytes, tuple[_Span, float]] = OrderedDict()
         self._lock = Lock()
         self.held_bytes = 0
 
@@ -67,19 +72,32 @@ class PromptSpans:
 
     def _find(self, key: bytes) -> _Span | None:
         with self._lock:
-            span = self._kept.get(key)
-            if span is not None:
-                self._kept.move_to_end(key)
+            if key not in self._kept:
+                return None
+            span, _ = self._kept[key]
+            self._kept[key] = span, self._clock()
+            self._kept.move_to_end(key)
             return span
+
+    def forget_idle(self) -> None:
+        """Drop spans that no prompt has had for `IDLE_S`."""
+        with self._lock:
+            before_s = self._clock() - IDLE_S
+            while self._kept and next(iter(self._kept.values()))[1] <= before_s:
+                self._drop_oldest()
 
     def _keep(self, key: bytes, span: _Span) -> None:
         with self._lock:
             if key not in self._kept:
                 self.held_bytes += _size(span)
-            self._kept[key] = span
+            self._kept[key] = span, self._clock()
+            self._kept.move_to_end(key)
             while self.held_bytes > self._bytes_max:
-                _, oldest = self._kept.popitem(last=False)
-                self.held_bytes -= _size(oldest)
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, (oldest, _) = self._kept.popitem(last=False)
+        self.held_bytes -= _size(oldest)
 
 
 def _made(ids: Sequence[int], root: bytes) -> _Span:

@@ -6,14 +6,15 @@ from contextlib import suppress
 
 import structlog
 
-from gateway.records.client import RecordClient
+from gateway.records.sealed import SealedRecords
 from sluice.errors import PlatformError, RejectedError
 from sluice.lifecycle import backoff_s
+from sluice.stored_content import CHAT_COMPLETION
 from sluice.wire.state.v1 import state_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-KIND = "chat.completion"
+KIND = CHAT_COMPLETION
 _WAITING_MAX, _WAITING_BYTES_MAX = 1000, 32 << 20
 RECORD_BYTES_MAX = 3 << 20  # gRPC takes 4 MiB
 
@@ -21,7 +22,7 @@ RECORD_BYTES_MAX = 3 << 20  # gRPC takes 4 MiB
 class CompletionKeeper:
     """The queue of one worker; `run` belongs into a TaskGroup."""
 
-    def __init__(self, records: RecordClient) -> None:
+    def __init__(self, records: SealedRecords) -> None:
         """Prepare."""
         self._records = records
         self._waiting: deque[wire.CreateRecordRequest] = deque()

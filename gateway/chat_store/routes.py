@@ -15,8 +15,9 @@ from gateway.directory import Directory, Principal
 from gateway.endpoints.chat import ChatTask
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.reading import read_parsed
-from gateway.records.client import RecordClient, missing
+from gateway.records.client import missing
 from gateway.records.pages import listed, page_of
+from gateway.records.sealed import SealedRecords
 from gateway.server.middleware import authenticate
 from gateway.server.routes import Routes, path_rest
 from gateway.server.unknown_urls import unknown_url
@@ -35,7 +36,7 @@ _SETTLE_S = 1.0  # a client may ask for a new completion at once
 class KeptCompletions:
     """Routes of stored chat completions in one worker."""
 
-    def __init__(self, directory: Directory, completer: Completer, records: RecordClient) -> None:
+    def __init__(self, directory: Directory, completer: Completer, records: SealedRecords) -> None:
         """Compose."""
         self._directory, self._completer, self._records = directory, completer, records
         self.keeper = CompletionKeeper(records)

@@ -10,11 +10,13 @@ from pydantic import TypeAdapter
 from gateway.bodies.messages import MESSAGES_MAX
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.response_items import InputItem, stored_items
-from gateway.records.client import RecordClient, missing
+from gateway.records.client import missing
+from gateway.records.sealed import SealedRecords
 from sluice.ids import new_id
+from sluice.stored_content import CONVERSATION
 from sluice.wire.state.v1 import state_pb2 as wire
 
-_PREFIX, _KIND = "conv", "conversation"
+_PREFIX = "conv"
 _BYTES_MAX = 3 << 20  # of the items of one request; gRPC takes 4 MiB
 _CONTEXT_BYTES_MAX = 16 << 20  # of all items, for a response
 _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
@@ -23,7 +25,7 @@ _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 class ConversationStore:
     """The store of one worker; see `RecordClient` for the errors besides NOT_FOUND."""
 
-    def __init__(self, records: RecordClient) -> None:
+    def __init__(self, records: SealedRecords) -> None:
         """Prepare."""
         self._records = records
 
@@ -38,7 +40,7 @@ class ConversationStore:
         record = wire.Record(
             id=self._records.new_id(_PREFIX, tenant_id),
             tenant_id=tenant_id,
-            kind=_KIND,
+            kind=CONVERSATION,
             created_at_unix_ms=time.time_ns() // 1_000_000,
             metadata=metadata,
             content=b"{}",

@@ -58,6 +58,11 @@ class BackgroundKeeping(Keeping):
         """Id of the response."""
         return self._turn.id
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Ids of the tenant and of the response."""
+        return self._turn.tenant_id, self._turn.id
+
     def begin(self, events: ResponseEvents) -> None:
         """See the base; the next beat reports it."""
         self.events = events
@@ -208,7 +213,7 @@ class BackgroundResponses:
 
     async def _follow(self, job: _Job) -> bool:
         """Copy events to Valkey until all are there; True: the response was cancelled."""
-        log_, response_id = self._store.background, job.keeping.response_id
+        log_, place = self._store.background, job.keeping.place
         while not job.is_done:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_BEAT_S):
@@ -219,10 +224,10 @@ class BackgroundResponses:
             if job.is_done:
                 return False
             events = bytes(job.events)
-            with suppress(ValkeyDownError):  # told with the next beat
+            with suppress(ValkeyDownError, RejectedError):  # told with the next beat
                 if under_way := job.begun():
-                    await log_.progress(response_id, under_way)
-                is_cancelled = await log_.beat(response_id, events)
+                    await log_.progress(*place, under_way)
+                is_cancelled = await log_.beat(*place, events)
                 del job.events[: len(events)]
                 if is_cancelled:
                     return True
@@ -242,8 +247,10 @@ class BackgroundResponses:
         elif not keeping.is_kept:
             not_stored = {"code": "server_error", "message": _NOT_STORED}
             await keeping.keep_cut(keeping.failed or _as(job.queued, "failed", not_stored))
-        with suppress(ValkeyDownError):  # then it is taken over, and found to be kept
-            await self._store.background.end(keeping.response_id, bytes(job.events))
+        with suppress(
+            ValkeyDownError, RejectedError
+        ):  # then it is taken over, and found to be kept
+            await self._store.background.end(*keeping.place, bytes(job.events))
 
     async def sweep(self) -> None:
         """Let the responses of dead gateways fail; each gets its final event."""
@@ -257,7 +264,8 @@ class BackgroundResponses:
             if response_id in self._running:  # this worker stood still
                 continue
             events = b"" if turn is None else await self._fail(turn, blocks)
-            await self._store.background.end(response_id, events)
+            tenant_id = "" if turn is None else turn.tenant_id
+            await self._store.background.end(tenant_id, response_id, events)
 
     async def _fail(self, turn: wire.StoredResponse, blocks: int) -> bytes:
         """Store a dead gateway's response as failed; return the events that report it."""
@@ -265,7 +273,8 @@ class BackgroundResponses:
         turn.response = _as(turn.response, "failed", gone)
         if not await self._store.keep_if_missing(turn):
             return b""
-        last = await self._store.background.events(turn.id, max(0, blocks - 1))
+        read = self._store.background.events
+        last = await read(turn.tenant_id, turn.id, max(0, blocks - 1))
         return cut_at(_number_behind(b"".join(last)), "failed", turn.response)
 
 

@@ -8,6 +8,7 @@ import time
 from typing import cast
 
 from gateway.responses.hot_store import UNDER_WAY_MS, HotStore, key_of
+from gateway.responses.turn_seals import TurnSeals
 from sluice.wire.state.v1 import state_pb2 as wire
 
 _MAKING = b"sluice:responses:background"
@@ -50,44 +51,53 @@ _SET = b"redis.call('SET', KEYS[1], '1', 'PX', ARGV[1]) return 1"
 
 
 class BackgroundLog:
-    """The log of one worker; all methods raise ValkeyDownError without Valkey."""
+    """The log of one worker; all methods raise ValkeyDownError without Valkey.
 
-    def __init__(self, hot: HotStore, *, idle_s: float) -> None:
+    Those that write raise RejectedError UNAVAILABLE where a tenant's key cannot be opened.
+    """
+
+    def __init__(self, hot: HotStore, seals: TurnSeals, *, idle_s: float) -> None:
         """Prepare; events are kept for `idle_s` after the last one."""
-        self._hot = hot
+        self._hot, self._seals = hot, seals
         self._idle_ms = round(idle_s * 1000)
 
     async def begin(self, turn: wire.StoredResponse) -> None:
         """Write a queued response; `turn.response` is its JSON."""
         keys = (key_of(turn.id), key_of(turn.id) + _TURN, _MAKING)
-        values = (b"+" + turn.response, UNDER_WAY_MS, turn.SerializeToString(), _TURN_MS)
+        under_way = self._seals.under_way(turn.tenant_id, turn.id, turn.response)
+        sealed = self._seals.sealed(turn).SerializeToString()
+        values = (b"+" + under_way, UNDER_WAY_MS, sealed, _TURN_MS)
         await self._hot.run(_BEGIN, keys, (*values, _now_ms(), turn.id.encode()))
 
-    async def progress(self, response_id: str, under_way: bytes) -> None:
+    async def progress(self, tenant_id: str, response_id: str, under_way: bytes) -> None:
         """Replace the response's JSON."""
-        await self._hot.run(_PROGRESS, (key_of(response_id),), (b"+" + under_way, UNDER_WAY_MS))
+        sealed = self._seals.under_way(tenant_id, response_id, under_way)
+        await self._hot.run(_PROGRESS, (key_of(response_id),), (b"+" + sealed, UNDER_WAY_MS))
 
-    async def beat(self, response_id: str, events: bytes) -> bool:
+    async def beat(self, tenant_id: str, response_id: str, events: bytes) -> bool:
         """Add whole events, and renew the claim; return whether the response is to be cancelled."""
         key = key_of(response_id)
         keys = (key, key + _EVENTS, key + _CANCEL, _MAKING)
-        values = (events, self._idle_ms, UNDER_WAY_MS, _now_ms(), response_id.encode())
+        sealed = self._seals.events(tenant_id, response_id, events)
+        values = (sealed, self._idle_ms, UNDER_WAY_MS, _now_ms(), response_id.encode())
         return bool(await self._hot.run(_BEAT, keys, values))
 
-    async def end(self, response_id: str, events: bytes) -> None:
-        """Add the last events of a stored response."""
+    async def end(self, tenant_id: str, response_id: str, events: bytes) -> None:
+        """Add the last events of a stored response; without any the tenant may be unknown."""
         key = key_of(response_id)
         keys = (key + _EVENTS, key + _TURN, key + _CANCEL, _MAKING)
-        await self._hot.run(_END, keys, (events, self._idle_ms, response_id.encode()))
+        sealed = self._seals.events(tenant_id, response_id, events)
+        await self._hot.run(_END, keys, (sealed, self._idle_ms, response_id.encode()))
 
     async def cancel(self, response_id: str) -> None:
         """Ask the gateway that makes the response to cancel it."""
         await self._hot.run(_SET, (key_of(response_id) + _CANCEL,), (_CANCEL_MS,))
 
-    async def events(self, response_id: str, position: int) -> list[bytes]:
+    async def events(self, tenant_id: str, response_id: str, position: int) -> list[bytes]:
         """Return blocks of whole events, from a position on; a bounded number of them."""
         keys, last = (key_of(response_id) + _EVENTS,), position + _BLOCKS_AT_ONCE - 1
-        return cast("list[bytes]", await self._hot.run(_READ, keys, (position, last)))
+        blocks = cast("list[bytes]", await self._hot.run(_READ, keys, (position, last)))
+        return self._seals.events_opened(tenant_id, response_id, blocks)
 
     async def take_over(self, silent_ms: int) -> tuple[str, wire.StoredResponse | None, int] | None:
         """Take over a dead gateway's response.
@@ -104,7 +114,7 @@ class BackgroundLog:
         key = key_of(response_id)
         reply = await self._hot.run(_TURN_OF, (key + _TURN, key + _EVENTS), ())
         turn, blocks = cast("tuple[bytes | None, int]", reply)
-        kept = None if turn is None else wire.StoredResponse.FromString(turn)
+        kept = None if turn is None else self._seals.opened(wire.StoredResponse.FromString(turn))
         return response_id, kept, blocks
 
 

@@ -45,7 +45,7 @@ class Following:
         """
         found = await self._store.find(tenant_id, response_id)
         try:
-            blocks = await self._store.background.events(response_id, 0)
+            blocks = await self._store.background.events(tenant_id, response_id, 0)
         except ValkeyDownError:
             blocks = []
             if found.stored is None:
@@ -68,7 +68,7 @@ class Following:
         last = -1 if behind is None else behind
         try:
             while True:
-                blocks = await self._store.background.events(response_id, position)
+                blocks = await self._store.background.events(tenant_id, response_id, position)
                 position += len(blocks)
                 if events := b"".join([_behind(block, last) for block in blocks]):
                     yield events

@@ -61,7 +61,7 @@ class Keeping:
     def begin(self, events: ResponseEvents) -> None:
         """Note that the client knows of the response from now on."""
         self._is_marked = True
-        self._store.mark(self._turn.id, events.under_way())
+        self._store.mark(self._turn.tenant_id, self._turn.id, events.under_way())
 
     def note_failure(self, response: bytes) -> None:
         """Note the failed response, as JSON; it is not stored."""

@@ -11,11 +11,13 @@ from contextlib import suppress
 
 import structlog
 
+from gateway.content.seals import ContentSeals
 from gateway.limits.valkey import ValkeyClient
 from gateway.limits.valkey_commands import ValkeyCommands, ValkeyDownError
 from gateway.responses.background_log import BackgroundLog
 from gateway.responses.durable import RECORD_BYTES_MAX, Durable, DurableDownError
 from gateway.responses.hot_store import COMMANDS_MAX, NOTHING, Found, HotStore
+from gateway.responses.turn_seals import TurnSeals
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 from sluice.lifecycle import run_every
 from sluice.response_ids import belongs_to, new_response_id, response_of_item
@@ -40,7 +42,13 @@ class ResponseStore:
     """
 
     def __init__(
-        self, valkey_url: str, control_address: str, *, idle_s: float, secret: SharedSecret
+        self,
+        valkey_url: str,
+        control_address: str,
+        *,
+        idle_s: float,
+        secret: SharedSecret,
+        seals: ContentSeals,
     ) -> None:
         """Compose; nothing is opened yet.
 
@@ -49,11 +57,13 @@ class ResponseStore:
             control_address: `host:port` of the control plane.
             idle_s: Seconds for which Valkey keeps an unread response.
             secret: Secret that proves the owner of an id.
+            seals: Encrypts stored content with keys of its tenants.
         """
         self._valkey = ValkeyClient(valkey_url, commands_max=COMMANDS_MAX)
         self.commands = ValkeyCommands(self._valkey, commands_max=COMMANDS_MAX)
         self._hot = HotStore(self.commands, idle_s=idle_s)
-        self.background = BackgroundLog(self._hot, idle_s=idle_s)
+        self._seals = TurnSeals(seals)
+        self.background = BackgroundLog(self._hot, self._seals, idle_s=idle_s)
         self._durable = Durable(control_address, self._settled)
         self._secret = secret
         self._under_way: set[str] = set()
@@ -87,10 +97,14 @@ class ResponseStore:
         if not can_keep or stored.ByteSize() > RECORD_BYTES_MAX:
             return False
         try:
-            await self._hot.keep(stored)
+            sealed = self._seals.sealed(stored)
+        except RejectedError:
+            return False  # its tenant's key cannot be opened here
+        try:
+            await self._hot.keep(sealed)
         except ValkeyDownError:
-            return await self._durable.offer_and_wait(stored, _WITHOUT_VALKEY_S)
-        self._durable.offer(stored)
+            return await self._durable.offer_and_wait(sealed, _WITHOUT_VALKEY_S)
+        self._durable.offer(sealed)
         return True
 
     async def keep_if_missing(self, stored: wire.StoredResponse) -> bool:
@@ -103,10 +117,12 @@ class ResponseStore:
             return False
         return await self.keep(stored, is_promised=True)
 
-    def mark(self, response_id: str, under_way: bytes) -> None:
+    def mark(self, tenant_id: str, response_id: str, under_way: bytes) -> None:
         """Mark a response as under way, as far as that is possible."""
         self._under_way.add(response_id)
-        self._hot.mark(response_id, under_way)
+        with suppress(RejectedError):
+            sealed = self._seals.under_way(tenant_id, response_id, under_way)
+            self._hot.mark(response_id, sealed)
 
     def unmark(self, response_id: str) -> None:
         """Remove the mark of a response that was not stored, as far as that is possible."""
@@ -228,8 +244,15 @@ class ResponseStore:
         """
         if not ids:
             return []
-        if not all(belongs_to(it, tenant_id, self._secret) for it in ids[known:]):
-            return [Found() for _ in ids]
+        is_foreign = not all(belongs_to(it, tenant_id, self._secret) for it in ids[known:])
+        if is_foreign or self._seals.is_over(tenant_id, ids):
+            return [NOTHING for _ in ids]
+        found = await self._look(tenant_id, ids, known)
+        opened = self._seals.found
+        return [opened(tenant_id, *state) for state in zip(ids, found, strict=True)]
+
+    async def _look(self, tenant_id: str, ids: Sequence[str], known: int) -> list[Found]:
+        """Return the states of responses as they are stored."""
         near = [self._durable.waits(it) for it in ids] if self._durable.waiting else []
         found, is_hot = [Found(it) if it else NOTHING for it in near] or [NOTHING] * len(ids), True
         if NOTHING in found:

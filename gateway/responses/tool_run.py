@@ -17,6 +17,7 @@ from aiohttp import web
 from gateway.directory import Principal
 from gateway.endpoints.reply import STREAM_HEADERS
 from gateway.endpoints.task import TextTask
+from gateway.responses.approval_leases import ApprovalLeases, ApprovedWork, KnownOutcome
 from gateway.responses.tool_events import RoundCall, ToolEvents
 from gateway.responses.tool_task import ToolResponseTask
 from gateway.server.identity import CallerIdentity, further_identity, identity_of, new_uid
@@ -66,6 +67,7 @@ class ToolAnswering:
         self,
         answering: Answering,
         runner: ToolRunner,
+        leases: ApprovalLeases,
         budget: LoopBudget,
         *,
         keep_alive_s: float,
@@ -77,12 +79,13 @@ class ToolAnswering:
         Args:
             answering: Answers single rounds.
             runner: Calls tools.
+            leases: Leases of approved calls.
             budget: Budget of one response; a request may ask for less.
             keep_alive_s: Longest silence of a stream, in seconds.
             emit: Takes one event per call and never blocks.
             gateway_id: Id of this worker.
         """
-        self._answering, self._runner = answering, runner
+        self._answering, self._runner, self._leases = answering, runner, leases
         self._budget, self._keep_alive_s = budget, keep_alive_s
         self._emit, self._gateway_id = emit, gateway_id
 
@@ -94,7 +97,7 @@ class ToolAnswering:
             return await self._answering.answer(request, principal, task)
         calls = min(self._budget.calls, task.max_tool_calls or self._budget.calls)
         budget = LoopBudget(calls, self._budget.tokens, self._budget.seconds, self._budget.micros)
-        run = _ToolRun(self._answering, self._runner, request, principal, task)
+        run = _ToolRun(self._answering, self._runner, self._leases, request, principal, task)
         run.tell = partial(self._tell, run.caller)
         try:
             return await run.answer(ToolLoop(budget, time.monotonic()), self._keep_alive_s)
@@ -135,11 +138,12 @@ class _ToolRun:
         self,
         answering: Answering,
         runner: ToolRunner,
+        leases: ApprovalLeases,
         request: web.Request,
         principal: Principal,
         task: ToolResponseTask,
     ) -> None:
-        self._answering, self._runner = answering, runner
+        self._answering, self._runner, self._leases = answering, runner, leases
         self._request, self._principal, self._task = request, principal, task
         self._identity, self._rounds = identity_of(request), task.rounds
         headers = {**STREAM_HEADERS, **self._identity.headers}
@@ -148,6 +152,8 @@ class _ToolRun:
         self._asked = self._run = 0
         self._calls = dict[str, tuple[PlannedTool, str]]()
         self._outputs: dict[str, str] = {}
+        self._leased: dict[str, ApprovedWork] = {}
+        self._known: dict[str, KnownOutcome] = {}
         self._error: PlatformError | None = None
         self._began = dict[str, tuple[int, float]]()  # Unix time in ms, and monotonic time
         self.caller = _Caller(self._identity, principal, task.model, task.endpoint)
@@ -160,7 +166,7 @@ class _ToolRun:
     async def answer(self, loop: ToolLoop, keep_alive_s: float) -> web.StreamResponse:
         """Run the loop; return the response, or raise as any other request does."""
         self._task.begin_rounds(self._task.model)
-        actions = loop.begin(self._approved(), time.monotonic())
+        actions = loop.begin(await self._approved(loop.budget.seconds), time.monotonic())
         while True:
             last = await self._run_calls(loop, actions, keep_alive_s)
             if isinstance(last, EndLoop):
@@ -179,11 +185,24 @@ class _ToolRun:
 
     # --- calls ------------------------------------------------------------------------------
 
-    def _approved(self) -> list[LoopCall]:
-        """Return the approved calls; each has an item from now on."""
+    async def _approved(self, seconds: float) -> list[LoopCall]:
+        """Return the approved calls; each has a lease and an item from now on.
+
+        PlatformError: another response makes one of them now, or leases cannot be taken.
+        """
         calls: list[LoopCall] = []
         for it in self._rounds.approved:
+            named, tenant_id = (
+                (it.tool.label, it.tool.name, it.arguments),
+                self._principal.tenant.id,
+            )
+            work = ApprovedWork(tenant_id, it.request_id, named, it.tool.is_idempotent)
+            known = await self._leases.claim(work, self._task.response_id, seconds)
             item_id = self._events.begin_approved(it.request_id, it.tool, it.arguments)
+            if known is None:
+                self._leased[item_id] = work
+            else:
+                self._known[item_id] = known
             self._calls[item_id] = (it.tool, it.arguments)
             calls.append(it.call(item_id))
         return calls
@@ -234,12 +253,12 @@ class _ToolRun:
         """Make one attempt; report its result."""
         self._run += 1
         call_id, failure = start.call_id, None
-        tool, arguments = self._calls[call_id]
+        tool, _ = self._calls[call_id]
         self._began.setdefault(call_id, (time.time_ns() // 1_000_000, time.monotonic()))
         if start.after_s:
             await asyncio.sleep(start.after_s)
         try:
-            self._outputs[call_id] = await self._runner.attempt(tool, arguments, start.timeout_s)
+            self._outputs[call_id] = await self._output(call_id, start.timeout_s)
         except ToolCallError as error:
             failure = CallFailure(error.message, error.may_repeat)
         except Exception:  # a fault here must not end what others wait for
@@ -247,8 +266,18 @@ class _ToolRun:
             failure = CallFailure(_BROKEN)
         ended.put_nowait((call_id, failure))
 
+    async def _output(self, call_id: str, timeout_s: float) -> str:
+        """Return the output of one attempt, or of the call that was made before; ToolCallError."""
+        known, (tool, arguments) = self._known.get(call_id), self._calls[call_id]
+        if known is None:
+            return await self._runner.attempt(tool, arguments, timeout_s)
+        if known.failure is not None:
+            raise ToolCallError(known.failure, is_fault=False)
+        return known.output or ""
+
     def _tell(self, answer: AnswerCall) -> None:
         output = self._outputs.pop(answer.call_id, "")
+        self._settle(answer, output)
         tool, _ = self._calls.pop(answer.call_id)
         self._client.tell(self._events.answer(answer.call_id, output, answer.failure))
         began_at_unix_ms, _ = self._began.pop(answer.call_id, (time.time_ns() // 1_000_000, 0.0))
@@ -261,7 +290,8 @@ class _ToolRun:
             len(output.encode()),
             outcome if answer.was_run else "refused",
         )
-        self.tell(tool, facts)
+        if answer.call_id not in self._known:
+            self.tell(tool, facts)
         log.info(
             "tool_called",
             request_id=self._identity.request_id,
@@ -274,8 +304,21 @@ class _ToolRun:
             has_failed=answer.failure is not None,
         )
 
+    def _settle(self, answer: AnswerCall, output: str) -> None:
+        """Note the outcome of an approved call."""
+        work = self._leased.pop(answer.call_id, None)
+        if work is None:
+            return
+        if not answer.was_run:
+            self._leases.release(work)
+            return
+        failure = answer.failure
+        self._leases.settle(work, KnownOutcome(output if failure is None else None, failure))
+
     def tell_cut(self) -> None:
         """Emit events of calls that ran when the client left, or the worker gave up."""
+        for item_id, work in self._leased.items():
+            (self._leases.cut if item_id in self._began else self._leases.release)(work)
         now_s = time.monotonic()
         for call_id, (began_at_unix_ms, began_at_s) in self._began.items():
             tool, _ = self._calls[call_id]

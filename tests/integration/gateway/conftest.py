@@ -35,9 +35,12 @@ from sluice.wire.state.v1.state_pb2_grpc import (
     RecordServiceServicer,
     StateServiceServicer,
 )
+from tests.integration.gateway.tool_site import tools
 from tests.support.random_models import write_random_model
 from tests.support.scripted_router import BaseFiles, ControlFeed, Plan, ScriptedRouter, serve
 from tests.waiting import until as eventually
+
+__all__ = ["tools"]  # a fixture
 
 KEY, OTHER_KEY, LIMITED_KEY, DEAD_KEY = "sk-one", "sk-two", "sk-limited", "sk-dead"
 TIER_DEADLINE_MS = 1_500  # of `small`
@@ -80,7 +83,7 @@ class World:
         self.gateway: Gateway
         self.settings: GatewaySettings
         self.valkey: ChildProcess
-        self.base_url = ""
+        self.base_url = self.router_address = ""
 
     async def raw(self, body: dict[str, object], version: str = "1.1", **limits: int) -> Raw:
         """Send a chat request over a bare connection; return its reader and writer."""
@@ -177,6 +180,7 @@ def world(tmp_path: Path, artifacts, valkey) -> MakeWorld:
             serve(made.router) as router_address,
             serve(made.feed, made.base_files, *servicers) as control_address,
         ):
+            made.router_address = router_address
             made.feed.replace(made.objects(router_address))
             port = free_port()
             config = GatewaySettings(

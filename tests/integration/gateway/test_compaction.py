@@ -9,13 +9,7 @@ from gateway.endpoints.response_answers import CompactedConversation, ResponseOb
 from sluice.wire.control.v1 import control_pb2 as control
 from tests.integration.gateway.conftest import OTHER_KEY
 from tests.integration.gateway.test_responses import both
-from tests.integration.gateway.test_server_tools import (
-    BERN,
-    WEATHER,
-    Tools,
-    kinds,
-    tools,  # noqa: F401 - a fixture
-)
+from tests.integration.gateway.tool_site import BERN, WEATHER, Tools, kinds
 from tests.support.response_shapes import events_of
 
 pytestmark = pytest.mark.real
@@ -116,7 +110,7 @@ async def test_a_long_conversation_is_summed_up_in_the_stream(
 
 
 async def test_a_summary_comes_before_the_rounds(
-    tools: Tools,  # noqa: F811
+    tools: Tools,
 ) -> None:
     said = [("user", "my name is Ada"), ("assistant", "hello Ada"), ("user", "weather in Bern?")]
     body: dict[str, Any] = {

@@ -49,7 +49,7 @@ scaling budget --accelerators 8
 tenants list
 tenants show t
 tenants create t --tier standard
-tenants update t --rpm 5 --server-urls --gather-ms 50
+tenants update t --rpm 5 --server-urls --gather-ms 50 --retention-hours 24
 tenants delete t
 tenants pin t m 1
 tenants unpin t m
@@ -80,6 +80,9 @@ tenants texts show
 tenants texts remove t
 tenants texts read t r
 tenants texts delete t --yes
+tenants content show t
+tenants content rotate t
+tenants content erase t --yes
 keys list t
 keys show t k
 keys create t --expires 1d

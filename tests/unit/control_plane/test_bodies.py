@@ -62,6 +62,8 @@ _DIGEST = "ab" * 32
         (PoolBody, {"base_digest": _DIGEST, "engine": "sim", "roles": {"both": 1}}),
         (PoolBody, {"base_digest": _DIGEST, "engine": "sim", "roles": {"prefill": -1}}),
         (TenantBody, {"tier_id": "t", "gather_ms": 51}),
+        (TenantBody, {"tier_id": "t", "retention_hours": -1}),
+        (TenantBody, {"tier_id": "t", "retention_hours": 87_601}),
         (KeyBody, {"interval_ms": 5001}),
     ],
 )

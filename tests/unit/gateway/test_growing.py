@@ -9,6 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.bases.assets import BaseAssets, load_base
+from gateway.bases.encoder import PromptEncoder
+from gateway.bases.files import read_tokenizer
+from gateway.bases.grown_prompts import IDLE_S, GrownPrompts, PromptPlace
+from gateway.bases.slices import finished
+from gateway.bases.spans import PromptSpans
 from gateway.bases.templates import ChatTemplate
 from gateway.bodies.messages import Message, Tool
 from tests.support.random_models import CHAT_TEMPLATE, write_random_model
@@ -152,3 +157,24 @@ def test_ids_equal_the_ids_of_a_full_rendering(
         assert found.ids == whole.ids
         assert found[1:3] == whole[1:3]
         messages = data.draw(st.sampled_from([messages, messages, messages[:-1] or messages]))
+
+
+def test_a_prompt_is_dropped_an_hour_after_its_last_use(bases: dict[str, Path]) -> None:
+    now_s = [0.0]
+    tokenizer = read_tokenizer(bases["chatml"] / "tokenizer.json")
+    grown = GrownPrompts(PromptEncoder(tokenizer), PromptSpans(), clock=lambda: now_s[0])
+    messages = [message(role, role) for role in ("user", "assistant", "user")]
+    _, chat = ChatTemplate(CHAT_TEMPLATE, {}).written(messages)
+    assert chat is not None
+    places = [PromptPlace("one", b"r" * 16, session) for session in ("a", "b")]
+    for place in places:
+        finished(grown.encode(place, chat, None, None))
+    now_s[0] = IDLE_S - 1
+    assert grown.find(places[0], messages) is not None
+    now_s[0] = IDLE_S
+    grown.forget_idle()
+    assert grown.find(places[1], messages) is None
+    assert grown.find(places[0], messages) is not None
+    now_s[0] = 2 * IDLE_S
+    grown.forget_idle()
+    assert grown.held_bytes == 0

@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.bases.spans import SPAN_TOKENS, PromptSpans
+from gateway.bases.spans import IDLE_S, SPAN_TOKENS, PromptSpans
 from gateway.text.packed_prompt import packed_ids
 from sluice.hashing import chained_hashes
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -46,3 +46,20 @@ def test_a_longer_prompt_works_out_its_end_alone() -> None:
     assert spans.held_bytes == again
     spans.hashed(ids, b"o" * 16)
     assert spans.held_bytes > again, "another root knows nothing of it"
+
+
+def test_a_span_is_dropped_an_hour_after_its_last_use() -> None:
+    now_s = [0.0]
+    spans = PromptSpans(clock=lambda: now_s[0])
+    first, second = (array("I", range(n, n + SPAN_TOKENS)) for n in (0, 1))
+    spans.hashed(first, b"r" * 16)
+    spans.hashed(second, b"r" * 16)
+    held = spans.held_bytes
+    now_s[0] = IDLE_S - 1
+    spans.hashed(first, b"r" * 16)
+    now_s[0] = IDLE_S
+    spans.forget_idle()
+    assert spans.held_bytes == held // 2
+    now_s[0] = 2 * IDLE_S
+    spans.forget_idle()
+    assert spans.held_bytes == 0

@@ -34,6 +34,7 @@ _CLASSES = {
     "auto_policies": wire.AutoPolicy,
     "warm_prompts": wire.WarmPrompts,
     "model_pools": wire.ModelPools,
+    "content_keys": wire.ContentKeys,
 }
 _FIELDS = {
     "tiers": "rpm",
@@ -54,6 +55,7 @@ _FIELDS = {
     "auto_policies": "scheme",
     "warm_prompts": "prompts",
     "model_pools": "pools",
+    "content_keys": "erased_at_unix_ms",
 }
 # A change: (kind, id, new value or None to remove).
 _CHANGE = st.tuples(st.sampled_from(KINDS), _IDS, st.none() | st.integers(0, 5))

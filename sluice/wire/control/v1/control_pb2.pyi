@@ -188,7 +188,7 @@ class WatchResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., upserts: _Optional[_Union[Objects, _Mapping]] = ..., removals: _Optional[_Union[Removals, _Mapping]] = ..., is_heartbeat: _Optional[bool] = ..., is_part: _Optional[bool] = ...) -> None: ...
 
 class Objects(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies", "warm_prompts", "model_pools")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies", "warm_prompts", "model_pools", "content_keys")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +207,7 @@ class Objects(_message.Message):
     AUTO_POLICIES_FIELD_NUMBER: _ClassVar[int]
     WARM_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_POOLS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_KEYS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedCompositeFieldContainer[Tier]
     tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
     keys: _containers.RepeatedCompositeFieldContainer[ApiKey]
@@ -225,10 +226,11 @@ class Objects(_message.Message):
     auto_policies: _containers.RepeatedCompositeFieldContainer[AutoPolicy]
     warm_prompts: _containers.RepeatedCompositeFieldContainer[WarmPrompts]
     model_pools: _containers.RepeatedCompositeFieldContainer[ModelPools]
-    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ..., budget_stops: _Optional[_Iterable[_Union[BudgetStops, _Mapping]]] = ..., text_policies: _Optional[_Iterable[_Union[TextPolicy, _Mapping]]] = ..., guard_sets: _Optional[_Iterable[_Union[GuardSet, _Mapping]]] = ..., server_tools: _Optional[_Iterable[_Union[ServerTool, _Mapping]]] = ..., auto_policies: _Optional[_Iterable[_Union[AutoPolicy, _Mapping]]] = ..., warm_prompts: _Optional[_Iterable[_Union[WarmPrompts, _Mapping]]] = ..., model_pools: _Optional[_Iterable[_Union[ModelPools, _Mapping]]] = ...) -> None: ...
+    content_keys: _containers.RepeatedCompositeFieldContainer[ContentKeys]
+    def __init__(self, tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., bases: _Optional[_Iterable[_Union[Base, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ..., budget_stops: _Optional[_Iterable[_Union[BudgetStops, _Mapping]]] = ..., text_policies: _Optional[_Iterable[_Union[TextPolicy, _Mapping]]] = ..., guard_sets: _Optional[_Iterable[_Union[GuardSet, _Mapping]]] = ..., server_tools: _Optional[_Iterable[_Union[ServerTool, _Mapping]]] = ..., auto_policies: _Optional[_Iterable[_Union[AutoPolicy, _Mapping]]] = ..., warm_prompts: _Optional[_Iterable[_Union[WarmPrompts, _Mapping]]] = ..., model_pools: _Optional[_Iterable[_Union[ModelPools, _Mapping]]] = ..., content_keys: _Optional[_Iterable[_Union[ContentKeys, _Mapping]]] = ...) -> None: ...
 
 class Removals(_message.Message):
-    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies", "warm_prompts", "model_pools")
+    __slots__ = ("tiers", "tenants", "keys", "bases", "models", "pools", "cells", "replicas", "aliases", "releases", "splits", "budget_stops", "text_policies", "guard_sets", "server_tools", "auto_policies", "warm_prompts", "model_pools", "content_keys")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +249,7 @@ class Removals(_message.Message):
     AUTO_POLICIES_FIELD_NUMBER: _ClassVar[int]
     WARM_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_POOLS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_KEYS_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedScalarFieldContainer[str]
     tenants: _containers.RepeatedScalarFieldContainer[str]
     keys: _containers.RepeatedScalarFieldContainer[str]
@@ -265,7 +268,8 @@ class Removals(_message.Message):
     auto_policies: _containers.RepeatedScalarFieldContainer[str]
     warm_prompts: _containers.RepeatedScalarFieldContainer[str]
     model_pools: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ..., text_policies: _Optional[_Iterable[str]] = ..., guard_sets: _Optional[_Iterable[str]] = ..., server_tools: _Optional[_Iterable[str]] = ..., auto_policies: _Optional[_Iterable[str]] = ..., warm_prompts: _Optional[_Iterable[str]] = ..., model_pools: _Optional[_Iterable[str]] = ...) -> None: ...
+    content_keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tiers: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., bases: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., cells: _Optional[_Iterable[str]] = ..., replicas: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., releases: _Optional[_Iterable[str]] = ..., splits: _Optional[_Iterable[str]] = ..., budget_stops: _Optional[_Iterable[str]] = ..., text_policies: _Optional[_Iterable[str]] = ..., guard_sets: _Optional[_Iterable[str]] = ..., server_tools: _Optional[_Iterable[str]] = ..., auto_policies: _Optional[_Iterable[str]] = ..., warm_prompts: _Optional[_Iterable[str]] = ..., model_pools: _Optional[_Iterable[str]] = ..., content_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("rpm", "tpm", "requests_max", "context_tokens_max", "rpd")
@@ -315,7 +319,7 @@ class Tier(_message.Message):
     def __init__(self, id: _Optional[str] = ..., priority: _Optional[int] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., context_tokens_max: _Optional[int] = ..., ttft_deadline_ms: _Optional[int] = ..., reserved_permille: _Optional[int] = ..., is_preemptible: _Optional[bool] = ..., requests_max: _Optional[int] = ..., model_limits: _Optional[_Mapping[str, Limits]] = ..., rpd: _Optional[int] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("id", "name", "tier_id", "cache_salt", "is_disabled", "weight", "limits", "fallbacks", "pins", "allows_server_urls", "gather_ms")
+    __slots__ = ("id", "name", "tier_id", "cache_salt", "is_disabled", "weight", "limits", "fallbacks", "pins", "allows_server_urls", "gather_ms", "retention_hours")
     class FallbacksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +345,7 @@ class Tenant(_message.Message):
     PINS_FIELD_NUMBER: _ClassVar[int]
     ALLOWS_SERVER_URLS_FIELD_NUMBER: _ClassVar[int]
     GATHER_MS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_HOURS_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     tier_id: str
@@ -352,7 +357,8 @@ class Tenant(_message.Message):
     pins: _containers.ScalarMap[str, str]
     allows_server_urls: bool
     gather_ms: int
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., tier_id: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., is_disabled: _Optional[bool] = ..., weight: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., fallbacks: _Optional[_Mapping[str, str]] = ..., pins: _Optional[_Mapping[str, str]] = ..., allows_server_urls: _Optional[bool] = ..., gather_ms: _Optional[int] = ...) -> None: ...
+    retention_hours: int
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., tier_id: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., is_disabled: _Optional[bool] = ..., weight: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., fallbacks: _Optional[_Mapping[str, str]] = ..., pins: _Optional[_Mapping[str, str]] = ..., allows_server_urls: _Optional[bool] = ..., gather_ms: _Optional[int] = ..., retention_hours: _Optional[int] = ...) -> None: ...
 
 class ApiKey(_message.Message):
     __slots__ = ("id", "tenant_id", "secret_sha256", "expires_at_unix_ms", "is_disabled", "rpm", "tpm", "requests_max", "scopes", "models", "rpd", "interval_ms")
@@ -741,3 +747,23 @@ class Replica(_message.Message):
     is_quarantined: bool
     sleeps: bool
     def __init__(self, id: _Optional[str] = ..., pool_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., node_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., triton_model: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., profile: _Optional[str] = ..., role: _Optional[str] = ..., accelerators: _Optional[_Iterable[int]] = ..., is_quarantined: _Optional[bool] = ..., sleeps: _Optional[bool] = ...) -> None: ...
+
+class ContentKeys(_message.Message):
+    __slots__ = ("id", "keys", "erased_at_unix_ms")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    ERASED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    keys: _containers.RepeatedCompositeFieldContainer[ContentKey]
+    erased_at_unix_ms: int
+    def __init__(self, id: _Optional[str] = ..., keys: _Optional[_Iterable[_Union[ContentKey, _Mapping]]] = ..., erased_at_unix_ms: _Optional[int] = ...) -> None: ...
+
+class ContentKey(_message.Message):
+    __slots__ = ("number", "sealed", "made_at_unix_ms")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    MADE_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    sealed: str
+    made_at_unix_ms: int
+    def __init__(self, number: _Optional[int] = ..., sealed: _Optional[str] = ..., made_at_unix_ms: _Optional[int] = ...) -> None: ...

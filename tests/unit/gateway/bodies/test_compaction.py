@@ -6,11 +6,18 @@ import pytest
 
 from gateway.bodies.compaction import Compacted, expanded, has_compaction, last_turn
 from gateway.bodies.response_items import messages_of, read_items
+from gateway.content.seals import ContentSeals
 from gateway.responses.compaction_seal import CompactionSeals
 from sluice.errors import BadRequestError
 from sluice.shared_secret import SharedSecret
+from sluice.watch import ControlState
+from tests.support.content import content_keys
 
 SECRET = SharedSecret(["x" * 32])
+
+
+def seals_of(secret: SharedSecret, state: ControlState | None = None) -> CompactionSeals:
+    return CompactionSeals(secret, ContentSeals(state or ControlState(), secret))
 
 
 def said(*pairs: tuple[str, str]) -> list[Any]:
@@ -65,7 +72,7 @@ def test_the_last_turn_begins_with_a_user_message(roles: str, start: int) -> Non
 
 
 def test_an_item_opens_for_its_tenant_alone_and_unchanged() -> None:
-    seals = CompactionSeals(SECRET)
+    seals = seals_of(SECRET)
     call: Any = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     result: Any = {"type": "function_call_output", "call_id": "c", "output": "1"}
     kept = [*said(("user", "x")), *read_items([call, result])]
@@ -73,12 +80,27 @@ def test_an_item_opens_for_its_tenant_alone_and_unchanged() -> None:
     found = seals.opened("one", item, "p")
     assert found.summary == "short"
     assert messages_of(found.kept) == messages_of(kept)
-    other = CompactionSeals(SharedSecret(["y" * 32]))
+    other = seals_of(SharedSecret(["y" * 32]))
     for opener, tenant in ((seals, "two"), (other, "one")):
         with pytest.raises(BadRequestError) as caught:
             opener.opened(tenant, item, "p")
         assert caught.value.param == "p"
-    replaced = CompactionSeals(SharedSecret(["y" * 32, "x" * 32]))
+    replaced = seals_of(SharedSecret(["y" * 32, "x" * 32]))
     assert replaced.opened("one", item, "p").summary == "short"
     with pytest.raises(BadRequestError):
         seals.sealed("one", "cmp_1", "short", said(("user", "x" * (3 << 20))))
+
+
+def test_an_item_of_a_tenant_with_a_key_goes_with_the_key() -> None:
+    state = ControlState()
+    state.content_keys["one"] = content_keys("one", SECRET, 1)
+    seals = seals_of(SECRET, state)
+    item = seals.sealed("one", "cmp_1", "short", said(("user", "x")))
+    assert seals.opened("one", item, "p").summary == "short"
+    for keys in (content_keys("one", SECRET, 2), content_keys("one", SECRET, 1)):
+        state.content_keys["one"] = keys
+        with pytest.raises(BadRequestError):
+            seals.opened("one", item, "p")
+    for text in ("2.", "2.AAAA", "2.%"):
+        with pytest.raises(BadRequestError):
+            seals.opened("one", compaction(text), "p")

@@ -1,0 +1,43 @@
+"""`sluice tenants content`: the keys that encrypt what a tenant stores."""
+
+from typing import Annotated
+
+import typer
+
+from cli.admin import AsJson, Tenant, ask, show_one
+from cli.render import show_objects
+from cli.stack_commands import fail
+
+content = typer.Typer(help="Encrypt what a tenant stores, or erase it.", no_args_is_help=True)
+
+_SHOWN = ("id", "keys", "erased_at_unix_ms")
+
+
+@content.command("show")
+def show_keys(tenant: Tenant, *, as_json: AsJson = False) -> None:
+    """Show numbers and ages of a tenant's keys; nothing shows a key itself."""
+    show_one(_path(tenant), as_json=as_json)
+
+
+@content.command("rotate")
+def rotate_key(tenant: Tenant, *, as_json: AsJson = False) -> None:
+    """Encrypt what a tenant stores with a new key from now on; the first one begins it."""
+    made = ask(lambda api: api.call("POST", _path(tenant)))
+    show_objects([made], _SHOWN, as_json=as_json)
+
+
+@content.command("erase")
+def erase_content(
+    tenant: Tenant,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Erase all that a tenant has stored, for good: its keys at once, then its rows."""
+    if not yes and not typer.confirm(f"Erase all that tenant {tenant} has stored?"):
+        raise fail("nothing was erased")
+    ask(lambda api: api.call("DELETE", _path(tenant)))
+    typer.echo(f"erased what tenant {tenant} has stored; rows are deleted within minutes")
+
+
+def _path(tenant: str) -> str:
+    return f"/v1/tenants/{tenant}/content-key"

@@ -1,0 +1,79 @@
+"""Deletes stored content whose time is over, for the platform, for its tenant, or by an erasure."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import structlog
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.content import repository
+from control_plane.content.model import KeySealer
+from control_plane.database import Database, DatabaseDownError
+from control_plane.responses.repository import drop_partitions
+from sluice.lifecycle import run_every
+
+log = structlog.get_logger(__name__)
+
+_EVERY_S, _STEP_S = 300.0, 240.0
+_Deletion = Callable[[AsyncConnection], Awaitable[int]]
+
+
+class ContentRetention:
+    """The deletions of one control plane; `run` belongs into a TaskGroup.
+
+    Several control planes may delete at once: each row is gone once.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        sealer: KeySealer,
+        *,
+        kept_days: int,
+        every_s: float = _EVERY_S,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            database: Database of the content.
+            sealer: Encrypts keys of content with the installation's secret.
+            kept_days: Days after which content is deleted, whatever its tenant's bound.
+            every_s: Seconds between two looks.
+        """
+        self._database, self._sealer = database, sealer
+        self._kept_days, self._every_s = kept_days, every_s
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        await run_every(
+            self._every_s,
+            self.step,
+            name="content_retention",
+            expected=(DatabaseDownError, DBAPIError),
+            step_timeout_s=_STEP_S,
+        )
+
+    async def step(self) -> None:
+        """Delete all that is over now."""
+        run, days = self._database.run, self._kept_days
+        await run(partial(repository.renew_keys, sealer=self._sealer))
+        await run(partial(drop_partitions, kept_days=days))
+        for bound in await run(repository.bounds):
+            gone = await self._all(partial(repository.delete_responses, bound=bound))
+            gone += await self._all(partial(repository.delete_records, bound=bound))
+            gone += await self._all(partial(repository.delete_batches, bound=bound))
+            if gone:
+                log.info("content_deleted", tenant_id=bound.tenant_id, objects=gone)
+        await self._all(partial(repository.delete_old_records, kept_days=days))
+        await self._all(repository.delete_ownerless_responses)
+        await self._all(repository.delete_ownerless_records)
+
+    async def _all(self, deletion: _Deletion) -> int:
+        """Repeat a deletion until nothing is left for it; return the number of deleted rows."""
+        total = 0
+        while True:
+            count = await self._database.run(deletion)
+            total += count
+            if count < repository.AT_ONCE:
+                return total

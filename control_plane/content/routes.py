@@ -1,0 +1,125 @@
+"""REST of the keys that encrypt what tenants store; no key is ever shown."""
+
+from typing import Any
+
+from aiohttp import web
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.access.roles import Action
+from control_plane.content import repository
+from control_plane.content.model import erased, rotated, shown_keys
+from control_plane.database import Database
+from control_plane.http import describe
+from control_plane.http.bodies import path_id
+from control_plane.http.resources import lock_id
+from control_plane.http.routes import ACTOR, AdminRoute
+from control_plane.http.writes import Write, WriteReply, Writes
+from control_plane.tables import tenants
+from sluice.errors import ErrorCode, PlatformError
+from sluice.sealing import Sealer
+from sluice.shared_secret import ours
+from sluice.stored_content import SEALED_FOR
+
+_KIND = "content-keys"
+_KEY = {
+    "type": "object",
+    "properties": dict.fromkeys(("number", "made_at_unix_ms"), describe.INTEGER),
+}
+_SHOWN = {
+    "type": "object",
+    "required": ["id", "keys", "erased_at_unix_ms"],
+    "properties": {
+        "id": describe.TEXT,
+        "keys": {"type": "array", "items": _KEY},
+        "erased_at_unix_ms": describe.INTEGER,
+    },
+}
+
+
+class ContentKeyRoutes:
+    """Handlers of keys of content."""
+
+    def __init__(self, database: Database) -> None:
+        self._database, self._writes = database, Writes(database)
+
+    def routes(self) -> list[AdminRoute]:
+        """Return the routes."""
+        path, told = "/v1/tenants/{tenant_id:[^/]+}/content-key", describe.operation
+        get = told("Show which keys encrypt what a tenant stores", answer=_SHOWN)
+        post = told("Encrypt with a new key from now on; older ones still open", answer=_SHOWN)
+        delete = told("Erase all that a tenant has stored: its keys at once, its rows soon")
+        return [
+            AdminRoute("GET", path, self.get, Action.READ_TENANT, _KIND, get),
+            AdminRoute("POST", path, self.rotate, Action.WRITE_TENANTS, _KIND, post),
+            AdminRoute("DELETE", path, self.erase, Action.WRITE_TENANTS, _KIND, delete),
+        ]
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Return the numbers and times of a tenant's keys."""
+        tenant_id = path_id(request, "tenant_id")
+        if not request[ACTOR].may(Action.READ_TENANT, tenant_id):
+            raise _not_found(tenant_id)
+
+        async def work(connection: AsyncConnection) -> dict[str, Any]:
+            await _require_tenant(connection, tenant_id)
+            return _shown(tenant_id, *await repository.keys_of(connection, tenant_id))
+
+        return web.json_response(await self._database.run(work))
+
+    async def rotate(self, request: web.Request) -> web.Response:
+        """Add a key, the first one, too."""
+        tenant_id, sealer = path_id(request, "tenant_id"), Sealer(ours(), SEALED_FOR)
+
+        async def work(write: Write) -> WriteReply:
+            keys, erased_at_ms = await _locked(write, tenant_id)
+            made = rotated(tenant_id, keys, sealer, repository.now_unix_ms())
+            await repository.write_keys(write.connection, tenant_id, made, erased_at_ms)
+            before, after = (
+                _shown(tenant_id, keys, erased_at_ms),
+                _shown(tenant_id, made, erased_at_ms),
+            )
+            write.record("rotate", tenant_id, before, after, owners=[tenant_id])
+            return WriteReply(after, tenant_id)
+
+        return await self._writes.run(request, work)
+
+    async def erase(self, request: web.Request) -> web.Response:
+        """Delete all keys, and begin with a new one where there were some (204)."""
+        tenant_id, sealer = path_id(request, "tenant_id"), Sealer(ours(), SEALED_FOR)
+
+        async def work(write: Write) -> WriteReply:
+            keys, erased_at_ms = await _locked(write, tenant_id)
+            now_ms = repository.now_unix_ms()
+            made = erased(tenant_id, keys, sealer, now_ms)
+            await repository.write_keys(write.connection, tenant_id, made, now_ms)
+            before, after = _shown(tenant_id, keys, erased_at_ms), _shown(tenant_id, made, now_ms)
+            write.record("erase", tenant_id, before, after, owners=[tenant_id])
+            return WriteReply(None, tenant_id, 204)
+
+        return await self._writes.run(request, work)
+
+
+async def _locked(write: Write, tenant_id: str) -> tuple[list[dict[str, Any]], int]:
+    """Return the keys of a tenant and its last erasure, locked until the transaction ends."""
+    write.require(tenant_id)
+    await write.connection.execute(lock_id(_KIND, tenant_id))
+    await _require_tenant(write.connection, tenant_id)
+    keys, erased_at_ms = await repository.keys_of(write.connection, tenant_id)
+    write.check(_shown(tenant_id, keys, erased_at_ms))
+    return keys, erased_at_ms
+
+
+async def _require_tenant(connection: AsyncConnection, tenant_id: str) -> None:
+    query = select(tenants.c.id).where(tenants.c.id == tenant_id)
+    if await connection.scalar(query) is None:
+        raise _not_found(tenant_id)
+
+
+def _shown(tenant_id: str, keys: list[dict[str, Any]], erased_at_unix_ms: int) -> dict[str, Any]:
+    shown = {"id": tenant_id, "keys": shown_keys(keys)}
+    return shown | {"erased_at_unix_ms": erased_at_unix_ms}
+
+
+def _not_found(tenant_id: str) -> PlatformError:
+    return PlatformError(ErrorCode.NOT_FOUND, f"there is no tenants/{tenant_id}")

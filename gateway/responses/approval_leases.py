@@ -1,0 +1,136 @@
+"""Approved calls run once: a lease in Valkey, and behind it what became of the call.
+
+A client that leaves while an approved call runs may send its approval again. The call is then not
+made a second time: the next response gets the output of the first, or waits for it. Where the
+outcome is not known, the model is told so; an idempotent call is made anew.
+"""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import cast
+
+import orjson
+
+from gateway.content.seals import ContentGoneError, ContentSeals
+from gateway.limits.valkey_commands import ValkeyCommands, ValkeyDownError
+from sluice.errors import ErrorCode, PlatformError, RejectedError
+
+_KEY = b"sluice:approval:"
+_KEPT_MS = 24 * 3_600_000
+_SETTLE_MS = 5000  # between the deadline of a call and the note of what became of it
+_UNKNOWN = "The call was begun before, and what became of it is not known. It is not made again."
+
+# Takes a free lease, or its own again; else returns what is there.
+_CLAIM = (
+    b"local known = redis.call('GET', KEYS[1])"
+    b" if known and known ~= ARGV[1] then return known end"
+    b" redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) return false"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovedWork:
+    """An approved call, as a lease knows it.
+
+    Attributes:
+        tenant_id: Tenant of the call.
+        request_id: Id of the approval request's item.
+        call: Server, tool and arguments: an id that a client made up names no other call.
+        is_idempotent: Whether the call may be made again.
+    """
+
+    tenant_id: str
+    request_id: str
+    call: Sequence[str]
+    is_idempotent: bool
+
+    @property
+    def place(self) -> str:
+        """Name of the lease."""
+        named = orjson.dumps([self.tenant_id, self.request_id, *self.call])
+        return hashlib.sha256(named).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOutcome:
+    """The outcome of a call that was made before; one of both is set."""
+
+    output: str | None = None
+    failure: str | None = None
+
+
+class ApprovalLeases:
+    """The leases of one worker."""
+
+    def __init__(self, commands: ValkeyCommands, seals: ContentSeals) -> None:
+        """Prepare; `seals` encrypt outputs."""
+        self._commands, self._seals = commands, seals
+
+    async def claim(
+        self, work: ApprovedWork, response_id: str, timeout_s: float
+    ) -> KnownOutcome | None:
+        """Take the lease of a call for a response; None: the call is to be made.
+
+        Args:
+            work: The call.
+            response_id: Id of the response.
+            timeout_s: Seconds that the call has.
+
+        Raises:
+            PlatformError: CONFLICT: another response makes the call now.
+            RejectedError: UNAVAILABLE: without Valkey only idempotent calls are made.
+        """
+        until_ms = _now_ms() + round(timeout_s * 1000) + _SETTLE_MS
+        mine = orjson.dumps({"by": response_id, "until_ms": until_ms})
+        try:
+            words = (b"EVAL", _CLAIM, 1, _key(work), mine, _KEPT_MS)
+            found = cast("bytes | None", await self._commands.call(words))
+        except ValkeyDownError:
+            if work.is_idempotent:
+                return None
+            text = "An approved call cannot be made now; try again shortly."
+            raise RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=2.0) from None
+        return None if found is None else self._known(work, found)
+
+    def _known(self, work: ApprovedWork, found: bytes) -> KnownOutcome | None:
+        try:
+            known = orjson.loads(self._seals.opened(work.tenant_id, work.place, found))
+        except ContentGoneError:
+            known = {}
+        if "output" in known or "failure" in known:
+            return KnownOutcome(known.get("output"), known.get("failure"))
+        if known.get("until_ms", 0) > _now_ms():
+            text = (
+                f"The call of '{work.request_id[:100]}' is made for response '{known['by']}'; try"
+                " again when it has ended."
+            )
+            raise PlatformError(ErrorCode.CONFLICT, text, param="input")
+        return None if work.is_idempotent else KnownOutcome(failure=_UNKNOWN)
+
+    def settle(self, work: ApprovedWork, outcome: KnownOutcome) -> None:
+        """Note what became of a call, without waiting for Valkey."""
+        known = {"failure": outcome.failure}
+        told = {"output": outcome.output} if outcome.failure is None else known
+        with suppress(RejectedError):  # then it is not known
+            sealed = self._seals.sealed(work.tenant_id, work.place, orjson.dumps(told))
+            self._commands.tell((b"SET", _key(work), sealed, b"PX", _KEPT_MS))
+
+    def cut(self, work: ApprovedWork) -> None:
+        """Note that a call was given up, without waiting for Valkey."""
+        given_up = orjson.dumps({"by": "", "until_ms": 0})
+        self._commands.tell((b"SET", _key(work), given_up, b"PX", _KEPT_MS))
+
+    def release(self, work: ApprovedWork) -> None:
+        """Give back the lease of a call that was not begun, without waiting for Valkey."""
+        self._commands.tell((b"DEL", _key(work)))
+
+
+def _key(work: ApprovedWork) -> bytes:
+    return _KEY + work.place.encode()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
