@@ -1,4 +1,4 @@
-"""What tenants store, encrypted with keys of their own, and the bounds of its age.
+"""Stored content of tenants, encrypted with keys of their own, and the bounds of its age.
 
 AES-256-GCM. A sealed content begins with a byte that no JSON and no event begins with, and the
 number of its key. So contents in the clear, from before the first key, are read as they are. A
@@ -23,7 +23,7 @@ from sluice.wire.control.v1 import control_pb2 as wire
 _MARK = b"\x01"
 _HEAD = struct.Struct(">cI")  # the mark, and the number of the key
 _NONCE_BYTES = 12
-_TENANTS_MAX = 1024  # whose keys are at hand
+_TENANTS_MAX = 1024  # with ciphers at hand
 _HOUR_MS = 3_600_000
 
 

@@ -53,7 +53,7 @@ _SET = b"redis.call('SET', KEYS[1], '1', 'PX', ARGV[1]) return 1"
 class BackgroundLog:
     """The log of one worker; all methods raise ValkeyDownError without Valkey.
 
-    Those that write raise RejectedError UNAVAILABLE where a tenant's key cannot be opened.
+    Writing raises RejectedError UNAVAILABLE where a tenant's key cannot be opened.
     """
 
     def __init__(self, hot: HotStore, seals: TurnSeals, *, idle_s: float) -> None:
