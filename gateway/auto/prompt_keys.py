@@ -12,6 +12,7 @@ _KEY_BYTES = 12
 # Beginnings that have keys: the turns of a conversation add two or three messages each.
 _BEGINNINGS_MAX = 64
 _WHOLE = 64  # characters of a text that is hashed as a whole
+_END = _WHOLE // 2
 
 
 class PromptKeys(NamedTuple):
@@ -45,23 +46,31 @@ class PromptHasher:
 
     def keys(self, tenant_id: str, session: str, texts: Sequence[str]) -> PromptKeys:
         """Return the keys of a tenant's prompt with these texts; `session` may be empty."""
+        of_tenant, of_session = _parts([tenant_id, f"session {session}"])
         begun = self._begun.copy()
-        begun.update(_part(tenant_id))
+        begun.update(_bytes(of_tenant))
         session_key = b""
         if session:
-            of_session = begun.copy()
-            of_session.update(_part(f"session {session}"))
-            session_key = of_session.digest()
-        begun.update(b"".join(map(_part, texts[:-_BEGINNINGS_MAX])))
+            begun_session = begun.copy()
+            begun_session.update(_bytes(of_session))
+            session_key = begun_session.digest()
+        # Encoded at once: of hundreds of texts this is a third of the time.
+        parts = _parts(texts)
+        begun.update(_bytes("".join(parts[:-_BEGINNINGS_MAX])))
         found = list[bytes]()
-        for text in texts[-_BEGINNINGS_MAX:]:
-            begun.update(_part(text))
+        for part in parts[-_BEGINNINGS_MAX:]:
+            begun.update(_bytes(part))
             found.append(begun.copy().digest())
         return PromptKeys(session_key, found)
 
 
-def _part(text: str) -> bytes:
-    """Return what a text counts by: a long one by its ends, since a wrong match costs little."""
-    if len(text) > _WHOLE:
-        text = f"{len(text)} {text[: _WHOLE // 2]}{text[-_WHOLE // 2 :]}"
-    return text.encode(errors="surrogatepass") + b"\0"
+def _parts(texts: Sequence[str]) -> list[str]:
+    """Return what texts count by: long ones by their ends, since a wrong match costs little."""
+    return [
+        f"{text}\0" if len(text) <= _WHOLE else f"{len(text)} {text[:_END]}{text[-_END:]}\0"
+        for text in texts
+    ]
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
