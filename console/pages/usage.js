@@ -40,18 +40,12 @@ const cachedShare = (total) => percent(total ? total.cached_tokens / Math.max(1,
 export function Usage({ query, me }) {
   const by = query.by || (me.role === "publisher" ? "model" : "tenant_id");
   const granularity = query.granularity || "day";
-  const asked = {
-    tenant: query.tenant,
-    key: query.key,
-    model: query.model,
-    from: query.from,
-    to: query.to,
-    granularity,
-  };
+  const span = { tenant: query.tenant, key: query.key, model: query.model, from: query.from, to: query.to };
+  const asked = { ...span, granularity };
   // All tenants' days come as sums by the minute of their making; the ledger of a tenant, and hours, as they are.
   const isSummed = granularity === "day" && !query.tenant && me.role !== "publisher" && me.role !== "reader";
   const { data, problems, isLoading } = useData(
-    isSummed ? { sums: url("data/usage/sums", { ...asked, by }) } : { usage: url("data/usage", asked) },
+    isSummed ? { sums: url("data/usage/sums", { ...span, by }) } : { usage: url("data/usage", asked) },
   );
   const found = isSummed ? data.sums : data.usage;
   const rows = found ? (isSummed ? ordered(found.data, by) : grouped(found.data, by)) : null;
