@@ -229,3 +229,34 @@ def test_an_outage_of_the_control_plane_is_no_jump_and_loses_no_demand() -> None
     assert 4.5 < world.memory.history.days[-1] < 5.5
     assert world.run(4).wanted == before
     assert world.run(20).wanted == 2
+
+
+def test_a_pool_at_its_maximum_has_its_work_done_by_a_rented_one_and_gives_it_back() -> None:
+    """Two pools serve one model: gateways send to the second what the first cannot serve."""
+    own = World(_settings(most=6), demand=4.0, ready=5)
+    rented = World(_settings(0, 20, idle_s=300.0), demand=0.0, ready=0)
+    pools = {"own": own, "rented": rented}
+
+    def run(minutes: float, demand: float) -> None:
+        for _ in range(round(minutes * 60 / _LOOK_S)):
+            kept = own.ready * (0.95 if own.queued < own.ready else 0.5)  # a pool that waits
+            spill = max(0.0, demand - kept) if rented.ready else 0.0
+            own.demand, rented.demand = demand - spill, spill
+            states = {name: world.see() for name, world in pools.items()}
+            states["own"].others = (("rented", 1.0),)
+            states["rented"].others = (("own", 1.0),)
+            for name, decided in plan(states, FleetBudget(), own.now).items():
+                pools[name].take(decided)
+
+    run(60, 4.0)
+    assert set(rented.numbers[-100:]) == {0}
+    run(12, 10.0)
+    assert rented.ready >= 4, "its first replicas come from the demand of the other pool"
+    assert max(own.numbers) == 6
+    run(60, 10.0)
+    assert own.queued == rented.queued == 0
+    settled = rented.numbers[-160:]
+    assert max(settled) - min(settled) <= 1, "no oscillation between the two"
+    assert own.ready + rented.ready <= 13
+    run(60, 4.0)
+    assert rented.ready == 0
