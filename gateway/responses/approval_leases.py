@@ -116,16 +116,16 @@ class ApprovalLeases:
         told = {"output": outcome.output} if outcome.failure is None else known
         with suppress(RejectedError):  # then it is not known
             sealed = self._seals.sealed(work.tenant_id, work.place, orjson.dumps(told))
-            self._commands.tell((b"SET", _key(work), sealed, b"PX", _KEPT_MS))
+            self._commands.send_only((b"SET", _key(work), sealed, b"PX", _KEPT_MS))
 
     def cut(self, work: ApprovedWork) -> None:
         """Note that a call was given up, without waiting for Valkey."""
         given_up = orjson.dumps({"by": "", "until_ms": 0})
-        self._commands.tell((b"SET", _key(work), given_up, b"PX", _KEPT_MS))
+        self._commands.send_only((b"SET", _key(work), given_up, b"PX", _KEPT_MS))
 
     def release(self, work: ApprovedWork) -> None:
         """Give back the lease of a call that was not begun, without waiting for Valkey."""
-        self._commands.tell((b"DEL", _key(work)))
+        self._commands.send_only((b"DEL", _key(work)))
 
 
 def _key(work: ApprovedWork) -> bytes:
