@@ -37,10 +37,9 @@ from gateway.bases.sandbox import OutOfTimeError
 from gateway.bases.slices import Steps, finished
 from gateway.bases.spans import PromptSpans
 from gateway.bases.templates import CPU_S, ChatTemplate, WrittenChat
-from gateway.bases.text_bound import characters_per_token_max
+from gateway.bases.text_bound import characters_per_token_max, require_fit
 from gateway.bases.threads import PromptThreads
 from gateway.bodies.messages import Message, Tool
-from gateway.bodies.mistakes import too_long
 from gateway.dialects.detection import dialect_of
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.forms import ReasoningForm
@@ -212,9 +211,7 @@ class BaseAssets:
         Raises:
             BadRequestError: CONTEXT_LENGTH_EXCEEDED.
         """
-        characters_max = self.characters_per_token_max * context_tokens_max
-        if characters_max and characters > characters_max:
-            raise too_long(param, characters, context_tokens_max, characters_max)
+        require_fit(characters, self.characters_per_token_max, context_tokens_max, param)
 
     @property
     def _tokenizing(self) -> Executor | None:

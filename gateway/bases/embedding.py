@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 
 from gateway.bases.cache import BaseCache
 from gateway.bases.files import read_json, read_tokenizer
-from gateway.bases.slices import encode_batch, special_tokens_around
+from gateway.bases.slices import SlicingTokenizer, Steps, encode_batch, finished
+from gateway.bases.text_bound import characters_per_token_max, require_fit
 from gateway.bases.threads import PromptThreads
 
 # Encoding takes about 1 ms per 10 KB, and some of it per text; above this streams would feel it.
@@ -27,48 +28,78 @@ class EmbeddingBase:
         tokenizer: Tokenizer of the base; neither cuts nor pads.
         dimensions: Length of an embedding.
         vocabulary: Number of token ids that the model has.
+        slicing: The tokenizer, for long texts.
+        characters_per_token_max: Characters that one token stands for at most; 0: no bound.
         threads: Threads that work on large texts; None: one of the loop's own.
     """
 
     tokenizer: Tokenizer
     dimensions: int
     vocabulary: int
+    slicing: SlicingTokenizer
+    characters_per_token_max: int = 0
     threads: PromptThreads | None = None
+
+    def require_fit(self, characters: int, context_tokens_max: int, param: str) -> None:
+        """Refuse a text before it is tokenized; see `gateway.bases.text_bound.require_fit`."""
+        require_fit(characters, self.characters_per_token_max, context_tokens_max, param)
 
     def truncated(self, ids: list[int], tokens_max: int) -> list[int]:
         """Return the first tokens of a text, and the special ones at its end if it has them."""
         if len(ids) <= tokens_max:
             return ids
-        behind = list((special_tokens_around(self.tokenizer) or ((), ()))[1])
+        behind = list((self.slicing.around or ((), ()))[1])
         if not behind or ids[-len(behind) :] != behind or len(behind) >= tokens_max:
             return ids[:tokens_max]
         return ids[: tokens_max - len(behind)] + behind
 
     async def encode(
-        self, texts: Sequence[str], *, owner: str = "", add_special_tokens: bool = True
+        self,
+        texts: Sequence[str],
+        *,
+        owner: str = "",
+        add_special_tokens: bool = True,
+        tokens_max: int = 0,
+        total_max: int = 0,
     ) -> list[list[int]]:
-        """Return the token ids of each text; large ones are worked on in a thread.
+        """Return the token ids of each text; large ones are worked on in a thread, in slices.
 
         Args:
-            texts: Texts, which are not cut.
+            texts: Texts.
             owner: Owner of the texts: owners take turns at the threads.
             add_special_tokens: Whether the tokenizer adds its own.
+            tokens_max: Tokens of a text that the caller needs. A long text ends some tokens
+                behind them. 0: all.
+            total_max: Most tokens of all texts together; 0: no bound.
+
+        Raises:
+            TooManyTokensError: There are more than `total_max`.
         """
+        encode = partial(self._encode, texts, add_special_tokens, tokens_max, total_max)
         size = sum(map(len, texts)) + _CHARACTERS_PER_TEXT * len(texts)
         if size <= _INLINE_CHARACTERS_MAX:
-            return self._encode(texts, add_special_tokens, None)
-        work = partial(self._encode, texts, add_special_tokens)
+            return finished(encode(None))
         if self.threads is None:
-            return await asyncio.to_thread(work, None)
-        return await self.threads.run(owner, partial(work, self.threads.tokenizing))
+            return await asyncio.to_thread(finished, encode(None))
+        return await self.threads.run_steps(owner, encode(self.threads.tokenizing))
 
     def _encode(
-        self, texts: Sequence[str], add_special_tokens: bool, tokenizing: Executor | None
-    ) -> list[list[int]]:
-        encodings = encode_batch(
-            self.tokenizer, texts, tokenizing, add_special_tokens=add_special_tokens
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool,
+        tokens_max: int,
+        total_max: int,
+        tokenizing: Executor | None,
+    ) -> Steps[list[list[int]]]:
+        around = self.slicing.around if add_special_tokens else ((), ())
+        if around is None:  # it is not known where they go
+            made = encode_batch(self.tokenizer, texts, tokenizing, add_special_tokens=True)
+            return [encoding.ids for encoding in made]
+        before, behind = map(list, around)
+        found = yield from self.slicing.encode(
+            texts, tokenizing, tokens_max=tokens_max, total_max=total_max
         )
-        return [encoding.ids for encoding in encodings]
+        return [[*before, *ids, *behind] for ids in found]
 
 
 def load_embedding_base(directory: Path, threads: PromptThreads | None = None) -> EmbeddingBase:
@@ -90,7 +121,8 @@ def load_embedding_base(directory: Path, threads: PromptThreads | None = None) -
     dimensions, vocabulary = (size if isinstance(size, int) else 0 for size in sizes)
     if dimensions < 1 or vocabulary < 1:
         raise ValueError(f"{directory}/config.json has no hidden_size or no vocab_size")
-    return EmbeddingBase(tokenizer, dimensions, vocabulary, threads)
+    slicing, characters = SlicingTokenizer(tokenizer), characters_per_token_max(tokenizer)
+    return EmbeddingBase(tokenizer, dimensions, vocabulary, slicing, characters, threads)
 
 
 # The embedding bases of a process.

@@ -41,7 +41,7 @@ class PromptEncoder:
             tokenizer: Tokenizer of the base; without independent segments nothing is cached.
             characters_max: Characters of all cached segments together.
         """
-        self._slicing = SlicingTokenizer(tokenizer, is_independent=is_independent(tokenizer))
+        self._slicing = SlicingTokenizer(tokenizer)
         self._cuts = {text: array("I", (token,)) for text, token in cuts_of(tokenizer).items()}
         words = "|".join(map(re.escape, sorted(self._cuts, key=len, reverse=True)))
         self._split = re.compile(f"({words})").split

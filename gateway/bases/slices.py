@@ -1,39 +1,41 @@
 """Tokenizes texts in slices of bounded work, so that other requests get turns in between.
 
-A text may be cut at the beginning of a word. A pre-tokenizer matches from left to right, so from
-there on it finds the same words with or without the text before.
+A text may be cut where a word begins. A pre-tokenizer matches from left to right, so from there on
+it finds the same words with or without the text before. See `gateway.bases.boundaries`.
 """
 
-import json
-import re
 from array import array
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
-# Characters that are tokenized in one go, which takes some 30 ms.
-SLICE_CHARACTERS = 64 << 10
-# Characters at a slice's end that a cut stays away from: text behind the slice may change them.
-_MARGIN_CHARACTERS = 256
-# Parts of a regular expression that look at text before a match.
-_LOOKS_BACK = re.compile(r"\(\?<[=!]|\\[bBAGzZ]|(?<![\[\\])[\^$]")
-_BYTE_LEVEL_SPACE = "Ġ"
+from gateway.bases.boundaries import Boundaries
+
+# UTF-8 bytes that are tokenized in one go: at most as many tokens, which take some 60 ms.
+SLICE_BYTES = 64 << 10
 
 _Made = TypeVar("_Made")
-# Work that pauses at each yield; its value is what comes of it.
-Steps = Generator[None, None, _Made]
+# Work that pauses at each yield; its value is what comes of it. A step that yields a function waits
+# for its result, and needs no turn until then: it is long work that cannot be cut.
+Steps = Generator[Callable[[], Any] | None, Any, _Made]
+
+
+class TooManyTokensError(ValueError):
+    """Texts have more tokens than their reader takes; the rest was not tokenized."""
 
 
 def finished(steps: "Steps[_Made]") -> _Made:
     """Do all steps at once, and return the result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
+    made: object = None
+    try:
+        while True:
+            work = steps.send(made)
+            made = None if work is None else work()
+    except StopIteration as end:
+        return end.value
 
 
 def encode_batch(
@@ -53,49 +55,64 @@ class SlicingTokenizer:
     """Tokenizes texts of one base in slices.
 
     A text stays whole where the tokenizer's words depend on the text before them.
+
+    Attributes:
+        around: Tokens before and behind a text; None: the tokenizer has no such fixed form.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, is_independent: bool, characters: int = SLICE_CHARACTERS
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, slice_bytes: int = SLICE_BYTES) -> None:
         """Prepare.
 
         Args:
             tokenizer: Tokenizer of the base.
-            is_independent: Whether no stage of the tokenizer adds anything to the beginning of a
-                text.
-            characters: Characters of a slice.
+            slice_bytes: UTF-8 bytes of a slice.
         """
         self._tokenizer = tokenizer
-        self._can_slice = is_independent and not _looks_back(tokenizer)
-        self._characters = characters
-        self._around = special_tokens_around(tokenizer)
+        self._boundaries = Boundaries(tokenizer)
+        self._slice_bytes = slice_bytes
+        self.around = special_tokens_around(tokenizer)
 
     def encode(
-        self, texts: Sequence[str], tokenizing: Executor | None
+        self,
+        texts: Sequence[str],
+        tokenizing: Executor | None,
+        *,
+        tokens_max: int = 0,
+        total_max: int = 0,
     ) -> "Steps[list[array[int]]]":
         """Return the ids of texts, each without the tokens that the tokenizer adds to a text.
 
         Args:
             texts: Each is encoded by itself.
             tokenizing: Threads that do the work; None: the caller's thread.
+            tokens_max: Tokens of a text that its reader needs. A long text ends some tokens behind
+                them. 0: all.
+            total_max: Most tokens of all texts, `tokens_max` of each at most; 0: no bound.
+
+        Raises:
+            TooManyTokensError: There are more than `total_max`.
         """
         made: list[array[int]] = []
-        for batch in _batches(texts, self._characters):
+        total = 0
+        for batch in _batches(texts, self._slice_bytes):
             if made:
                 yield
-            if len(batch) == 1 and len(batch[0]) > self._characters and self._can_slice:
-                made.append((yield from self._encode_long(batch[0], tokenizing)))
+            if len(batch) == 1 and len(batch[0].encode()) > self._slice_bytes:
+                new = [(yield from self._encode_long(batch[0], tokenizing, tokens_max))]
             else:
-                made.extend(self._encode_batch(batch, tokenizing))
+                new = list(self._encode_batch(batch, tokenizing))
+            made.extend(new)
+            total += sum(min(len(ids), tokens_max or len(ids)) for ids in new)
+            if total_max and total > total_max:
+                raise TooManyTokensError(f"more than {total_max} tokens")
         return made
 
     def encode_whole(self, text: str, tokenizing: Executor | None) -> "Steps[array[int]]":
         """Return the ids of a text with the tokens that the tokenizer adds to a text."""
-        if len(text) <= self._characters or not self._can_slice or self._around is None:
+        if self.around is None or len(text) * 4 <= self._slice_bytes:
             made = encode_batch(self._tokenizer, [text], tokenizing, add_special_tokens=True)
             return array("I", made[0].ids)
-        before, behind = self._around
+        before, behind = self.around
         (ids,) = yield from self.encode([text], tokenizing)
         return before + ids + behind
 
@@ -105,71 +122,58 @@ class SlicingTokenizer:
         made = encode_batch(self._tokenizer, texts, tokenizing, add_special_tokens=False)
         return (array("I", encoding.ids) for encoding in made)
 
-    def _encode_long(self, text: str, tokenizing: Executor | None) -> "Steps[array[int]]":
-        ids, start, characters = array("I"), 0, self._characters
-        while len(text) - start > characters:
-            part = text[start : start + characters]
-            work = partial(self._first_words, part)
-            tokens, end = work() if tokenizing is None else tokenizing.submit(work).result()
-            if end:
-                ids.extend(tokens)
-                start, characters = start + end, self._characters
+    def _encode_long(
+        self, text: str, tokenizing: Executor | None, tokens_max: int
+    ) -> "Steps[array[int]]":
+        ids, start, size = array("I"), 0, self._slice_bytes
+        if not self._boundaries.exist:
+            return (yield partial(self._encoded, text))
+        while not tokens_max or len(ids) <= tokens_max:
+            part, is_rest = _beginning(text, start, size)
+            work = partial(self._encoded_part, part, is_rest=is_rest)
+            if size > self._slice_bytes:  # of one word, which cannot be cut
+                tokens, end = yield work
             else:
-                characters *= 2  # one word of this length, or none that begins with a space
+                tokens, end = work() if tokenizing is None else tokenizing.submit(work).result()
+            ids.extend(tokens)
+            if is_rest:
+                return ids
+            start += end
+            size = self._slice_bytes if end else 2 * size
             yield
-        for rest in self._encode_batch([text[start:]], tokenizing):
-            ids.extend(rest)
         return ids
 
-    def _first_words(self, part: str) -> tuple[list[int], int]:
-        """Return the tokens of all words but the last, and that one's index; 0: there is none."""
-        (encoding,) = self._tokenizer.encode_batch([part], add_special_tokens=False)
-        ids, cut_max = encoding.ids, len(part) - _MARGIN_CHARACTERS
-        for index in range(len(ids) - 1, 0, -1):
-            if encoding.token_to_word(index) == encoding.token_to_word(index - 1):
-                continue
-            span = encoding.token_to_chars(index)
-            cut = -1 if span is None else self._cut(part, span[0], ids[index])
-            if 0 < cut <= cut_max:
-                return ids[:index], cut
-        return [], 0
+    def _encoded_part(self, part: str, *, is_rest: bool) -> "tuple[array[int], int]":
+        """Return the tokens of a part and their end in it; of whole words unless it is the rest."""
+        return (self._encoded(part), len(part)) if is_rest else self._boundaries.first_words(part)
 
-    def _cut(self, part: str, start: int, token: int) -> int:
-        """Return the index of a word with a space in front; offsets may leave the space out."""
-        if part[start : start + 1] != " ":
-            name = self._tokenizer.id_to_token(token) or ""
-            if not name.startswith(_BYTE_LEVEL_SPACE) or part[start - 1] != " ":
-                return -1
-            start -= 1
-        return -1 if start < 1 or part[start - 1].isspace() else start
+    def _encoded(self, text: str) -> "array[int]":
+        (ids,) = self._encode_batch([text], None)
+        return ids
 
 
-def _batches(texts: Sequence[str], characters: int) -> Iterator[list[str]]:
-    """Yield texts in order, in groups of at most so many characters."""
+def _beginning(text: str, start: int, size_bytes: int) -> tuple[str, bool]:
+    """Return at most so many bytes of a text from an index on, and whether they are all of it."""
+    part = text[start : start + size_bytes]
+    encoded = part.encode()
+    if len(encoded) > size_bytes:
+        part = encoded[:size_bytes].decode(errors="ignore")
+    return part, start + len(part) == len(text)
+
+
+def _batches(texts: Sequence[str], size_bytes: int) -> Iterator[list[str]]:
+    """Yield texts in order, in groups of at most so many bytes."""
     batch: list[str] = []
     size = 0
     for text in texts:
-        if batch and size + len(text) > characters:
+        more = len(text) if text.isascii() else len(text.encode())
+        if batch and size + more > size_bytes:
             yield batch
             batch, size = [], 0
         batch.append(text)
-        size += len(text)
+        size += more
     if batch:
         yield batch
-
-
-def _looks_back(tokenizer: Tokenizer) -> bool:
-    """Return whether a word may depend on text before it."""
-    stages = [json.loads(tokenizer.to_str()).get("pre_tokenizer")]
-    while stages:
-        stage = stages.pop()
-        if stage is None:
-            continue
-        stages += stage.get("pretokenizers", ())
-        pattern = (stage.get("pattern") or {}).get("Regex", "")
-        if _LOOKS_BACK.search(pattern) or stage.get("behavior", "Isolated") != "Isolated":
-            return True
-    return False
 
 
 def special_tokens_around(tokenizer: Tokenizer) -> "tuple[array[int], array[int]] | None":

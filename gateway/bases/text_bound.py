@@ -10,10 +10,29 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from gateway.bodies.mistakes import too_long
+
 # Characters that one character of the normalized text may have been: Hangul and stacked accents
 # are composed of at most four.
 _COMPOSED = 4
 _KEEPING = frozenset({"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"})
+
+
+def require_fit(characters: int, per_token_max: int, context_tokens_max: int, param: str) -> None:
+    """Refuse a text that has more characters than the tokens of a context can stand for.
+
+    Args:
+        characters: Characters of the text.
+        per_token_max: Characters that one token stands for at most; 0: no bound.
+        context_tokens_max: Context of the model, in tokens; 0: not known.
+        param: Field of the body that the text came in.
+
+    Raises:
+        BadRequestError: CONTEXT_LENGTH_EXCEEDED.
+    """
+    characters_max = per_token_max * context_tokens_max
+    if characters_max and characters > characters_max:
+        raise too_long(param, characters, context_tokens_max, characters_max)
 
 
 def characters_per_token_max(tokenizer: Tokenizer) -> int:

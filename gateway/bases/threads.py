@@ -6,7 +6,8 @@ low-priority thread that holds the lock would make the loop wait as well.
 
 Limits are checked once the tokens of a prompt are known, so they cannot keep a tenant from sending
 too many prompts. Hence owners of prompts take turns: an owner with many prompts delays only its
-own. A turn is a slice of a long prompt, some 30 ms.
+own. A turn is a slice of a long prompt, some 60 ms. A word too long for a slice has a thread and
+turns aside, so that it delays other such words alone.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -111,12 +112,13 @@ class PromptThreads:
     """
 
     def __init__(self) -> None:
-        self._turns = Turns(_THREADS)
+        self._turns, self._turns_aside = Turns(_THREADS), Turns(1)
         processors = len(os.sched_getaffinity(0))
         self.usual: Executor = ThreadPoolExecutor(_THREADS, "prompts")
         self.tokenizing: Executor = ThreadPoolExecutor(
             tokenizing_threads(processors), "tokenizing", initializer=_step_back
         )
+        self._aside: Executor = ThreadPoolExecutor(1, "long words", initializer=_step_back)
 
     async def run(self, owner: str, make: Callable[[], _Made]) -> _Made:
         """Return the result of a function that runs in a thread of `usual`, at the owner's turn.
@@ -124,16 +126,7 @@ class PromptThreads:
         Raises:
             RejectedError: DRAINING, after `stop_all`.
         """
-        loop, turns = asyncio.get_running_loop(), self._turns
-        await turns.take(owner)
-        try:
-            work = self.usual.submit(make)
-        except RuntimeError:
-            turns.give_back()
-            raise
-        # A caller that leaves now leaves the thread at work: its place is free when that ends.
-        work.add_done_callback(lambda _: loop.call_soon_threadsafe(turns.give_back))
-        return await asyncio.wrap_future(work)
+        return await _run(self._turns, self.usual, owner, make)
 
     async def run_steps(self, owner: str, steps: Steps[_Made]) -> _Made:
         """Return the result of a series of steps, each of which waits for the owner's turn.
@@ -141,27 +134,50 @@ class PromptThreads:
         Raises:
             RejectedError: DRAINING, after `stop_all`.
         """
-        while (end := await self.run(owner, partial(_end_after_step, steps))) is None:
-            pass
-        return end.value
+        made: object = None
+        while True:
+            work = await self.run(owner, partial(_work_after_step, steps, made))
+            if isinstance(work, StopIteration):
+                return work.value
+            made = None if work is None else await self._run_aside(owner, work)
+
+    async def _run_aside(self, owner: str, work: Callable[[], Any]) -> object:
+        return await _run(self._turns_aside, self._aside, owner, work)
 
     def stop_all(self) -> None:
         """Refuse waiting and later prompts."""
         self._turns.stop_all()
+        self._turns_aside.stop_all()
 
     def close(self) -> None:
         """End the threads after their present prompts; blocks. Call no other method afterwards."""
         self.usual.shutdown(cancel_futures=True)
         self.tokenizing.shutdown()
+        self._aside.shutdown()
 
 
-def _end_after_step(steps: Steps[_Made]) -> StopIteration | None:
-    """Take one step of a generator; return its result once it has ended, None before."""
+async def _run(turns: Turns, threads: Executor, owner: str, make: Callable[[], _Made]) -> _Made:
+    loop = asyncio.get_running_loop()
+    await turns.take(owner)
     try:
-        next(steps)
+        work = threads.submit(make)
+    except RuntimeError:
+        turns.give_back()
+        raise
+    # A caller that leaves now leaves the thread at work: its place is free when that ends.
+    work.add_done_callback(lambda _: loop.call_soon_threadsafe(turns.give_back))
+    return await asyncio.wrap_future(work)
+
+
+def _work_after_step(steps: Steps[Any], made: object) -> StopIteration | Callable[[], Any] | None:
+    """Take one step of a generator; return its result once it has ended.
+
+    Otherwise the work that the next step waits for, and None if there is no such work.
+    """
+    try:
+        return steps.send(made)
     except StopIteration as end:
         return end
-    return None
 
 
 def _step_back() -> None:

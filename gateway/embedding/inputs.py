@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gateway.bases.embedding import EmbeddingBase
+from gateway.bases.slices import TooManyTokensError
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.prompts import check_ids
 from sluice.errors import BadRequestError, ErrorCode
@@ -11,7 +12,12 @@ TOKENS_MAX = 300_000  # per request; OpenAI's bound
 
 
 async def token_ids(
-    inputs: list[str] | list[list[int]], base: EmbeddingBase, owner: str = ""
+    inputs: list[str] | list[list[int]],
+    base: EmbeddingBase,
+    *,
+    owner: str,
+    context_tokens_max: int,
+    tokens_kept: int = 0,
 ) -> list[list[int]]:
     """Return the ids of each input: texts get special tokens, ids stay as they are.
 
@@ -19,17 +25,29 @@ async def token_ids(
         inputs: Inputs, all of one kind.
         base: Base with the tokenizer.
         owner: Owner, see `EmbeddingBase.encode`.
+        context_tokens_max: Context for one text, in tokens; 0: not known. A text that exceeds it
+            may end behind it.
+        tokens_kept: Tokens of each input that are kept, special ones included; 0: all.
 
     Raises:
-        BadRequestError: There is an id that the model does not have.
+        BadRequestError: There is an id that the model does not have; a text has too many
+            characters, or all have too many tokens.
     """
     texts = [text for text in inputs if isinstance(text, str)]
     if texts:
-        return await base.encode(texts, owner=owner)
-    lists = [ids for ids in inputs if not isinstance(ids, str)]
-    for index, ids in enumerate(lists):
-        check_ids(_param(lists, index), ids, base.vocabulary)
-    return lists
+        if not tokens_kept:
+            for index, text in enumerate(texts):
+                base.require_fit(len(text), context_tokens_max, _param(texts, index))
+        needed = tokens_kept or context_tokens_max
+        try:
+            lists = await base.encode(texts, owner=owner, tokens_max=needed, total_max=TOKENS_MAX)
+        except TooManyTokensError as error:
+            raise bad_value("input", f"{error} in one request") from None
+    else:
+        lists = [ids for ids in inputs if not isinstance(ids, str)]
+        for index, ids in enumerate(lists):
+            check_ids(_param(lists, index), ids, base.vocabulary)
+    return [base.truncated(ids, tokens_kept) for ids in lists] if tokens_kept else lists
 
 
 def check_lengths(texts: Sequence[Sequence[int]], context_tokens_max: int) -> None:
@@ -48,7 +66,8 @@ def check_lengths(texts: Sequence[Sequence[int]], context_tokens_max: int) -> No
         raise BadRequestError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,
             f"This model's maximum context length is {context_tokens_max} tokens. However, input"
-            f" {index} has {lengths[index]} tokens, special ones included. Send it in parts.",
+            f" {index} has at least {lengths[index]} tokens, special ones included. Send it in"
+            " parts.",
             param=_param(texts, index),
         )
     if sum(lengths) > TOKENS_MAX:

@@ -5,7 +5,9 @@ No other model ever stands in for an embedding model: its vectors would mean som
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -21,8 +23,8 @@ from gateway.embedding.embedders import Embedders, Vector
 from gateway.embedding.inputs import check_lengths, token_ids
 from gateway.embedding.vectors import rendered, shortened
 from gateway.endpoints.exchange import HttpExchange
-from gateway.endpoints.reading import read_parsed
-from gateway.limits.limiter import Limiter
+from gateway.endpoints.reading import read_parsed, takes_work
+from gateway.limits.limiter import Limiter, Reservation
 from gateway.metrics import GatewayMetrics
 from gateway.resolved import ResolvedModel
 from gateway.rollouts.decided import Decided
@@ -80,10 +82,18 @@ class Embeddings:
         resolved = self._resolved(principal, wanted.model)
         base = await self._bases.get(resolved.model.base_digest)
         dimensions = _dimensions(wanted, base)
-        texts = await token_ids(wanted.inputs, base, principal.tenant.id)
-        if tokens_max := wanted.truncation_tokens(resolved.context_tokens_max):
-            texts = [base.truncated(ids, tokens_max) for ids in texts]
-        exchange = await self._accepted(request, principal, resolved, texts, ENDPOINT, received_s)
+        async with self._counted(request, principal, resolved) as counted:
+            context = resolved.context_tokens_max
+            texts = await token_ids(
+                wanted.inputs,
+                base,
+                owner=principal.tenant.id,
+                context_tokens_max=context,
+                tokens_kept=wanted.truncation_tokens(context),
+            )
+            exchange = await self._accepted(
+                request, principal, resolved, texts, ENDPOINT, received_s, counted
+            )
         with _Run(self, request, exchange, texts) as run:
             await run.embed(
                 self._embedders, dimensions=dimensions, is_base64=wanted.encoding_format == "base64"
@@ -98,9 +108,32 @@ class Embeddings:
         received_s = time.monotonic(), time.time_ns() // 1_000_000
         resolved = self._resolved(principal, name)
         base = await self._bases.get(resolved.model.base_digest)
-        texts = await token_ids(inputs, base, principal.tenant.id)
-        exchange = await self._accepted(request, principal, resolved, texts, endpoint, received_s)
+        async with self._counted(request, principal, resolved) as counted:
+            context = resolved.context_tokens_max
+            texts = await token_ids(
+                inputs, base, owner=principal.tenant.id, context_tokens_max=context
+            )
+            exchange = await self._accepted(
+                request, principal, resolved, texts, endpoint, received_s, counted
+            )
         return _Run(self, request, exchange, texts)
+
+    @asynccontextmanager
+    async def _counted(
+        self, request: web.Request, principal: Principal, resolved: ResolvedModel
+    ) -> AsyncGenerator[Reservation | None]:
+        """Count a large request before its tokens are known; it stays counted if it is refused.
+
+        None: its body is small, and it is counted with its tokens.
+        """
+        if not takes_work(request):
+            yield None
+            return
+        counted = await self.limiter.count(principal, resolved.model.id)
+        try:
+            yield counted
+        finally:  # it is settled already, if it was accepted
+            self.limiter.settle(counted, prompt_tokens=0, output_tokens=0, was_served=True)
 
     async def _accepted(
         self,
@@ -110,10 +143,12 @@ class Embeddings:
         texts: Sequence[Sequence[int]],
         endpoint: str,
         received: tuple[float, int],
+        counted: Reservation | None,
     ) -> HttpExchange:
         """Return an admitted request; `received`: monotonic seconds, and Unix milliseconds."""
         check_lengths(texts, resolved.context_tokens_max)
-        identity = identity_of(request)
+        identity, limiter = identity_of(request), self.limiter
+        take = limiter.reserve if counted is None else partial(limiter.reserve_counted, counted)
         return HttpExchange(
             uid=identity.uid,
             request_id=identity.request_id,
@@ -125,7 +160,7 @@ class Embeddings:
             principal=principal,
             model=resolved.model,
             requested_model=resolved.name,
-            reservation=await self.limiter.reserve(
+            reservation=await take(
                 principal,
                 resolved.model.id,
                 prompt_tokens=sum(map(len, texts)),

@@ -1,5 +1,6 @@
 """POST /v1/moderations, /v1/classify and /v1/rerank."""
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
@@ -138,14 +139,16 @@ class Judging:
             reservation=reservation,
             is_stream=False,
         )
+        was_served = True
         try:
             scores = await self._judges.scores(name, texts)
             exchange.outcome, exchange.status = "stop", 200
         except BaseException as error:
             exchange.end_by(error)
+            # Not of this side: the request was wrong, or its caller has left.
+            was_served = isinstance(error, BadRequestError | asyncio.CancelledError)
             raise
         finally:
-            was_served = exchange.status == 200
             self._limiter.settle(
                 reservation, prompt_tokens=0, output_tokens=0, was_served=was_served
             )

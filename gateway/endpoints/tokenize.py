@@ -1,6 +1,7 @@
 """POST /v1/tokenize and /v1/detokenize: text to token ids by a model's tokenizer, and back.
 
-No inference runs: a request counts against the requests per minute, not against the tokens.
+No inference runs: a request counts against the requests per minute, not against the tokens. A text
+may be longer than the model's context: its length is what callers ask for.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter, Reservation
 from gateway.resolved import ResolvedModel
 from gateway.server.middleware import authenticate
+from sluice.errors import BadRequestError, PlatformError
 from sluice.scopes import Scope
 
 _JSON = "application/json"
@@ -112,14 +114,19 @@ class Tokenizing:
     async def _counted(
         self, principal: Principal, resolved: ResolvedModel
     ) -> AsyncGenerator[Reservation]:
-        """Count one request, unless the block fails; RejectedError 429 over the limit."""
+        """Count one request, unless this side fails; RejectedError 429 over the limit.
+
+        A request that is refused, or whose caller leaves, has been work like any other.
+        """
         reservation = await self._limiter.reserve(
             principal, resolved.model.id, prompt_tokens=0, output_tokens_max=0, is_bounded=True
         )
-        was_served = False
+        was_served = True
         try:
             yield reservation
-            was_served = True
+        except PlatformError as error:
+            was_served = isinstance(error, BadRequestError)
+            raise
         finally:
             self._limiter.settle(
                 reservation, prompt_tokens=0, output_tokens=0, was_served=was_served

@@ -28,7 +28,7 @@ from gateway.responses.tool_run import Answering
 from gateway.responses.tool_task import ToolResponseTask
 from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate
-from sluice.errors import PlatformError
+from sluice.errors import BadRequestError, PlatformError
 from sluice.scopes import Scope
 from sluice.wire.state.v1 import state_pb2 as wire
 
@@ -201,11 +201,13 @@ class Responses:
         reservation = await self._limiter.reserve(
             principal, resolved.model.id, prompt_tokens=0, output_tokens_max=0, is_bounded=True
         )
-        was_served = False
+        was_served = True  # a refused or abandoned one has been work, too
         try:
             assets = await self._assets.get(resolved.model.base_digest)
             (prompt,) = await task.encoded(assets, resolved)
-            was_served = True
+        except PlatformError as error:
+            was_served = isinstance(error, BadRequestError)
+            raise
         finally:
             self._limiter.settle(
                 reservation, prompt_tokens=0, output_tokens=0, was_served=was_served

@@ -304,6 +304,32 @@ async def test_limits_count_requests_and_tokens(embedding) -> None:
         assert 1 + len(answers) - len(refused) <= 5 + 5 * minutes
 
 
+async def test_a_large_body_that_is_refused_costs_a_request(embedding) -> None:
+    async with embedding() as e, e.world.http(LIMITED) as http:
+        began_at_s = time.monotonic()
+        text = " " * 17_000 + "w " * CONTEXT
+        bodies = (
+            ("/v1/embeddings", {"input": text}),
+            ("/v1/rerank", {"query": "a", "documents": [text]}),
+            ("/v1/classify", {"input": [text], "labels": ["a", "b"]}),
+        )
+        asked = [http.post(path, json={"model": MODEL} | body) for path, body in bodies * 8]
+        codes = [answer.status_code for answer in await asyncio.gather(*asked)]
+        minutes = (time.monotonic() - began_at_s) / 60
+        assert set(codes) == {400, 429}
+        assert codes.count(400) <= 5 + 5 * minutes
+        assert not e.replicas[0].texts
+
+
+async def test_a_large_body_is_counted_once(embedding) -> None:
+    async with embedding() as e, e.world.http(LIMITED) as http:
+        text = " " * 20_000 + "w" * 30
+        response = await http.post("/v1/embeddings", json={"model": MODEL, "input": text})
+        assert response.headers["x-ratelimit-remaining-requests"] == "4"
+        used = len(e.ids(text))
+        assert 1000 - used <= int(response.headers["x-ratelimit-remaining-tokens"]) < 1000
+
+
 async def test_models_list_their_kind_and_properties(embedding) -> None:
     async with embedding() as e, e.world.sdk(LIMITED) as sdk, e.world.http(LIMITED) as http:
         listed = {model.id: model for model in (await sdk.models.list()).data}

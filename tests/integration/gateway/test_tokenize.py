@@ -63,6 +63,14 @@ async def test_it_counts_as_a_request_and_not_as_tokens(world) -> None:
         assert response.json()["error"]["code"] == "rate_limit_requests"
 
 
+async def test_a_refusal_costs_a_request(world) -> None:
+    async with world() as w, w.http(LIMITED) as limited:
+        body = {"model": "tiny", "tokens": [1 << 20]}
+        codes = [(await limited.post("/v1/detokenize", json=body)).status_code for _ in range(7)]
+        assert codes[0] == 400
+        assert codes[6] == 429
+
+
 async def test_the_threads_for_large_prompts_end_with_the_worker(world) -> None:
     def threads() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name.startswith("prompts")]

@@ -250,3 +250,23 @@ async def test_long_work_gives_way_after_each_step(threads: PromptThreads) -> No
     assert [task.result() for task in long] == ["long"] * 3
     # Two steps are at work when it comes; from then on owners alternate.
     assert done.index("short") <= 4
+
+
+async def test_work_aside_holds_no_turn_of_others(threads: PromptThreads) -> None:
+    may_end = threading.Event()
+
+    def long_word() -> Steps[object]:
+        return (yield partial(may_end.wait, 60.0))
+
+    def steps() -> Steps[str]:
+        yield
+        return "done"
+
+    async with asyncio.TaskGroup() as tasks:
+        long = [tasks.create_task(threads.run_steps(it, long_word())) for it in "abcd"]
+        await asyncio.sleep(0)
+        for owner in ("other", "another", "a"):
+            assert await threads.run_steps(owner, steps()) == "done"
+        assert not any(it.done() for it in long)
+        may_end.set()
+    assert all(it.result() is True for it in long)

@@ -1,0 +1,182 @@
+"""Finds the places of a text at which its tokenizer provably begins anew.
+
+A pre-tokenizer that does not look back finds, from the beginning of a word on, the same words with
+or without the text before it. The words themselves are found by tokenizing.
+"""
+
+import json
+import re
+import unicodedata
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from tokenizers import AddedToken, Encoding, Tokenizer
+
+# Characters behind a cut that the tokenizer has seen: they may decide where the last words end.
+_MARGIN_CHARACTERS = 256
+# Tokens of a usual word, at most.
+_WORD_TOKENS = 64
+# Parts of a regular expression that look at text before a match.
+_LOOKS_BACK = re.compile(r"\(\?<[=!]|\\[bBAGzZ]|(?<![\[\\])[\^$]")
+# Each changes a character, or one with its accents, and no other text.
+_LOCAL = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"})
+# Vowels and final consonants of Hangul, which the character before them may take in.
+_JAMO = ((0x1160, 0x11FF), (0xD7B0, 0xD7FF))
+
+
+class _Cuts(Enum):
+    """The words of a tokenizer that it finds alone: none, those behind blanks, or all."""
+
+    NOWHERE = 0
+    BLANKS = 1
+    WORDS = 2
+
+
+class Boundaries:
+    """Finds boundaries for one tokenizer; thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Prepare; the tokenizer must not change afterwards."""
+        described = json.loads(tokenizer.to_str())
+        self._cuts = _cuts(described)
+        self._bare = _bare(tokenizer) if self.exist else tokenizer
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._alone = tuple(token.content for token in added if token.single_word)
+
+    @property
+    def exist(self) -> bool:
+        """Whether a text may be cut at all."""
+        return self._cuts is not _Cuts.NOWHERE
+
+    def first_words(self, part: str) -> "tuple[array[int], int]":
+        """Return the tokens of all words but the last ones, and those ones' index; 0: no cut.
+
+        Args:
+            part: A text that begins where the tokenizer begins anew, and that goes on.
+        """
+        (encoding,) = self._bare.encode_batch([part], add_special_tokens=False)
+        for index in _word_starts(encoding, len(part) - _MARGIN_CHARACTERS):
+            start, end = _start(encoding, index), _end(encoding, index - 1)
+            if self._cuts is _Cuts.BLANKS and end < start:
+                start -= 1  # blanks are no part of words: the last one stays with its word
+            if end <= start and self._is_cut(part, start):
+                return array("I", encoding.ids[:index]), start
+        return array("I"), 0
+
+    def _is_cut(self, part: str, start: int) -> bool:
+        if not _begins_alone(part[start]) or part.startswith(self._alone, start):
+            return False
+        if self._cuts is _Cuts.WORDS:
+            return True
+        return part[start] == " " and not part[start - 1].isspace()
+
+
+def _word_starts(encoding: Encoding, start_max: int) -> Iterator[int]:
+    """Yield the first token of each word, the last word first; not of the first word.
+
+    Args:
+        encoding: Tokens of a text.
+        start_max: Index in the text behind which no word may start.
+    """
+    places, word_of = range(len(encoding)), partial(_word, encoding)
+    index = bisect_right(places, start_max, key=lambda it: _start(encoding, it)) - 1
+    while index > 0:
+        word = word_of(index)
+        near = max(0, index - _WORD_TOKENS)
+        first = bisect_left(places, word, near if word_of(near) != word else 0, index, key=word_of)
+        if first > 0:
+            yield first
+        index = first - 1
+
+
+def _word(encoding: Encoding, index: int) -> int:
+    word = encoding.token_to_word(index)
+    assert word is not None, "every token stands for text"
+    return word
+
+
+def _start(encoding: Encoding, index: int) -> int:
+    span = encoding.token_to_chars(index)
+    assert span is not None, "every token stands for text"
+    return span[0]
+
+
+def _end(encoding: Encoding, index: int) -> int:
+    span = encoding.token_to_chars(index)
+    assert span is not None, "every token stands for text"
+    return span[1]
+
+
+def _begins_alone(character: str) -> bool:
+    """Return whether no normalizer joins a character with the one before it."""
+    code = ord(character)
+    if any(first <= code <= last for first, last in _JAMO):
+        return False
+    first = unicodedata.normalize("NFKD", character)[0]
+    return not unicodedata.category(first).startswith("M")
+
+
+def _bare(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer whose tokens tell their exact places: some post-processors trim them."""
+    if tokenizer.post_processor is None:
+        return tokenizer
+    bare = Tokenizer(tokenizer.model)  # which both share
+    bare.normalizer, bare.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    added = tokenizer.get_added_tokens_decoder()
+    for _, token in sorted(added.items()):
+        (bare.add_special_tokens if token.special else bare.add_tokens)([token])
+    if _described(bare.get_added_tokens_decoder()) == _described(added):
+        return bare
+    described = json.loads(tokenizer.to_str())
+    return Tokenizer.from_str(json.dumps(described | {"post_processor": None}))
+
+
+def _described(added: Mapping[int, AddedToken]) -> dict[int, str]:
+    return {number: repr(token) for number, token in added.items()}
+
+
+def _cuts(described: Mapping[str, Any]) -> _Cuts:
+    """Return the words at which a tokenizer's texts may be cut."""
+    stages = _flat(described.get("pre_tokenizer"), "pretokenizers")
+    normalizers = _flat(described.get("normalizer"), "normalizers")
+    is_local = all(it["type"] in _LOCAL for it in normalizers)
+    splitting = [it for it in stages if _splits(it)]
+    if described.get("truncation") or not is_local or not splitting:
+        return _Cuts.NOWHERE
+    found = min((_cuts_of(it) for it in stages), key=lambda it: it.value)
+    # A word of a later stage may begin inside an earlier one's, which would then begin elsewhere.
+    is_one = len(splitting) == 1 and splitting[0] is stages[0]
+    return found if is_one or found is _Cuts.NOWHERE else _Cuts.BLANKS
+
+
+def _flat(stage: Mapping[str, Any] | None, parts: str) -> list[Mapping[str, Any]]:
+    if stage is None:
+        return []
+    if stage["type"] != "Sequence":
+        return [stage]
+    return [it for part in stage[parts] for it in _flat(part, parts)]
+
+
+def _splits(stage: Mapping[str, Any]) -> bool:
+    return stage["type"] != "ByteLevel" or bool(stage.get("use_regex", True))
+
+
+def _cuts_of(stage: Mapping[str, Any]) -> _Cuts:
+    """Return the words of one stage that it finds with or without the text before them."""
+    kind = stage["type"]
+    if stage.get("behavior", "Isolated") != "Isolated":
+        return _Cuts.NOWHERE
+    if kind == "Split":
+        pattern = stage["pattern"].get("Regex", "")
+        return _Cuts.NOWHERE if _LOOKS_BACK.search(pattern) else _Cuts.WORDS
+    if kind == "ByteLevel":  # it puts a space before a text that begins with none
+        return _Cuts.BLANKS if stage.get("add_prefix_space") else _Cuts.WORDS
+    if kind == "Metaspace":  # the same
+        return _Cuts.BLANKS if stage.get("split", True) else _Cuts.NOWHERE
+    if kind in {"Digits", "BertPreTokenizer", "Whitespace", "WhitespaceSplit"}:
+        return _Cuts.WORDS
+    return _Cuts.NOWHERE
