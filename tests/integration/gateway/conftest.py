@@ -38,6 +38,7 @@ from sluice.wire.state.v1.state_pb2_grpc import (
 from tests.integration.gateway.tool_site import tools
 from tests.support.random_models import write_random_model
 from tests.support.scripted_router import BaseFiles, ControlFeed, Plan, ScriptedRouter, serve
+from tests.support.warm_sdk import warm_sdk
 from tests.waiting import until as eventually
 
 __all__ = ["tools"]  # a fixture
@@ -351,8 +352,16 @@ async def service(database_url: str) -> AsyncIterator[Service]:
     await database.close()
 
 
+@pytest.fixture(scope="session")
+def warmed_sdk() -> None:
+    """Build the SDK's types outside of the loop that the servers share."""
+    warm_sdk()
+
+
 @pytest.fixture
-def stateful(world: Any, service: Service, eventually: Any) -> Any:
+def stateful(warmed_sdk: None, world: Any, service: Service, eventually: Any) -> Any:
+    del warmed_sdk
+
     @asynccontextmanager
     async def start(**settings: Any) -> AsyncIterator[Any]:
         async with world(service, service.records, **settings) as w:
