@@ -46,14 +46,11 @@ class _Answers(http.server.BaseHTTPRequestHandler):
 
 
 def _events() -> bytes:
-    written = [
-        {"type": name, "sequence_number": number, "response": _RESPONSE}
-        for number, name in enumerate(("response.created", "response.completed"))
-    ]
-    return b"".join(
-        b"event: %b\ndata: %b\n\n" % (it["type"].encode(), json.dumps(it).encode())
-        for it in written
-    )
+    written = list[bytes]()
+    for number, name in enumerate(("response.created", "response.completed")):
+        event = {"type": name, "sequence_number": number, "response": _RESPONSE}
+        written.append(f"event: {name}\ndata: {json.dumps(event)}\n\n".encode())
+    return b"".join(written)
 
 
 def warm_sdk() -> None:
