@@ -7,6 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
+from sluice.addresses import is_public
+
 RECEIVERS_MAX = 50
 
 
@@ -101,6 +103,6 @@ def refusal(address: str, *, is_internal: bool) -> str:
     ip = mapped or ip
     if ip.is_multicast or ip.is_unspecified:
         return f"{ip} is nobody's address"
-    if is_internal or ip.is_global:
+    if is_internal or is_public(address):
         return ""
     return f"{ip} is an address of this network: allow it with `is_internal`"

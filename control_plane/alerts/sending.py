@@ -8,16 +8,21 @@ import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from email.message import EmailMessage
-from ipaddress import ip_address
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from control_plane.alerts import notices
 from control_plane.alerts.notices import Notice
 from control_plane.alerts.receivers import Receiver, refusal
+from sluice.checked_addresses import (
+    CheckedResolver,
+    Refuse,
+    check_literal,
+    checked_addresses,
+    refused_for,
+)
 from sluice.ids import new_id
 
 _Result = TypeVar("_Result")
@@ -82,6 +87,8 @@ async def in_time(work: Awaitable[_Result]) -> _Result:
 
 
 def _failed(error: Exception) -> SendError:
+    if reason := refused_for(error):
+        return SendError(reason, may_repeat=False)
     cause = error.__cause__ or error
     text = f"{type(error).__name__}: {cause}".replace("\n", " ")[:200]
     refused = isinstance(error, smtplib.SMTPResponseException) and error.smtp_code >= 500
@@ -89,58 +96,17 @@ def _failed(error: Exception) -> SendError:
     return SendError(text, may_repeat=not (refused or lost))
 
 
-async def allowed_addresses(host: str, port: int, *, is_internal: bool) -> list[str]:
-    """Return the IP addresses of a host that may be called.
-
-    Raises:
-        SendError: There is no address, or one of them must not be called.
-        OSError: The name cannot be resolved.
-    """
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-    for address in addresses:
-        if why := refusal(address, is_internal=is_internal):
-            raise SendError(why, may_repeat=False)
-    return addresses
-
-
-class AllowedResolver(AbstractResolver):
-    """Resolves names for aiohttp to allowed addresses, which aiohttp then connects to."""
-
-    def __init__(self, *, is_internal: bool) -> None:
-        self._is_internal = is_internal
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """Return the addresses of a name."""
-        found = await allowed_addresses(host, port, is_internal=self._is_internal)
-        return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for address in found
-            if family in (socket.AF_UNSPEC, socket.AF_INET6 if ":" in address else socket.AF_INET)
-        ]
-
-    async def close(self) -> None:
-        """Do nothing: the resolver holds no resources."""
+def _refuse(*, is_internal: bool) -> Refuse:
+    return lambda _host, _port, address: refusal(address, is_internal=is_internal)
 
 
 async def _post(url: str, body: bytes, headers: Mapping[str, str], *, is_internal: bool) -> None:
     parts = urlsplit(url)
     if parts.hostname is None:
         raise SendError("the URL has no host", may_repeat=False)
-    _check_literal(parts.hostname, is_internal=is_internal)
-    connector = aiohttp.TCPConnector(
-        resolver=AllowedResolver(is_internal=is_internal), force_close=True
-    )
+    refuse = _refuse(is_internal=is_internal)
+    check_literal(parts.hostname, parts.port or 0, refuse)
+    connector = aiohttp.TCPConnector(resolver=CheckedResolver(refuse), force_close=True)
     async with (
         aiohttp.ClientSession(connector=connector, trust_env=False) as http,
         http.post(url, data=body, headers=headers, allow_redirects=False) as answer,
@@ -161,16 +127,6 @@ def refused(status: int, said: str, wait: str) -> SendError:
     after_ms = int(wait) * 1000 if wait.isdigit() and len(wait) < 6 else 0
     reason = f"status {status}: {' '.join(said.split())[:160]}"
     return SendError(reason, may_repeat=status in _AGAIN or status >= 500, after_ms=after_ms)
-
-
-def _check_literal(host: str, *, is_internal: bool) -> None:
-    """Check an address that stands in a URL itself: aiohttp resolves only names."""
-    try:
-        ip_address(host)
-    except ValueError:
-        return
-    if why := refusal(host, is_internal=is_internal):
-        raise SendError(why, may_repeat=False)
 
 
 def request_of(
@@ -210,9 +166,9 @@ async def _mail(receiver: Receiver, notice: Notice) -> None:
     parts = urlsplit(receiver.url)
     host, is_tls = parts.hostname or "", parts.scheme == "smtps"
     port = parts.port or (465 if is_tls else 587)
-    addresses = await allowed_addresses(host, port, is_internal=receiver.is_internal)
+    addresses = await checked_addresses(host, port, _refuse(is_internal=receiver.is_internal))
     message = notices.email(notice, receiver.sender, receiver.to, new_id("mail"))
-    await asyncio.to_thread(_deliver, receiver, message, (addresses[0], host, port), is_tls)
+    await asyncio.to_thread(_deliver, receiver, message, (addresses[0]["host"], host, port), is_tls)
 
 
 def _deliver(

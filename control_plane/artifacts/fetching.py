@@ -1,10 +1,8 @@
 """Reads the files of an import's source, piece by piece: a directory, a bucket, a web server."""
 
 import asyncio
-import errno
 import json
 import os
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,7 +11,6 @@ from typing import Any, Protocol, cast
 
 import aiohttp
 import obstore
-from aiohttp.abc import AbstractResolver, ResolveResult
 from obstore.exceptions import BaseError
 
 from control_plane.artifacts import adapter_check, adapter_config, base_check
@@ -21,6 +18,7 @@ from control_plane.artifacts.model import Kind
 from control_plane.artifacts.sources import ImportSource
 from sluice.addresses import is_public
 from sluice.base_files import TEXT_FILES
+from sluice.checked_addresses import CheckedResolver, Refuse, check_literal
 from sluice.chunk_store import Backend, open_bucket
 from sluice.manifests import CHUNK_BYTES, FILES_MAX
 
@@ -77,7 +75,7 @@ async def _open_directory(source: ImportSource, kind: Kind) -> AsyncGenerator[Fi
     elif source.scheme == "s3":
         yield BucketFiles(open_bucket(source.place, source.path))
     else:
-        connector = aiohttp.TCPConnector(resolver=PublicResolver(is_private=source.is_private))
+        connector = aiohttp.TCPConnector(resolver=CheckedResolver(refusal_of(source)))
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=_CONNECT_S, sock_read=_READ_S, connect=_CONNECT_S
         )
@@ -218,45 +216,15 @@ class BucketFiles:
             yield bytes(piece)
 
 
-class PublicResolver(AbstractResolver):
-    """Resolves names to public addresses only; the connection goes to a returned address.
+def refusal_of(source: ImportSource) -> Refuse:
+    """Return the check of a source's addresses: public ones, unless its host is allowed as it is."""
 
-    So a name cannot change its address between the check and the connection.
-    """
+    def refuse(_host: str, _port: int, address: str) -> str:
+        if source.is_private or is_public(address):
+            return ""
+        return f"{address} is not a public address: allow the host with its port if it is meant"
 
-    def __init__(self, *, is_private: bool) -> None:
-        """Prepare; with `is_private` any address is allowed."""
-        self._is_private = is_private
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        """Return the addresses of a name; OSError when one of them is not public."""
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
-        for *_, address in found:
-            check_address(str(address[0]), is_private=self._is_private)
-        return [
-            ResolveResult(
-                hostname=host,
-                host=str(address[0]),
-                port=port,
-                family=one_family,
-                proto=protocol,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for one_family, _, protocol, _, address in found
-        ]
-
-    async def close(self) -> None:
-        """Do nothing: the resolver holds no resources."""
-
-
-def check_address(address: str, *, is_private: bool) -> None:
-    """Raise OSError unless an address may be connected to."""
-    if not is_private and not is_public(address):
-        message = f"{address} is not a public address: allow the host with its port if it is meant"
-        raise PermissionError(errno.EACCES, message)
+    return refuse
 
 
 class WebFiles:
@@ -332,9 +300,7 @@ class WebFiles:
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Yield an answer of status 200, or of `absent`; all others are errors."""
         try:
-            # aiohttp resolves no addresses.
-            if is_address(self._source.place):
-                check_address(self._source.place, is_private=self._source.is_private)
+            check_literal(self._source.place, self._source.port, refusal_of(self._source))
             answer = await self._session.request(
                 method, f"{self._url}/{name}", allow_redirects=False
             )
@@ -346,15 +312,6 @@ class WebFiles:
             if answer.status != 200 and answer.status not in absent:
                 raise FetchError(f"{name} was answered with {answer.status}: is it public?")
             yield answer
-
-
-def is_address(host: str) -> bool:
-    """Return whether a host is an address, not a name."""
-    try:
-        socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
-    except OSError:
-        return False
-    return True
 
 
 def _unreadable(what: str, error: Exception) -> FetchError:

@@ -1,25 +1,20 @@
 """HTTP to tools: to checked addresses, bounded in time and size, without redirects.
 
-A name may resolve to any address, even one inside the platform. So the addresses of a name are
-checked when a connection is made, and the connection goes to a checked address: a second look-up
-cannot change it. Addresses outside the public internet are refused, unless an operator has allowed
-the host with its port.
+Addresses outside the public internet are refused, unless an operator has allowed the host with its
+port.
 """
 
 import asyncio
-import errno
-import socket
 import ssl
 from collections.abc import Collection
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gateway.tools.failures import ToolCallError
 from gateway.tools.http_messages import OutgoingReply, OutgoingRequest
 from sluice.addresses import is_public
+from sluice.checked_addresses import CheckedResolver, check_literal, refused_for
 
 REPLY_BYTES_MAX = 4 << 20  # read of any reply; models are shown much less
 _CONNECTIONS_MAX, _PER_HOST_MAX = 512, 64
@@ -29,48 +24,12 @@ _PORTS = {"http": 80, "https": 443}
 _NOT_OURS = "its address is not one of the public internet; an operator can allow its host and port"
 
 
-class ToolResolver(AbstractResolver):
-    """Resolves names for aiohttp to addresses that may be called."""
-
-    def __init__(self, internal: Collection[str]) -> None:
-        """Prepare; `internal` are the `host:port` that may have any address."""
-        self._internal = frozenset(internal)
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """Return the addresses of a name; OSError when one of them may not be called."""
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
-        addresses = [str(address[0]) for *_, address in found]
-        if not all(self.may_call(host, port, address) for address in addresses):
-            raise PermissionError(errno.EACCES, _NOT_OURS)
-        return [
-            ResolveResult(
-                hostname=host,
-                host=str(address[0]),
-                port=port,
-                family=one_family,
-                proto=protocol,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for one_family, _, protocol, _, address in found
-        ]
-
-    def may_call(self, host: str, port: int, address: str) -> bool:
-        """Return whether an address of a host may be called."""
-        return is_public(address) or f"{host.rstrip('.').lower()}:{port}" in self._internal
-
-    async def close(self) -> None:
-        """Do nothing: the resolver holds no resources."""
-
-
 class Outgoing:
     """The connections of one worker to tools."""
 
     def __init__(self, internal: Collection[str]) -> None:
-        """Prepare; nothing is opened yet."""
-        self._resolver = ToolResolver(internal)
+        """Prepare; nothing is opened yet. `internal` are the `host:port` that may have any address."""
+        self._internal = frozenset(internal)
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, request: OutgoingRequest, timeout_s: float) -> OutgoingReply:
@@ -80,23 +39,23 @@ class Outgoing:
             ToolCallError: The tool did not answer in time, answered with an error, or its address
                 is not allowed.
         """
-        self._check(request.url)
         try:
+            self._check(request.url)
             async with asyncio.timeout(timeout_s):
                 return await self._sent(request)
         except TimeoutError:
             raise ToolCallError(f"no answer within {timeout_s:.3g} s", may_repeat=True) from None
-        except PermissionError:
-            raise ToolCallError(_NOT_OURS, is_fault=False) from None
         except aiohttp.ClientConnectorDNSError as error:
-            if isinstance(error.os_error, PermissionError):
-                raise ToolCallError(_NOT_OURS, is_fault=False) from None
+            if reason := refused_for(error):
+                raise ToolCallError(reason, is_fault=False) from None
             raise ToolCallError("its host name cannot be resolved", may_repeat=True) from None
         except aiohttp.InvalidURL:
             raise ToolCallError("its URL is none that can be called", is_fault=False) from None
         except (aiohttp.ClientSSLError, ssl.SSLError):
             raise ToolCallError("its certificate is not one that is trusted") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
+            if reason := refused_for(error):
+                raise ToolCallError(reason, is_fault=False) from None
             text = f"the connection failed ({type(error).__name__})"
             raise ToolCallError(text, may_repeat=True) from None
 
@@ -106,18 +65,17 @@ class Outgoing:
             await self._session.close()
 
     def _check(self, url: str) -> None:
-        """Check an address that stands in a URL itself: aiohttp resolves only names."""
+        """Check a URL; ToolCallError, or AddressRefusedError."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
         except (ValueError, KeyError):
             raise ToolCallError("its URL is none that can be called", is_fault=False) from None
-        try:
-            ip_address(host.partition("%")[0])
-        except ValueError:
-            return
-        if not self._resolver.may_call(host, port, host):
-            raise ToolCallError(_NOT_OURS, is_fault=False)
+        check_literal(host, port, self._refusal)
+
+    def _refusal(self, host: str, port: int, address: str) -> str:
+        may = is_public(address) or f"{host.rstrip('.').lower()}:{port}" in self._internal
+        return "" if may else _NOT_OURS
 
     async def _sent(self, request: OutgoingRequest) -> OutgoingReply:
         async with self._opened().request(
@@ -140,7 +98,7 @@ class Outgoing:
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(
-                resolver=self._resolver,
+                resolver=CheckedResolver(self._refusal),
                 use_dns_cache=False,
                 limit=_CONNECTIONS_MAX,
                 limit_per_host=_PER_HOST_MAX,

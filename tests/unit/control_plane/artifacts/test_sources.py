@@ -1,10 +1,10 @@
 """What may be imported: nothing that an operator has not allowed, and no way around that."""
 
-import socket
+from dataclasses import replace
 
 import pytest
 
-from control_plane.artifacts.fetching import PublicResolver, is_address
+from control_plane.artifacts.fetching import refusal_of
 from control_plane.artifacts.sources import (
     Allowed,
     ImportSource,
@@ -65,11 +65,9 @@ def test_other_sources_are_refused(uri: str) -> None:
         parse_source(uri, ALLOWED)
 
 
-async def test_a_name_is_resolved_to_public_addresses_or_not_at_all() -> None:
-    with pytest.raises(OSError, match="is not a public address"):
-        await PublicResolver(is_private=False).resolve("localhost", 80, socket.AF_UNSPEC)
-    found = await PublicResolver(is_private=True).resolve("localhost", 80, socket.AF_UNSPEC)
-    assert {item["port"] for item in found} == {80}
-    assert [is_address(host) for host in ("127.0.0.1", "127.1", "::1", "localhost")] == [
-        *(True, True, True, False)
-    ]
+def test_addresses_are_public_unless_the_host_is_allowed_with_its_port() -> None:
+    public = ImportSource("https", "models.example.com", "/", 443)
+    assert "is not a public address" in refusal_of(public)("models.example.com", 443, "10.0.0.1")
+    assert refusal_of(public)("models.example.com", 443, "8.8.8.8") == ""
+    private = replace(public, is_private=True)
+    assert refusal_of(private)("models.example.com", 443, "10.0.0.1") == ""
