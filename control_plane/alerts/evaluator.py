@@ -163,7 +163,7 @@ class RuleEvaluator:
             return (await connection.execute(query.limit(TARGETS_MAX))).all()
 
         try:
-            rows = await self._database.run(read)
+            rows = await self._database.run_singly(read)
         except (DatabaseDownError, DBAPIError):
             return []
         return engine_targets([(row.id, row.pool_id, row.metrics_address) for row in rows])

@@ -75,6 +75,8 @@ class AlertService:
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
         """
+        if not await self._database.run_singly(repository.has_work):  # as mostly: nothing to lead in
+            return
         due = await self._database.run(self._look)
         async with asyncio.TaskGroup() as tasks:
             for row in due:
@@ -82,8 +84,6 @@ class AlertService:
 
     async def _look(self, connection: AsyncConnection) -> list[Mapping[str, Any]]:
         """Return the due notices, if this process holds the lease."""
-        if not await repository.has_work(connection):  # as mostly: nothing to lead in
-            return []
         if not await hold_lease(connection, _LEASE, self._process, _LEASE_S):
             return []
         await repository.step(connection)

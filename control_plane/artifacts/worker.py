@@ -93,7 +93,7 @@ class InspectionWorker:
 
     async def _claim(self) -> dict[str, Any] | None:
         states = (UploadState.IMPORTING, UploadState.VALIDATING)
-        return await self._database.run(lambda found: uploads.claim(found, states, _LEASE))
+        return await self._database.run_singly(lambda found: uploads.claim(found, states, _LEASE))
 
     async def _end(self, upload: dict[str, Any]) -> None:
         """Accept or refuse an upload; one that cannot be inspected now is delayed."""

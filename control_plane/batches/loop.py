@@ -59,7 +59,7 @@ class BatchLoop:
 
     async def step(self) -> None:
         """Begin waiting batches, and end finished ones."""
-        if not await self._run(repository.has_live):
+        if not await self._database.run_singly(repository.has_live, deadline_s=_DEADLINE_S):
             return
         await self._run(repository.expire)
         await self._run(repository.finish_answered)

@@ -118,6 +118,9 @@ class BudgetService:
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
         """
+        if not await self._database.run_singly(repository.has_any):  # as mostly: nothing to lead in
+            self._show(NOTHING)
+            return _TICK_S
         due, now_ms = await self._database.run(self._look)
         async with asyncio.TaskGroup() as tasks:
             asked = [
@@ -134,9 +137,6 @@ class BudgetService:
     async def _look(self, connection: AsyncConnection) -> tuple[dict[Period, list[Due]], int]:
         """Return the due budgets and the time, if this process holds the lease."""
         due: dict[Period, list[Due]] = {}
-        if not await repository.has_any(connection):  # as mostly: nothing to lead in
-            self._show(NOTHING)
-            return due, 0
         now_ms, now_s = await clock_ms(connection), self._clock()
         if not await repository.hold_lease(connection, _LEASE, self._process, _LEASE_S):
             self._show(NOTHING)

@@ -96,7 +96,9 @@ class FleetLoop:
             self._wake.clear()
             await self._look_for_missing()
             try:
-                self.presence.written(*await self._database.run(self._step))
+                short = self._quiet_steps > _QUIET_AFTER and self._quiet_steps % _QUIET_EVERY
+                work = self._database.run_singly(self._tell) if short else self._database.run(self._step)
+                self.presence.written(*await work)
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("fleet_step_failed", error=str(getattr(error, "reason", error)))
                 self._heard_since = time.monotonic()
@@ -136,13 +138,16 @@ class FleetLoop:
                 task.cancel()
         return not (self._wake.is_set() or changed.is_set())
 
-    async def _step(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
-        """Decide once; return the stored departures."""
+    async def _tell(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
+        """Store which routers live; return the stored departures."""
         await end_frozen(connection)  # a leader that is one holds rows of routers, too
         departed, gone = set(self.presence.departed), set(self.presence.gone)
         await repository.write_routers(connection, self.presence.here(), departed, gone)
-        if self._quiet_steps > _QUIET_AFTER and self._quiet_steps % _QUIET_EVERY:
-            return departed, gone
+        return departed, gone
+
+    async def _step(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
+        """Decide once; return the stored departures."""
+        departed, gone = await self._tell(connection)
         heard_s = time.monotonic() - self._heard_since
         if await repository.try_lead(connection):
             if heard_s > _NODES_RETURN_S:

@@ -179,7 +179,7 @@ class Quality:
             await asyncio.sleep(_TICK_S)
 
     async def _step(self) -> None:
-        await self._database.run(self._read)
+        await self._database.run_singly(self._read)
         self._refresh()
         has_news = bool(self._reports.waiting)
         try:

@@ -81,6 +81,7 @@ class Rollouts:
         self._feeds = asyncio.Semaphore(_FEEDS_AT_ONCE)
         self._steps = asyncio.Semaphore(_STEPS_AT_ONCE)
         self._pruned_at = float("-inf")
+        self._has_live = True  # at the last whole look
 
     def wake(self) -> None:
         """Step at once."""
@@ -103,6 +104,9 @@ class Rollouts:
 
     async def _begin_steps(self, tasks: asyncio.TaskGroup) -> None:
         """Step all claimed rollouts concurrently, except those whose last step still runs."""
+        is_idle = not self._has_live and time.monotonic() - self._pruned_at <= _PRUNE_INTERVAL_S
+        if is_idle and not await self._database.run_singly(repository.live_phases):
+            return
         now_ms, gateways, taken = await self._database.run(self._look)
         self._say_what_is_unreadable(taken)
         self._taken_over |= taken.others
@@ -141,6 +145,7 @@ class Rollouts:
         # Rollouts under way may be locked by their own step.
         stepping = {name: kept for name, kept in self._own.items() if name in self._under_way}
         self._own = stepping | {kept.id: kept for kept in taken.own}
+        self._has_live = bool(phases or self._own)
         self._show(seen, _evidence_age_s(self._own.values(), now_ms))
         if time.monotonic() - self._pruned_at > _PRUNE_INTERVAL_S:
             await repository.prune_gateways(connection)

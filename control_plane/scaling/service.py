@@ -184,7 +184,7 @@ class Scaling:
             raise ValueError(f"a report of {len(message.cells)} cells; at most {CELLS_MAX}")
         rows = [(it.cell_id, it.epoch, it.number, checked(it)) for it in message.cells]
         if rows:
-            await self._database.run(
+            await self._database.run_singly(
                 lambda connection: repository.write_demands(connection, message.router_id, rows)
             )
         interval_s = self._interval_s / _REPORTS

@@ -113,10 +113,17 @@ class Feed:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
                     await self._notified.wait()
+            is_due = self._notified.is_set()
             self._notified.clear()
             if connection.is_closed():
                 raise ConnectionError("the listening connection was closed")
-            await self._load_or_catch_up(_CATCH_UP_TIMEOUT_S)
+            if is_due or await self._is_behind():
+                await self._load_or_catch_up(_CATCH_UP_TIMEOUT_S)
+
+    async def _is_behind(self) -> bool:
+        """Return whether there is another version than ours."""
+        newest = await self._database.run_singly(_newest, deadline_s=_CATCH_UP_TIMEOUT_S)
+        return newest != self.state.version
 
     @asynccontextmanager
     async def _listening(self) -> AsyncGenerator[Any]:
@@ -216,6 +223,10 @@ async def _read_state(connection: AsyncConnection, version: int) -> ControlState
                 await asyncio.sleep(0)  # let others run
     coming.version = version
     return coming
+
+
+async def _newest(connection: AsyncConnection) -> int | None:
+    return await connection.scalar(select(func.max(changes.c.version)))
 
 
 async def _read_delta(

@@ -5,7 +5,7 @@ the tokens that the engine says it made. The local broker forgets what it holds 
 (Kafka does not): while it dies, streams run, but no event is on its way.
 
 That this fails when offsets are stored before rows are written, was tried: see
-`tests/integration/test_telemetry_service.py::test_nothing_is_forgotten_before_it_is_written`.
+`tests/integration/test_telemetry_service.py::test_no_event_is_lost_or_doubled_through_stops_and_kills`.
 """
 
 import asyncio

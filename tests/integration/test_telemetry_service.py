@@ -4,12 +4,13 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import clickhouse_connect
 import pytest
 import pytest_asyncio
 from confluent_kafka import Producer
@@ -28,74 +29,99 @@ from tests.integration.telemetry_process import ADMIN_KEY, WAIT_S, Telemetry, ru
 pytestmark = pytest.mark.real
 
 RECEIVED_MS = 1_790_000_000_000
-
-
-@pytest_asyncio.fixture
-async def telemetry(
-    tmp_path: Path, broker: Any, shared_tracestore: Any
-) -> AsyncIterator[Telemetry]:
-    """The service on a database of its own in the store of the whole run."""
-    async with running(tmp_path, broker, shared_tracestore) as service:
-        yield service
-
-
-@pytest_asyncio.fixture
-async def lone_telemetry(tmp_path: Path, broker: Any, tracestore: Any) -> AsyncIterator[Telemetry]:
-    """The service with a store that the test may kill."""
-    async with running(tmp_path, broker, tracestore) as service:
-        yield service
-
-
-@pytest.fixture
-def producer(broker: Any, tmp_path: Path) -> Iterator[EventProducer]:
-    found = EventProducer(
-        broker.address, REQUESTS_TOPIC, spool_directory=tmp_path / "spool", broker_wait_s=2.0
-    )
-    yield found
-    found.close(0.1)
+EARLIER_MS = RECEIVED_MS - 3_600_000
 
 
 def event(number: int, **fields: Any) -> bytes:
-    values = {"tenant_id": "ten_a", "schema_version": 1, **fields}
-    told = RequestEvent(
-        event_id=f"{number:06}",
-        request_id=f"req_{number}",
-        received_at_unix_ms=RECEIVED_MS + number,
-        **values,
-    )
+    values = {
+        "tenant_id": "ten_a",
+        "schema_version": 1,
+        "event_id": f"{number:06}",
+        "received_at_unix_ms": RECEIVED_MS + number,
+    }
+    told = RequestEvent(request_id=f"req_{number}", **{**values, **fields})
     return told.SerializeToString()
+
+
+def event_of(tenant: str, number: int, **fields: Any) -> bytes:
+    """Return an event for a test that shares its service: of a tenant of the test's own."""
+    own = {
+        "tenant_id": tenant,
+        "event_id": f"{tenant}-{number}",
+        "received_at_unix_ms": EARLIER_MS + number,
+    }
+    return event(number, **own, **fields)
+
+
+async def ids_of(telemetry: Telemetry, tenant: str) -> list[str]:
+    return await telemetry.column(
+        f"SELECT event_id FROM requests FINAL WHERE tenant_id = '{tenant}' ORDER BY event_id"
+    )
 
 
 async def flush(producer: EventProducer) -> None:
     assert await asyncio.to_thread(producer.flush, WAIT_S)
 
 
+async def until_written(telemetry: Telemetry, count: float) -> None:
+    async def written() -> bool:
+        return await telemetry.metric("telemetry_events_written_total") >= count
+
+    await until(written)
+
+
+@dataclass(frozen=True)
+class SharedService:
+    """The service on a database of its own in the store of the whole run, and its events."""
+
+    telemetry: Telemetry
+    producer: EventProducer
+    broker: RestartableServer
+
+
+@asynccontextmanager
+async def producing(address: str, home: Path) -> AsyncIterator[EventProducer]:
+    producer = EventProducer(
+        address, REQUESTS_TOPIC, spool_directory=home / "spool", broker_wait_s=2.0
+    )
+    try:
+        yield producer
+    finally:
+        producer.close(0.1)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def asked(
+async def shared(
     tmp_path_factory: pytest.TempPathFactory, shared_tracestore: Any
-) -> AsyncIterator[Telemetry]:
-    """The service with three requests: for tests that only ask, and so share it."""
-    home = tmp_path_factory.mktemp("asked")
+) -> AsyncIterator[SharedService]:
+    """One for all tests that end nothing; each has tenants of its own."""
+    home = tmp_path_factory.mktemp("shared")
     port = free_port()
     broker = RestartableServer(broker_spec(port, home / "broker.log", child_environment()), port)
     await broker.start()
-    producer = EventProducer(broker.address, REQUESTS_TOPIC, spool_directory=home / "spool")
     try:
-        async with running(home, broker, shared_tracestore) as service:
-            answered = {"model": "m-1", "outcome": "stop", "status": 200}
-            producer.emit(event(1, prompt_tokens=12, session_hash=2**64 - 1, **answered))
-            producer.emit(event(2, tenant_id="ten_b", key_id="key_b", status=429, is_stream=True))
-            producer.emit(event(3, status=200))
-            await flush(producer)
-
-            async def written() -> bool:
-                return await service.metric("telemetry_events_written_total") >= 3
-
-            await until(written)
-            yield service
+        async with (
+            producing(broker.address, home) as producer,
+            running(home, broker, shared_tracestore) as service,
+        ):
+            await until(service.is_ready)
+            yield SharedService(service, producer, broker)
     finally:
-        producer.close(0.1)
         await broker.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def asked(shared: SharedService) -> Telemetry:
+    """The service with three requests, the newest ones."""
+    answered = {"model": "m-1", "outcome": "stop", "status": 200}
+    emit = shared.producer.emit
+    before = await shared.telemetry.metric("telemetry_events_written_total")
+    emit(event(1, prompt_tokens=12, session_hash=2**64 - 1, **answered))
+    emit(event(2, tenant_id="ten_b", key_id="key_b", status=429, is_stream=True))
+    emit(event(3, status=200))
+    await flush(shared.producer)
+    await until_written(shared.telemetry, before + 3)
+    return shared.telemetry
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -116,7 +142,7 @@ async def test_an_event_becomes_a_row_and_an_answer(asked: Telemetry) -> None:
         ({"model": "m-1"}, ["req_1"]),
         ({"status": "429"}, ["req_2"]),
         ({"status": "4xx"}, ["req_2"]),
-        ({"status": "5xx"}, []),
+        ({"tenant": "ten_a", "status": "5xx"}, []),
         ({"since": "2026-09-21T14:13:20.002Z"}, ["req_3", "req_2"]),
         ({"tenant": "ten_a", "status": "200"}, ["req_3", "req_1"]),
     ],
@@ -150,33 +176,34 @@ async def test_only_the_admin_key_opens_and_mistakes_are_named(asked: Telemetry)
     assert (await asked.http.get("/v1/requests", params=hostile)).json() == {"data": []}
 
 
-async def test_duplicates_are_one_row(telemetry: Telemetry, producer: EventProducer) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_duplicates_are_one_row(shared: SharedService) -> None:
     for _ in range(3):  # in batches of their own
-        before = await telemetry.metric("telemetry_events_written_total")
-        producer.emit(event(1))
-        producer.emit(event(2))
-        await flush(producer)
-
-        async def written(before: float = before) -> bool:
-            return await telemetry.metric("telemetry_events_written_total") >= before + 2
-
-        await until(written)
-    assert await telemetry.ids() == ["000001", "000002"]
-    rows = (await telemetry.http.get("/v1/requests")).json()["data"]
-    assert [row["event_id"] for row in rows] == ["000002", "000001"]
+        before = await shared.telemetry.metric("telemetry_events_written_total")
+        shared.producer.emit(event_of("twice", 1))
+        shared.producer.emit(event_of("twice", 2))
+        await flush(shared.producer)
+        await until_written(shared.telemetry, before + 2)
+    assert await ids_of(shared.telemetry, "twice") == ["twice-1", "twice-2"]
+    of = {"tenant": "twice"}
+    rows = (await shared.telemetry.http.get("/v1/requests", params=of)).json()["data"]
+    assert [row["event_id"] for row in rows] == ["twice-2", "twice-1"]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_poison_is_parked_forged_events_are_dropped_and_nothing_stops(
-    telemetry: Telemetry, producer: EventProducer, broker: Any
+    shared: SharedService,
 ) -> None:
-    raw = Producer({"bootstrap.servers": broker.address})
+    telemetry = shared.telemetry
+    before = await telemetry.metric("telemetry_events_written_total")
+    raw = Producer({"bootstrap.servers": shared.broker.address})
     for payload in (b"\xff\xffno event", event(9, schema_version=99), b""):
         raw.produce(REQUESTS_TOPIC, payload, headers=proof(REQUESTS_TOPIC, payload))
     raw.produce(REQUESTS_TOPIC, event(10))  # of a stranger
     raw.produce(REQUESTS_TOPIC, event(11), headers=proof(TEXTS_TOPIC, event(11)))
     assert await asyncio.to_thread(raw.flush, WAIT_S) == 0
-    producer.emit(event(1))
-    await flush(producer)
+    shared.producer.emit(event_of("good", 1))
+    await flush(shared.producer)
 
     async def both() -> bool:
         reasons = ("undecodable", "unknown_schema")
@@ -184,10 +211,11 @@ async def test_poison_is_parked_forged_events_are_dropped_and_nothing_stops(
         parked = [await telemetry.metric(f'{name}{{reason="{reason}"}}') for reason in reasons]
         written = await telemetry.metric("telemetry_events_written_total")
         forged = await telemetry.metric("telemetry_messages_forged_total")
-        return parked == [1, 2] and written >= 1 and forged == 2
+        return parked == [1, 2] and written >= before + 1 and forged == 2
 
     await until(both)
-    assert await telemetry.ids() == ["000001"]
+    assert await ids_of(telemetry, "good") == ["good-1"]
+    assert not set(await telemetry.ids()) & {"000009", "000010", "000011"}
     parked = await telemetry.column("SELECT reason FROM poison FINAL ORDER BY reason, detail")
     assert parked == ["undecodable", "unknown_schema", "unknown_schema"]
     payload = await telemetry.column(
@@ -196,56 +224,17 @@ async def test_poison_is_parked_forged_events_are_dropped_and_nothing_stops(
     assert payload == [b"\xff\xffno event".hex().upper()]
 
 
-async def test_nothing_is_forgotten_before_it_is_written(
-    lone_telemetry: Telemetry, producer: EventProducer, tracestore: Any
-) -> None:
-    """Fails when offsets are stored before the insert: stopping commits what is stored."""
-    telemetry = lone_telemetry
-    await until(telemetry.is_ready)
-    await tracestore.kill()
-    emitted_at = time.time()
-    for number in range(500):
-        producer.emit(event(number))
-    await flush(producer)
-
-    async def failed() -> bool:
-        return await telemetry.metric("telemetry_write_failures_total") >= 2
-
-    await until(failed)
-    assert not await telemetry.is_ready()
-    assert await telemetry.metric("telemetry_ingested_until_seconds") < emitted_at
-    answer = await telemetry.http.get("/v1/requests")
-    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
-    assert answer.headers["Retry-After"] == "2"
-
-    assert await telemetry.stop() == 0
-    await tracestore.start()
-    await telemetry.start()
-
-    async def written() -> bool:
-        return await telemetry.metric("telemetry_events_written_total") >= 500
-
-    await until(written)
-    assert await telemetry.ids() == [f"{number:06}" for number in range(500)]
-
-    async def ingested() -> bool:
-        return await telemetry.metric("telemetry_ingested_until_seconds") > emitted_at
-
-    await until(ingested)
-
-
-async def test_rollouts_get_windows_of_ingested_events(
-    telemetry: Telemetry, producer: EventProducer
-) -> None:
-    begin_ms = RECEIVED_MS // 10_000 * 10_000
+@pytest.mark.asyncio(loop_scope="module")
+async def test_rollouts_get_windows_of_ingested_events(shared: SharedService) -> None:
+    telemetry, begin_ms = shared.telemetry, EARLIER_MS // 10_000 * 10_000
     arms = {ARM_CONTROL: 30, ARM_CANARY: 7}
     fields = {"rollout_id": "r1", "outcome": "stop", "ttft_us": 100_000, "total_us": 100_000}
     number = 0
     for arm, requests in arms.items():
         for _ in range(requests):
-            producer.emit(event(number, arm=arm, **fields))
+            shared.producer.emit(event_of("arms", number, arm=arm, **fields))
             number += 1
-    await flush(producer)
+    await flush(shared.producer)
     assert (await telemetry.http.get("/v1/rollouts/r1/windows")).status_code == 400
     async with open_feed(str(telemetry.http.base_url), ADMIN_KEY) as feed:
         windows = ()
@@ -265,77 +254,141 @@ async def test_rollouts_get_windows_of_ingested_events(
     assert answer.status_code == 401
 
 
-async def test_stopping_writes_the_messages_left_in_the_broker(
-    telemetry: Telemetry, producer: EventProducer
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_request_left_open_by_a_killed_gateway_becomes_a_row(shared: SharedService) -> None:
+    lost = {"schema_version": 2, "outcome": "gateway_lost", "status": 500, "output_tokens": 3}
+    emit = shared.producer.emit
+    emit(event_of("cut", 1, outcome="stop", status=200))
+    emit(event_of("cut", 1, **lost))
+    emit(event_of("cut", 2, **lost))
+    emit(event_of("cut", 2, part=1, **lost))
+    query = (
+        "SELECT concat(event_id, ' ', outcome, ' ', toString(output_tokens)) FROM requests FINAL"
+        " WHERE tenant_id = 'cut' ORDER BY event_id"
+    )
+
+    async def are(*rows: str) -> bool:
+        return await shared.telemetry.column(query) == list(rows)
+
+    # They may come in several batches, with a closing made into a row between two.
+    await until(partial(are, "cut-1 stop 0", "cut-2 gateway_lost 6"))
+    emit(event_of("cut", 2, outcome="stop", status=200, output_tokens=9))  # it had been spooled
+    await until(partial(are, "cut-1 stop 0", "cut-2 stop 9"))
+
+
+async def test_no_event_is_lost_or_doubled_through_stops_and_kills(
+    tmp_path: Path, broker: Any, tracestore: Any
 ) -> None:
-    await until(telemetry.is_ready)
-    for number in range(3000):
-        producer.emit(event(number))
-    await flush(producer)
-    assert await telemetry.stop() == 0
-    assert len(await telemetry.ids()) == 3000
+    await broker.stop()
+    await tracestore.stop()
+    service = Telemetry(tmp_path, broker, tracestore)
+    try:
+        async with producing(broker.address, tmp_path) as producer:
+            await start_before_its_peers(service, producer, broker, tracestore)
+            await stop_while_nothing_can_be_written(service, producer, tracestore)
+            await kill_in_turns(service, producer, tracestore)
+            assert await service.stop() == 0
+    finally:
+        await service.stop()
+        await service.http.aclose()
 
 
-async def test_a_trace_store_that_comes_back_gets_everything_also_after_kills(
-    lone_telemetry: Telemetry, producer: EventProducer, tracestore: Any
+async def start_before_its_peers(
+    service: Telemetry, producer: EventProducer, broker: Any, tracestore: Any
 ) -> None:
-    telemetry = lone_telemetry
-    await until(telemetry.is_ready)
-    sent = 0
-    for victim in ("tracestore", "telemetry"):
-        for _ in range(300):
-            producer.emit(event(sent))
-            sent += 1
-        await flush(producer)
-        if victim == "tracestore":
-            await tracestore.kill()
-        else:
-            await telemetry.stop(kill=True)
-        for _ in range(300):
-            producer.emit(event(sent))
-            sent += 1
-        await flush(producer)
-        if victim == "tracestore":
-            await tracestore.start()
-        else:
-            await telemetry.start()
+    await service.start()
+    producer.emit(event(0))
 
-    async def everything() -> bool:
-        return len(await telemetry.ids()) >= sent
+    async def tried() -> bool:
+        return await service.metric("telemetry_session_failures_total") >= 1
 
-    await until(everything)
-    assert await telemetry.ids() == [f"{number:06}" for number in range(sent)]
-
-
-async def test_a_broker_that_comes_back_empty_is_read_from_its_beginning(
-    telemetry: Telemetry, producer: EventProducer, broker: Any
-) -> None:
-    for number in range(500):
-        producer.emit(event(number))
-    await flush(producer)
-
-    async def first() -> bool:
-        return await telemetry.metric("telemetry_events_written_total") >= 500
-
-    await until(first)
-    await broker.kill()
-    for number in range(500, 2000):
-        producer.emit(event(number))
-    await asyncio.to_thread(producer.flush, 1.0)
+    await until(tried)
+    assert not await service.is_ready()
+    await tracestore.start()
     await broker.start()
+    await until(service.is_ready)
     await flush(producer)
+    await until_written(service, 1)
+
+
+async def stop_while_nothing_can_be_written(
+    service: Telemetry, producer: EventProducer, tracestore: Any
+) -> None:
+    """Fails when offsets are stored before the insert: stopping commits what is stored."""
+    await tracestore.kill()
+    emitted_at = time.time()
+    for number in range(1, 500):
+        producer.emit(event(number))
+    await flush(producer)
+    before = await service.metric("telemetry_write_failures_total")
+
+    async def failed() -> bool:
+        return await service.metric("telemetry_write_failures_total") >= before + 2
+
+    await until(failed)
+    assert not await service.is_ready()
+    assert await service.metric("telemetry_ingested_until_seconds") < emitted_at
+    answer = await service.http.get("/v1/requests")
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    assert answer.headers["Retry-After"] == "2"
+
+    assert await service.stop() == 0
+    await tracestore.start()
+    await service.start()
+    await until_written(service, 499)
+    assert await service.ids() == [f"{number:06}" for number in range(500)]
+
+    async def ingested() -> bool:
+        return await service.metric("telemetry_ingested_until_seconds") > emitted_at
+
+    await until(ingested)
+
+
+async def kill_in_turns(service: Telemetry, producer: EventProducer, tracestore: Any) -> None:
+    """Kill the store, then the service, while events come."""
+    sent = 500
+
+    async def emit_some() -> None:
+        nonlocal sent
+        for number in range(sent, sent + 300):
+            producer.emit(event(number))
+        sent += 300
+        await flush(producer)
+
+    for kill, start in (
+        (tracestore.kill, tracestore.start),
+        (partial(service.stop, kill=True), service.start),
+    ):
+        await emit_some()
+        await kill()
+        await emit_some()
+        await start()
 
     async def everything() -> bool:
-        return len(await telemetry.ids()) >= 2000
+        return len(await service.ids()) >= sent
 
     await until(everything)
-    assert await telemetry.ids() == [f"{number:06}" for number in range(2000)]
-    assert producer.stats.dropped == 0
+    assert await service.ids() == [f"{number:06}" for number in range(sent)]
 
 
-async def test_messages_that_the_broker_dropped_are_counted(
-    telemetry: Telemetry, broker: Any
+async def test_a_stop_writes_the_rest_and_losses_of_a_broker_are_counted(
+    tmp_path: Path, broker: Any, shared_tracestore: Any
 ) -> None:
+    async with (
+        producing(broker.address, tmp_path) as producer,
+        running(tmp_path, broker, shared_tracestore) as telemetry,
+    ):
+        await until(telemetry.is_ready)
+        for number in range(3000):
+            producer.emit(event(number))
+        await flush(producer)
+        assert await telemetry.stop() == 0
+        assert len(await telemetry.ids()) == 3000
+        await count_what_was_dropped(telemetry, broker)
+        await read_an_empty_broker_from_its_beginning(telemetry, producer, broker)
+
+
+async def count_what_was_dropped(telemetry: Telemetry, broker: Any) -> None:
     def send(*payloads: bytes) -> None:
         raw = Producer({"bootstrap.servers": broker.address, "linger.ms": 0})
         for payload in payloads:
@@ -343,14 +396,6 @@ async def test_messages_that_the_broker_dropped_are_counted(
             raw.produce(REQUESTS_TOPIC, payload, partition=0, headers=made)
             assert raw.flush(WAIT_S) == 0
 
-    await asyncio.to_thread(send, event(1))
-    await until(telemetry.is_ready)
-
-    async def written() -> bool:
-        return await telemetry.metric("telemetry_events_written_total") >= 1
-
-    await until(written)
-    assert await telemetry.stop() == 0
     # A partition of this broker keeps about 5 MB.
     await asyncio.to_thread(send, *(b"\xff" + os.urandom(800_000) for _ in range(10)))
     await telemetry.start()
@@ -365,34 +410,22 @@ async def test_messages_that_the_broker_dropped_are_counted(
     await until(accounted)
 
 
-async def test_it_starts_before_its_peers_and_waits(
-    tmp_path: Path, broker: Any, tracestore: Any, producer: EventProducer
+async def read_an_empty_broker_from_its_beginning(
+    telemetry: Telemetry, producer: EventProducer, broker: Any
 ) -> None:
-    await broker.stop()
-    await tracestore.stop()
-    service = Telemetry(tmp_path, broker, tracestore)
-    try:
-        await service.start()
-        producer.emit(event(1))
+    await broker.kill()
+    for number in range(3000, 4500):
+        producer.emit(event(number))
+    await asyncio.to_thread(producer.flush, 1.0)
+    await broker.start()
+    await flush(producer)
 
-        async def tried() -> bool:
-            return await service.metric("telemetry_session_failures_total") >= 1
+    async def everything() -> bool:
+        return len(await telemetry.ids()) >= 4500
 
-        await until(tried)
-        assert not await service.is_ready()
-        await tracestore.start()
-        await broker.start()
-        await until(service.is_ready)
-        await flush(producer)
-
-        async def written() -> bool:
-            return await service.metric("telemetry_events_written_total") >= 1
-
-        await until(written)
-        assert await service.stop() == 0
-    finally:
-        await service.stop()
-        await service.http.aclose()
+    await until(everything)
+    assert await telemetry.ids() == [f"{number:06}" for number in range(4500)]
+    assert producer.stats.dropped == 0
 
 
 async def test_a_separate_migration_is_repeatable_and_names_its_fault(
@@ -418,33 +451,3 @@ async def test_a_separate_migration_is_repeatable_and_names_its_fault(
     status, text = await migrate(f"127.0.0.1:{free_port()}")
     assert status == 1
     assert b"was not migrated" in text
-
-
-async def test_a_request_left_open_by_a_killed_gateway_becomes_a_row(
-    telemetry: Telemetry, producer: EventProducer
-) -> None:
-    lost = {"schema_version": 2, "outcome": "gateway_lost", "status": 500, "output_tokens": 3}
-    producer.emit(event(1, outcome="stop", status=200))
-    producer.emit(event(1, **lost))
-    producer.emit(event(2, **lost))
-    producer.emit(event(2, part=1, **lost))
-    query = "SELECT concat(event_id, ' ', outcome, ' ', toString(output_tokens)) FROM requests"
-    # They may come in several batches, with a closing made into a row between two.
-    whole = ["000001 stop 0", "000002 gateway_lost 6"]
-    async with asyncio.timeout(WAIT_S):
-        while sorted(await _rows_or_none(telemetry, query)) != whole:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-        while await telemetry.metric("telemetry_closings_written_total") < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-    producer.emit(event(2, outcome="stop", status=200, output_tokens=9))  # it had been spooled
-    async with asyncio.timeout(WAIT_S):
-        while "000002 stop 9" not in await _rows_or_none(telemetry, query):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-    assert await telemetry.ids() == ["000001", "000002"]
-
-
-async def _rows_or_none(telemetry: Telemetry, query: str) -> list[str]:
-    """Return a column; nothing before the tables are there."""
-    with suppress(clickhouse_connect.driver.exceptions.DatabaseError):
-        return await telemetry.column(f"{query} FINAL")
-    return []

@@ -69,23 +69,3 @@ class Ledger:
             for event_id, parts in self.closings.items()
         }
         return closed | {event_id: event.output_tokens for event_id, event in self.told.items()}
-
-
-def consume(address: str, count: int) -> list[RequestEvent]:
-    consumer = Consumer(
-        {"bootstrap.servers": address, "group.id": "test", "auto.offset.reset": "earliest"}
-    )
-    consumer.subscribe([REQUESTS_TOPIC])
-    found: list[RequestEvent] = []
-    try:
-        for _ in range(200):
-            message = consumer.poll(0.1)
-            if message is not None and message.error() is None:
-                event = RequestEvent.FromString(message.value())
-                if event.schema_version == 1:  # else a router counts
-                    found.append(event)
-            if len(found) >= count:
-                break
-    finally:
-        consumer.close()
-    return found

@@ -27,7 +27,7 @@ from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from sluice.watch import write_snapshot
 from sluice.wire.control.v1 import control_pb2 as control
 from tests.integration.conftest import child_environment
-from tests.integration.gateway.ledger import Ledger, consume
+from tests.integration.gateway.ledger import Ledger
 from tests.support.tritons import Triton, running_tritons
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
@@ -256,36 +256,6 @@ async def test_workers_share_the_port_and_all_end(site) -> None:
         await port_answers("127.0.0.1", place.http_port)
 
 
-async def test_each_accepted_request_is_told_once(site, broker) -> None:
-    place = site(broker.address)
-    async with running(place.router()), running(place.gateway()) as gateway, place.sdk() as sdk:
-        await place.until_ready()
-        for number in range(3):
-            await streamed(sdk, number, 7, asyncio.Semaphore(0))
-        with pytest.raises(openai.NotFoundError):
-            await sdk.chat.completions.create(model="no", messages=HELLO)
-        stream = await sdk.chat.completions.create(
-            model="tiny", messages=HELLO, stream=True, max_tokens=1500,
-            extra_body={"ignore_eos": True},
-        )  # fmt: skip
-        await anext(aiter(stream))
-        await stream.close()
-        os.kill(gateway.pid, signal.SIGTERM)
-        await gateway.wait()
-    events = await asyncio.to_thread(consume, broker.address, 4)
-    assert len({event.event_id for event in events}) == 4
-    assert sorted(event.outcome for event in events) == ["client_closed", *["length"] * 3]
-    whole = [event for event in events if event.outcome == "length"]
-    for event in whole:
-        assert (event.output_tokens, event.status, event.is_stream) == (7, 200, True)
-        assert event.cell_id == "cell"
-        assert event.router_id == "router-1"
-        assert event.replica_id.startswith("replica-")
-        assert 0 < event.gateway_us <= event.ttft_us <= event.total_us
-        assert event.itl_max_us > 0
-        assert event.prompt_tokens > 0
-
-
 async def begun(sdk: openai.AsyncOpenAI, number: int) -> tuple[str, openai.AsyncStream]:
     """Begin an answer that takes long; return its id, too."""
     stream = await sdk.chat.completions.create(
@@ -397,13 +367,13 @@ async def until_spooled(directory: Path) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_the_tokens_of_engines_are_counted_apart_and_equal_the_reported_ones(
-    site, broker
-) -> None:
+async def test_each_accepted_request_is_reported_once_with_the_tokens_of_engines(site, broker) -> None:
     place = site(broker.address)
     async with running(place.gateway()), place.sdk() as sdk:
         async with running(place.router()):
             await place.until_ready()
+            with pytest.raises(openai.NotFoundError):  # never accepted
+                await sdk.chat.completions.create(model="no", messages=HELLO)
             whole = asyncio.gather(
                 *(streamed(sdk, it, 40, asyncio.Semaphore(0)) for it in range(4))
             )
@@ -420,6 +390,17 @@ async def test_the_tokens_of_engines_are_counted_apart_and_equal_the_reported_on
         await asyncio.to_thread(ledger.read_until, ids, has_last_word=True, told=20)
     assert len(ledger.told) == 20
     assert not ledger.closings
+    streamed_to_the_end = [
+        event for event in ledger.told.values() if event.is_stream and event.outcome == "length"
+    ]
+    assert len(streamed_to_the_end) == 4
+    for event in streamed_to_the_end:
+        assert (event.output_tokens, event.status) == (40, 200)
+        assert (event.cell_id, event.router_id) == ("cell", "router-1")
+        assert event.replica_id.startswith("replica-")
+        assert 0 < event.gateway_us <= event.ttft_us <= event.total_us
+        assert event.itl_max_us > 0
+        assert event.prompt_tokens > 0
     told = sum(event.output_tokens for event in ledger.told.values())
     counts = [event.count for event in ledger.counts.values()]
     assert sum(count.output_tokens for count in counts) == told > 4 * 40
