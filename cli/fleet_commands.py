@@ -6,7 +6,7 @@ import typer
 
 from cli.admin import AsJson, ask, delete_one, given
 from cli.api import ApiClient, Json
-from cli.golden_commands import quarantines, release_replica, show_quarantine
+from cli.golden_commands import ejections, quarantines, release_replica, show_quarantine
 from cli.hours_commands import hours
 from cli.node_commands import nodes
 from cli.render import show_fields, show_json, show_objects
@@ -211,6 +211,7 @@ def _put(
     show_objects([made], _POOL, as_json=as_json)
 
 
+fleet.command("ejections")(ejections)
 fleet.command("quarantines")(quarantines)
 fleet.command("quarantine")(show_quarantine)
 fleet.command("release")(release_replica)

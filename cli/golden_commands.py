@@ -21,6 +21,10 @@ _QUARANTINES = (
     *("id", "replica_id", "pool_id", "node_id", "prompt_id", "reason", "created_at"),
     "released_at",
 )
+_EJECTIONS = (
+    *("replica_id", "router_id", "cell_id", "evidence", "wrong", "asked", "heard_at"),
+    *("ended_at", "outcome"),
+)
 _EVERY = re.compile(r"(\d{1,6})(s|m|h)?")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
@@ -133,6 +137,12 @@ def quarantines(*, as_json: AsJson = False) -> None:
     """List replicas that were taken out because they answered otherwise, the newest first."""
     found = ask(lambda api: api.list("/v1/quarantines"))
     show_objects(found, _QUARANTINES, as_json=as_json)
+
+
+def ejections(*, as_json: AsJson = False) -> None:
+    """List replicas that routers ejected for their answers, the newest first."""
+    found = ask(lambda api: api.list("/v1/ejections"))
+    show_objects(found, _EJECTIONS, as_json=as_json)
 
 
 def show_quarantine(quarantine: Quarantine, *, as_json: AsJson = False) -> None:

@@ -60,6 +60,7 @@ from control_plane.metrics import ControlPlaneMetrics
 from control_plane.models import routes as models
 from control_plane.quality.base_prompts import BasePrompts
 from control_plane.quality.repository import golden_counts, holdback
+from control_plane.quality.ejection_routes import EjectionRoutes
 from control_plane.quality.routes import QualityRoutes
 from control_plane.quality.service import Quality
 from control_plane.quality.verdicts import ReplacementBudget
@@ -233,6 +234,7 @@ def admin_routes(
         *PlanRoutes(database).routes(),
         *RollbackRoutes(database).routes(),
         *QualityRoutes(database).routes(),
+        *EjectionRoutes(database).routes(),
         *AlertRoutes(database).routes(),
         *AdapterRoutes(database).routes(),
         *BudgetRoutes(database, budget_interval_s).routes(),

@@ -12,10 +12,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from sqlalchemy import select
 
-from control_plane.database import Database
-from control_plane.quality.tables import ejections
 from replica.agent.golden import GoldenAsker, GoldenTarget
 from router.accusations import Accusations
 from router.core.fleet.health import LYING, CellHealth, HealthState
@@ -122,23 +119,16 @@ async def _pool(plane: Any, engine_name: str) -> str:
     return pool_id
 
 
-async def _outcome(server: Any, replica_id: str) -> list[tuple[str, int, int]]:
-    e = ejections.c
-    query = select(e.outcome, e.wrong, e.asked).where(e.replica_id == replica_id)
-    database = Database(server.url("shared"))
-
-    async def work(connection: Any) -> list[tuple[str, int, int]]:
-        return [tuple(row) for row in await connection.execute(query)]
-
-    try:
-        return await database.run(work)
-    finally:
-        await database.close()
+async def _outcome(plane: Any, replica_id: str) -> list[tuple[str, int, int]]:
+    listed = (await plane.admin.get("/v1/ejections")).json()["data"]
+    found = [it for it in listed if it["replica_id"] == replica_id]
+    assert all((it["ended_at"] is None) == (not it["outcome"]) for it in found)
+    return [(it["outcome"], it["wrong"], it["asked"]) for it in found]
 
 
 @pytest.mark.parametrize(("is_liar", "outcome"), [(True, "confirmed"), (False, "cleared")])
 async def test_an_ejected_replica_is_asked_first_and_confirmed_or_cleared(
-    shared_control_plane, eventually, postgres_server, is_liar: bool, outcome: str
+    shared_control_plane, eventually, is_liar: bool, outcome: str
 ) -> None:
     plane, engine_name = shared_control_plane, new_id("sim")
     wrong: set[str] = set()
@@ -163,7 +153,7 @@ async def test_an_ejected_replica_is_asked_first_and_confirmed_or_cleared(
         accusations.put(ejection_of(suspect.id, suspect.cell_id, [it.id for it in replicas()]))
 
         async def is_settled() -> bool:
-            return await _outcome(postgres_server, suspect.id) == [(outcome, 3, 3)]
+            return await _outcome(plane, suspect.id) == [(outcome, 3, 3)]
 
         await eventually(is_settled, f"the case is {outcome}", DEADLINE_S)
         # Its next question was due after a minute, as those of the others.
@@ -185,7 +175,7 @@ async def test_an_ejected_replica_is_asked_first_and_confirmed_or_cleared(
 
 
 async def test_an_ejection_by_another_router_than_the_owner_does_not_count(
-    shared_control_plane, postgres_server
+    shared_control_plane,
 ) -> None:
     request = control.AccuseRequest(router_id="router-b")
     request.ejections.add(
@@ -193,7 +183,7 @@ async def test_an_ejection_by_another_router_than_the_owner_does_not_count(
     )
     async with trusted_channel(shared_control_plane.grpc_address) as channel:
         await ControlServiceStub(channel).Accuse(request, timeout=DEADLINE_S)
-        assert await _outcome(postgres_server, "r-none") == []
+        assert await _outcome(shared_control_plane, "r-none") == []
         request.ejections[0].evidence = "hearsay"
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await ControlServiceStub(channel).Accuse(request, timeout=DEADLINE_S)

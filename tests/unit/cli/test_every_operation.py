@@ -162,6 +162,7 @@ fleet cells
 fleet replicas
 fleet replicas --pool p --node n
 fleet routers
+fleet ejections
 fleet quarantines
 fleet quarantine q
 fleet release q --reason x
