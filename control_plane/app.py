@@ -59,8 +59,8 @@ from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import ControlPlaneMetrics
 from control_plane.models import routes as models
 from control_plane.quality.base_prompts import BasePrompts
-from control_plane.quality.repository import golden_counts, holdback
 from control_plane.quality.ejection_routes import EjectionRoutes
+from control_plane.quality.repository import golden_counts, holdback
 from control_plane.quality.routes import QualityRoutes
 from control_plane.quality.service import Quality
 from control_plane.quality.verdicts import ReplacementBudget

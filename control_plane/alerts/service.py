@@ -75,7 +75,8 @@ class AlertService:
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
         """
-        if not await self._database.run_singly(repository.has_work):  # as mostly: nothing to lead in
+        # As mostly: nothing to lead in.
+        if not await self._database.run_singly(repository.has_work):
             return
         due = await self._database.run(self._look)
         async with asyncio.TaskGroup() as tasks:

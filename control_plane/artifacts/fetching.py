@@ -217,7 +217,7 @@ class BucketFiles:
 
 
 def refusal_of(source: ImportSource) -> Refuse:
-    """Return the check of a source's addresses: public ones, unless its host is allowed as it is."""
+    """Return the check of a source's addresses: public, unless its host is allowed with any."""
 
     def refuse(_host: str, _port: int, address: str) -> str:
         if source.is_private or is_public(address):

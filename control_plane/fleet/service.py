@@ -96,9 +96,7 @@ class FleetLoop:
             self._wake.clear()
             await self._look_for_missing()
             try:
-                short = self._quiet_steps > _QUIET_AFTER and self._quiet_steps % _QUIET_EVERY
-                work = self._database.run_singly(self._tell) if short else self._database.run(self._step)
-                self.presence.written(*await work)
+                self.presence.written(*await self._stored())
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("fleet_step_failed", error=str(getattr(error, "reason", error)))
                 self._heard_since = time.monotonic()
@@ -106,6 +104,12 @@ class FleetLoop:
                 self._quiet_steps = 0
             is_quiet = await self._is_quiet(changed) and not self._missing
             self._quiet_steps = self._quiet_steps + 1 if is_quiet else 0
+
+    async def _stored(self) -> tuple[set[str], set[str]]:
+        """Decide, or while all is quiet mostly only store which routers live."""
+        if self._quiet_steps > _QUIET_AFTER and self._quiet_steps % _QUIET_EVERY:
+            return await self._database.run_singly(self._tell)
+        return await self._database.run(self._step)
 
     async def _look_for_missing(self) -> None:
         """Find out which of the missing routers have ended."""

@@ -28,7 +28,7 @@ class Outgoing:
     """The connections of one worker to tools."""
 
     def __init__(self, internal: Collection[str]) -> None:
-        """Prepare; nothing is opened yet. `internal` are the `host:port` that may have any address."""
+        """Prepare, and open nothing; `internal` are the `host:port` that may have any address."""
         self._internal = frozenset(internal)
         self._session: aiohttp.ClientSession | None = None
 

@@ -53,7 +53,7 @@ def test_names_and_public_addresses_in_a_url_pass() -> None:
 
 def test_a_refusal_is_known_inside_an_error_of_aiohttp() -> None:
     refused = AddressRefusedError("not this one")
-    key = ConnectionKey("h", 80, False, True, None, None, None)  # noqa: FBT003 - aiohttp's
+    key = ConnectionKey("h", 80, False, True, None, None, None)
     assert refused_for(refused) == "not this one"
     assert refused_for(aiohttp.ClientConnectorDNSError(key, refused)) == "not this one"
     assert refused_for(aiohttp.ClientConnectorDNSError(key, OSError("no name"))) == ""
