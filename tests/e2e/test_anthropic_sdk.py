@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import anthropic
 import pytest
 
 pytestmark = pytest.mark.real
@@ -16,6 +15,8 @@ ASKED: Any = {
 
 
 def test_a_message_whole_streamed_and_counted(real_stack) -> None:
+    import anthropic  # two seconds of a processor, which others need not spend
+
     address = real_stack.base_url.removesuffix("/v1")
     with anthropic.Anthropic(base_url=address, api_key=real_stack.api_key, max_retries=0) as sdk:
         message = sdk.messages.create(**ASKED)

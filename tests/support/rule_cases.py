@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from control_plane.alerts.rules import (
     ActiveAlert,
     AlertRule,
@@ -20,6 +18,7 @@ from control_plane.alerts.rules import (
 from control_plane.promql.expression import compiled
 from control_plane.promql.matching import Value
 from control_plane.promql.series import Labels, SeriesStore
+from tests.support.yaml_files import read_yaml
 
 _ITEM = re.compile(
     r"(_|stale|[-+]?(?:[\d.]+(?:e[-+]?\d+)?|Inf|NaN))([-+][\d.]+(?:e\d+)?)?(?:x(\d+))?"
@@ -109,7 +108,7 @@ def rule_cases(folder: Path) -> list[RuleCase]:
     """Return the cases of a folder beside the rules that they test, each with what it needs."""
     found: list[RuleCase] = []
     for file in sorted((folder / "tests").glob("*.yml")):
-        document = yaml.safe_load(file.read_text())
+        document = read_yaml(file)
         paths = [(file.parent / path).resolve() for path in document["rule_files"]]
         groups = [group for path in paths for group in _groups(path)]
         interval_ms = milliseconds(document["evaluation_interval"])
@@ -127,7 +126,7 @@ _READ: dict[Path, list[RuleGroup]] = {}
 
 def _groups(path: Path) -> list[RuleGroup]:
     if path not in _READ:
-        _READ[path] = rule_groups(yaml.safe_load(path.read_text()))
+        _READ[path] = rule_groups(read_yaml(path))
     return _READ[path]
 
 

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import pytest
 
 from gateway.endpoints.anthropic_answers import AnthropicErrorEnvelope, AnthropicMessageObject
@@ -95,6 +94,8 @@ async def test_calls_go_round(world: Any, step: int) -> None:
 
 
 async def test_the_official_sdk(world: Any) -> None:
+    import anthropic  # two seconds of a processor, which others need not spend
+
     async with (
         world() as w,
         w.http() as http,

@@ -42,7 +42,7 @@ def filled(text: str, values: dict[str, str]) -> str:
 
 def services() -> dict[str, dict[str, Any]]:
     text = (ROOT / "docker-compose.yml").read_text()
-    return yaml.safe_load(filled(text, env_file()))["services"]
+    return yaml.load(filled(text, env_file()), yaml.CSafeLoader)["services"]
 
 
 def is_ours(service: dict[str, Any]) -> bool:

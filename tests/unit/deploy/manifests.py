@@ -28,7 +28,7 @@ def rendered(folder: str) -> tuple[Object, ...]:
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr, done.stderr  # deprecated fields are told there
-    return tuple(yaml.safe_load_all(done.stdout))
+    return tuple(yaml.load_all(done.stdout, yaml.CSafeLoader))
 
 
 def overlay(name: str) -> tuple[Object, ...]:

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cli.reference import Declared, declared_metrics
+from tests.support.yaml_files import read_yaml
 from tests.unit.observability.promql import Names, names_in
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +24,7 @@ METRICS: dict[str, Declared] = {it.name: it for it in declared_metrics()}
 
 def rules(file: str) -> list[dict[str, Any]]:
     """Return the rules of a file, in order."""
-    groups = yaml.safe_load((PROMETHEUS / file).read_text())["groups"]
+    groups = read_yaml(PROMETHEUS / file)["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 

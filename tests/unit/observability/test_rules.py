@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import typer.main
-import yaml
 
 from cli.app import app
 from sluice.errors import ErrorCode
+from tests.support.yaml_files import read_yaml
 from tests.unit.observability.known import (
     GRAFANA,
     METRICS,
@@ -152,7 +152,7 @@ def test_dashboards_equal_their_description():
 
 
 def test_the_example_scrapes_every_kind_of_process():
-    scraped = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    scraped = read_yaml(PROMETHEUS / "prometheus.yml")
     jobs = {job["job_name"] for job in scraped["scrape_configs"]}
     assert jobs == {metric.process.replace(" ", "-") for metric in METRICS.values()}
     assert scraped["rule_files"] == ["recording.yml", "alerts.yml"]
@@ -162,7 +162,7 @@ def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not()
     cases = [
         case
         for file in sorted((PROMETHEUS / "tests").glob("*.yml"))
-        for test in yaml.safe_load(file.read_text())["tests"]
+        for test in read_yaml(file)["tests"]
         for case in test.get("alert_rule_test", ())
     ]
     fires = {case["alertname"] for case in cases if case.get("exp_alerts")}
