@@ -100,7 +100,8 @@ class DemandHistory:
             # A fall is no noise, as a surge is none: until the base has followed, demand that has
             # gone would ask for replicas.
             if not self._before and demand > 0 and self.now > base / self._limit():
-                self._noise.append(min(_NOISE_SAMPLE_MAX, log(demand / base) ** 2))
+                # Not the log of their ratio, which may be too small for a float.
+                self._noise.append(min(_NOISE_SAMPLE_MAX, (log(demand) - log(base)) ** 2))
         if not self._before:
             self._usual.append(demand)
 

@@ -120,7 +120,7 @@ async def test_answers_that_cannot_be_written_do_not_keep_others_from_being_judg
     judged: list[Any] = []
 
     class Idle:
-        async def run(self, _: Any) -> Any:
+        async def run_singly(self, _: Any) -> Any:
             return {}
 
     async def refuse() -> None:

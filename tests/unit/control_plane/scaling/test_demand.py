@@ -4,7 +4,7 @@ import random
 from math import cos, pi
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from control_plane.scaling.demand import BUCKET_S, DemandHistory
@@ -66,6 +66,7 @@ def test_an_outage_of_yesterday_is_no_forecast_of_a_fall_nor_of_a_jump() -> None
     assert 20.0 <= forecast.expected <= 40.0
 
 
+@example([0.0] * 5 + [4.0] * 5 + [5e-324], 0.0)
 @given(st.lists(st.floats(0, 1e6), max_size=300), st.floats(0, 1e4))
 def test_a_forecast_is_finite_for_any_history(demands: list[float], horizon_s: float) -> None:
     forecast = _after(*demands).forecast(horizon_s)
