@@ -21,7 +21,7 @@ SECONDS: Mapping[str, int] = {
     "tests/integration/test_stack.py": 200,
     "tests/integration/gateway/test_failover.py": 150,
     "tests/integration/gateway/test_processes.py": 120,
-    "tests/integration/test_telemetry_service.py": 110,
+    "tests/integration/test_telemetry_service.py": 70,
     "tests/integration/gateway/test_workers.py": 80,
     "tests/integration/test_compiled_core.py": 80,
 }

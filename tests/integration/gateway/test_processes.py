@@ -367,7 +367,9 @@ async def until_spooled(directory: Path) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_each_accepted_request_is_reported_once_with_the_tokens_of_engines(site, broker) -> None:
+async def test_each_accepted_request_is_reported_once_with_the_tokens_of_engines(
+    site, broker
+) -> None:
     place = site(broker.address)
     async with running(place.gateway()), place.sdk() as sdk:
         async with running(place.router()):
