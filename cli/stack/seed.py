@@ -25,7 +25,7 @@ _POOL_PREFIX = "tiny-"
 # first two serve people: a request with a longer predicted wait is refused with a retry time. Batch
 # work may wait for the longest deadline that a request may have.
 _WATCHED = {"ttft_deadline_ms": 1_500}
-_TIERS = {
+TIERS = {
     "standard": {"priority": 10, "rpm": 0, "tpm": 0, **_WATCHED},
     "free": {"priority": 1, "rpm": 60, "tpm": 20000, "reserved_percent": 5, **_WATCHED},
     "batch": {
@@ -75,7 +75,7 @@ async def seed(
     api: ApiClient, base: ShippedBase, *, engine: str, replicas: int, secrets: Secrets
 ) -> Secrets:
     """Create or update all objects; return the secrets with a valid key of the demo tenant."""
-    for tier_id, tier in _TIERS.items():
+    for tier_id, tier in TIERS.items():
         if await api.find(f"/v1/tiers/{tier_id}") is None:
             await api.call("PUT", f"/v1/tiers/{tier_id}", tier)
     await seed_base(api, base, engine=engine, replicas=replicas, pool_prefix=_POOL_PREFIX)

@@ -332,7 +332,7 @@ def page_of(request: web.Request) -> tuple[int, str]:
 async def page(
     database: Database,
     query: Select[Any],
-    key: Column[str],
+    key: ColumnElement[str],
     request: web.Request,
     show: Callable[[Values], Values],
     *,

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from cli.stack.seed import TIERS
 from router.core.decide import forecast
 from sim.router_world import RouterWorld, Workload
 
@@ -46,6 +47,22 @@ def test_most_unservable_requests_are_refused_at_once(seed: int):
     told = [c.final.retry_after_ms / 1000 for c in world.clients if c.final and c.final.code]
     assert min(told) >= forecast.RETRY_AFTER_MIN_S
     assert max(told) <= forecast.RETRY_AFTER_MAX_S
+
+
+def test_at_the_deadline_of_people_a_first_token_is_in_time_or_refused():
+    """The deadline of the tiers `standard` and `free`, as a new installation has them."""
+    deadline_s = TIERS["standard"]["ttft_deadline_ms"] / 1000
+    assert deadline_s == 1.5
+    world = RouterWorld(0)
+    load = {"cancel_share": 0.0, "batch_share": 0.0, "deadline_ms": round(deadline_s * 1000)}
+    world.load(Workload(requests=300, rate_per_s=120, **load))
+    world.run()
+    world.verify()
+    codes = Counter(client.final.code for client in world.clients if client.final)
+    assert codes.keys() == {"", "overloaded", "deadline_exceeded"}
+    waits = [it.first_at - it.arrived_at for it in world.clients if it.first_at is not None]
+    assert len(waits) == codes[""] > 100, "no answer begins and is refused then"
+    assert 0.5 * deadline_s < max(waits) <= deadline_s
 
 
 def test_batch_work_goes_first_and_the_top_tier_last():
