@@ -8,6 +8,7 @@ import threading
 from array import array
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -56,8 +57,14 @@ async def test_a_base_s_own_cutting_and_padding_are_off(tmp_path: Path) -> None:
     tokenizer = write_embedding_base(tmp_path, dimensions=4)
     base = load_embedding_base(tmp_path)
     texts = ["a", "a much longer text than the eight tokens of the file", "x " * 40_000]
-    assert await token_ids(texts, base) == [tokenizer.encode(text).ids for text in texts]
-    assert len((await token_ids(texts, base))[2]) == 40_002
+    made = await token_ids(texts, base, owner="one", context_tokens_max=0)
+    assert made == [tokenizer.encode(text).ids for text in texts]
+    assert len(made[2]) == 40_002
+    long = [tokenizer.encode("x " * 40_000).ids]
+    kept = await token_ids(texts[2:], base, owner="one", context_tokens_max=9, tokens_kept=5)
+    assert kept == [[*long[0][:4], long[0][-1]]]
+    with pytest.raises(BadRequestError, match="more than 300000 tokens in one request"):
+        await token_ids(texts[2:] * 9, base, owner="one", context_tokens_max=0)
 
 
 async def test_large_texts_wait_for_their_owner_s_turn(tmp_path: Path) -> None:
@@ -65,13 +72,16 @@ async def test_large_texts_wait_for_their_owner_s_turn(tmp_path: Path) -> None:
     may_go = threading.Event()
     with closing(PromptThreads()) as threads:
         base = load_embedding_base(tmp_path, threads)
+        one: dict[str, Any] = {"owner": "one", "context_tokens_max": 0}
         async with asyncio.TaskGroup() as tasks:
             for _ in range(2):  # as many as work at once
                 tasks.create_task(threads.run("one", may_go.wait))
-            many = [tasks.create_task(token_ids(["x " * 40_000], base, "one")) for _ in range(9)]
+            many = [tasks.create_task(token_ids(["x " * 40_000], base, **one)) for _ in range(9)]
             await asyncio.sleep(0)
-            other = tasks.create_task(token_ids(["y " * 40_000], base, "two"))
-            assert len(await token_ids(["small"], base, "one")) == 1
+            other = tasks.create_task(
+                token_ids(["y " * 40_000], base, owner="two", context_tokens_max=0)
+            )
+            assert len(await token_ids(["small"], base, **one)) == 1
             may_go.set()
             await other
             assert sum(not it.done() for it in many) >= 6, "others came first, one after the other"
