@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # imported where something is asked
     import httpx
 
 _TIMEOUT_S = 10.0
-_EDITS_MAX = 5  # how often somebody else may be faster
+_EDITS_MAX = 5  # tries against concurrent writers
 _PAGE_MAX = 1000
 _PRECONDITION_FAILED = 412
 _NOT_FOUND = 404

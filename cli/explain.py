@@ -18,7 +18,7 @@ from sluice.priority import queue_priority
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _TIMEOUT_S = 5.0
-_BYTES_PER_TOKEN = 4  # of a text whose tokens nobody has counted
+_BYTES_PER_TOKEN = 4  # estimate for a text without counted tokens
 _TOKENS_MAX = 4_000_000
 _NUMBERS = ("cost", "owed", "prefill", "adapter", "cached", "active", "kv_free")
 _KEPT_TIMES = 2  # cost and owed, of what is left of a decision

@@ -68,7 +68,7 @@ def top(
     is_live = sys.stdin.isatty() and sys.stdout.isatty() and not once and not as_json
 
     async def run() -> None:
-        # A Prometheus is nobody of ours.
+        # A Prometheus has no certificate of ours.
         verify = True if prometheus else trust()
         import httpx
 

@@ -92,7 +92,7 @@ class Pages:
         return ScrapeChange(before, scrape)
 
     async def _look(self) -> None:
-        """Ask anew for targets now and then; those of before do while nobody answers."""
+        """Look up targets again from time to time; without an answer the earlier ones stay."""
         if self._known and time.monotonic() - self._known_at_s < _TARGETS_EVERY_S:
             return
         try:

@@ -34,7 +34,7 @@ def trace(
     query = given(tenant=tenant)
     found, why_not = ask(lambda api: _find(api, request_id, query), "SLUICE_TELEMETRY_URL")
     if found is None:
-        # Routers do not say whose a request is: none is shown to who asked for one tenant's.
+        # Routers do not say whose a request is: none is shown in a query for one tenant.
         answers = [] if tenant else _live(request_id)
         if not answers:
             raise fail(why_not)

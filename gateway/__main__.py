@@ -93,7 +93,7 @@ def _settle() -> None:
 
 def main() -> None:
     """Run until SIGTERM or SIGINT; status 2 when the settings cannot work."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until somebody can roll or read a certificate
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until workers and certificate are ready
     settings = GatewaySettings.from_environment()
     configure_logs("gateway")
     poll_in_place()

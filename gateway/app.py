@@ -300,7 +300,7 @@ class Gateway:
         self.spare.stop()
         if not is_replaced:
             self.is_draining = True
-            if self.http.is_accepting:  # else nobody is sent to us
+            if self.http.is_accepting:  # else no client is sent here
                 await asyncio.sleep(self.settings.unready_s)
         self.http.stop_accepting()
         self.stateful.sockets.drain()

@@ -28,7 +28,7 @@ class Names:
     def __init__(self, state: ControlState) -> None:
         """Index what is known so far."""
         self._state = state
-        self._owners: dict[str, str] = {}  # of models and aliases, by name; "" is everybody
+        self._owners: dict[str, str] = {}  # of models and aliases, by name; "": all tenants
         self._by_owner: dict[str, set[str]] = {}
         self._prepared: tuple[dict[str, str], dict[str, set[str]]] | None = None
         self._reindex()

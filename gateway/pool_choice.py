@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-# A wait that nobody notices: below it, price and weight decide rather than the wait.
+# An unnoticeable wait: below it, price and weight decide rather than the wait.
 USUAL_MS = 250.0
 # A pool whose cost is this many times the least one gets nothing that is free to choose.
 COST_FACTOR = 2.0

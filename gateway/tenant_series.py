@@ -94,7 +94,7 @@ class TenantSeries(Collector):
                 leaving[least] = named.pop(least), now_s + _LEAVING_S
             if back is None:
                 self._announced[tenant_id] = now_s + _ANNOUNCED_S
-            else:  # all who read have seen it until now
+            else:  # all readers have seen it until now
                 del leaving[tenant_id]
                 named[tenant_id] = back
         self._recent = {it: used * _FADE for it, used in recent.items() if used >= 1.0}
@@ -104,7 +104,7 @@ class TenantSeries(Collector):
         return self._families()
 
     def collect(self) -> Iterable[Metric]:
-        """Yield both families; from time to time, choose anew who has a series."""
+        """Yield both families; from time to time, choose the tenants with a series again."""
         self._advance()
         shown = {_label(it): series for it, (series, _) in self._leaving.items()}
         shown |= {_label(it): _Series() for it in self._announced}

@@ -88,7 +88,7 @@ class Hub:
     def disconnect(self, link: GatewayLink) -> None:
         """End a gateway connection: cancel its requests, and close accounts that it left open."""
         del self._links[link.key]
-        if not self.is_ending:  # else it lives, and goes on elsewhere
+        if not self.is_ending:  # else the gateway lives, and continues elsewhere
             self._closings.cut(link.accounts, self.core.gateways[link.key], self._loop.time())
         self.core.on_gateway_gone(link.key)
         self._tick_soon()

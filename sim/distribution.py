@@ -95,7 +95,7 @@ def bound_s(scenario: DistributionScenario, widths: Widths) -> float:
 @dataclass(slots=True)
 class _Transfer:
     order: Order
-    slot: int | None = None  # None: in line, or nobody answers
+    slot: int | None = None  # None: in line, or without an answer
     source: int | None = None
     size: int = 0  # bytes that are missing
     ends_s: float = 0.0  # when the node gives up

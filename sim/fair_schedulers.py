@@ -90,7 +90,7 @@ class Fcfs(FairScheduler):
 
 
 class Vtc(FairScheduler):
-    """Least counter first; who returns is lifted to the least counter among the waiting."""
+    """Least counter first; a returning client is lifted to the least counter among the waiting."""
 
     def returns(self, client: str) -> None:
         """See `FairScheduler`."""

@@ -135,7 +135,7 @@ def _generated(loads: Sequence[Load], seed: int, replicas: int) -> list["_Row"]:
 def _recorded(path: Path, seed: int, replicas: int) -> list["_Row"]:
     """Return a trace with columns t_s, client, prompt_tokens, output_tokens, and its copies.
 
-    Every replica more adds each request once more, up to a second later.
+    Each further replica adds a copy of each request, up to a second later.
     """
     draw = random.Random(seed)  # noqa: S311 - repeatable on purpose
     rows: list[_Row] = []

@@ -75,7 +75,7 @@ class RolloutOutcome:
         stage: Number of the last stage.
         metric: Metric of the breached gate.
         lasted_s: Seconds from the first stage's share to the end.
-        exposed: Requests of tenants who are not pinned that canary served.
+        exposed: Requests of unpinned tenants that canary served.
         judged: Canary's requests that the breached gate counts.
     """
 

@@ -127,7 +127,7 @@ def _mooncake(path: Path, file: IO[str], draw: random.Random) -> Iterator[TraceR
             if block not in owners:
                 break
             known += 1
-        if known > 1:  # everybody shares the first block: it says nothing
+        if known > 1:  # all prompts share the first block, so it does not count
             session = owners[blocks[known - 1]]
         else:
             session = sessions

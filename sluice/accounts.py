@@ -5,8 +5,8 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-# Of capabilities(7): to change owners, users and groups, to signal, trace and read everybody, and
-# to mount.
+# Of capabilities(7): to change owners, users and groups, to signal, trace and read all processes,
+# and to mount.
 _BITS = {
     "CHOWN": 0,
     "DAC_OVERRIDE": 1,

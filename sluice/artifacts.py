@@ -42,7 +42,7 @@ def import_directory(source: Path, root: Path) -> str:
     staging = root / new_id(".staging")
     shutil.copytree(source, staging)
     try:
-        staging.rename(target)  # fails when somebody else was first, which is fine
+        staging.rename(target)  # fails when another process was first, which is fine
     except OSError:
         shutil.rmtree(staging)
         if not target.is_dir():

@@ -181,7 +181,7 @@ class Certificates:
             now = self.fresh()
             link.context = now.requiring if is_required else now.accepting
 
-        context.sni_callback = renew  # called for clients that name nobody, too
+        context.sni_callback = renew  # called also for clients without a server name
         return context
 
     def _context(self, protocol: int, *, is_required: bool) -> ssl.SSLContext:

@@ -28,7 +28,7 @@ class Counted(IntEnum):
     REQUESTS = 1
     TOKENS = 2  # of prompts and answers
     OPEN = 3  # requests that have begun and not ended
-    LENGTH = 4  # tokens of one request: nothing adds up
+    LENGTH = 4  # tokens of one request, not a sum
 
 
 _CODES = {

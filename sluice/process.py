@@ -158,7 +158,7 @@ class OwnedProcess:
 
     async def _kill(self) -> None:
         if self._is_clean:
-            return  # the group's id may belong to somebody else by now
+            return  # the group's id may belong to another process by now
         kill_group(self.pid)
         await self._ended.wait()
         # Descendants end a moment after the leader; until then they hold ports and memory.
@@ -257,7 +257,7 @@ class ChildProcess(OwnedProcess):
                 problem = repr(error)
                 await asyncio.sleep(poll_s)
             else:
-                if self.is_running:  # else somebody else answered on its port
+                if self.is_running:  # else another process answered on its port
                     return
         if not self.is_running:
             raise ProcessFailedError(

@@ -1,7 +1,7 @@
 """Tickets with which one node may get the chunks of an artifact from another; pure.
 
 The control plane writes a ticket with a key that only it and the node that serves know; see
-docs/distribution.md. A ticket is no secret of the artifact itself: who holds it may fetch until it
+docs/distribution.md. A ticket is no secret of the artifact itself: its holder may fetch until it
 expires.
 """
 

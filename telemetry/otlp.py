@@ -156,13 +156,13 @@ def _in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
     told: asyncio.Future[T] = loop.create_future()
 
     def tell(set_it: Callable[[], None]) -> None:
-        if not told.done():  # cancelled with who waited
+        if not told.done():  # cancelled with its waiter
             set_it()
 
     def call() -> None:
         try:
             set_it = partial(told.set_result, function())
-        except Exception as error:  # noqa: BLE001 - who waits raises it
+        except Exception as error:  # noqa: BLE001 - the waiter raises it
             set_it = partial(told.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(tell, set_it)

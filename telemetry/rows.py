@@ -247,7 +247,7 @@ def _problem(event: RequestEvent) -> str | None:
         return f"status {event.status} is above {_U16_MAX}"
     if event.resumes > _U16_MAX:
         return f"resumes {event.resumes} is above {_U16_MAX}"
-    # Open enums hold any 32 bits; an arm that is not known here is kept for who knows it.
+    # Open enums hold any 32 bits; an arm unknown here is kept for newer readers.
     if not 0 <= event.arm <= _U8_MAX:
         return f"arm {event.arm} is none"
     return None

@@ -23,7 +23,7 @@ RANGE_MS_MAX = 400 * 86_400_000
 _TOO_MANY_ROWS = 396
 _ISO = "formatDateTime({}, '%Y-%m-%dT%H:%i:%SZ')"
 
-# Copies for shadow stages are nobody's use.
+# Copies for shadow stages are no tenant's use.
 _USAGE = """
 SELECT
     {start} AS start,

@@ -53,7 +53,7 @@ class UsageGroup(StrEnum):
 async def usage_sums(store: Store, query: UsageQuery, group: UsageGroup) -> dict[str, Any]:
     """Return the sums of whole days by one column: the largest 1,000 rows, the total, their time.
 
-    Without sums of days they are made of the ledger. Days come the last one first.
+    Where sums of days are missing, the ledger is summed. The latest day comes first.
 
     Raises:
         BadRequestError: Without sums of days, and with more rows than the ledger gives.

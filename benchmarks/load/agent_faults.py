@@ -7,7 +7,7 @@ the moment of the fault. `triton_killed` and `stub_killed` are SIGKILLs, `frozen
 the stub: Triton goes on to call itself ready. `agent_killed` is a SIGKILL of the agent, which is
 started again at once while a client reads a stream from the engine: *ready* is the first report of
 the new agent, with the same engine; the client's longest wait between two tokens is given for that
-stream and for one that nobody disturbed. The back-off between restarts is set to its shortest, else
+stream and for an undisturbed one. The back-off between restarts is set to its shortest, else
 rounds would wait for one another. Not measured: loading weights of a useful size, routers, clients.
 Run: `python -m benchmarks.load.agent_faults [sim] [openvino]`.
 """

@@ -1,4 +1,4 @@
-"""Processor time of a stack that nobody uses: `python -m benchmarks.load.idle`.
+"""Processor time of an unused stack: `python -m benchmarks.load.idle`.
 
 One operation: a minute of a running `sluice up` that serves a chat and an embedding model on the
 CPU engine, without a request, after a minute in which it came to rest. Figures: processor time of

@@ -4,7 +4,7 @@ One operation: `sluice models publish` of a directory whose adapter no node has 
 checks, release), then a streamed chat request to it, again until gateways know the name; from the
 start of the command to the first token of an answer that turns out to be in the adapter's style.
 `promoted`: a model stands for it, so that it may be fetched and loaded before the request;
-`asked_for_first`: a version that nobody wants before a request names it, which waits for it.
+`asked_for_first`: a version that is first wanted by a request, which waits for it.
 Not measured: a network, other nodes, large adapters (the shipped one has 0.1 MB). The command is a
 Python process of its own, whose start is part of it.
 Run: `python -m benchmarks.load.publish`.

@@ -65,7 +65,7 @@ class BenchmarkStack:
         return json.loads(shown.stdout)["key"]
 
     def limit(self) -> None:
-        """Give the tenant limits that nobody reaches, so that they are asked for each request.
+        """Give the tenant limits out of reach, so that each request checks them.
 
         Nor does its tier refuse what would wait: streams are counted, not what is let in.
         """

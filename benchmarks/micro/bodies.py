@@ -1,4 +1,4 @@
-"""Time that the body of a request takes, good or hostile, and how long it holds up everybody else.
+"""Time that the body of a request takes, good or hostile, and how long it holds up other requests.
 
 One operation: `parse_*` of one body, and for `good` also `sampling`. `us`: the best of the rounds,
 alone. `stall_ms`: of a large body, parsed in a thread as the gateway does it: the longest gap that

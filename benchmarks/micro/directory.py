@@ -1,7 +1,7 @@
-"""CPU of identity at the gateway: who calls, what the key may do, what the model's name stands for.
+"""CPU of identity at the gateway: the caller, its key's rights, the target of a model's name.
 
 One operation: one call of `Directory` with 200,000 keys of 50,000 tenants, 10,000 models of which
-100 are everybody's, an alias and a release; the caller's key has a scope and a list of models.
+100 are shared, an alias and a release; the caller's key has a scope and a list of models.
 "kept" is what a second request of a caller costs, "first" the first one after a change of the
 state. Not measured: taking a change from the control plane, and HTTP around it.
 Read it as process CPU time of one core, best of five rounds.

@@ -140,7 +140,7 @@ async def roll_month(store: Store, to_ms: int) -> None:
             await rollups.step()
             [row] = await store.query(_UNTIL, {})
             until_ms = row["until_ms"]
-        except STORE_ERRORS as error:  # as the service: again, with less at once
+        except STORE_ERRORS as error:  # retry with fewer rows, as the service does
             print(f"again after {error!r:.100}", flush=True)
 
 

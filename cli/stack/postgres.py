@@ -252,14 +252,14 @@ def _copy_wheel(site: Path, target: Path) -> None:
             shutil.copy2(site / part, staging / part)
     try:
         staging.rename(target)
-    except OSError:  # somebody else was first
+    except OSError:  # another process was first
         shutil.rmtree(staging)
         if not target.exists():
             raise
 
 
 def _claim(directory: Path, account: Account) -> None:
-    """Give a directory to the account, and to the caller by group; closed to everybody else."""
+    """Give a directory to the account, and to the caller by group; closed to all others."""
     if directory.stat().st_uid not in {os.geteuid(), account.uid}:
         raise RuntimeError(f"{directory} belongs to another user: remove it")
     if account.is_other:
@@ -350,7 +350,7 @@ def _forget_stale_lock(data: Path) -> None:
         except FileNotFoundError:
             pass
         except PermissionError:
-            return  # somebody else's process: PostgreSQL ignores those
+            return  # another user's process: PostgreSQL ignores it
         lock.unlink()
 
 

@@ -36,7 +36,7 @@ class Action(StrEnum):
     READ_TEXT_POLICIES = "read_text_policies"  # with the words that a tenant wants hidden
     SEE_TEXTS = "see_texts"  # stored texts of requests
     WRITE_ARTIFACTS = "write_artifacts"
-    WRITE_MODELS = "write_models"  # models, releases, aliases; bases belong to nobody
+    WRITE_MODELS = "write_models"  # models, releases, aliases; bases belong to no tenant
     WRITE_ROLLOUTS = "write_rollouts"
     CONTROL_ROLLOUTS = "control_rollouts"  # pause, resume, abort
     WRITE_FLEET = "write_fleet"

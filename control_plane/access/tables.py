@@ -27,7 +27,7 @@ admin_keys = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# A session stands for an admin key, and ends with it; or for a person whom an OpenID provider
+# A session stands for an admin key, and ends with it; or for a person that an OpenID provider
 # knows, and then it has a role of its own.
 console_sessions = Table(
     "console_sessions",

@@ -35,7 +35,7 @@ from control_plane.rollouts.tables import rollouts
 from sluice.ids import new_id
 
 FIRING_MAX = 2000
-# An alert that nobody reports again is over; Prometheus repeats every minute at most.
+# An alert that is not reported again is over; Prometheus repeats every minute at most.
 LASTS_S = 300
 _OVER_SHOWN_MAX = 50
 

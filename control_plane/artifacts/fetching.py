@@ -272,7 +272,7 @@ class WebFiles:
         return [base_check.INDEX_FILE, *sorted(shards)]
 
     async def _is_there(self, name: str, *, is_optional: bool = False) -> bool:
-        # Buckets that nobody may list say 403 of what is not there.
+        # Buckets without list rights answer 403 for missing objects.
         absent = {404, 403} if is_optional else {404}
         async with self._answer(name, "HEAD", absent) as answer:
             return answer.status == 200

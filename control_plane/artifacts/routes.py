@@ -111,7 +111,7 @@ class ArtifactRoutes:
                 raise _no_artifact(digest)
             before = _show(found)
             after = before | {"is_pinned": is_pinned}
-            # It uses everybody's disks, so it is not for tenants to say.
+            # It uses disks of all tenants, so tenants may not set it.
             write.record("pin", digest, before, after, owners=[None])
             await catalogue.pin(write.connection, digest, is_pinned=is_pinned)
             return WriteReply(after, digest)

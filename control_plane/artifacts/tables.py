@@ -76,7 +76,7 @@ chunks = Table(
     metadata,
     Column("sha256", Text, primary_key=True),
     Column("size_bytes", Integer, nullable=False),
-    _moment("used_at"),  # when somebody last put it, or began to refer to it
+    _moment("used_at"),  # time of the last upload or of the last new reference
     Column("doomed_at", DateTime(timezone=True)),
 )
 

@@ -48,7 +48,7 @@ class Trust:
         for other in [other for other, until_s in accused.items() if until_s <= now_s]:
             del accused[other]
         is_corrupt = trouble is Trouble.CORRUPT
-        # Many who do not answer are what a rack that loses its link sees: forgotten soon.
+        # A rack that loses its link sees many silent nodes: these are soon forgotten.
         remembered_s = limits.corrupt_shun_s if is_corrupt else limits.shun_s
         accused[source] = max(accused.get(source, 0.0), now_s + remembered_s)
         if len(accused) >= limits.accused_max:

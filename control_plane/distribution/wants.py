@@ -14,7 +14,7 @@ class Wants:
     """The artifacts that a node should have: a shared mapping, and the node's differences.
 
     Attributes:
-        shared: Digest -> priority; the same object for all who share it, never changed.
+        shared: Digest -> priority; the same object for all nodes that share it, never changed.
         own: Differences from `shared`; None: the node should not have the artifact.
     """
 

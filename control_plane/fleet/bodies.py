@@ -21,7 +21,7 @@ def _no_roles() -> dict[Role, Share]:
 
 
 class NeedsBody(AdminBody):
-    """The resources that one replica needs of its node; 0: none, or any.
+    """The resources that one replica needs of its node; 0: no requirement.
 
     A dedicated replica shares its accelerators with no other; the others share their memory.
     """

@@ -31,7 +31,7 @@ _TICK_S = 1.0
 _MISSING_TICK_S = 0.1
 # After so many steps without any news only each third one decides: time alone brings little.
 _QUIET_AFTER, _QUIET_EVERY = 30, 3
-# After a start or an outage of the database everybody looks absent; they get this long to be heard.
+# After a start or an outage of the database all routers look absent; they have this long to report.
 _ROUTERS_RETURN_S = 4.0
 _NODES_RETURN_S = model.NODE_LOST_AFTER_S
 _PRUNE_INTERVAL_S = 600.0
@@ -72,7 +72,7 @@ class FleetLoop:
         self._wake = asyncio.Event()
         self.presence = Presence(self._wake.set)
         self._liveness = Liveness(self.presence)
-        self._heard_since = time.monotonic()  # before that we could not hear everybody
+        self._heard_since = time.monotonic()  # earlier silence does not count
         self._pruned_at = float("-inf")
         self._quiet_steps = 0  # in a row, without any news
         # Routers whose watch closed: address, and until when that is news.

@@ -282,7 +282,7 @@ def visible(request: web.Request, query: Select[Any], owner: ColumnElement[Any])
     Args:
         request: Request of a declared route that reads.
         query: Query of all rows.
-        owner: Tenant of a row, in SQL; NULL: nobody's.
+        owner: Tenant of a row, in SQL; NULL: no tenant's.
     """
     actor, action = request[ACTOR], request[ROUTE].action
     assert action is not None, "what is open to all has no owners"

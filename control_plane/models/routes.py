@@ -145,7 +145,7 @@ async def _check_alias(connection: AsyncConnection, key: str, values: Values) ->
     found = (await connection.execute(query)).first()
     wanted = values["owner_tenant_id"]
     is_anothers = found is not None and found.owner_tenant_id not in {None, wanted}
-    if found is None or (is_anothers and wanted is not None):  # a publisher may be who is told
+    if found is None or (is_anothers and wanted is not None):  # the caller may be a publisher
         whose = f" that tenant {wanted} may use" if wanted else ""
         message = (
             f"target: {target} is no model or release{whose} (an alias cannot name another alias)"

@@ -35,7 +35,7 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.ids import new_id
 
 PROMPTS_MAX = 16  # per model
-PROMPTS_OF_OWNER_MAX = 256  # of all models of a tenant, and of those that nobody owns
+PROMPTS_OF_OWNER_MAX = 256  # for all models of a tenant, and for all without an owner
 _RESULTS_MAX = 5000  # answers that are looked at for one page
 
 _OWNER = (

@@ -11,7 +11,7 @@ from control_plane.responses.tables import responses
 from sluice.response_ids import created_unix_ms
 from sluice.wire.state.v1 import state_pb2 as wire
 
-# Holds those back who make or drop a partition at the same moment; the number is arbitrary.
+# Serializes making and dropping partitions; the number is arbitrary.
 _LOCK = text("SELECT pg_advisory_xact_lock(7323021)")
 _PARTITIONS = text(
     "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"

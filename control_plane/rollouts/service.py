@@ -73,7 +73,7 @@ class Rollouts:
         self._count_rollback = count_rollback
         self._process = new_id("stepper")
         self._wake = asyncio.Event()
-        self.unreadable: dict[str, str] = {}  # live rollouts that nobody steps here, and why
+        self.unreadable: dict[str, str] = {}  # live rollouts unreadable here, and why
         self._own: dict[str, KeptRollout] = {}  # as they were last seen
         self._under_way: set[str] = set()
         self._taken_over: set[str] = set()  # and not stepped since

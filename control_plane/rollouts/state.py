@@ -24,7 +24,7 @@ class Phase(StrEnum):
     SHADOW = "shadow"
     RUNNING = "running"
     PAUSED = "paused"
-    HALTED = "halted"  # everybody is sent back; not yet confirmed
+    HALTED = "halted"  # all traffic is sent back; not yet confirmed
     ROLLED_BACK = "rolled_back"
     ABORTED = "aborted"
     DONE = "done"

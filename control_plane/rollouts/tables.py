@@ -61,7 +61,7 @@ rollouts = Table(
 )
 Index("uq_rollouts_live", rollouts.c.model_id, unique=True, postgresql_where=text("is_live"))
 
-# Every step that was news. `actor_id` is empty when nobody asked for it.
+# Every step that was news. `actor_id` is empty for automatic steps.
 rollout_events = Table(
     "rollout_events",
     metadata,

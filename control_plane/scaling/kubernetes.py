@@ -12,7 +12,7 @@ from control_plane.scaling.actuators import Actuator
 from control_plane.scaling.nodes import NODES_MAX, NodesAsk
 
 _ANSWER_BYTES_MAX = 64 << 10
-_TRIES = 3  # when somebody else writes between our reading and writing
+_TRIES = 3  # when another client writes between our read and our write
 _CONFLICT = 409
 _HINTS = {
     401: "the token is not taken",

@@ -11,7 +11,7 @@ from control_plane.scaling.demand import DemandHistory
 from control_plane.scaling.model import BOOT_PRIOR_S, PoolFacts, PoolState, ScalingSettings
 from control_plane.scaling.work import CellWork, PoolSpeed, Seen, Sums, news
 
-_ABSENT_LOOKS = 4.0  # after so many intervals without a look nobody knows what was decided
+_ABSENT_LOOKS = 4.0  # intervals without a look after which past decisions are unknown
 _OBSERVE_LOOKS = 2  # after that; then numbers change again
 EFFECT_FACTOR = 1.5  # times the longest boot: later than that an actuator has done nothing
 

@@ -4,7 +4,7 @@ from gateway.bodies.generation import GenerationFields
 from gateway.bodies.mistakes import bad_value
 from sluice.errors import BadRequestError, ErrorCode
 
-# Bounds answers of models whose context nobody has stated.
+# Bounds answers of models without a stated context.
 _UNKNOWN_CONTEXT_TOKENS = 1 << 20
 
 

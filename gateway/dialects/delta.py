@@ -13,7 +13,7 @@ class CallDelta(NamedTuple):
         name: Name of the function, in the first piece of the call only.
     """
 
-    index: int  # pyright: ignore[reportIncompatibleMethodOverride] - nobody searches in a delta
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride] - no search in a delta
     arguments: str = ""
     call_id: str = ""
     name: str = ""

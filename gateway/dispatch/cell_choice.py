@@ -84,7 +84,7 @@ class Wishing(Protocol):
 
     @property
     def wish(self) -> Wish:
-        """The traits that decide the cell; finding them takes a while."""
+        """The traits that decide the cell; computed once, since that takes a while."""
         ...
 
 

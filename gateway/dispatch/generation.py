@@ -220,7 +220,7 @@ class Generation(ABC):
             if line is None:
                 continue
             line.push(known[index : index + 1], pipe.characters - before)
-            # Where text is not only content, nobody can tell which token brought what.
+            # Where text is not only content, it is unknown which token brought which part.
             told += line.rest() if pipe.is_parsed else line.shown(pipe.shown)
         return delta, told
 

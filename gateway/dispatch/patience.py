@@ -9,7 +9,7 @@ from sluice.errors import ErrorCode
 log = structlog.get_logger(__name__)
 
 RESUMES_MAX = 2
-# A begun answer waits for somebody to go on with it as long as it had until its first token: the
+# A begun answer waits for its continuation as long as it had until its first token: the
 # restart of a pool's only replica is a pause to all alike. Not less than this, because a short
 # deadline is about answers that have not begun; and not more, because a long one is for the queue,
 # while this holds what a client has been sent a part of, at each loss anew.

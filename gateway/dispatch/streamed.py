@@ -20,7 +20,7 @@ from gateway.text.logprobs import TokenLogprob
 from gateway.text.sse import KEEP_ALIVE, ChunkWriter, CountedChunks, StreamHead, annotated
 from sluice.errors import ErrorCode
 
-# A reader this far behind (about a thousand tokens) is cut: memory is for those who read.
+# A reader this far behind (about a thousand tokens) is cut: memory is for clients that read.
 BUFFER_BYTES_MAX = 256 << 10
 _CHECK_EVERY = 16  # tokens between looks at the buffer
 _SIZE_LINES = tuple(b"%x\r\n" % size for size in range(4096))  # of HTTP/1.1 chunks

@@ -37,7 +37,7 @@ ATTEMPTS_MAX = 2
 NAP_S = 0.25
 SILENT_NAPS_MAX = 12
 _PROBE = (1, 2, 3, 4)  # in the vocabulary of every model
-_PROBE_S = 10.0  # it waits in the replica's queue like everybody
+_PROBE_S = 10.0  # the probe waits in the replica's queue
 _RETRY_S = 1.0
 # The agent of a lost replica is silent; the replica may well compute.
 _USABLE = (control.REPLICA_STATE_READY, control.REPLICA_STATE_LOST)

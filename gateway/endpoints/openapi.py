@@ -50,7 +50,7 @@ from sluice.errors import POLICIES
 Json = dict[str, Any]
 
 _SCHEMAS = "#/components/schemas/"
-# Of errors after which nobody listens, and of the administration's.
+# Codes of errors that no client sees, and of the administration.
 _UNTOLD = frozenset({409, 412, 422, 499})
 # Of HTTP itself; their code is `invalid_request`.
 _HTTP_STATUSES = {

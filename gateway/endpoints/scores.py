@@ -181,7 +181,7 @@ def _specs(original: HttpExchange) -> tuple[GenerationSpec, GenerationSpec] | No
         prompt=ids,
         packed_prompt=None,
         block_hashes=chained_hashes(ids, spec.cache_root, spec.block_hashes),
-        output_tokens_max=1,  # engines have no less, and it is nobody's
+        output_tokens_max=1,  # the least that engines allow; the token is not billed
         new_pipe=partial(TextPipe, generation.pipe.table),
         sampling=_GREEDY,
         deadline_ms=_DEADLINE_MS,

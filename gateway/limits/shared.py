@@ -38,9 +38,9 @@ _HEALTHY_S = 5.0  # without trouble for so long, earlier trouble is forgotten
 _DEMOTIONS = (ReadOnlyError, MasterDownError)
 _TOO_FEW_REPLICAS = "NOREPLICAS"
 
-# A write and a read of the socket cost as much as ten calls. So what nobody waits for always waits
-# for others; calls and places that get free do above this rate, and once that many have come beyond
-# it.
+# A write and a read of the socket cost as much as ten calls. So calls without a waiting caller
+# always wait for others. Calls and freed places wait above this rate, and once that many have come
+# beyond it.
 _BUSY_CALLS_PER_S = 2500.0
 _BUSY_CALLS, _BUSY_CALLS_MAX = 16.0, 32.0
 _PACE_S = 0.002

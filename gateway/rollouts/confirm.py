@@ -97,7 +97,7 @@ class ConfirmationSender:
                     attempt = 0
                     self._told_missing = list(request.missing_bases)
                 except grpc.aio.AioRpcError as error:
-                    if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # it counts on nobody
+                    if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # it expects no confirmations
                         attempt = 0
                         continue
                     if not attempt:

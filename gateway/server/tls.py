@@ -74,7 +74,7 @@ class TlsFiles:
     def _expires_unix_s(self, server: ssl.SSLContext) -> float:
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client.check_hostname = False  # clients know names that we do not
-        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as if they knew who signed it
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as if they knew its issuer
         client.load_verify_locations(self._files[0])
         try:
             seen, _ = shaken_hands(client, server)

@@ -22,7 +22,7 @@ _RETIRE = b"retire\n"
 
 
 class WorkerEnd:
-    """The worker's end.
+    """The worker's side of the link to its parent.
 
     Attributes:
         is_retired: Whether the parent has put another worker in this one's place.

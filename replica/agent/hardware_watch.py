@@ -115,7 +115,7 @@ class HardwareWatch:
                 while reader is not None and not stopped.is_set():
                     post(reader.read(READ_EVERY_S))
                     stopped.wait(_PAUSE_S)
-            except Exception as error:  # noqa: BLE001 - raised where somebody sees it
+            except Exception as error:  # noqa: BLE001 - raised in the task that waits for it
                 post(error)
             else:
                 post(None)

@@ -400,7 +400,7 @@ class ReplicaRunner:
 
     async def _ask(self, launch: Launch, spec: EngineSpec, timeout_s: float) -> int:
         if self.state.phase is ReplicaPhase.STARTING:
-            # Refused at once while nobody listens; gRPC would pause, and find out too late.
+            # A plain connection is refused at once without a listener; gRPC would pause first.
             async with asyncio.timeout(timeout_s):
                 await launch.process.ready()
         return await self._prober(launch.grpc_address, spec, timeout_s)

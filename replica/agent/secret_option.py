@@ -1,6 +1,6 @@
 """Gives a program one option that no other user of the machine can read.
 
-A program's arguments are open to everybody (`ps`), its environment to its own user alone. Triton
+A program's arguments are visible to all users (`ps`), its environment to its own user alone. Triton
 takes secrets as arguments only. So the option travels in the environment, and the program is held
 before its first instruction while the pointer of its last argument is turned to it:
 

@@ -342,7 +342,7 @@ class TritonLauncher:
         shutil.copytree(source, repository / model, ignore=shutil.ignore_patterns("__pycache__"))
 
     def _ports(self, file: Path) -> Ports:
-        """Return the ports of the last run if nobody took them meanwhile, else new ones."""
+        """Return the ports of the last run if they are still free, else new ones."""
         others = [path for path in self._state_dir.glob("replicas/*/ports.json") if path != file]
         taken = {port for path in others for port in _read_ports(path)}
         remembered = _read_ports(file)
@@ -422,7 +422,7 @@ def _command(
 def _access_option() -> str:
     """Return the option by which Triton answers callers with our secret alone, whatever is asked.
 
-    Else all who reach its port could load a model, and with it code of theirs.
+    Else every client of its port could load a model, and with it foreign code.
     """
     name, value = engine_header()
     return f"--grpc-restricted-protocol={','.join(_PROTOCOLS)}:{name}={value}"

@@ -24,7 +24,7 @@ _SPECULATION: Mapping[str, tuple[str, ...]] = {
     "MTP": ("MTPDecodingConfig",),
     "DraftTarget": ("DraftTargetDecodingConfig",),
 }
-# TensorRT-LLM lets nobody overtake, so a place is kept free for those who must not wait.
+# In TensorRT-LLM no request overtakes, so a place is kept free for urgent ones.
 PROBE_PLACES = 1
 _GRAMMAR_ENGINES = ("llguidance", "")
 

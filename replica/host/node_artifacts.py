@@ -33,7 +33,7 @@ Fetched = Callable[[RefusedError | None], None]
 
 WAITS_MAX = 256  # artifacts
 WAIT_S_MAX = 130.0  # longer than the agent's own patience
-_AWAY_S = 5.0  # so long somebody waits for an agent that is away: it may be replaced
+_AWAY_S = 5.0  # seconds that a request waits for an absent agent, which may be replaced
 _CONNECT_PAUSE_S = 0.2
 _IDLE_PAUSE_S = 2.0
 _USES_EVERY_S = 2.0
@@ -207,7 +207,7 @@ class NodeArtifacts:
         with self._lock:
             waits = [(digest, wait.since_s) for digest, wait in self._waits.items()]
         for digest, since_s in waits:
-            # An agent that vanished while nobody asked for anything may be about to come back.
+            # An agent that vanished between two requests may be about to come back.
             if away_since_s is not None and now_s - max(away_since_s, since_s) >= _AWAY_S:
                 text = (
                     f"adapter {digest} is not on this node, and the agent that would fetch it"

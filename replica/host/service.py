@@ -258,7 +258,7 @@ class EngineHost:
             self._arrived.notify()
 
     def _reply(self) -> None:
-        """Send short answers, each to a responder that nobody else uses."""
+        """Send short answers, each to a responder of its own."""
         while (item := self._replies.get()) is not None:
             _answer(*item)
 

@@ -69,7 +69,7 @@ class HostWorkers:
             except Exception as error:  # noqa: BLE001 - whoever asked for the work judges it
                 outcome = error
             except BaseException as error:  # noqa: BLE001 - what Rust code raises when it panics
-                # Without an end, whoever waits would wait for ever, and so would all who follow
+                # Without an end a waiting task would wait for ever, and so would all tasks
                 # once the last worker has died.
                 outcome = RuntimeError(f"{type(error).__name__}: {error}")
             self._deliver(lambda done=done, outcome=outcome: done(outcome))

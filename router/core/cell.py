@@ -282,7 +282,7 @@ class CellBook:
             tokens_s += book.tokens_s
             backlog_s = min(backlog_s, book.backlog_s(now))
             if book.role is ReplicaRole.PREFILL:
-                continue  # answers have their places elsewhere
+                continue  # a prefill replica holds no answers
             running = len(book.dispatches)
             room = int(book.kv_free_blocks() * limits.block_tokens / sequence_tokens)
             if not running:

@@ -204,5 +204,5 @@ def first_token(book: ReplicaBook, dispatch: Dispatch, stats: Stats, now: float)
                 predicted_s = request.prediction.ttft_s()
                 request.prediction.first_token(waited_s)
                 request.prediction = None
-            # Where nobody served at the time there was nothing to predict from.
+            # Without a serving replica there was nothing to predict from.
             stats.ttft_predicted_s += predicted_s if isfinite(predicted_s) else waited_s

@@ -16,7 +16,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 _REASON_MAX = 200
 _UNTOLD_MAX = 8  # of one request: it may be preempted again and again before it is placed
-_LOOK_S = 1.0  # at the cells of those who do not wait long for a replica
+_LOOK_S = 1.0  # between two looks at requests that wait only briefly for a replica
 MOVED_RETRY_S = 0.2  # the gateway's next snapshot names the new owner
 
 

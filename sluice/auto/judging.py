@@ -1,6 +1,6 @@
 """The question to a judge model about an answer, and the verdict in its reply; pure.
 
-Texts of the judged conversation are data of somebody else: they go as JSON into one message, and
+Texts of the judged conversation are foreign data: they go as JSON into one message, and
 the reply is held to a schema, so that they can choose between two words at most.
 """
 

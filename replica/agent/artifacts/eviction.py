@@ -13,7 +13,7 @@ class Hold(IntEnum):
 
     NONE = 0
     PREFETCHED = 1  # wanted here, but no request waits for it
-    FAST = 2  # a replica's base, used by an engine, or needed by somebody who waits
+    FAST = 2  # a replica's base, used by an engine, or needed by a waiting replica
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
         news: ArtifactNews,
         directory: Path,
     ) -> None:
-        """Take the control plane's address, who we are, and both directions.
+        """Take the control plane's address, this node's identity, and both directions.
 
         Args:
             address: host:port of the control plane.

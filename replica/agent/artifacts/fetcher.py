@@ -32,7 +32,7 @@ _LOST_S = 10.0
 _LOST_SPREAD_S = 5.0
 _UNORDERED_S = 6.0
 _ORDERS_S = LIFETIME_S - 30.0  # then tickets may expire while they wait in line
-_IDLE_S = 300.0  # then goes what is on its way of an artifact that nobody asks for any more
+_IDLE_S = 300.0  # then a partial artifact that is no longer wanted is dropped
 _FAILED_S = 1.0  # a source is not asked again for a chunk until the planner has heard of it
 _DISK_PAUSE_S = 5.0
 _DECLINED_S = 20.0
@@ -54,7 +54,7 @@ class ChunkSource(Protocol):
         ...
 
 
-# Returns a manifest; UnknownArtifactError if there is none, ConnectionError if nobody can be asked.
+# Returns a manifest; UnknownArtifactError if there is none, ConnectionError if no source answers.
 AskManifest = Callable[[str], Awaitable[Manifest]]
 
 
@@ -194,7 +194,7 @@ class Fetcher:
         if self._library.has(digest):
             return
         if digest not in self._state.waits:
-            self._state.problems.pop(digest, None)  # for who waits, more room may be made
+            self._state.problems.pop(digest, None)  # more room may be made for a waiting replica
         wait = self._state.waits.setdefault(digest, _Wait(time.monotonic()))
         wait.count += 1
         wait.needed += needed

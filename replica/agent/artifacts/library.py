@@ -204,7 +204,7 @@ class Library:
         target = self._directory / digest
         try:
             staging.rename(target)
-        except OSError:  # somebody else was first, which is fine
+        except OSError:  # another process was first, which is fine
             if not target.is_dir():
                 raise
             shutil.rmtree(staging, ignore_errors=True)
@@ -282,9 +282,9 @@ class Library:
         """Move an artifact aside for deletion, and return its new place; None if it is gone."""
         leaving = self._directory / new_id(_LEAVING)
         try:
-            (self._directory / digest).rename(leaving)  # from here on nobody finds it
+            (self._directory / digest).rename(leaving)  # from here on it is not found
         except FileNotFoundError:
-            leaving = None  # somebody else removed it
+            leaving = None  # another process removed it
         entry = self._entries.pop(digest, None)
         self._heat.pop(digest, None)
         self._fingerprints.forget(digest)

@@ -28,7 +28,7 @@ from sluice.errors import ErrorCode, PlatformError
 log = structlog.get_logger(__name__)
 
 SOCKET = "artifacts.sock"
-FETCHES_MAX = 256  # artifacts that somebody waits for
+FETCHES_MAX = 256  # awaited artifacts
 FETCH_S_MAX = 120.0  # longest wait; the requests' own deadlines come before
 _ENGINES_MAX = 256
 _UNSENT_BYTES_MAX = 1 << 20

@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 _LOOK_S = 0.5
 _STARTING_LOOK_S = 0.05
 _START_AGAIN_S = 5.0
-_ASK_AGAIN_S = 5.0  # for a base that nobody knows
+_ASK_AGAIN_S = 5.0  # before an unknown base is looked up again
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class ArtifactCache:
         self._trouble = ""  # why it is not up
         self._bases: frozenset[str] = frozenset()
         self._warming: set[str] = set()
-        self._unknown: dict[str, float] = {}  # bases that nobody knows: until when
+        self._unknown: dict[str, float] = {}  # unknown bases, and the time of their next look-up
         self.uploaded_bytes = 0
 
     async def run(self) -> None:
@@ -177,7 +177,7 @@ class ArtifactCache:
         exchange: ArtifactExchange,
         is_tried: asyncio.Event,
     ) -> None:
-        """Serve other nodes; while the address cannot be had, nobody is told to come."""
+        """Serve other nodes; while the address is taken, no peer is sent here."""
         options = self._options
         while True:
             try:

@@ -17,7 +17,7 @@ from sluice.artifacts import digest_directory
 from sluice.ids import new_id
 from sluice.manifests import CHUNK_BYTES, Manifest
 
-STAGING = ".staging"  # of small files; one that is found was left by somebody who was killed
+STAGING = ".staging"  # suffix of small files being written; a leftover is of a killed agent
 
 
 class CorruptChunkError(ValueError):

@@ -239,7 +239,7 @@ def _too_late(
 ) -> Ending | None:
     """Refuse a request that would miss the deadline of its first token, however long it waited."""
     if not cell.queue.requests or request.is_begun:
-        return None  # with nobody before it, only trying shows how long it takes
+        return None  # with an empty queue only a try shows how long it takes
     forecast = cell.forecast
     supply = cell.supply(now)
     if not supply.replicas:

@@ -13,11 +13,11 @@ from router.core.fleet.speed import MeanSpeed
 from router.core.types.plan import ReplicaRole
 from router.core.types.request import Request
 
-# Computing what another replica holds takes capacity from everybody else, too.
+# Computing what another replica holds takes capacity from other requests.
 _RECOMPUTE_WEIGHT = 1.0
 # A sequence that would miss the objective of its time per token costs this share of it.
 _RISK_SHARE = 0.2
-# Decode-only steps that a prompt waits for at most, so that those who decode are in time again.
+# Decode-only steps that a prompt waits for at most, so that decoding sequences are in time again.
 _PAUSES_MAX = 8
 # A session stays where it was between equals, as if so many tokens more were cached there. The
 # index knows the real cache; a larger bonus sends conversations to where they do harm.

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 
 # An engine that reports evictions says itself what is gone; until it has, its replica may seem to
-# hold this share more. Guessing what it evicts would forget blocks that nobody reports again.
+# hold this share more. Guessing what it evicts would forget blocks that are never reported again.
 _REPORT_SLACK_RATIO = 0.125
 
 

@@ -188,7 +188,7 @@ class CellFleet:
         return first
 
     def renew_mean_speed(self, now: float, prompt_tokens: float) -> None:
-        """Find the mean of the replicas' speeds anew, and the fastest for so long a prompt."""
+        """Compute the mean speed of the replicas again, and the fastest for such a prompt."""
         if now >= self._mean_speed_until:
             self._mean_speed_until = now + _MEAN_SPEED_KEPT_S
             speeds = [book.speed for book in self.ready()]

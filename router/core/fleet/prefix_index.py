@@ -71,7 +71,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._heads: dict[Hashable, BlockRun] = {}  # first block -> run
-        # Blocks of loose runs -> the bits of who holds them there; in the midst of such a run may
+        # Blocks of loose runs -> the bits of their holders there; in the midst of such a run may
         # be what continues a prompt.
         self._loose: list[dict[Hashable, int]] = [{} for _ in range(_SHARDS)]
         self._held: dict[str, HeldBlocks] = {}

@@ -166,7 +166,7 @@ class Tier:
         self._correct(tenant, request, computed)
 
     def give_back(self, request: Request) -> None:
-        """Return the charge of a request that ends while it waits again, without output."""
+        """Refund the charge of a requeued request that ends without output."""
         if request.is_charged and not request.output:
             self._correct(self._tenant(request.tenant_id), request, 0)
 
