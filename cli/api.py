@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlsplit
 
-if TYPE_CHECKING:  # imported where something is asked
+if TYPE_CHECKING:  # imported only for calls
     import ssl
 
     import httpx

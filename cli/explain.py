@@ -86,7 +86,7 @@ def explain(
         _show_others(answers[1:])
 
 
-# --- what is asked --------------------------------------------------------------------------
+# --- request --------------------------------------------------------------------------
 
 
 def _prompt(text: str, tokens: int, path: Path | None) -> list[int]:

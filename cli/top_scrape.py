@@ -69,7 +69,7 @@ class ScrapeChange:
 
     @property
     def took_s(self) -> float:
-        """Time between them; 0 when there was none that a rate could be told of."""
+        """Time between them; 0 when there is no usable interval for a rate."""
         took_s = self.after.at_s - self.before.at_s
         return took_s if took_s >= _TOOK_S_MIN else 0.0
 

@@ -12,7 +12,7 @@ from cli.admin import has_certificate
 from cli.api import ApiClient, ApiError
 from cli.top_scrape import Labels, Scrape, ScrapeChange, gathered, parse
 
-if TYPE_CHECKING:  # imported where something is asked
+if TYPE_CHECKING:  # imported only for calls
     import httpx
 
 _TIMEOUT_S = 2.0

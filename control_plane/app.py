@@ -1,4 +1,4 @@
-"""Composition root: builds all parts, serves until told to stop."""
+"""Composition root: builds all parts, and serves until a stop signal."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping

@@ -209,7 +209,7 @@ class ControlPlaneMetrics:
         self._asks.labels(actuator, result).inc()
 
     def show_nodes(self, asks: Mapping[str, NodesAsk]) -> None:
-        """Set what actuators are asked for; nothing while another control plane leads."""
+        """Set the requests to actuators; none while another control plane leads."""
         for gauge in (self._nodes_wanted, self._nodes_missing):
             gauge.clear()
         for actuator, ask in asks.items():

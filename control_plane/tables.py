@@ -381,7 +381,7 @@ content_keys = Table(
     sum_column("erased_at_unix_ms"),
 )
 
-# `target` is what readers are told; the columns behind it keep what it names from going away.
+# `target` is shown to readers; the columns behind it protect its object from deletion.
 aliases = Table(
     "aliases",
     metadata,

@@ -50,7 +50,7 @@ async def _serve_slot(
     from gateway.app import running_gateway
 
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # both we and our parent may be told
+    for number in (signal.SIGTERM, signal.SIGINT):  # the parent may get the signal, too
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with asyncio.TaskGroup() as tasks:
         parent = WorkerEnd(socket.socket(fileno=link), stop)

@@ -378,7 +378,7 @@ class Gateway:
     async def _load(self, is_chat: bool, digest: str) -> bool:
         try:
             await (self.assets if is_chat else self.embedding_bases).get(digest)
-        except RejectedError:  # told in the log
+        except RejectedError:  # it is logged
             return False
         return True
 

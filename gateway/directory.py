@@ -24,7 +24,7 @@ from sluice.watch import STEP_OBJECTS, ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 
-# Answers are kept until the state changes; of those for (caller, name), at most so many.
+# Answers are kept until the state changes; of those for (caller, name), at most this many.
 _RESOLVED_MAX = 16_384
 # Kinds of which none is behind an answer that is kept.
 _UNREMEMBERED = frozenset({"cells", "replicas", "budget_stops", "content_keys"})

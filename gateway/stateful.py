@@ -184,6 +184,6 @@ class StatefulApis:
         await self.background.stop()
 
     async def flush(self, timeout_s: float) -> None:
-        """Write waiting objects to PostgreSQL, at most for so long."""
+        """Write waiting objects to PostgreSQL, at most for this long."""
         await self.responses.flush(timeout_s)
         await self.completions.keeper.settled(timeout_s)

@@ -17,9 +17,9 @@ _KNOWN_MAX = 5_000  # tenants whose use is remembered; a choice looks at all
 _CHOOSE_S = 15.0  # between choices, by whomever and how often this is read
 _FADE = 0.5  # of what was used before, per choice
 _EDGE = 2.0  # a tenant takes another's series when it uses this many times as much
-# A reader that scrapes at least so often sees where a series begins.
+# A reader that scrapes at least this often sees where a series begins.
 _ANNOUNCED_S = 30.0
-# A reader that scrapes at least so often sees where a series ends.
+# A reader that scrapes at least this often sees where a series ends.
 _LEAVING_S = 300.0
 
 

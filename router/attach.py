@@ -29,9 +29,9 @@ PROBE_TIMEOUT_S = 5.0
 _OPEN_TIMEOUT_S = 2.0
 _ATTACHED_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 2.0
-_LOOKS = 8  # how often, within the longest silence, it is asked whether there was a frame
+_LOOKS = 8  # checks for a frame within the longest silence
 # An engine whose steps take long (a processor shared with others) is silent during each of them:
-# it gets so many times its longest step of late, and at most so many times the usual limit.
+# it gets this many times its longest step of late, and at most this many times the usual limit.
 _GAP_FACTOR = 4.0
 _GAP_DECAY = 0.98  # per frame
 _LIMIT_FACTOR = 5.0
@@ -93,7 +93,7 @@ class Attachment:
             hub: Takes the replica's messages.
             replica_id: Id of the replica.
             open_stream: Makes an unopened stream to the replica.
-            probe: Runs a canary inference on the replica, within so many seconds, for its answer.
+            probe: Runs a canary inference on the replica, within this many seconds, for its answer.
             router_id: Id of this router.
             silence_s: Seconds without a frame after which the replica is lost; more if its steps
                 are long.
@@ -127,7 +127,7 @@ class Attachment:
                     self._hub.lost(self.replica_id, outbox)
             if self._stopped.is_set():
                 return
-            if self._attempt in (0, 10):  # told once, and again when it lasts
+            if self._attempt in (0, 10):  # logged once, and again when it lasts
                 log.warning("replica_detached", replica_id=self.replica_id, reason=reason)
             pause_s = backoff_s(self._attempt, first_s=0.1, max_s=2.0)
             self._attempt += 1

@@ -17,7 +17,7 @@ OTHER = "*"
 MODELS_MAX = 20_000  # per hour
 KEYS_MAX = 50_000  # of all hours: about 15 MB
 _HOURS_MAX = 10_000
-_LATE_MS = 600_000  # a request may have been received so long before it comes here
+_LATE_MS = 600_000  # a request may have been received this long before it comes here
 
 Key = tuple[int, str]  # Unix time of the hour in ms, and the model
 
@@ -143,7 +143,7 @@ class TokenCounts:
         self._dropped_ms = oldest
         other = models.get(OTHER)
         if other is not None or any(it.is_changed for it in models.values()):
-            # It has been told, or something has not been: then the hour can not be compared.
+            # The count is reported, or a part of it is missing: then the hour cannot be compared.
             other = other or _Sum((oldest, OTHER))
             self._hours[oldest] = {OTHER: other}
             self._keys += 1

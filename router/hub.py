@@ -219,7 +219,7 @@ class Hub:
         self._accuse = accuse
 
     def transferred(self, sequence: int, blocks: int) -> None:
-        """Take the end of a transfer that brought so many blocks."""
+        """Take the end of a transfer that brought this many blocks."""
         self.core.on_transferred(sequence, blocks, self._loop.time())
         self._tick_soon()
 

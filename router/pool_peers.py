@@ -121,7 +121,7 @@ class PoolPeers:
                     reason = f"silent for {_SILENCE_S:g} s"
                 if self._heard_at.get(peer) != heard_at:
                     attempt = 0
-                if attempt in (0, 10):  # told once, and again when it lasts
+                if attempt in (0, 10):  # logged once, and again when it lasts
                     log.warning("pool_peer_lost", router_id=peer.router_id, reason=reason)
                 pause_s = backoff_s(attempt, first_s=0.1, max_s=2.0)
                 attempt += 1

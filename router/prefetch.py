@@ -18,7 +18,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 log = structlog.get_logger(__name__)
 
-PROMOTED_S = 60.0  # a model that was changed so long ago is like any other
+PROMOTED_S = 60.0  # a model that was changed this long ago is like any other
 ADAPTERS_MAX = 64  # per pool; more would evict adapters in use from memory
 AT_ONCE_MAX = 16  # replicas
 _LOAD_S = 60.0

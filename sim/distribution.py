@@ -33,7 +33,7 @@ from sim.distribution_links import Links, Widths
 from sim.percentiles import percentile
 
 CHUNK_BYTES = 4 * 1024 * 1024
-_ROUND_S = 0.1  # the planner gathers reports for so long
+_ROUND_S = 0.1  # the planner gathers reports for this long
 _CONNECT_S = 1.0  # until a node gives up a source that is dead
 _FETCHES = 32  # of one node, those that wait for their source included
 _SERVES = 8  # of one node at once; later requests wait in line

@@ -88,7 +88,7 @@ SCENARIOS: dict[str, tuple[Load, ...]] = {
 
 
 def scenario(name: str, *, seed: int, replicas: int, arena: Path | None) -> Trace:
-    """Return the requests of a scenario, for so many replicas.
+    """Return the requests of a scenario, for this many replicas.
 
     Raises:
         OSError: The recorded trace cannot be read.
@@ -102,7 +102,7 @@ def scenario(name: str, *, seed: int, replicas: int, arena: Path | None) -> Trac
 
 
 def trace_of(name: str, loads: Sequence[Load], seed: int, replicas: int = 1) -> Trace:
-    """Return the requests of such loads, for so many replicas; no two share a prefix."""
+    """Return the requests of such loads, for this many replicas; no two share a prefix."""
     return _trace(name, _generated(loads, seed, replicas))
 
 
@@ -153,7 +153,7 @@ _Row = tuple[float, str, int, int, int]  # arrival, tenant, prompt, output, prio
 
 
 class TieredSluice(Sluice):
-    """The router core, told of weights and tiers as a gateway tells it."""
+    """The router core, with weights and tiers as sent by a gateway."""
 
     def __init__(self, settings: RouterSettings, loads: Sequence[Load]) -> None:
         super().__init__(settings)

@@ -87,7 +87,7 @@ class FaultReport:
         duplicated: Requests with more tokens than they asked for.
         wrong_tokens: Wrong tokens told to clients; only of a lying replica, before it was found
             out.
-        wrong_later: Wrong tokens told more than a step after it was found out.
+        wrong_later: Wrong tokens sent more than a step after the detection.
         resumed: Number of resumes after some tokens.
         pause_s: Longest time between two tokens of one stream.
         ttft_p99_s: 99th percentile of TTFT over all requests.
@@ -134,7 +134,7 @@ class FaultWorld:
         self.clients: list[FaultClient] = []
         self._open: dict[int, FaultClient] = {}
         self._handles = 0
-        self._wrong: list[float] = []  # when each wrong token was told
+        self._wrong: list[float] = []  # time of each wrong token
         self._broken_at = self._seen_at = self._healed_at = 0.0
 
     async def run(self) -> FaultReport:

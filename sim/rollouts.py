@@ -60,7 +60,7 @@ SEEDS_IDENTICAL = 200  # enough to see whether the stated false-alarm rate is ke
 _WINDOW_MS = round(WINDOW_S * 1000)
 _WARM_WINDOWS = 30  # of control alone, before the start
 _LAG_WINDOWS = 1  # requests of a window have ended so much later
-_RESTART_WINDOWS = 50  # the control plane is killed so often
+_RESTART_WINDOWS = 50  # the control plane is killed this often
 _WINDOWS_MAX = 20_000
 _PINNED_OLD, _PINNED_NEW = 5, 9  # tenants
 

@@ -42,7 +42,7 @@ def load(path: Path, format_name: str, *, seed: int = 0, requests_max: int | Non
         path: The file.
         format_name: One of `FORMATS`.
         seed: Seed of the draws inside of time buckets.
-        requests_max: Read only so many requests from the beginning of the file.
+        requests_max: Read only this many requests from the beginning of the file.
 
     Raises:
         TraceError: The file is missing, empty or malformed.
@@ -199,7 +199,7 @@ class SessionChains:
         self._chains: dict[int, tuple[tuple[int, ...], int]] = {}
 
     def fresh(self, tokens: int) -> tuple[int, ...]:
-        """Return new blocks for so many tokens."""
+        """Return new blocks for this many tokens."""
         return tuple(islice(self._ids, -(-tokens // self._block_tokens)))
 
     def blocks(

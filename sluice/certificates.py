@@ -32,7 +32,7 @@ from sluice.settings import ServiceSettings
 
 log = structlog.get_logger(__name__)
 
-# Files that were refused are tried again after so long: the clock may have been behind, or
+# Files that were refused are tried again after this long: the clock may have been behind, or
 # descriptors may have lacked.
 _RETRY_S = 30.0
 _FLIGHTS_MAX = 10  # per handshake with oneself; TLS 1.3 takes three

@@ -11,7 +11,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32: no i, l, o,
 
 
 def base32(value: int, length: int) -> str:
-    """Return so many characters of Crockford's base 32, in lower case."""
+    """Return this many characters of Crockford's base 32, in lower case."""
     digits = [_ALPHABET[(value >> (5 * i)) & 31] for i in range(length)]
     return "".join(reversed(digits))
 

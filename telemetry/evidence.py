@@ -15,7 +15,7 @@ from telemetry.scores import ScoreCounts, score_counts
 from telemetry.store import Store
 
 WINDOWS_MAX = 1_000
-SESSION_QUIET_S = 300  # after so long without a request a session is counted as a new one
+SESSION_QUIET_S = 300  # after this long without a request a session is counted as a new one
 WINDOW_MS_MIN, WINDOW_MS_MAX = 1_000, 3_600_000
 
 

@@ -26,7 +26,7 @@ BEHIND_MAX_MS = 29 * DAY_MS
 # Events are kept for whole days, and deleted when parts are merged: not before their time, but
 # clocks and rounds of rollups need some room.
 _ROOM_MS = DAY_MS
-# An event that comes so long after its time gets a row of its own, which is added to others. Half
+# An event that comes this long after its time gets a row of its own, which is added to others. Half
 # of the least time that events are kept: all that came before are surely there for as long again,
 # to be summed. The same for ever and whatever the settings: otherwise rows of both kinds would hold
 # the same event.

@@ -140,7 +140,7 @@ class _Count:
     why: bytes = b""
 
     async def begins(self, least: int) -> None:
-        """Return when so many streams have begun; RuntimeError when one was refused."""
+        """Return when this many streams have begun; RuntimeError when one was refused."""
         while self.begun < least:  # noqa: ASYNC110 - counted by the protocols
             await asyncio.sleep(0.01)
         if self.refused:

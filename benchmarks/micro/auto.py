@@ -45,7 +45,7 @@ _WORDS = (
 
 
 class _Request:
-    """A chat of so many messages of so many characters."""
+    """A chat of this many messages of this many characters."""
 
     model = "auto"
     session = ""

@@ -106,7 +106,7 @@ def _with_mode(rules: tuple[GuardRule, ...], chance: random.Random) -> tuple[Gua
 
 
 def run(count: int, seed: int = SEED) -> Counter[str]:
-    """Look at so many triples; return how many there were, and how many were wrong."""
+    """Look at this many triples; return how many there were, and how many were wrong."""
     chance, found = random.Random(seed), Counter[str](wrong=0, different=0)
     while found["triples"] < count:
         rules = _with_mode(_random_set(chance), chance)

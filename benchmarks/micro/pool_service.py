@@ -3,7 +3,7 @@
 One operation, "tell": a report of a cell whose tenants were all served since the last one, and its
 message. One operation, "hear": parse a message and count it in one cell. One operation, "carry":
 one message over the gRPC stream of the real service, both ends in this process. "per_second" is
-what a router spends with so many routers of one pool, a cell and all tenants each: reports every
+what a router spends with this many routers of one pool, a cell and all tenants each: reports every
 0.1 s or more rarely, as `PoolReports` has it. Not measured: a network, and cells that wait for CPU.
 Run: `python -m benchmarks.micro.pool_service`.
 """

@@ -79,7 +79,7 @@ def edited(answer: list[int]) -> list[int]:
 
 
 def measure(driver: Driver, sequences: int) -> dict[str, Any]:
-    """Measure all cases of so many sequences, in turns."""
+    """Measure all cases of this many sequences, in turns."""
     prompts = [ids(_PROMPT_TOKENS) for _ in range(sequences)]
     plain = run(driver, prompts, [[] for _ in prompts]).answers
     cases = {

@@ -69,7 +69,7 @@ async def _answered(site: ParkedSite, load: StreamLoad) -> float:
 
 
 async def cpu_us(rounds: int = _ROUNDS) -> list[float]:
-    """Return what a request costs the process, of so many rounds."""
+    """Return what a request costs the process, of this many rounds."""
     async with running_site(_STEP_S, _PLAN) as site:
         load = replace(site.load, streams=_STREAMS, requests=_REQUESTS, max_tokens=2)
         await _answered(site, replace(load, requests=_REQUESTS // 4))

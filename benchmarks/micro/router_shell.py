@@ -55,7 +55,7 @@ async def dispatched(hub: Hub, outbox: HostOutbox, rows: int) -> list[int]:
 
 
 def response(sequences: list[int], waiting: int, step: int) -> bytes:
-    """Return what Triton sends for a step while so many others wait."""
+    """Return what Triton sends for a step while this many others wait."""
     rows = len(sequences)
     frame = engine.StepFrame(
         step=step,
@@ -77,7 +77,7 @@ def response(sequences: list[int], waiting: int, step: int) -> bytes:
 
 
 async def per_frame(rows: int, waiting: int) -> dict[str, Any]:
-    """Return the CPU of a frame with so many rows, while so many prompts wait."""
+    """Return the CPU of a frame with this many rows, while this many prompts wait."""
     hub = Hub(RouterCore(CoreConfig()), RouterMetrics())
     hub.plan([CELL], [ReplicaPlan(REPLICA, CELL)])
     link = hub.connect("gateway")
@@ -112,7 +112,7 @@ async def per_frame(rows: int, waiting: int) -> dict[str, Any]:
 
 
 async def per_step(replicas: int, rows: int = 8) -> dict[str, Any]:
-    """Return the CPU of a step of so many replicas, whose frames come one by one."""
+    """Return the CPU of a step of this many replicas, whose frames come one by one."""
     hub = Hub(RouterCore(CoreConfig()), RouterMetrics())
     outboxes = {f"replica-{it}": HostOutbox(it + 1) for it in range(replicas)}
     hub.plan([CELL], [ReplicaPlan(name, CELL) for name in outboxes])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cli.api import ApiClient, ApiError
 from cli.stack.home import Secrets, with_demo_key
 
-if TYPE_CHECKING:  # imported where something is asked
+if TYPE_CHECKING:  # imported only for calls
     import httpx
 
 MODEL, ALIAS, TENANT = "sluice-tiny", "default", "demo"

@@ -22,7 +22,7 @@ from sluice.process import (
 
 log = structlog.get_logger(__name__)
 
-# A process that fails so many times before it was ready once will not come up by itself.
+# A process that fails this many times before it was ready once will not come up by itself.
 _FIRST_STARTS_MAX = 3
 
 

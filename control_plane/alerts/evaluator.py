@@ -51,7 +51,7 @@ _PAGE_TIMEOUT_S = 5.0
 _PAGE_BYTES_MAX = 16 << 20
 _AT_ONCE = 8
 # A local stack has hundreds of series that rules read. Samples have 16 bytes: 7 h of as many series
-# as this are below 600 MB. Few series are looked back at for so long.
+# as this are below 600 MB. Few series are looked back at for this long.
 _SERIES_MAX = 20_000
 _REPEAT_S = 60.0  # as Prometheus: an alert that is not repeated for five minutes is over
 _UP = "up"

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 NAME, SEVERITY = "alertname", "severity"
 LABELS_MAX = 40
-# How long a group waits for others to join before anybody is told, and between two tellings.
+# Waits of a group for further alerts: before the first notice, and between two notices.
 WAIT_MS, JOIN_MS, REPEAT_MS = 10_000, 60_000, 4 * 3_600_000
 _RANKS = {
     **dict.fromkeys(("p1", "critical", "page"), 1),
@@ -141,7 +141,7 @@ _FIRST_MS, _LONGEST_MS = 1_000, 300_000
 
 
 def retry_after_ms(attempts: int, asked_ms: int = 0) -> int | None:
-    """Return the wait after so many failures; None: the notice is given up.
+    """Return the wait after this many failures; None: the notice is given up.
 
     Args:
         attempts: Failed attempts so far.

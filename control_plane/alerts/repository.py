@@ -257,7 +257,7 @@ def _ms(moment: datetime) -> int:
 
 
 async def prune(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Delete alerts, silences and closed incidents that are older than so many days."""
+    """Delete alerts, silences and closed incidents that are older than this many days."""
     old = func.now() - func.make_interval(0, 0, 0, kept_days)
     gone = (
         (alerts, and_(~alerts.c.is_firing, alerts.c.ends_at < old)),

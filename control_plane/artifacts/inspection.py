@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 # The inspector has to find Python and the store, and must not have our secrets.
 _PASSED_ON = ("PATH", "HOME", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _ERRORS_SHOWN = 500
-# The store could not be read, or the process was told to end: the next one may come to a report.
+# The store was unreadable, or the process was stopped: the next try may reach a report.
 _UNDECIDED = {STORE_FAILED, -signal.SIGINT, -signal.SIGTERM}
 
 

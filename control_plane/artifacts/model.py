@@ -32,7 +32,7 @@ LIVE_STATES = (UploadState.IMPORTING, UploadState.UPLOADING, UploadState.VALIDAT
 
 
 def pause_after(attempts: int) -> timedelta:
-    """Return the pause of an upload after so many failed attempts."""
+    """Return the pause of an upload after this many failed attempts."""
     return timedelta(seconds=min(2**attempts, _PAUSE_MAX_S))
 
 

@@ -112,7 +112,7 @@ async def prune_answers(connection: AsyncConnection) -> None:
 
 
 async def prune_audit(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Delete the oldest rows that are older than so many days, a bounded number."""
+    """Delete the oldest rows that are older than this many days, a bounded number."""
     t = audit.c
     is_old = t.at < func.now() - timedelta(days=kept_days)
     oldest = select(t.id).where(is_old).order_by(t.at).limit(_PRUNED_MAX)

@@ -281,7 +281,7 @@ async def drop_lines(connection: AsyncConnection, batch_id: str) -> None:
 
 
 async def prune_batches(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Delete batches that began so long ago."""
+    """Delete batches that began this long ago."""
     before_ms = now_ms() - kept_days * 86_400_000
     await connection.execute(delete(batches).where(batches.c.created_at_unix_ms < before_ms))
 

@@ -46,7 +46,7 @@ class BudgetPace:
     rests_until_s: float = 0.0
     failures: int = 0
     is_behind: bool = False  # as many were due as may be asked about, so more are
-    tried: dict[str, int] = field(default_factory=dict[str, int])  # in vain; id to Unix ms
+    tried: dict[str, int] = field(default_factory=dict[str, int])  # failed tries: id to Unix ms
 
     def took(self, due: Sequence[Due]) -> None:
         """Note the due budgets, at most `asked_max`; fewer: these are all."""

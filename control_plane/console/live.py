@@ -106,7 +106,7 @@ class LiveFeed:
         try:
             return await self._identities.of(request) == actor
         except DatabaseDownError:
-            return True  # it is told what is known
+            return True  # the newest state is sent
         except PlatformError:
             return False
 

@@ -14,7 +14,7 @@ from control_plane.access.openid import OpenIdError, OpenIdSettings, derived, ke
 
 _DEADLINE_S = 10.0
 _BYTES_MAX = 1 << 20
-_FRESH_S = 3600.0  # after which the provider is asked again what it has
+_FRESH_S = 3600.0  # after which the provider's keys are read again
 _AGAIN_S = 60.0  # at the earliest, for keys that are not known
 
 

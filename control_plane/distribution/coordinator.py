@@ -60,7 +60,7 @@ class Coordinator:
         self._planner = Planner(limits, seed)
         self._known: set[str] = set()
         self._fresh: list[str] = []
-        self._wanted: dict[str, Wants] = {}  # by node, as the planner was told
+        self._wanted: dict[str, Wants] = {}  # wishes by node, as passed to the planner
         self._sifted: dict[int, _Sifted] = {}  # by identity of what is shared
         # The difference of two of them, in this round: it is the same for many nodes.
         self._between: dict[tuple[int, int], _Between] = {}

@@ -151,7 +151,7 @@ class WantedWriter:
         Args:
             answer: Answer, changed in place.
             wants: Artifacts that the node should have.
-            told: Shared mapping of the last answer on this stream; None: no answer yet.
+            told: Shared mapping of the stream's last answer; None: no answer yet.
             knows_unchanged: Whether the agent understands an answer that leaves out an unchanged
                 list.
         """

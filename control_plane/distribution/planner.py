@@ -26,7 +26,7 @@ from control_plane.distribution.swarm import Swarm
 from control_plane.distribution.trust import StoreGate, Trust
 
 _STORE = -1
-_VAIN_MAX = 32  # looks for a source in vain, of one node and artifact in one round
+_VAIN_MAX = 32  # failed searches for a source, per node and artifact in one round
 _Key = tuple[str, int]  # digest, group
 
 

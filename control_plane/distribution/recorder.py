@@ -13,7 +13,7 @@ from sluice.errors import PlatformError
 from sluice.lifecycle import run_every
 
 _WRITE_S = 0.2
-_STEP_S = 5.0  # a step begins nothing more after so long
+_STEP_S = 5.0  # a step begins nothing more after this long
 _CLEAN_S = 15.0
 _REPEAT = 4  # cleanings after which the rows are compared again, whatever happened to them
 _PAIRS_MAX = 5_000  # in one transaction
@@ -69,7 +69,7 @@ class HoldingsLedger:
             self._rows[node_id] = set(rows)
 
     def batch(self, pairs_max: int) -> HoldingsBatch:
-        """Return the next changes to write, at most so many pairs of node and digest."""
+        """Return the next changes to write, at most this many pairs of node and digest."""
         batch, left = HoldingsBatch(), pairs_max
         for node_id in list(self._changed):
             rows = self._rows.get(node_id)

@@ -74,7 +74,7 @@ class _Session:
         said: Last report of the agent.
         pending: Report since the last round; None: there was none.
         wants: Artifacts that the node should have: by the state, and by the agent's own needs.
-        told: Shared mapping that this stream was sent last; None: none yet.
+        told: Shared mapping last sent on this stream; None: none yet.
         answer: Answer to send, with the wanted artifacts of that moment; a newer one replaces it.
         is_due: Whether the agent gets an answer without a new report.
     """

@@ -58,7 +58,7 @@ class Trust:
             return self._shun(source, limits.corrupt_shun_s, now_s)
         record = self._records.setdefault(source, _Record())
         if record.until_s > 0.0:
-            return []  # one outage, told by many
+            return []  # one outage, reported by many
         strikes = record.strikes if now_s < record.forgiven_s else 0
         record.strikes = strikes + 1
         shun_s = min(limits.shun_s * 2**strikes, limits.shun_max_s)
@@ -125,7 +125,7 @@ class StoreGate:
     def failed(self, now_s: float) -> None:
         """Halve the readers and wait before the next one is sent."""
         if now_s < self._paused_until_s:
-            return  # one outage, told by many
+            return  # one outage, reported by many
         self._allowed = max(self._allowed / 2.0, 1.0)
         self._paused_until_s = now_s + self._pause_s
         self._pause_s = min(self._pause_s * 2.0, _STORE_PAUSE_MAX_S)

@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 _WRITE_TIMEOUT_S = 10.0
 _REFRESH_S = 5.0  # the desired state is repeated this often, changed or not
-_SETTLE_S = 0.05  # changes of one moment are told as one
+_SETTLE_S = 0.05  # changes of one moment are sent as one
 
 Context = grpc.aio.ServicerContext[wire.SyncRequest, wire.SyncResponse]
 

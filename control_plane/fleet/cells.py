@@ -14,7 +14,7 @@ from control_plane.fleet.model import Cell, Pool, Replica, ReplicaState, Router,
 # A router whose watch closed, though its address answers, has lost the connection: it is given
 # time to come back. One that said goodbye, or whose address refuses, is not waited for.
 ROUTER_GRACE_S = 1.0
-# Requests that wait for a cell that is to be removed have so many seconds to be served there.
+# Requests that wait for a cell that is to be removed have this many seconds to be served there.
 CELL_DRAIN_S = 5.0
 # A cell too many is kept while the others would be fuller than this share without it, so that a
 # pool that is scaled up and down at the edge does not make and drain a cell each time.
@@ -61,7 +61,7 @@ def _counts(replica: Replica) -> bool:
 
 
 def cell_count(pool: Pool, existing: int) -> int:
-    """Return the number of cells for a pool with so many replicas."""
+    """Return the number of cells for a pool with this many replicas."""
     limit = pool.cell_replicas_max
     if not limit:
         return 1

@@ -68,7 +68,7 @@ async def edges(
 
 
 async def prune_intervals(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Delete some of the intervals that ended so long ago."""
+    """Delete some of the intervals that ended this long ago."""
     t = replica_intervals.c
     old = select(t.id).where(t.ended_at < func.now() - timedelta(days=kept_days))
     await connection.execute(delete(replica_intervals).where(t.id.in_(old.limit(_PRUNED_MAX))))

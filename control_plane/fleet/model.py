@@ -289,7 +289,7 @@ def observe(replicas: Iterable[Replica], report: Mapping[str, Observed]) -> list
 
     The report is complete: a replica that it leaves out does not run there. A draining replica has
     then ended; another one is about to be started (again). Reports on unwanted replicas change
-    nothing: the agent is told to stop them.
+    nothing: the agent gets the order to stop them.
     """
     changed: list[Replica] = []
     for known in replicas:

@@ -48,7 +48,7 @@ class NodeRoom:
         """Assign the resources that a replica needs."""
         if self._memory_bytes is not None:
             self._memory_bytes -= needs.memory_bytes
-        # One that was made before its node told what it has may use all.
+        # A replica made before its node reported its hardware may use all of it.
         all_of_them = tuple(self._free or ()) if needs.accelerators else ()
         for index in accelerators or all_of_them:
             self._used.add(index)

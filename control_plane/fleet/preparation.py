@@ -50,7 +50,7 @@ from sluice.profiles import FRAMES
 from sluice.split import SHARE_MAX
 
 SURGE = 1  # replicas beyond what a share needs: one may end while the others serve
-# A gateway that is silent for so long is not waited for either when a split ends.
+# A gateway that is silent for this long is not waited for either when a split ends.
 RETIRE_AFTER_S = 15.0
 _USERS_MAX = 3  # per pool, named to people
 _RETIREMENTS_MAX = 20  # in one step

@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
 _MISSING_TICK_S = 0.1
-# After so many steps without any news only each third one decides: time alone brings little.
+# After this many steps without any news only each third one decides: time alone brings little.
 _QUIET_AFTER, _QUIET_EVERY = 30, 3
 # After a start or an outage of the database all routers look absent; they have this long to report.
 _ROUTERS_RETURN_S = 4.0

@@ -65,7 +65,7 @@ class BasePrompts:
             except (PlatformError, TokenizingError, OSError) as error:
                 is_first = base not in self._retry_at_s
                 self._retry_at_s[base] = monotonic() + _RETRY_S
-                if is_first:  # it is asked by ids that every vocabulary has
+                if is_first:  # its prompts consist of ids in every vocabulary
                     log.warning("base_prompts_not_made", base=base, error=str(error))
 
     async def _tokenized(self, base: str) -> tuple[tuple[int, ...], ...]:

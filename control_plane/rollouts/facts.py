@@ -20,7 +20,7 @@ from control_plane.rollouts.state import (
     Tick,
 )
 
-# A gateway that has not confirmed anything for so long is not there any more.
+# A gateway that has not confirmed anything for this long is not there any more.
 GATEWAY_LIVE_S = 15.0
 # Evidence does not wait for the end of requests older than this: they count as they are.
 OPEN_MAX_MS = 60_000

@@ -27,7 +27,7 @@ from control_plane.tables import changes, models, releases, splits, tenants
 from sluice.errors import ErrorCode, PlatformError
 from sluice.ids import new_id
 
-# A process that was silent for so long loses its lease; much longer than a round of the loop.
+# A process that was silent for this long loses its lease; much longer than a round of the loop.
 _LEASE = timedelta(seconds=15)
 _RENEW = timedelta(seconds=1)
 _EVENTS_MAX = 1_000  # per rollout; the oldest go

@@ -71,7 +71,7 @@ class SequentialTest:
 
     Attributes:
         margin: Tolerated difference of the rates, 0 to below 1; see the module.
-        reference_min: Windows are put together until there are so many of control; 0: none is.
+        reference_min: Windows are put together until there are this many of control; 0: none is.
         bets: Number of windows that could be bet on: both arms had requests, control was known.
         log_kept: Natural logarithm of the part of the stake that is kept back.
         log_bet: Natural logarithm of each alternative's stake, in the order of the alternatives.

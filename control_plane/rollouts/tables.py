@@ -55,7 +55,7 @@ rollouts = Table(
     _moment("created_at"),
     Column("started_at", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True)),
-    _moment("split_at"),  # when gateways were last told something else
+    _moment("split_at"),  # time of the last change of the split
     words_column("taken_by"),  # the process that steps it
     Column("taken_at", DateTime(timezone=True)),
 )

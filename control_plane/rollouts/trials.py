@@ -1,4 +1,4 @@
-"""Trials of canaries' adapters: agents are told to run them, and their results are stored.
+"""Trials of canaries' adapters: agents get orders to run them, and their results are stored.
 
 A release without an adapter needs no trial: without its base its replicas would not be ready.
 """

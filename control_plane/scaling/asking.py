@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 _AGAIN_MAX_S = 300.0
 _FIRST_AGAIN_S = 5.0
 _FAILURES_MAX = 8
-# A webhook is told the same again so often: one that was told once may have lost it.
+# A webhook gets the same request again after this time: it may have lost the first.
 _REPEAT_S = 60.0
 
 
@@ -119,7 +119,7 @@ class _Asker:
             except SendError as error:
                 outcome = AskOutcome("failed", error.reason)
                 again_s = max(error.after_ms / 1000, self._again_s())
-            except Exception as error:  # others are asked, and serving goes on
+            except Exception as error:  # other actuators and serving go on
                 log.exception("node_request_failed", actuator=self._actuator.name)
                 outcome = AskOutcome("failed", f"{type(error).__name__}: see the log")
                 again_s = self._again_s()

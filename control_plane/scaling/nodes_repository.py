@@ -95,7 +95,7 @@ async def write_asks(
     since = func.extract("epoch", func.now() - t.short_since)
     short_s = dict((await connection.execute(select(t.name, since))).tuples().all())
     for name in sorted(chosen):
-        # An actuator of pools that are off is asked for nothing, and says nothing.
+        # An actuator of switched-off pools gets no request and shows no state.
         ask = asks.get(name, NodesAsk(0, 0, 0))
         outcome = outcomes.get(name, _UNNAMED) if name in asks or name not in outcomes else _QUIET
         late_s = float(short_s.get(name) or 0.0) - late_after_s.get(name, 0.0)

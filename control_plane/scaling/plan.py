@@ -34,7 +34,7 @@ _BACKLOG_S = 0.5  # of work per ready replica is no queue yet
 _DRAIN_S = 20.0  # time in which a backlog is to be gone once replicas are there
 _DEFERRED_PART = 0.5  # of the time that deferred work may wait is used to work it off
 _DAY_SLOTS = 96  # quarters of an hour whose busiest says how many replicas sleep
-_UNPLACED_S = 600.0  # an ask without effect for so long holds nothing of a budget any more
+_UNPLACED_S = 600.0  # an ask without effect for this long holds nothing of a budget any more
 
 
 def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dict[str, PoolPlan]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gateway.auto.prompt_keys import PromptKeys
 
-# A pin to a cache ends so long after the last token.
+# A pin to a cache ends this long after the last token.
 CACHED_S = 300.0
 # About 0.2 kB each.
 _PREFIXES_MAX = 20_000

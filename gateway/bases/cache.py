@@ -40,7 +40,7 @@ class BaseCache(Generic[_Loaded]):
         self._loaded: dict[str, _Loaded] = {}
         self._lock = asyncio.Lock()
         self._not_before_s: dict[str, float] = {}  # bases that were not loaded: when to look again
-        self._arrivals = 0  # so many times was told that files have come
+        self._arrivals = 0  # number of announced arrivals of files
         self._told: dict[str, str] = {}  # logged messages, by digest
 
     async def get(self, digest: str) -> _Loaded:

@@ -136,7 +136,7 @@ class RenderBudget:
         return weight
 
     def check_size(self, size: int) -> None:
-        """Refuse to make a value of so many characters or items."""
+        """Refuse to make a value of this many characters or items."""
         if size > self._value_max or size > self._allocated_max:
             raise ExhaustedError(_TOO_LARGE)
 

@@ -51,7 +51,7 @@ def expanded(
 
     Args:
         items: Oldest first.
-        opened: Opens an item, by its place; raises what is told where that cannot be done.
+        opened: Opens an item, by its place; raises the caller's error if it cannot.
     """
     last = _last_compaction(items)
     if last is None:

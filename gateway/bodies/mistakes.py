@@ -47,7 +47,7 @@ def too_long(param: str, characters: int, context_tokens: int, fits: int) -> Bad
         param: Field that the text came in.
         characters: Characters of the text.
         context_tokens: Context of the model, in tokens.
-        fits: Characters that so many tokens can stand for at most.
+        fits: Characters that this many tokens can stand for at most.
     """
     return BadRequestError(
         ErrorCode.CONTEXT_LENGTH_EXCEEDED,

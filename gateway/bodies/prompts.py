@@ -55,7 +55,7 @@ def listed(given: str | list[str] | list[int] | list[list[int]]) -> list[str] | 
 
 
 def check_ids(param: str, ids: Iterable[int], vocabulary: int) -> None:
-    """Raise BadRequestError when an id is outside a vocabulary of so many tokens."""
+    """Raise BadRequestError when an id is outside a vocabulary of this many tokens."""
     largest = max(ids, default=-1)
     if largest >= vocabulary:
         text = f"the model has no token {largest}; its ids end at {vocabulary - 1}"

@@ -14,7 +14,7 @@ def function_name(name: str) -> str:
 
 
 def bounded(text: str, bytes_max: int) -> str:
-    """Return a text cut to so many bytes, with a note if it was cut."""
+    """Return a text cut to this many bytes, with a note if it was cut."""
     data = text.encode(errors="replace")
     if len(data) <= bytes_max:
         return data.decode()

@@ -19,7 +19,7 @@ def turns_of(messages: Sequence[Message]) -> int:
 
 
 def without_oldest(messages: Sequence[Message], turns: int) -> list[Message]:
-    """Return messages without so many of the oldest turns; instructions stay."""
+    """Return messages without this many of the oldest turns; instructions stay."""
     starts = _starts(messages)
     kept_from = starts[turns] if turns < len(starts) else len(messages)
     dropped_from = starts[0] if starts else len(messages)

@@ -64,7 +64,7 @@ class CompletionKeeper:
             self._is_empty.set()
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait until the queue is empty, at most for so long."""
+        """Wait until the queue is empty, at most for this long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._is_empty.wait()

@@ -36,7 +36,7 @@ _NAP_S = 0.1
 _SILENT_NAPS_MAX = 9
 _STUCK_NAPS_MAX = 50  # per write
 _UNSENT_MAX = 20_000  # submits and cancels waiting for the socket
-# A message ends behind the submit that brings it to so many tokens, of up to five bytes: routers
+# A message ends behind the submit that brings it to this many tokens, of up to five bytes: routers
 # take 64 MiB. The rest of a submit, a grammar of 64 KiB perhaps, counts as some tokens.
 _BATCH_TOKENS = 1 << 19
 _SUBMIT_TOKENS = 4096

@@ -34,7 +34,7 @@ class SpareTasks:
         return self._tasks is None or len(self._running) >= self._tasks_max
 
     async def run(self) -> None:
-        """Let tasks begin until cancelled, or told to stop."""
+        """Start tasks until cancelled or stopped."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:

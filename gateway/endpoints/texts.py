@@ -110,7 +110,7 @@ class Texts:
             self._stopped.inc(len(self._waiting))
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until all queued texts are shipped, at most so long."""
+        """Wait until all queued texts are shipped, at most this long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._is_idle.wait()

@@ -166,7 +166,7 @@ class AnswerGuard:
         """Drop the answer: its request was cancelled or has failed."""
 
     def withheld_tokens(self, tokens: int) -> int:
-        """Return how many of so many tokens a block has kept from the client."""
+        """Return how many of this many tokens a block has kept from the client."""
         return tokens - self._shown_tokens if self.blocked_by else 0
 
     @property

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sluice.guard.rules import GuardAction
 
 _RULES_MAX = 16  # ids that an event has
-# The actions that clients may be told of, and whether they keep something back.
+# The actions shown to clients, and whether they withhold text.
 _TOLD = {GuardAction.BLOCK: True, GuardAction.REWRITE: True, GuardAction.MARK: False}
 
 

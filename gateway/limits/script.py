@@ -21,7 +21,7 @@ from gateway.limits.buckets import (
 from gateway.limits.verdict import FORMAT, SHOWN, UNLIMITED, VERDICT, WAIT_MAX_MS, Verdict
 from sluice.limits import SLOT_WAIT_MS, Counted
 
-LEASE_MS = 10_000  # a process that is silent for so long holds nothing any more
+LEASE_MS = 10_000  # a process that is silent for this long holds no reservation any more
 TAG_BYTES = 8
 _STORED_BYTES = LIMIT_BYTES + 8  # per limit: its fields and its remaining amount
 _LEAST = ", ".join(f"least[{kind.number}]" for kind in SHOWN)

@@ -27,12 +27,12 @@ log = structlog.get_logger(__name__)
 _CALLS_MAX = 20_000  # waiting; more would not be answered within the deadline
 _BATCH_CALLS = 256  # keeps a run of the script below some 3 ms
 _BATCH_NEWS = 256
-_NEWS_MAX = 100_000  # scopes that wait to be told
+_NEWS_MAX = 100_000  # scopes with unsent changes
 _DEAD_AFTER_S = 1.0  # a reply that is this late means: the connection is no good
 _DOUBT_S = 0.001
 _REFRESH_S = 2.0  # of the requests held: a fifth of their lease, and what a flush costs
 _PROBE_FIRST_S, _PROBE_MAX_S = 0.05, 1.0
-_HEALTHY_S = 5.0  # without trouble for so long, earlier trouble is forgotten
+_HEALTHY_S = 5.0  # without trouble for this long, earlier trouble is forgotten
 # After a failover the name may be another server's, while the one that is connected goes on as a
 # replica, or alone. Other trouble stays where it is, and all gateways' new connections add to it.
 _DEMOTIONS = (ReadOnlyError, MasterDownError)

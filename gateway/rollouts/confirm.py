@@ -73,7 +73,7 @@ class ConfirmationSender:
                 self._changed.set()
 
     def refresh(self) -> None:
-        """Confirm soon, if other bases are missing than those that were told."""
+        """Confirm soon, if other bases are missing than in the last confirmation."""
         if self._has_splits and self._now_missing() != self._told_missing:
             self._changed.set()
 

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 _Waiting = TypeVar("_Waiting", bound=Hashable)
 
-_BATCH = 64  # that are told in one go: about a millisecond of work
+_BATCH = 64  # waiters that expire at once: about a millisecond of work
 
 
 class Deadlines(Generic[_Waiting]):

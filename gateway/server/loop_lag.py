@@ -22,7 +22,7 @@ CALM_SHARE = 0.25
 LAGGING_S = 0.002
 BUSY_SHARE = 0.5
 LATE_IN_A_ROW = 2
-BLOCKED_S = 0.25  # blocked for so long, what runs is written to the log
+BLOCKED_S = 0.25  # blocked for this long, what runs is written to the log
 _WATCH_S = 0.1
 _FRAMES_MAX = 12
 

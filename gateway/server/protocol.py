@@ -42,14 +42,14 @@ UNKNOWN_VERSION = web.RequestKey("unknown_version", bool)
 _VERSIONS = (HttpVersion11, HttpVersion10)
 _AnyHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
-# Over the bound so many more connections are read, for the probes among them.
+# Over the bound this many more connections are read, for the probes among them.
 SURPLUS_CONNECTIONS = 64
 # The unread rest after an early answer is read and dropped for this long: else the client's
 # kernel would throw the answer away.
 _LINGER_S = 5.0
 _HEAD_END = b"\r\n\r\n"
 _UNKNOWN = -1
-# A client that has more to read now than so long ago is taken for gone.
+# A client that has more to read now than this long ago is taken for gone.
 STALLED_S = 60.0
 
 

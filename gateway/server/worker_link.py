@@ -82,8 +82,8 @@ class ParentEnd:
     """The parent's end.
 
     Attributes:
-        is_serving: Whether the worker accepts connections, and has not been told to stop.
-        is_stopping: Whether the worker has been told to stop, in whatever state it was.
+        is_serving: Whether the worker accepts connections, and has no order to stop.
+        is_stopping: Whether the worker has an order to stop, in any state.
         not_ready_because: Reason why the worker cannot serve; empty: it can.
     """
 

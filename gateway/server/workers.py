@@ -75,7 +75,7 @@ class GatewayWorker:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the worker has been told to stop, and will accept no more."""
+        """Whether the worker has an order to stop, and accepts no more connections."""
         return self.link is not None and self.link.is_stopping
 
     async def run(self, freeze_s: float) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 import orjson
 from tokenizers import Tokenizer
 
-# Text that ends in a replacement character may be the beginning of a real one, of at most so many
+# Text that ends in a replacement character may be the beginning of a real one, of at most this many
 # tokens: a character has at most four bytes. After this many more pushes it is what it is.
 _BEGUN_TOKENS_MAX = 3
 _HOLDS_MAX = 8

@@ -67,7 +67,7 @@ class LogprobLine:
         return [TokenLogprob(token, *it) for token, it in zip(tokens, known, strict=False)]
 
     def push(self, entries: Sequence[TokenLogprob], characters: int) -> None:
-        """Take the entries of tokens that together brought so many characters."""
+        """Take the entries of tokens that together brought this many characters."""
         for entry in entries:
             if entry.token not in self._hidden:
                 it = entry if self._has_begun else entry._replace(is_first=True)

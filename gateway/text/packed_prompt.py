@@ -26,7 +26,7 @@ class PackedPrompt:
         self._waiting = 0
 
     def expect(self, answers: int) -> None:
-        """Wait for so many more answers to begin."""
+        """Wait for this many more answers to begin."""
         self._waiting += answers
 
     def begun(self) -> None:

@@ -48,7 +48,7 @@ class StreamHead:
             completion_id: Id of the completion.
             model: Name of the model that answers.
             created_unix_s: Time of the request's arrival.
-            fingerprint: Fingerprint of the system that made the answer; empty: not told.
+            fingerprint: Fingerprint of the system that made the answer; empty: not sent.
             service_tier: Service tier; sent when the caller asked for one.
             with_usage: Whether every chunk but the last has `"usage":null`, as OpenAI's do.
         """

@@ -251,7 +251,7 @@ def _is_schema(value: object) -> bool:
 
 
 def _unescaped(text: str, enough: int) -> Steps:
-    """Return the decoded form of incomplete JSON text: at least so many characters of it."""
+    """Return the decoded form of incomplete JSON text: at least this many characters of it."""
     whole, parts, at, characters = list[str](), list[str](), 0, 0
     for number, match in enumerate(_ESCAPE.finditer(text)):
         code, short = match.groups()

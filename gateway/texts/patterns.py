@@ -108,7 +108,7 @@ def _ibans(found: str) -> Iterator[Span]:
 
 
 def _longest(found: str, digits: range) -> Iterator[Span]:
-    """Yield the longest beginning of whole groups with so many digits."""
+    """Yield the longest beginning of whole groups with this many digits."""
     count = end = 0
     for group in re.finditer(r"\d+", found):
         count += len(group[0])

@@ -31,7 +31,7 @@ class Lanes(Generic[_Wanted]):
         return len(self._lanes)
 
     def add(self, stream_id: str | None, wanted: _Wanted, size: int) -> bool:
-        """Take a request of so many bytes; return whether its stream begins with it.
+        """Take a request of this many bytes; return whether its stream begins with it.
 
         RejectedError: too many are under way, or wait.
         """

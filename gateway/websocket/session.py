@@ -30,8 +30,8 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedErr
 log = structlog.get_logger(__name__)
 
 ENDPOINT = "/v1/responses"
-SOCKET_S = 3600.0  # a socket takes requests for so long
-LAST_S = 600.0  # running responses may go on for so long
+SOCKET_S = 3600.0  # a socket takes requests for this long
+LAST_S = 600.0  # running responses may go on for this long
 _STRAY_BYTES = 4096  # of frames around messages, and of control frames between two
 _CLOSE_S = 5.0
 _MESSAGES = frozenset({WSMsgType.TEXT, WSMsgType.BINARY})

@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 READ_EVERY_S = 2.0
 _PAUSE_S = 0.2  # bounds what a GPU that reports without end can make of us
-_SILENCE_S = 30.0  # a driver that does not answer for so long hangs
+_SILENCE_S = 30.0  # a driver that does not answer for this long hangs
 
 _Result = Readings | Exception | None  # None: there is nothing to read
 

@@ -121,7 +121,7 @@ class OpenvinoBackend:
         return adapter
 
     def allocated(self, blocks: int) -> KvPool:
-        """Return KV memory for so many blocks; any thread may call."""
+        """Return KV memory for this many blocks; any thread may call."""
         return KvPool(self._ports, blocks)
 
     def use(self, memory: KvPool) -> None:

@@ -207,7 +207,7 @@ class TrtllmClient:
         while True:
             await wake.wait()
             if not self._results:
-                wake.clear()  # once more, for what came last; then nothing comes
+                wake.clear()  # one more round for the last results; no further ones come
             try:
                 # In a thread: over RPC this call itself waits for events.
                 async for item in await asyncio.to_thread(iterate, self._poll_s):

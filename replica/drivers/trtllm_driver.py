@@ -117,7 +117,7 @@ class TrtllmDriver:
         self._statistics: Mapping[str, Any] = {}
         self._prompt_tokens = self._cached_tokens = 0
         self._drafted = self._accepted = 0
-        self._step_prompt_tokens = 0  # of the iterations that the last step told of
+        self._step_prompt_tokens = 0  # prompt tokens in the iterations of the last step
         self._heard_at_s = clock()
         self._failure = ""
 
@@ -248,7 +248,7 @@ class TrtllmDriver:
         return self._adapters.has(digest)
 
     def adapters(self) -> list[AdapterState]:
-        """Return the adapters; which are in slots is told by the order of their use."""
+        """Return the adapters; the most recently used ones are in slots."""
         emitted: dict[str, int] = {}
         for sequence in self._living.values():
             digest = sequence.request.adapter_digest

@@ -13,7 +13,7 @@ from replica.engine.plan import Adapter
 from replica.engine.types import AdapterState, RefusedError
 from sluice.errors import ErrorCode
 
-# Counters of adapters that were forgotten are kept for so many of them.
+# Counters of adapters that were forgotten are kept for this many of them.
 _FORGOTTEN_MAX = 4096
 
 

@@ -187,7 +187,7 @@ class ResizableBackend(Protocol):
     """A backend whose KV memory can be freed and allocated again."""
 
     def allocated(self, blocks: int) -> Any:
-        """Return KV memory for so many blocks; slow, any thread may call."""
+        """Return KV memory for this many blocks; slow, any thread may call."""
         ...
 
     def use(self, memory: Any) -> None:

@@ -27,7 +27,7 @@ def spelled(tokenizer_json: str, special_ids: Iterable[int]) -> str:
     """
     document: _Document = json.loads(tokenizer_json)
     model: _Document = document["model"]
-    # The first and last tokens of a sequence are named there; only bare text is asked for.
+    # The first and last tokens of a sequence are named there; only bare text is needed.
     document["post_processor"] = None
     added: list[_Document] = document.get("added_tokens") or []
     document["added_tokens"] = added = added + _missing(model, added, special_ids)

@@ -169,7 +169,7 @@ class HostCore:
             attachment.unconfirmed = attachment.outbox.abandon()
 
     def credit(self, epoch: int, frames: int) -> None:
-        """Allow so many more frames."""
+        """Allow this many more frames."""
         outbox = self.outbox(epoch)
         if outbox is not None:
             outbox.add_credit(frames)
@@ -177,7 +177,7 @@ class HostCore:
     def submit(self, epoch: int, sequences: Iterable[wire.Sequence], seen_at_s: float) -> None:
         """Take sequences; frames report the fate of each.
 
-        An unknown epoch is ignored: its router has been told, or has gone.
+        An unknown epoch is ignored: its router knows its end, or is gone.
         """
         attachment = self._attachments.get(epoch)
         if attachment is None:

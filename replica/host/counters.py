@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-_KEPT = 1024  # steps, and ends, between two looks; the oldest of more are not told
+_KEPT = 1024  # steps, and ends, between two looks; of more the oldest are lost
 
 
 @dataclass(slots=True)

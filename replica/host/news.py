@@ -18,7 +18,7 @@ _IDLE = EngineLoad()
 # fast engine, and some 100 MB.
 PENDING_ENTRIES_MAX = 2_000_000
 # Ends that a router has not confirmed are kept for the case that it resumes; of one that never
-# grants credit, the newest of so many tokens.
+# grants credit, the newest of this many tokens.
 UNCONFIRMED_TOKENS_MAX = 1_000_000
 _ENDED_WEIGHT = 64  # tokens that the record of an end weighs besides its output
 
@@ -42,7 +42,7 @@ class SequenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnd:
-    """The end of a sequence; `told` is None when the engine never accepted it."""
+    """The end of a sequence; `told` is None if the engine never accepted the sequence."""
 
     finished: wire.Finished
     told: SequenceRecord | None = None
@@ -168,7 +168,7 @@ class Outbox:
             return self._pending.entries + len(self._pending.kv) <= PENDING_ENTRIES_MAX
 
     def add_credit(self, frames: int) -> None:
-        """Allow so many more frames; the router has received as many since its last grant."""
+        """Allow this many more frames; the router has received as many since its last grant."""
         with self._changed:
             self._grants += 1
             self._credit += frames

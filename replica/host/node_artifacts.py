@@ -69,7 +69,7 @@ class NodeArtifacts:
         self._waits: dict[str, _Wait] = {}
         self._reads: frozenset[str] = frozenset()
         self._uses: Counter[str] = Counter()
-        self._is_news = False  # whether the agent must be told at once
+        self._is_news = False  # whether a message to the agent is due at once
         self._is_closing = False
         self._away_since_s: float | None = None
         self._awake, self._waker = socket.socketpair()

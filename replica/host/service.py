@@ -281,7 +281,7 @@ class EngineHost:
             self._failure = "the engine host has stopped"
             core.drain_all()
         except BaseException as error:
-            # A bug, or an engine beyond repair. All attachments are told, and the host answers
+            # A bug, or an engine beyond repair. All attachments get an error, and the host answers
             # nothing
             # any more; the agent's probe fails and the process is replaced.
             log.exception("step_loop_failed")

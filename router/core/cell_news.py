@@ -6,7 +6,7 @@ from router.core.cell import CellBook
 from router.core.types.request import ConnectedGateway
 
 _ALONE_FACTOR = 1.5  # a state waits so much longer for other news to come with
-_RECITAL_S = 1.0  # all states are repeated so often
+_RECITAL_S = 1.0  # all states are repeated this often
 
 
 class CellNews:

@@ -153,7 +153,7 @@ def file_missed(
     missed = entry.output[known:]
     if len(entry.output) < known:
         raise ValueError("a resumed sequence is shorter than what was told of it")
-    logprobs.file_prompts(book, entry.prompt_logprobs)  # perhaps again: their place is told
+    logprobs.file_prompts(book, entry.prompt_logprobs)  # repeats do no harm: each has its place
     if missed:
         frame = engine.StepFrame(sequence=[dispatch.sequence], count=[len(missed)], token=missed)
         if entry.HasField("logprobs"):

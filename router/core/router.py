@@ -211,7 +211,7 @@ class RouterCore:
             self.cells[book.cell_id].fleet.health.probe_failed(replica_id, now)
 
     def on_transferred(self, sequence: int, blocks: int, now: float) -> None:
-        """End a transfer of so many blocks, in order; the request goes on in any case."""
+        """End a transfer of this many blocks, in order; the request goes on in any case."""
         result = self.handovers.end(self.cells, sequence, blocks, now)
         if result:
             transfers = self.lifecycle.stats.transfers

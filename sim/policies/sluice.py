@@ -25,7 +25,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 LINK_S = 0.001  # from a decision to the engine
-FRAME_S = 0.1  # steps that only decode are told of so often, at least
+FRAME_S = 0.1  # steps that only decode are told of this often, at least
 HEARTBEAT_S = 0.25  # between two frames of an idle engine
 ACCOUNTS_TOLD = 1024  # in one round of reports, of all cells together
 _GATEWAY = 1

@@ -16,7 +16,7 @@ from sluice.auto.published import PUBLISHED
 PUBLISHED_WEIGHT = 20.0
 # The same of nothing at all: half of the answers are good, until some are judged.
 _UNKNOWN = (0.5, 2.0)
-# At most so many judgements of another release count: a new one is mostly much like the last.
+# At most this many judgements of another release count: a new one is mostly much like the last.
 _OTHER_RELEASE_WEIGHT = 10.0
 
 

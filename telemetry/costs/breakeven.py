@@ -36,7 +36,7 @@ class BreakEven:
 
 @dataclass(frozen=True, slots=True)
 class AtVolume:
-    """The fleet's replicas and bill, and the API's bill, for a month of so many tokens."""
+    """The fleet's replicas and bill, and the API's bill, for a month of this many tokens."""
 
     tokens: float
     replicas: int
@@ -71,7 +71,7 @@ def break_even(
 
 
 def at_volume(even: BreakEven, tokens: float) -> AtVolume:
-    """Return both bills for a month of so many tokens."""
+    """Return both bills for a month of this many tokens."""
     replicas = max(1, math.ceil(tokens / even.replica_tokens))
     own = replicas * even.own_per_million * even.replica_tokens / 1e6
     return AtVolume(tokens, replicas, own, even.api_per_million * tokens / 1e6)

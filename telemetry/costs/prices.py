@@ -127,7 +127,7 @@ class ApiPrice(_Part):
     output_per_million: _Price
 
     def cost_micros(self, uncached: float, cached: float, output: float) -> int:
-        """Return the price of so many tokens, in millionths of the currency."""
+        """Return the price of this many tokens, in millionths of the currency."""
         return round(
             float(self.prompt_per_million) * uncached
             + float(self.cached_per_million) * cached

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-# A use counts half after so long: artifacts of last week make way for those of today.
+# A use counts half after this long: artifacts of last week make way for those of today.
 HALF_LIFE_S = 6 * 3600.0
 
 

@@ -51,7 +51,7 @@ class ArtifactNews:
         self._event.set()
 
     async def wait(self, at_most_s: float) -> None:
-        """Wait for news, at most so long."""
+        """Wait for news, at most this long."""
         try:
             async with asyncio.timeout(at_most_s):
                 await self._event.wait()

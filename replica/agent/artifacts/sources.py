@@ -16,7 +16,7 @@ from sluice.identity import CertificateRole
 
 STORE = ""  # stands where the id of a node would
 _CONNECT_S = 3.0
-_BUSY_PAUSE_S = 0.2  # before a peer that serves too many is asked again
+_BUSY_PAUSE_S = 0.2  # before a busy peer is asked again
 
 
 class SourceRefusedError(Exception):
@@ -32,7 +32,7 @@ class FetchPace:
         self._free_at_s = 0.0
 
     async def take(self, size_bytes: int) -> None:
-        """Wait until so many bytes may flow."""
+        """Wait until this many bytes may flow."""
         if not self._bytes_per_s:
             return
         now_s = time.monotonic()

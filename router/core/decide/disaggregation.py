@@ -94,7 +94,7 @@ class TransferTimes:
         self._until = float("-inf")
 
     def predict_s(self, tokens: int) -> float:
-        """Return the predicted time for the blocks of so many tokens."""
+        """Return the predicted time for the blocks of this many tokens."""
         return _SETUP_S + tokens * self._seconds / self._tokens if tokens else 0.0
 
     def is_usable(self, now: float) -> bool:

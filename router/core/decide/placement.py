@@ -19,7 +19,7 @@ _RECOMPUTE_WEIGHT = 1.0
 _RISK_SHARE = 0.2
 # Decode-only steps that a prompt waits for at most, so that decoding sequences are in time again.
 _PAUSES_MAX = 8
-# A session stays where it was between equals, as if so many tokens more were cached there. The
+# A session stays where it was between equals, as if this many tokens more were cached there. The
 # index knows the real cache; a larger bonus sends conversations to where they do harm.
 _HOME_TOKENS = 16
 # One place sums up the owed prefill in steps, another as a whole: the sums may differ by so

@@ -13,7 +13,7 @@ from enum import IntEnum
 _LOAD_S = (0.0, 0.05, 1.0)
 _SMOOTHING = 0.2
 # Adapters that a replica probably keeps in memory beside the loaded ones; one that was unloaded
-# before so many others is probably gone.
+# before this many others is probably gone.
 IN_MEMORY_MAX = 64
 
 

@@ -6,7 +6,7 @@ lightly loaded replica shows its capacity.
 
 _COLD_STEPS = 20  # the first steps of an engine teach nothing: it compiles, and its caches are cold
 _SMOOTHING = 0.02
-_STEPS_MIN = 50  # before the line is told
+_STEPS_MIN = 50  # before the line is known
 _SPREAD_MIN = 0.25  # variance of the sequences below which they tell no slope
 _BEYOND_MAX = 4.0  # times the most sequences of late: longer steps are unknown
 _FADE = 0.9995  # of that most, per step

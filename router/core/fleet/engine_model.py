@@ -137,7 +137,7 @@ class EngineModel:
         self.slack_s += steps * (self.tpot_s - step_s)
         self.pauses += steps
 
-    # --- what is asked ----------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:

@@ -30,7 +30,7 @@ TRIAL_ACTIVE = 4  # sequences that a half-open replica holds at most
 TRIAL_GOOD = 3  # answers, of requests or probes, that end the trial
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 60.0
-FORGIVE_S = 60.0  # healthy for so long: the back-off begins anew
+FORGIVE_S = 60.0  # healthy for this long: the back-off begins anew
 
 _FIRST_PROBE_S = 0.25  # after the attachment, so that a pool's first answers come together
 _TRIAL_PROBE_S = 0.2

@@ -9,7 +9,7 @@ from router.core.types.plan import EngineLimits, ReplicaRole
 from router.core.types.request import Dispatch
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
-_OUTGROWN_PART = 4  # an answer longer than booked is expected to grow by one in so many
+_OUTGROWN_PART = 4  # an answer longer than booked is expected to grow by one in this many
 
 
 class ReplicaBook:
@@ -298,7 +298,7 @@ class ReplicaBook:
         return work_s + left_s if left_s > 0.0 else work_s
 
     def cached_in(self, prompt_tokens: int, blocks: int) -> int:
-        """Return the prompt tokens that so many leading blocks hold; never the last one."""
+        """Return the prompt tokens that this many leading blocks hold; never the last one."""
         limits = self.limits
         if not blocks or limits is None:
             return 0

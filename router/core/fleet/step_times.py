@@ -9,7 +9,7 @@ from collections import deque
 from statistics import median
 
 SLOW_FACTOR = 3.0
-JUDGE_S = 0.1  # judge at most so often
+JUDGE_S = 0.1  # judge at most this often
 WINDOW_STEPS = 256
 STEPS_MIN = 100  # to have a 99th percentile
 PEERS_MIN = 3  # replicas, to know what is usual

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from router.core.types.service import ServiceReport
 
-SILENT_S = 5.0  # after so long without a report, the next one is a new beginning
+SILENT_S = 5.0  # after this long without a report, the next one is a new beginning
 _SOURCES_MAX = 256  # cells of one pool that are heard; the one heard longest ago is forgotten
 _ACCOUNTS_MAX = 65_536  # of all sources: about 20 MB
 _SMOOTHING = 0.05  # weight of an interval

@@ -27,11 +27,11 @@ class FirstTokenPrediction(Protocol):
         ...
 
     def first_token(self, waited_s: float) -> None:
-        """Learn from a first token after so many seconds."""
+        """Learn from a first token after this many seconds."""
         ...
 
     def expired(self, waited_s: float) -> None:
-        """Learn from a request that has no first token after so many seconds."""
+        """Learn from a request that has no first token after this many seconds."""
         ...
 
 
