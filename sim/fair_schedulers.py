@@ -162,7 +162,7 @@ class FairEngine(Engine):
     """An engine that admits in the order of a scheduler of its own."""
 
     scheduler: FairScheduler
-    _charged: dict[int, int]  # output tokens, of what decodes
+    _charged: dict[int, int]  # charged output tokens of decoding jobs
 
     @classmethod
     def instead_of(cls, engine: Engine, pool: SimPool, scheduler: FairScheduler) -> "FairEngine":

@@ -102,7 +102,7 @@ def scenario(name: str, *, seed: int, replicas: int, arena: Path | None) -> Trac
 
 
 def trace_of(name: str, loads: Sequence[Load], seed: int, replicas: int = 1) -> Trace:
-    """Return the requests of such loads, for this many replicas; no two share a prefix."""
+    """Return the requests of these loads for a number of replicas; no two share a prefix."""
     return _trace(name, _generated(loads, seed, replicas))
 
 

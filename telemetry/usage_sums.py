@@ -81,7 +81,7 @@ async def usage_sums(store: Store, query: UsageQuery, group: UsageGroup) -> dict
 
 
 def _grouped(rows: list[dict[str, Any]], group: UsageGroup) -> dict[str, Any]:
-    """Return rows of the ledger added up as `_SHOW` does."""
+    """Return the sums of ledger rows in the form of `_SHOW`."""
     is_key, is_day = group is UsageGroup.KEY, group is UsageGroup.DAY
     total = dict.fromkeys(_SHOWN.values(), 0)
     found: dict[tuple[str, str], dict[str, Any]] = {}

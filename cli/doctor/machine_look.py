@@ -45,7 +45,7 @@ def look_at_machine(home: Home, ports: Sequence[int]) -> MachineFacts:
 
 def _engine_problems() -> Sequence[str]:
     if missing_wheels():
-        return ()  # said already, and the check needs them
+        return ()  # another check reports that
     try:
         return triton_problems(["openvino"])
     except (StackError, OSError) as error:

@@ -118,7 +118,7 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
     """Copy until `source` ends or either side breaks, then close `sink`."""
     with suppress(OSError):
         while (data := await source.read(_RELAY_CHUNK_BYTES)) and not sink.is_closing():
-            sink.write(data)  # of uvloop, not an OSError after the end
+            sink.write(data)  # uvloop raises RuntimeError after the end
             await sink.drain()
     sink.close()
 

@@ -59,8 +59,8 @@ class OpenvinoBackend:
             properties: Properties of the CPU plugin.
             blocks: KV blocks.
             capabilities: Adapter slots and their rank among them.
-            has_two_graphs: A graph of its own for steps without adapters. Without, there is one
-                graph: less memory, as compiled graphs do not share what they repack of the weights.
+            has_two_graphs: Whether steps without adapters have a graph of their own. One graph
+                takes less memory, since compiled graphs do not share their repacked weights.
         """
         self.capabilities = capabilities
         self._base = base

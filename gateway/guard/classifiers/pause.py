@@ -18,7 +18,7 @@ class FailurePause:
         return now_s >= self._until_s
 
     def note(self, now_s: float, *, has_failed: bool) -> None:
-        """Note the outcome of a question; after a pause, one failure begins the next pause."""
+        """Note the outcome of a call. After a pause a single failure begins the next pause."""
         if not has_failed:
             self._failures, self._until_s = 0, 0.0
             return
