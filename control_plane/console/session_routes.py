@@ -106,10 +106,10 @@ class SessionRoutes:
         """Return the caller's session; without one an actor of null, which is no error."""
         refuse_unknown_query(request, ())
         found = await self._identities.session(request)
-        nobody: dict[str, Any] = {"actor": None}
+        no_session: dict[str, Any] = {"actor": None}
         if self._has_provider:
-            nobody["has_provider"] = True
-        body = nobody if found is None else _shown(found, request.cookies[COOKIE])
+            no_session["has_provider"] = True
+        body = no_session if found is None else _shown(found, request.cookies[COOKIE])
         return web.json_response(body, headers=_HEADERS)
 
     async def sign_out(self, request: web.Request) -> web.Response:

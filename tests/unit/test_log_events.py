@@ -17,7 +17,7 @@ NOUNS = set(
         r"\w+",
         """
     accusations admin alert alerts answer answers attach attachment attempt background batch
-    caller certificate chunk chunks claim classifier closings completion confirmation connection
+    caller certificate chunk chunks claim classifier closings completion confirmation connection content
     consumer database demand departure desired distribution embedder event events evidence
     faults fingerprint fleet gpu gpus grammars graph group guard handler import inspection
     inspector judging leftovers loop manifest message messages migration offset partitions peer

@@ -59,6 +59,6 @@ class SuspectReader:
                 del self._unread[digest]
                 problem = await self._library.problem_of(digest)
                 if problem and self._library.has(digest):  # its disk cannot be read now
-                    log.error("suspected_base_unread", digest=digest, problem=problem)
+                    log.error("base_not_read", digest=digest, problem=problem)
                 elif problem:
                     self._on_spoiled(digest, problem)

@@ -141,7 +141,7 @@ def complete(chart: RenderedChart) -> tuple[Object, ...]:
     return chart.objects
 
 
-def test_templates_are_those_of_the_manifests() -> None:
+def test_templates_equal_the_manifests() -> None:
     script = runpy.run_path(str(ROOT / "deploy" / "helm" / "generate.py"))
     assert script["DIGEST"].read_text() == script["digest"](), "run deploy/helm/generate.py"
 
@@ -170,7 +170,7 @@ def test_switches_are_the_components(found: dict[str, RenderedChart], tmp_path: 
     assert by_name(complete(found["all"])) == expected
 
 
-def test_values_change_what_they_name(found: dict[str, RenderedChart]) -> None:
+def test_values_change_their_target(found: dict[str, RenderedChart]) -> None:
     assert not found["changed"].problem
     objects = found["changed"].objects
     of = {name_of(it): it for it in workloads(objects)}
@@ -226,7 +226,7 @@ def test_a_new_address_makes_new_pods(found: dict[str, RenderedChart]) -> None:
 
 
 @pytest.mark.parametrize("name", ["changed", "all"])
-def test_schemas_and_processes_take_what_values_make(
+def test_schemas_and_processes_accept_rendered_values(
     name: str, found: dict[str, RenderedChart], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents = kubernetes_validate.utils.schema_contents

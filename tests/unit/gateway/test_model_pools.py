@@ -81,7 +81,7 @@ def test_a_pool_that_cannot_serve_the_model_is_left_out() -> None:
     assert pool_ids(own, small, twin, model=adapted) == ["own", "twin"]
 
 
-def test_a_release_whose_pool_is_not_listed_stays_there() -> None:
+def test_a_release_with_an_unlisted_pool_stays_there() -> None:
     made = directory(entry("own"), entry("twin"))
     assert resolve(made).pool_ids == ["own", "twin"]
     assert resolve(made, "m@two").pool_ids == ["twin", "own"]

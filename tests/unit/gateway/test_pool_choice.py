@@ -125,7 +125,7 @@ def test_a_pool_that_waits_gets_fewer_and_then_none() -> None:
     assert shares[4] == 0
 
 
-def test_an_expensive_pool_takes_what_would_wait_elsewhere() -> None:
+def test_an_expensive_pool_takes_requests_that_would_wait_elsewhere() -> None:
     pools = [ServingPool("own", 1, 1), ServingPool("rented", 1, 5)]
     assert _shares(pools, [0, 0]) == [1, 0]
     assert _shares(pools, [300, 0])[1] == 0, "a wait of 0.3 s is worth less than five times"

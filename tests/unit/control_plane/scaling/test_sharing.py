@@ -57,7 +57,7 @@ def test_work_is_counted_in_the_replicas_of_the_pool_that_takes_it() -> None:
     assert slow == pytest.approx(4 * fast, abs=3)
 
 
-def test_the_cheapest_pool_takes_it_first_and_the_next_what_is_left() -> None:
+def test_the_cheapest_pool_takes_work_first_and_the_next_the_rest() -> None:
     pools = {"cheap": _pool(2, 5), "dear": _pool(0, 50)}
     plans = _plans(own=_pool(20, 10, ("cheap", 1.0), ("dear", 1.0)), **pools)
     assert plans["cheap"].wanted == 5
@@ -75,7 +75,7 @@ def test_a_pool_set_by_hand_takes_nothing_over_but_passes_on(hand: Mapping[str, 
     assert plans["other"].wanted >= 9
 
 
-def test_a_pool_whose_replicas_find_no_place_passes_their_work_on() -> None:
+def test_a_pool_with_unplaced_replicas_passes_their_work_on() -> None:
     own = _pool(10, 40, ("other", 1.0))
     own.facts = PoolFacts(2, 9, 0.0, unplaced=9, unplaced_s=3600.0)
     assert _plans(own=own, other=_pool(0, 20))["other"].wanted >= 7
@@ -100,7 +100,7 @@ def test_no_more_is_asked_for_than_the_demand_of_all_and_no_bound_is_broken(rows
         assert alone[name].wanted <= plans[name].wanted <= max(most, alone[name].wanted)
 
 
-def test_the_others_of_a_pool_are_those_of_all_its_models_by_price() -> None:
+def test_the_others_of_a_pool_are_the_pools_of_its_models_by_price() -> None:
     lists = [[("a", 1.0), ("b", 3.0), ("c", 2.0)], [("a", 1.0), ("b", 0.5)], [("d", 1.0)]]
     found = others_of(lists, lambda key, other: None if other == "c" and key == "b" else 2.0)
     assert found["a"] == (("b", 2.0), ("c", 2.0))
