@@ -5,8 +5,9 @@ server checks it. Both happen once per call, never per message.
 """
 
 import asyncio
+import inspect
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -239,7 +240,7 @@ class _Callers(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingType
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Return the method with the check in front; all methods here are coroutines."""
+        """Return the method with the check in front: a coroutine, or a generator of answers."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -252,7 +253,13 @@ class _Callers(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingType
             await self._check(service, context)
             return await method(request, context)
 
-        return make(checked, handler.request_deserializer, handler.response_serializer)
+        async def generated(request: object, context: _Context) -> AsyncIterator[object]:
+            await self._check(service, context)
+            async for answer in method(request, context):
+                yield answer
+
+        shown = generated if inspect.isasyncgenfunction(method) else checked
+        return make(shown, handler.request_deserializer, handler.response_serializer)
 
     async def _check(self, service: str, context: _Context) -> None:
         shown = [value for name, value in context.invocation_metadata() or () if name == TOKEN]

@@ -17,6 +17,8 @@ from sluice.certificates import Certificates, MtlsSettings, install
 from sluice.identity import CertificateRole, Service
 
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+# Methods with several answers are coroutines that write, or generators.
+_GENERATED = ("generated/unary_stream", "generated/stream_stream")
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 
 
@@ -33,8 +35,9 @@ class Handlers(grpc.GenericRpcHandler):
     """Answers with the certificate that the caller showed, by all four kinds of call."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        kind = str(handler_call_details.method).rpartition("/")[2]
+        kind = str(handler_call_details.method).rpartition("/")[2].removeprefix("generated-")
         is_streamed = kind.endswith("stream")
+        is_generated = "generated" in str(handler_call_details.method)
 
         async def answer(request: object, context: grpc.aio.ServicerContext) -> bytes | None:
             shown = context.auth_context()["x509_pem_cert"][0]
@@ -43,7 +46,13 @@ class Handlers(grpc.GenericRpcHandler):
                 return None
             return shown
 
-        return getattr(grpc, f"{kind}_rpc_method_handler")(answer)
+        async def generated(
+            request: object, context: grpc.aio.ServicerContext
+        ) -> AsyncIterator[bytes]:
+            yield context.auth_context()["x509_pem_cert"][0]
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(generated if is_generated else answer)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +86,8 @@ async def silence() -> AsyncIterator[bytes]:
 
 
 async def call(channel: grpc.aio.Channel, kind: str = "unary_unary") -> bytes:
-    method = getattr(channel, kind)(f"/{Service.ROUTER}/{kind}", None, None)
+    path, kind = f"/{Service.ROUTER}/{kind.replace('/', '-')}", kind.rpartition("/")[2]
+    method = getattr(channel, kind)(path, None, None)
     # Nothing is sent on streams: where that meets the refusal, gRPC tells of it instead.
     asked = b"?" if kind.startswith("unary") else silence()
     async with asyncio.timeout(20):
@@ -86,7 +96,7 @@ async def call(channel: grpc.aio.Channel, kind: str = "unary_unary") -> bytes:
         return await anext(aiter(method(asked)))
 
 
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("kind", [*_KINDS, *_GENERATED])
 async def test_an_allowed_caller_is_answered_and_others_get_the_fix(folder, address, kind):
     be(folder, CertificateRole.GATEWAY)
     async with channels.channel_to(address, CertificateRole.ROUTER, options=_OPTIONS) as channel:
