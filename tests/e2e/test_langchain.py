@@ -128,3 +128,14 @@ async def test_embeddings(connection) -> None:
 
     assert likeness(stream) > likeness(form)
     assert likeness(embeddings.embed_query("a river")) > 0.999
+
+
+def test_an_agent_has_tools_and_a_format_for_its_answer(chat) -> None:
+    agent = chat.bind_tools([get_weather], strict=True, response_format=Person)
+    asked = agent.invoke("What is the weather in Paris?")
+    assert [(call["name"], call["args"]) for call in asked.tool_calls] == [
+        ("get_weather", {"city": "Paris"})
+    ]
+    told = agent.invoke("Hello!")
+    is_answer = isinstance(told.additional_kwargs.get("parsed"), Person)
+    assert bool(told.tool_calls) != is_answer, "one of both, as the model likes"

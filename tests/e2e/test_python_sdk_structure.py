@@ -156,6 +156,17 @@ def test_a_call_of_the_named_function_is_made(client) -> None:
     assert call == get_time(city="Paris")
 
 
+def test_tools_beside_a_format_give_a_call_or_an_answer_in_the_format(client) -> None:
+    together = {"tools": [WEATHER, TIME], "response_format": Person}
+    assert called(asked(client, PARIS, **together)) == [get_weather(city="Paris")]
+    told = asked(client, GREETING, **together).choices[0].message
+    assert bool(told.tool_calls) != isinstance(told.parsed, Person), "one of both, as it likes"
+    told = asked(client, PERSON, tool_choice="none", **together).choices[0].message
+    assert told.parsed == Person(name="Anna", age=30)
+    (call,) = called(asked(client, GREETING, tool_choice="required", **together))
+    assert isinstance(call, get_weather | get_time)
+
+
 def test_only_the_allowed_tools_are_called(client) -> None:
     allowed = {
         "mode": "required",
