@@ -199,7 +199,7 @@ def test_words_that_depend_on_text_before_them_stay_whole(pattern: str) -> None:
     assert steps(with_words(pattern), PROSE) == 0
 
 
-def test_a_text_whose_tokenizer_puts_a_mark_before_every_text_stays_whole() -> None:
+def test_a_text_stays_whole_under_a_tokenizer_that_marks_every_beginning() -> None:
     tokenizer = stages(BYTES, normalizer=normalizers.Prepend("x"))
     assert steps(tokenizer, PROSE) == 0
 
