@@ -60,7 +60,7 @@ from control_plane.metrics import ControlPlaneMetrics
 from control_plane.models import routes as models
 from control_plane.quality.base_prompts import BasePrompts
 from control_plane.quality.ejection_routes import EjectionRoutes
-from control_plane.quality.repository import golden_counts, holdback
+from control_plane.quality.repository import golden_counts, holdback, set_canary
 from control_plane.quality.routes import QualityRoutes
 from control_plane.quality.service import Quality
 from control_plane.quality.verdicts import ReplacementBudget
@@ -144,7 +144,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         distribution = DistributionService(
             database, feed, metrics, _links(settings), artifacts.read_chunk
         )
-        base_prompts = BasePrompts(feed, TextFiles(database, artifacts.read_chunk).read)
+        base_prompts = _base_prompts(database, feed, artifacts)
         quality = Quality(
             database, feed, metrics.quality, budget, token_ids=lambda: base_prompts.token_ids
         )
@@ -198,6 +198,13 @@ def _watch(
     presence = fleet.presence
     heard = (confirmations.confirm, scaling.report, quality.accuse)
     return WatchService(feed, presence.present, presence.leave, metrics.count_watcher, *heard)
+
+
+def _base_prompts(database: Database, feed: Feed, artifacts: Artifacts) -> BasePrompts:
+    async def write_canary(base: str, token_ids: tuple[int, ...]) -> None:
+        await database.run(lambda connection: set_canary(connection, base, token_ids))
+
+    return BasePrompts(feed, TextFiles(database, artifacts.read_chunk).read, write_canary)
 
 
 def _prunes(settings: Settings) -> tuple[Callable[[AsyncConnection], Awaitable[None]], ...]:
@@ -281,9 +288,11 @@ def _alerts(database: Database, settings: Settings, metrics: ControlPlaneMetrics
 
 def _rules(database: Database, settings: Settings, metrics: ControlPlaneMetrics) -> RuleEvaluator:
     rules, interval_s = settings.alert_rules, settings.alert_interval_s
+    runbooks = settings.alert_runbooks.rstrip("/")
     try:
         return RuleEvaluator(
-            database, settings.alert_targets, rules, interval_s, metrics.show_rules
+            *(database, settings.alert_targets, rules, interval_s, metrics.show_rules),
+            external={"runbooks": runbooks} if runbooks else {},
         )
     except TargetsError as error:
         raise OSError(f"CONTROL_PLANE__ALERT_TARGETS: {error}") from None

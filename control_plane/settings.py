@@ -63,6 +63,8 @@ class Settings(ServiceSettings):
             a Prometheus evaluates the rules.
         alert_rules: Rule files in Prometheus' format, with commas between them; empty: the
             platform's own.
+        alert_runbooks: Address of the folder of runbooks that alerts link to, as
+            https://docs.example.com/runbooks; empty: the folder of this repository.
         alert_interval_s: Time between two rounds of `alert_targets`.
         alert_days: Days for which ended alerts, and closed incidents, are kept.
         quality_node_day_max: Most quarantined replicas of a node within a day; beyond, the node
@@ -103,6 +105,7 @@ class Settings(ServiceSettings):
     alert_receivers: Path | None = None
     alert_targets: str = ""
     alert_rules: str = ""
+    alert_runbooks: str = ""
     alert_interval_s: Annotated[float, Field(ge=1, le=60)] = 15
     alert_days: Annotated[int, Field(ge=1, le=36_500)] = 90
 
@@ -144,5 +147,6 @@ class MigrateSettings(ServiceSettings):
     alert_receivers: str = ""
     alert_targets: str = ""
     alert_rules: str = ""
+    alert_runbooks: str = ""
     alert_interval_s: str = ""
     alert_days: str = ""

@@ -148,6 +148,8 @@ bases = Table(
     Column("digest", Text, primary_key=True),
     words_column("name"),
     count_column("context_tokens_max"),
+    # Prompt of the canaries of routers; empty until the tokenizer of the base was read.
+    Column("canary_token_ids", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
 )
 
 pools = Table(

@@ -1,7 +1,6 @@
 """Composition root of the router: builds everything, runs it, drains it."""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -9,6 +8,7 @@ import grpc.aio
 import structlog
 
 from router.accusations import Accusations
+from router.canaries import CanaryAsker
 from router.core.router import RouterCore
 from router.core.types.config import CoreConfig
 from router.demand_reports import DemandReports
@@ -23,7 +23,7 @@ from router.settings import Settings
 from router.transfers import Transfers
 from sluice import channels
 from sluice.errors import ErrorCode, FailedError
-from sluice.kserve import HostStream, call_host, probe
+from sluice.kserve import HostStream, call_host
 from sluice.lifecycle import run_every, stop_signals
 from sluice.status_http import status_server
 from sluice.watch import ControlState, ControlWatcher
@@ -32,9 +32,6 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 log = structlog.get_logger(__name__)
 
-# In the vocabulary of every model; shorter than a KV block, so that no cache answers it.
-PROBE_PROMPT = list(range(1, 13))
-PROBE_TOKENS = 8
 _FLUSH_S = 2.0
 _FOLLOW_S = 1.0
 
@@ -72,7 +69,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         )
         stack.callback(hub.close)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        fleet = _fleet(hub, tasks, settings)
+        fleet = _fleet(hub, tasks, settings, CanaryAsker(watcher.state))
         hub.transfer_by(Transfers(tasks, fleet.target, _open_stream, hub.transferred).start)
         prefetch = Prefetch(
             tasks, partial(_load, fleet), hub.note_host_adapters, router_id=settings.instance_id
@@ -106,10 +103,12 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
     log.info("router_stopped")
 
 
-def _fleet(hub: Hub, tasks: asyncio.TaskGroup, settings: Settings) -> ReplicaAttachments:
+def _fleet(
+    hub: Hub, tasks: asyncio.TaskGroup, settings: Settings, canaries: CanaryAsker
+) -> ReplicaAttachments:
     router_id, silence_s = settings.instance_id, settings.silence_s
     return ReplicaAttachments(
-        hub, tasks, _open_stream, _probe, router_id=router_id, silence_s=silence_s
+        hub, tasks, _open_stream, canaries.ask, router_id=router_id, silence_s=silence_s
     )
 
 
@@ -160,11 +159,6 @@ async def _start_server(service: RouterService, address: str) -> grpc.aio.Server
 
 def _open_stream(target: Target) -> HostStream:
     return HostStream(target.address, target.model)
-
-
-async def _probe(target: Target, timeout_s: float) -> Sequence[int]:
-    reply = await probe(target.address, target.model, PROBE_PROMPT, PROBE_TOKENS, timeout_s)
-    return reply.tokens
 
 
 async def _load(

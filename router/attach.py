@@ -6,12 +6,13 @@ dead host refuses the connection within a millisecond, and then its sequences ar
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Protocol, Self
 
 import structlog
 
+from router.core.types.canary import CanaryAnswer
 from router.core.types.plan import EngineLimits
 from router.hub import Hub
 from router.outgoing import HostOutbox
@@ -82,7 +83,7 @@ class Attachment:
         hub: Hub,
         replica_id: str,
         open_stream: Callable[[], Stream],
-        probe: Callable[[float], Awaitable[Sequence[int]]],
+        probe: Callable[[float], Awaitable[CanaryAnswer]],
         *,
         router_id: str,
         silence_s: float,
@@ -297,13 +298,13 @@ class Attachment:
             await outbox.probe_wanted.wait()
             outbox.probe_wanted.clear()
             try:
-                tokens = await self._run_probe(PROBE_TIMEOUT_S)
+                answer = await self._run_probe(PROBE_TIMEOUT_S)
             except FailedError as error:
                 if error.code.policy.is_of_health:
                     log.info("probe_failed", replica_id=self.replica_id, reason=str(error))
                     self._hub.probe_failed(self.replica_id)
             else:
-                self._hub.probed(self.replica_id, tokens)
+                self._hub.probed(self.replica_id, answer)
 
     async def _close_when_stopped(self, stream: Stream) -> None:
         await self._stopped.wait()

@@ -1,10 +1,11 @@
 """From the control plane's state to cells, plans and attachments."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from router.attach import Attachment, Stream
+from router.core.types.canary import CanaryAnswer
 from router.core.types.plan import ReplicaPlan, ReplicaRole
 from router.hub import Hub
 from sluice.profiles import FRAMES
@@ -22,10 +23,11 @@ _GONE = (control.REPLICA_STATE_STOPPED, control.REPLICA_STATE_FAILED)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The address of a replica."""
+    """The address of a replica, and the base that it serves."""
 
     address: str
     model: str
+    base_digest: str = ""
 
 
 class ReplicaAttachments:
@@ -36,7 +38,7 @@ class ReplicaAttachments:
         hub: Hub,
         tasks: asyncio.TaskGroup,
         open_stream: Callable[[Target], Stream],
-        probe: Callable[[Target, float], Awaitable[Sequence[int]]],
+        probe: Callable[[Target, float], Awaitable[CanaryAnswer]],
         *,
         router_id: str,
         silence_s: float,
@@ -74,7 +76,7 @@ class ReplicaAttachments:
         ]
         self._hub.plan(cells, plans)
         wanted = {
-            entry.id: Target(entry.grpc_address, entry.triton_model)
+            entry.id: Target(entry.grpc_address, entry.triton_model, _base(state, entry.pool_id))
             for entry in live
             if entry.grpc_address
         }
@@ -119,3 +121,8 @@ def _stop(attachment: Attachment, task: "asyncio.Task[None]") -> None:
     attachment.stop()
     if not attachment.is_attached:
         task.cancel()  # it waits for a connection or for its next attempt
+
+
+def _base(state: ControlState, pool_id: str) -> str:
+    pool = state.pools.get(pool_id)
+    return pool.base_digest if pool is not None else ""

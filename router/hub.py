@@ -15,6 +15,7 @@ from router.closing import Accounts, Closings
 from router.core.explain.explain import explain
 from router.core.router import RouterCore
 from router.core.types.actions import Actions, EjectionNotice, Transfer
+from router.core.types.canary import CanaryAnswer
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Dispatch
 from router.core.types.service import ServiceReport
@@ -194,9 +195,9 @@ class Hub:
         self.metrics.streams_resumed.inc()
         self._tick_soon()
 
-    def probed(self, replica_id: str, tokens: Sequence[int]) -> None:
+    def probed(self, replica_id: str, answer: CanaryAnswer) -> None:
         """Take the answer of a canary inference."""
-        self.core.on_probe(replica_id, tokens, self._loop.time())
+        self.core.on_probe(replica_id, answer, self._loop.time())
         self._tick_soon()
 
     def probe_failed(self, replica_id: str) -> None:

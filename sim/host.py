@@ -1,12 +1,13 @@
 """Simulated engine hosts under virtual time, behind the router's real attachments."""
 
 import asyncio
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from router.core.types.canary import CanaryAnswer
 from router.core.types.plan import EngineLimits
 from sim.engine import SimEngine, StepCost
+from sluice.detector.consensus import Text
 from sluice.errors import ErrorCode, FailedError
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -58,7 +59,7 @@ class SimHost:
             return False
         return True
 
-    async def probe(self, timeout_s: float) -> Sequence[int]:
+    async def probe(self, timeout_s: float) -> CanaryAnswer:
         """Run a canary inference."""
         await asyncio.sleep(0.001)
         if self.is_down:
@@ -73,7 +74,7 @@ class SimHost:
         self._woken.set()
         try:
             async with asyncio.timeout(timeout_s):
-                return await answer
+                return CanaryAnswer(Text(tuple(await answer)))
         except TimeoutError:
             raise FailedError(ErrorCode.REPLICA_LOST, "no answer") from None
 

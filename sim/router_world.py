@@ -16,9 +16,11 @@ from router.core import invariants
 from router.core.router import RouterCore
 from router.core.types.actions import Actions
 from router.core.types.batch import GatewayBatch
+from router.core.types.canary import CanaryAnswer
 from router.core.types.config import CoreConfig
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from sim.engine import SimEngine, StepCost, token_at
+from sluice.detector.consensus import Text
 from sluice.wire.engine.v1 import engine_pb2 as engine_wire
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -326,7 +328,7 @@ class RouterWorld:
         self.at(self.now + (_PROBE_TIMEOUT_S if node.is_alive else self._link_s), give_up)
 
     def _tell_probe(self, replica_id: str, tokens: list[int]) -> None:
-        self.core.on_probe(replica_id, tokens, self.now)
+        self.core.on_probe(replica_id, CanaryAnswer(Text(tuple(tokens))), self.now)
 
     def _wake(self, node: _Node) -> None:
         if node.is_stepping or node.is_frozen or not node.is_alive or node.engine.is_idle:

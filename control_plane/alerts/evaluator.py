@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -98,6 +99,7 @@ class RuleEvaluator:
         interval_s: float,
         show: Callable[[int, int], None] = lambda _series, _failed: None,
         clock: Callable[[], float] = time.time,
+        external: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Prepare; `run` belongs into a TaskGroup.
 
@@ -108,6 +110,7 @@ class RuleEvaluator:
             interval_s: Time between two rounds.
             show: Takes the numbers of series and of rules that failed in the last round.
             clock: Unix time in seconds.
+            external: Labels of the installation, which texts of rules may name.
 
         Raises:
             RulesError: The rules cannot be used.
@@ -117,7 +120,7 @@ class RuleEvaluator:
         self._targets = page_targets(targets)
         groups = read_rules(files) if self._targets else []
         self._store = SeriesStore({_UP: 0, **history_ms(groups)}, _SERIES_MAX)
-        self._rules = RuleState(groups, self._store)
+        self._rules = RuleState(groups, self._store, external)
         self._interval_s = interval_s
         self._show = show
         self._clock = clock

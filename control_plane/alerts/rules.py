@@ -7,6 +7,7 @@ expression has had for `for`. Both look at one store of series.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from control_plane.alerts.model import NAME
@@ -155,8 +156,14 @@ class RulesOutcome:
 class RuleState:
     """Evaluates groups of rules, and remembers since when alerts hold."""
 
-    def __init__(self, groups: Sequence[RuleGroup], store: SeriesStore) -> None:
+    def __init__(
+        self,
+        groups: Sequence[RuleGroup],
+        store: SeriesStore,
+        external: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._groups = groups
+        self._external = external
         self._store = store
         self._active: dict[tuple[int, int], dict[Labels, ActiveAlert]] = {}
         self._due_ms: dict[int, int] = {}
@@ -190,7 +197,12 @@ class RuleState:
             return []
         before = self._active.get(key, {})
         after = {
-            labels: _active(rule, labels, value, before.get(labels), now_ms)
+            labels: _active(
+                rule,
+                AlertFacts(value, dict(labels), self._external),
+                before.get(labels),
+                now_ms,
+            )
             for labels, value in vector.items()
         }
         self._active[key] = after
@@ -206,15 +218,14 @@ def _with(labels: Labels, added: Mapping[str, str]) -> Labels:
 
 
 def _active(
-    rule: AlertRule, labels: Labels, value: float, before: ActiveAlert | None, now_ms: int
+    rule: AlertRule, facts: AlertFacts, before: ActiveAlert | None, now_ms: int
 ) -> ActiveAlert:
     since_ms = before.since_ms if before is not None else now_ms
     fires_since_ms = before.fires_since_ms if before is not None else None
     if fires_since_ms is None and now_ms - since_ms >= rule.lasts_ms:
         fires_since_ms = now_ms
-    facts = AlertFacts(value, dict(labels))
     return ActiveAlert(
-        labels={**dict(labels), **rule.labels, NAME: rule.name},
+        labels={**facts.labels, **rule.labels, NAME: rule.name},
         annotations={name: filled(text, facts) for name, text in rule.annotations.items()},
         since_ms=since_ms,
         fires_since_ms=fires_since_ms,

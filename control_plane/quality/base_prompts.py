@@ -1,7 +1,7 @@
 """The token ids of the default prompts, made by each base's tokenizer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from time import monotonic
 from typing import Protocol
@@ -21,6 +21,8 @@ _TOKENIZER_FILE = "tokenizer.json"
 
 # Takes digest and name of a file; yields its content; PlatformError when it cannot be had.
 ReadText = Callable[[str, str], AsyncGenerator[bytes]]
+# Takes the digest of a base and the prompt of its canaries, and stores it.
+WriteCanary = Callable[[str, tuple[int, ...]], Awaitable[None]]
 TokenIds = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
@@ -34,17 +36,24 @@ class StateFeed(Protocol):
 
 
 class BasePrompts:
-    """Tokenizes the default prompts, once per base.
+    """Tokenizes the default prompts, once per base; the first one is the canary of routers.
 
     Attributes:
         token_ids: Ids of each of `DEFAULT_TEXTS`, by the digest of the base.
     """
 
-    def __init__(self, feed: StateFeed, read_text: ReadText) -> None:
-        """Prepare; `run` belongs into a TaskGroup."""
+    def __init__(self, feed: StateFeed, read_text: ReadText, write_canary: WriteCanary) -> None:
+        """Prepare; `run` belongs into a TaskGroup.
+
+        Args:
+            feed: Source of bases and pools.
+            read_text: Reads a file of a base.
+            write_canary: Stores the prompt of a base's canaries; PlatformError: not stored.
+        """
         self.token_ids: dict[str, tuple[tuple[int, ...], ...]] = {}
         self._feed = feed
         self._read_text = read_text
+        self._write_canary = write_canary
         self._retry_at_s: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -67,6 +76,18 @@ class BasePrompts:
                 self._retry_at_s[base] = monotonic() + _RETRY_S
                 if is_first:  # its prompts consist of ids in every vocabulary
                     log.warning("base_prompts_not_made", base=base, error=str(error))
+        await self._tell_routers()
+
+    async def _tell_routers(self) -> None:
+        """Store the canaries that routers do not know yet."""
+        for base, ids in sorted(self.token_ids.items()):
+            known = self._feed.state.bases.get(base)
+            if known is None or tuple(known.canary_token_ids) == ids[0]:
+                continue
+            try:
+                await self._write_canary(base, ids[0])
+            except PlatformError as error:
+                log.warning("base_canary_not_written", base=base, error=str(error))
 
     async def _tokenized(self, base: str) -> tuple[tuple[int, ...], ...]:
         async with aclosing(self._read_text(base, _TOKENIZER_FILE)) as pieces:

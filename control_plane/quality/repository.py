@@ -434,6 +434,14 @@ async def take_back(connection: AsyncConnection, replica_id: str) -> bool:
     return (await connection.execute(query)).first() is not None
 
 
+async def set_canary(connection: AsyncConnection, base: str, token_ids: Sequence[int]) -> None:
+    """Store the prompt of the canaries of a base, if it is another one."""
+    t, ids = tables.bases, list(token_ids)
+    is_other = t.c.canary_token_ids != ids
+    query = update(t).where(t.c.digest == base, is_other).values(canary_token_ids=ids)
+    await connection.execute(query)
+
+
 async def forget_answers(connection: AsyncConnection, pool_id: str) -> None:
     """Delete a pool's answers, and its right answers."""
     for table in (golden_truths, golden_answers):

@@ -24,6 +24,7 @@ from router.core.lifecycle import RequestLifecycle
 from router.core.ownership import Ownership
 from router.core.types.actions import Actions, EjectionNotice, Stats
 from router.core.types.batch import GatewayBatch
+from router.core.types.canary import CanaryAnswer
 from router.core.types.config import CoreConfig
 from router.core.types.ending import Ending, count
 from router.core.types.plan import EngineLimits, ReplicaPlan
@@ -198,11 +199,11 @@ class RouterCore:
 
     # --- canary probes ----------------------------------------------------------------------
 
-    def on_probe(self, replica_id: str, tokens: Sequence[int], now: float) -> None:
+    def on_probe(self, replica_id: str, answer: CanaryAnswer, now: float) -> None:
         """Take the answer of a canary inference."""
         book = self.replicas.get(replica_id)
         if book is not None:
-            self.cells[book.cell_id].fleet.health.answered(replica_id, tokens, now)
+            self.cells[book.cell_id].fleet.health.answered(replica_id, answer, now)
 
     def on_probe_failed(self, replica_id: str, now: float) -> None:
         """Note that a canary inference brought no answer in time."""

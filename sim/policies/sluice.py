@@ -14,12 +14,14 @@ from gateway.dispatch.cell_choice import AFFINITY_BLOCKS, CellView, Wish, choose
 from router.core.fleet.prefix_index import BlockHashes
 from router.core.router import RouterCore
 from router.core.types.actions import Actions
+from router.core.types.canary import CanaryAnswer
 from router.core.types.config import CoreConfig
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Request
 from router.core.types.service import ServiceReport
 from sim.engines import Engine, Job, StepRecord
 from sim.pool import SimPool
+from sluice.detector.consensus import Text
 from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -31,7 +33,7 @@ ACCOUNTS_TOLD = 1024  # in one round of reports, of all cells together
 _GATEWAY = 1
 _EPOCH = 1
 _TICK_MIN_S = 1e-6  # so that time moves
-_PROBE_TOKENS = (1, 2, 3, 4)
+_CANARY = CanaryAnswer(Text((1, 2, 3, 4)))
 _PROBE_S = 0.1
 _NO_DEADLINE_S = 1e6  # peers serve everything, however late: so does the core here
 # Nothing is refused for want of room in a queue: every request is to be compared.
@@ -313,7 +315,7 @@ class Sluice:
     def _probe(self, link: _Link) -> None:
         now, core = self.pool.now, link.cell.core
         if link.is_up:
-            core.on_probe(link.replica_id, _PROBE_TOKENS, now)
+            core.on_probe(link.replica_id, _CANARY, now)
         else:
             core.on_probe_failed(link.replica_id, now)
         self._tick(link.cell)

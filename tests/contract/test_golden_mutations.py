@@ -13,6 +13,7 @@ from replica.drivers.openvino import load_openvino
 from replica.engine.driver import Driver
 from replica.engine.safetensors import read_safetensors, write_safetensors
 from replica.engine.types import Sampling, SequenceRequest
+from router.canaries import CANARY_TOKENS
 from sluice.detector.consensus import Text, difference, fitted
 
 if TYPE_CHECKING:
@@ -78,6 +79,12 @@ def deviates(found: list[Text], right: list[Text]) -> bool:
     )
 
 
+def canary(found: list[Text]) -> Text:
+    """Return what a router gets of the first prompt."""
+    first = found[0]
+    return Text(first.token_ids[:CANARY_TOKENS], first.logprobs[:CANARY_TOKENS])
+
+
 @pytest.fixture(scope="module")
 def right() -> list[Text]:
     return answers(engine(BASE))
@@ -90,6 +97,7 @@ def test_errors_in_one_layer_are_found(right: list[Text], tmp_path: Path) -> Non
     rng = np.random.default_rng(11)
     kinds: tuple[Callable[[Weights, np.random.Generator], None], ...] = (flip, blank, blur)
     missed: list[str] = []
+    unseen_by_routers = 0
     for number in range(20):
         name = f"model.layers.{rng.choice(layers)}.{rng.choice(MATRICES)}.weight"
         broken = tensors[name].copy()
@@ -98,10 +106,13 @@ def test_errors_in_one_layer_are_found(right: list[Text], tmp_path: Path) -> Non
         shutil.copytree(BASE, copy)
         (copy / file).unlink()
         write_safetensors(copy / file, tensors | {name: broken})
-        if not deviates(answers(engine(copy)), right):
+        found = answers(engine(copy))
+        unseen_by_routers += not deviates([canary(found)], [canary(right)])
+        if not deviates(found, right):
             missed.append(f"{kinds[number % len(kinds)].__name__} {name}")
         shutil.rmtree(copy)
     assert len(missed) <= 1, missed
+    assert unseen_by_routers <= 6, "a canary is one short prompt, and finds most"
 
 
 def test_no_sound_engine_deviates(right: list[Text]) -> None:

@@ -30,6 +30,7 @@ groups:
         annotations: {summary: 'It turns {{ $value | humanize }} pages per second in {{ $labels.job }}'}
       - alert: ProcessDown
         expr: up == 0
+        annotations: {summary: '{{ with $externalLabels.runbooks }}{{ . }}/{{ end }}down.md'}
 """
 
 
@@ -84,6 +85,7 @@ async def test_alerts_fire_and_end_as_the_pages_say(
         15.0,
         lambda series, failed: shown.append((series, failed)),
         lambda: now_s,
+        {"runbooks": "https://runbooks.example"},
     )
     async with open_http() as http:
         for count in range(0, 300, 45):
@@ -96,7 +98,7 @@ async def test_alerts_fire_and_end_as_the_pages_say(
         metrics.text = None
         await evaluator.step(http)
         found = await firing(database)
-        assert found["ProcessDown"] == ("", True)
+        assert found["ProcessDown"] == ("https://runbooks.example/down.md", True)
         metrics.text = "pages_total 180\n"
         for _ in range(6):
             now_s += 15

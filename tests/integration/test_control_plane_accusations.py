@@ -17,6 +17,8 @@ from replica.agent.golden import GoldenAsker, GoldenTarget
 from router.accusations import Accusations
 from router.core.fleet.health import LYING, CellHealth, HealthState
 from router.core.types.actions import EjectionNotice
+from router.core.types.canary import CanaryAnswer
+from sluice.detector.consensus import Text
 from sluice.ids import new_id
 from sluice.watch import ControlWatcher
 from sluice.wire.agent.v1 import agent_pb2 as agent
@@ -97,6 +99,10 @@ async def running(*loops: Any) -> AsyncIterator[None]:
                 task.cancel()
 
 
+def answer_of(*, is_liar: bool) -> CanaryAnswer:
+    return CanaryAnswer(Text(tuple(WRONG if is_liar else RIGHT)))
+
+
 def ejection_of(liar: str, cell_id: str, names: list[str]) -> EjectionNotice:
     """Let a cell's health find the liar by canaries, as in a router."""
     health, now = CellHealth(), 1000.0
@@ -105,7 +111,7 @@ def ejection_of(liar: str, cell_id: str, names: list[str]) -> EjectionNotice:
     while health.state(liar) is not HealthState.EJECTED:
         now += 0.05
         for name in health.tick(now):
-            health.answered(name, WRONG if name == liar else RIGHT, now)
+            health.answered(name, answer_of(is_liar=name == liar), now)
         assert now < 1100.0
     (verdict,) = [it for it in health.verdicts() if it.state is HealthState.EJECTED]
     assert verdict.reason == LYING

@@ -1,10 +1,10 @@
 """An attachment that is cancelled ends, also when its stream fails at the same moment."""
 
 import asyncio
-from collections.abc import Sequence
 
 from router.attach import Attachment
 from router.core.router import RouterCore
+from router.core.types.canary import CanaryAnswer
 from router.core.types.config import CoreConfig
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.hub import Hub
@@ -12,6 +12,7 @@ from router.metrics import RouterMetrics
 from sim.engine import StepCost
 from sim.host import SimHost, SimHostStream
 from sim.loop import run
+from sluice.detector.consensus import Text
 from sluice.errors import ErrorCode, FailedError
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -28,8 +29,8 @@ class FailsWhenCancelled(SimHostStream):
             raise FailedError(ErrorCode.REPLICA_LOST, "broke just now") from None
 
 
-async def no_probe(_: float) -> Sequence[int]:
-    return ()
+async def no_probe(_: float) -> CanaryAnswer:
+    return CanaryAnswer(Text(()))
 
 
 def test_a_cancelled_attachment_ends_when_its_stream_breaks_at_that_moment():

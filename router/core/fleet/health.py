@@ -11,20 +11,20 @@ At most a third of the attached replicas is ejected at a time. When many seem il
 the load is at fault, and a pool that serves badly is better than one that does not serve.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from zlib import crc32
 
 from router.core.fleet.step_times import JUDGE_S, Steps, StepTimes
-from sluice.detector.consensus import Text, consensus
+from router.core.types.canary import CanaryAnswer
+from sluice.detector.consensus import RULES, Rules, Text, consensus, difference, fitted
 from sluice.detector.evidence import AnswerVerdict, EvidenceKind
 from sluice.detector.quota import room
 from sluice.detector.record import CLEAN, Suspicion
 
 SLOW, LYING, FAILING, LOST = "slow", "lying", "failing", "lost"
 
-PROBE_INTERVAL_S = 5.0  # of a healthy replica; each costs it eight short decode rows
+PROBE_INTERVAL_S = 5.0  # of a healthy replica; each costs it sixteen short decode rows
 PROBE_TIMEOUT_S = 6.0  # the shell's own deadline is 5 s; after this a probe is given up unheard
 TRIAL_ACTIVE = 4  # sequences that a half-open replica holds at most
 TRIAL_GOOD = 3  # answers, of requests or probes, that end the trial
@@ -125,6 +125,7 @@ class CellHealth:
         self._verdicts: list[HealthVerdict] = []
         self._due = _NEVER
         self._is_answer_new = False
+        self._question = 0
         self._is_fewer = False  # attached replicas, since the last tick
 
     # --- what happens -----------------------------------------------------------------------
@@ -216,16 +217,20 @@ class CellHealth:
             if replica.state is HealthState.HALF_OPEN:
                 self._good(replica, now)
 
-    def answered(self, replica_id: str, tokens: Sequence[int], now: float) -> None:
-        """Note the answer to a probe."""
+    def answered(self, replica_id: str, answer: CanaryAnswer, now: float) -> None:
+        """Note the answer to a probe; those to an earlier question do not count any more."""
         replica = self._probe_over(replica_id, now)
         if replica is None:
             return
         replica.missed = 0
-        if not tokens:
+        if not answer.text.token_ids:
             self._missed(replica, now)
             return
-        replica.answer = Text(tuple(tokens))
+        if answer.question != self._question:
+            self._question = answer.question
+            for other in self._replicas.values():
+                other.answer, other.is_new_answer = None, False
+        replica.answer = answer.text
         replica.is_new_answer = self._is_answer_new = True
         self._due = now
 
@@ -379,8 +384,8 @@ class CellHealth:
         else:
             self._failed(replica, now)
 
-    def _truth(self, own: Text | None = None) -> Text | None:
-        """Return the right answer; None: unknown.
+    def _truth(self, own: Text | None = None) -> tuple[Text | None, Rules]:
+        """Return the right answer, None if it is unknown, and how answers are compared with it.
 
         `own` is the answer of an ejected replica, which counts in its own case only.
         """
@@ -389,11 +394,15 @@ class CellHealth:
             for replica in self._replicas.values()
             if replica.answer is not None and replica.state is not HealthState.EJECTED
         ]
-        return consensus(voters if own is None else [*voters, own])
+        if own is not None:
+            voters.append(own)
+        truth = consensus(voters)
+        rules = RULES if truth is None else fitted(truth, ([it] for it in voters))
+        return truth, rules
 
     def _judge_answers(self, now: float) -> None:
         self._is_answer_new = False
-        truth = self._truth()
+        truth, rules = self._truth()
         for replica in self._replicas.values():
             answer, is_new = replica.answer, replica.is_new_answer
             replica.is_new_answer = False
@@ -404,7 +413,7 @@ class CellHealth:
                 if is_new:
                     self._judge_ejected(replica, answer, now)
                 continue
-            verdict = _verdict(answer, truth)
+            verdict = _verdict(answer, truth, rules)
             if is_new or verdict is AnswerVerdict.WRONG:
                 replica.record = replica.record.with_answer(EvidenceKind.CANARY, verdict)
             if verdict is AnswerVerdict.WRONG:
@@ -414,7 +423,7 @@ class CellHealth:
 
     def _judge_ejected(self, replica: _Replica, answer: Text, now: float) -> None:
         """Put a replica that answers right on trial; a lying one only when the truth is known."""
-        verdict = _verdict(answer, self._truth(answer))
+        verdict = _verdict(answer, *self._truth(answer))
         is_unknown = verdict is AnswerVerdict.UNJUDGED
         if verdict is AnswerVerdict.RIGHT or (is_unknown and replica.reason != LYING):
             self._try(replica, replica.reason, now)
@@ -431,11 +440,11 @@ class CellHealth:
             self._eject(replica, LYING, now)
 
 
-def _verdict(answer: Text, truth: Text | None) -> AnswerVerdict:
-    """Return the verdict on an answer; a canary has no logprobs, so it is equal or wrong."""
+def _verdict(answer: Text, truth: Text | None, rules: Rules) -> AnswerVerdict:
     if truth is None:
         return AnswerVerdict.UNJUDGED
-    return AnswerVerdict.RIGHT if answer.token_ids == truth.token_ids else AnswerVerdict.WRONG
+    is_right = difference(answer, truth, rules) is None
+    return AnswerVerdict.RIGHT if is_right else AnswerVerdict.WRONG
 
 
 def _strike(replica: _Replica, now: float) -> None:

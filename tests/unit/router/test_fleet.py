@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from router.attach import Stream
+from router.core.types.canary import CanaryAnswer
 from router.core.types.plan import ReplicaPlan, ReplicaRole
 from router.fleet import ReplicaAttachments, Target
 from sluice.watch import ControlState
@@ -14,7 +15,7 @@ def open_stream(target: Target) -> Stream:
     raise AssertionError("nothing is started here")
 
 
-async def probe(target: Target, timeout_s: float) -> list[int]:
+async def probe(target: Target, timeout_s: float) -> CanaryAnswer:
     raise AssertionError("nothing is started here")
 
 

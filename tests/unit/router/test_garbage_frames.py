@@ -9,10 +9,12 @@ import pytest
 from router.attach import Attachment
 from router.core import invariants
 from router.core.router import RouterCore
+from router.core.types.canary import CanaryAnswer
 from router.core.types.config import CoreConfig
 from router.core.types.plan import ReplicaPlan
 from router.hub import Hub
 from router.metrics import RouterMetrics
+from sluice.detector.consensus import Text
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -96,8 +98,8 @@ async def attach_twice(limits: engine.EngineLimits, frame: engine.StepFrame) -> 
         opened += 1
         return Stream(limits, iter([frame] if opened == 1 else []))
 
-    async def probe(timeout_s: float) -> list[int]:
-        return [1]
+    async def probe(timeout_s: float) -> CanaryAnswer:
+        return CanaryAnswer(Text((1,)))
 
     attachment = Attachment(hub, "replica", open_stream, probe, router_id="r", silence_s=2.0)
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:

@@ -7,8 +7,10 @@ import pytest
 
 from router.core.fleet import health
 from router.core.fleet.health import CellHealth, HealthState, HealthVerdict
+from router.core.types.canary import CanaryAnswer
+from sluice.detector.consensus import Text
 
-RIGHT, WRONG = (5, 6, 7), (5, 6, 8)
+RIGHT, WRONG = CanaryAnswer(Text((5, 6, 7))), CanaryAnswer(Text((5, 6, 8)))
 EJECTED, HALF_OPEN, HEALTHY = HealthState.EJECTED, HealthState.HALF_OPEN, HealthState.HEALTHY
 
 
@@ -18,7 +20,7 @@ class Pool:
     def __init__(self, replicas: int = 6) -> None:
         self.health = CellHealth()
         self.names = [f"replica-{number}" for number in range(replicas)]
-        self.answers: dict[str, tuple[int, ...] | None] = dict.fromkeys(self.names, RIGHT)
+        self.answers: dict[str, CanaryAnswer | None] = dict.fromkeys(self.names, RIGHT)
         self.slips: dict[str, int] = {}  # wrong answers to come
         self.probes: list[tuple[float, str]] = []
         self.verdicts: list[tuple[float, HealthVerdict]] = []
@@ -367,3 +369,29 @@ def test_an_unknown_replica_has_no_verdict_and_a_forgotten_one_leaves_none():
     pool.health.forget(pool.names[0])
     assert not pool.health.verdicts()
     assert CellHealth().next_at(3.0) == float("inf")
+
+
+def test_answers_to_different_questions_are_not_compared() -> None:
+    pool = Pool(3)
+    pool.step_until(10.0)
+    for name in pool.names[:2]:  # the base's own prompt has become known
+        pool.answers[name] = CanaryAnswer(Text((9, 9, 9)), 1)
+    pool.step_until(30.0)
+    pool.answers[pool.names[2]] = CanaryAnswer(Text((9, 9, 9)), 1)
+    pool.step_until(60.0)
+    assert not pool.verdicts
+    pool.answers[pool.names[2]] = CanaryAnswer(Text((9, 9, 8)), 1)
+    pool.step_until(90.0)
+    assert pool.state(2) == (EJECTED, "lying")
+
+
+def test_a_fork_between_equally_probable_tokens_is_no_lie() -> None:
+    pool = Pool(3)
+    pool.answers[pool.names[0]] = CanaryAnswer(Text((5, 7, 1), (-0.1, -0.8, -0.1)))
+    for name in pool.names[1:]:
+        pool.answers[name] = CanaryAnswer(Text((5, 6, 7), (-0.1, -0.75, -0.1)))
+    pool.step_until(60.0)
+    assert not pool.verdicts
+    pool.answers[pool.names[0]] = CanaryAnswer(Text((5, 6, 7), (-0.1, -3.75, -0.1)))
+    pool.step_until(90.0)
+    assert pool.state(0) == (EJECTED, "lying"), "equal tokens, and quite other probabilities"

@@ -389,14 +389,16 @@ class ApiKey(_message.Message):
     def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., secret_sha256: _Optional[bytes] = ..., expires_at_unix_ms: _Optional[int] = ..., is_disabled: _Optional[bool] = ..., rpm: _Optional[int] = ..., tpm: _Optional[int] = ..., requests_max: _Optional[int] = ..., scopes: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., rpd: _Optional[int] = ..., interval_ms: _Optional[int] = ...) -> None: ...
 
 class Base(_message.Message):
-    __slots__ = ("digest", "name", "context_tokens_max")
+    __slots__ = ("digest", "name", "context_tokens_max", "canary_token_ids")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    CANARY_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     digest: str
     name: str
     context_tokens_max: int
-    def __init__(self, digest: _Optional[str] = ..., name: _Optional[str] = ..., context_tokens_max: _Optional[int] = ...) -> None: ...
+    canary_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, digest: _Optional[str] = ..., name: _Optional[str] = ..., context_tokens_max: _Optional[int] = ..., canary_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("id", "base_digest", "adapter_digest", "release", "owner_tenant_id", "created_at_unix_s", "pool_id")

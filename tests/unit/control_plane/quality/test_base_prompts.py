@@ -36,9 +36,23 @@ async def test_ids_come_from_the_tokenizer_of_the_base() -> None:
         yield content[:1000]
         yield content[1000:]
 
+    written: dict[str, tuple[int, ...]] = {}
+
+    async def write(base: str, ids: tuple[int, ...]) -> None:
+        if not written:
+            written[base] = ()
+            raise PlatformError(ErrorCode.UNAVAILABLE, "the database is away")
+        written[base] = ids
+
     feed = feed_of(A, B)
-    prompts = BasePrompts(feed, read)
+    feed.state.bases |= {it: wire.Base(digest=it) for it in (A, B)}
+    prompts = BasePrompts(feed, read, write)
+    for _ in range(2):
+        await prompts.step()
+    assert written == {A: prompts.token_ids[A][0]}, "the canary of routers, written at last"
+    feed.state.bases[A].canary_token_ids.extend(written.pop(A))
     await prompts.step()
+    assert not written, "once"
     tokenizer = Tokenizer.from_file(str(FILE))
     right = [tokenizer.encode(text, add_special_tokens=False).ids for text in DEFAULT_TEXTS]
     assert list(map(list, prompts.token_ids.pop(A))) == right
