@@ -35,6 +35,7 @@ from gateway.endpoints.openapi import describe
 from gateway.endpoints.reply import ReplyWriter
 from gateway.endpoints.texts import Texts
 from gateway.endpoints.tokenize import Tokenizing
+from gateway.front import PublicServer
 from gateway.guard.making import make_judges
 from gateway.limits.budgets import BudgetChecks
 from gateway.limits.limiter import Limiter
@@ -47,14 +48,10 @@ from gateway.rollouts.confirm import ConfirmationSender
 from gateway.rollouts.decided import Decided
 from gateway.rollouts.open_requests import OpenRequests
 from gateway.server.answer_counts import AnswerCounts
-from gateway.server.cors import Cors
 from gateway.server.loop_lag import LoopLag
-from gateway.server.middleware import Envelope
 from gateway.server.probes import Probes
-from gateway.server.protocol import ServerLimits
 from gateway.server.routes import Routes
-from gateway.server.runner import HttpRunner, bound_socket
-from gateway.server.tls import TlsFiles
+from gateway.server.runner import bound_socket
 from gateway.settings import GatewaySettings
 from gateway.stateful import StatefulApis
 from gateway.texts.shipping import TextShipping, is_over
@@ -133,7 +130,8 @@ class Gateway:
         self.stateful = StatefulApis(settings, self.counts, events.emit, self.watcher.state)
         self.texts = Texts(self.text_shipping.ship, self.metrics)
         self._changed, self.is_draining, self._is_stopped = asyncio.Event(), False, False
-        self.http, self._tls = self._make_http(), _tls_files(settings)
+        self._public = PublicServer(settings, self.routes(), self.counts)
+        self.http, self._tls = self._public.runner, self._public.tls
         self.watcher.before_snapshot(self.directory.prepare)
         self.watcher.on_change(self._follow)
         self._follow_metrics()
@@ -232,22 +230,6 @@ class Gateway:
             return self.metrics.public_page() if is_public else self.metrics.page()
 
         return Probes(read_metrics=read_metrics, not_ready_because=self.not_ready_because)
-
-    def _make_http(self) -> HttpRunner:
-        settings = self.settings
-        envelope = Envelope(
-            self.routes(),
-            self.counts,
-            trace_share=settings.trace_share,
-            cors=Cors(settings.origins),
-        )
-        limits = ServerLimits(
-            connections_max=settings.connections_max,
-            head_timeout_s=settings.head_timeout_s,
-            idle_timeout_s=settings.idle_timeout_s,
-            body_bytes_max=settings.body_buffer_bytes,
-        )
-        return HttpRunner(envelope, limits, envelope.note_malformed)
 
     async def start(self, sock: socket.socket | None) -> None:
         """Accept connections, on a bound socket or at `http_address`."""
@@ -383,11 +365,15 @@ class Gateway:
         return True
 
     def _follow_metrics(self) -> None:
+        http2 = self._public.http2
         self.metrics.follow(
             {
                 "gateway_open_generations": lambda: self.dispatcher.open,
                 "gateway_open_copies": lambda: self.spare.open,
                 "gateway_open_connections": lambda: self.http.server.open_connections,
+                "gateway_open_http2_connections": lambda: http2.open_connections if http2 else 0,
+                "gateway_open_http2_streams": lambda: http2.open_streams if http2 else 0,
+                "gateway_http2_floods": lambda: http2.floods if http2 else 0,
                 "gateway_open_sockets": lambda: self.stateful.sockets.open,
                 "gateway_body_buffer_bytes": lambda: self.http.server.body_bytes,
                 "gateway_retries_refused": lambda: self.dispatcher.retries_refused,
@@ -429,12 +415,6 @@ def _text_shipping(settings: GatewaySettings, events: EventProducer) -> TextShip
         is_over=is_over,
     )
     return TextShipping(make, directory)
-
-
-def _tls_files(settings: GatewaySettings) -> TlsFiles | None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    return TlsFiles(settings.tls_cert, settings.tls_key)
 
 
 @asynccontextmanager

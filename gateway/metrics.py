@@ -28,6 +28,9 @@ _LAG_EDGES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _FOLLOWED = (
     ("gateway_open_generations", "gauge", "Accepted, not ended"),
     ("gateway_open_connections", "gauge", "Connections of clients"),
+    ("gateway_open_http2_connections", "gauge", "Of these, the ones over HTTP/2"),
+    ("gateway_open_http2_streams", "gauge", "Requests on connections over HTTP/2"),
+    ("gateway_http2_floods", "counter", "Connections cut: too many frames that ask for nothing"),
     ("gateway_open_sockets", "gauge", "WebSockets of clients"),
     ("gateway_body_buffer_bytes", "gauge", "Bytes of request bodies that have not all come"),
     ("gateway_retries_refused", "counter", "Lost answers not tried again: too many were already"),

@@ -41,6 +41,9 @@ class GatewaySettings(ServiceSettings):
         connections_max: Open connections of one worker; beyond, only probes are answered.
         head_timeout_s: Seconds that a request's head may take from its first byte.
         idle_timeout_s: Seconds for which a kept-alive connection may be silent.
+        http2: Whether `http_address` speaks HTTP/2 beside HTTP/1.1: to clients that begin with it,
+            and over TLS to those that ask for it.
+        http2_streams_max: Most requests under way on one connection of HTTP/2.
         body_buffer_bytes: Most bytes of unfinished request bodies in one worker.
         unready_s: Seconds from SIGTERM for which /readyz reports not ready before the port closes.
         idle_grace_s: Seconds from then on for which kept-alive connections may still bring a
@@ -97,6 +100,8 @@ class GatewaySettings(ServiceSettings):
     connections_max: Annotated[int, Field(ge=1)] = 12_000
     head_timeout_s: Annotated[float, Field(gt=0, le=300)] = 10.0
     idle_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 75.0
+    http2: bool = True
+    http2_streams_max: Annotated[int, Field(ge=1, le=4096)] = 256
     body_buffer_bytes: Annotated[int, Field(ge=8 << 20)] = 256 << 20
     unready_s: Annotated[float, Field(ge=0, le=300)] = 0.0
     idle_grace_s: Annotated[float, Field(ge=0, le=300)] = 2.0

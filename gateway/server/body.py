@@ -7,7 +7,7 @@ could refuse it.
 import asyncio
 import zlib
 from collections.abc import Mapping
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 from aiohttp import HttpVersion11, hdrs, web
 
@@ -54,6 +54,15 @@ class _HasBudget(Protocol):
 
     @property
     def body_budget(self) -> BodyBudget: ...
+
+
+@runtime_checkable
+class ContinueWriter(Protocol):
+    """A writer whose version of HTTP has its own form of `100 Continue`."""
+
+    def say_continue(self) -> None:
+        """Ask for the body."""
+        ...
 
 
 async def read_body(request: web.Request) -> bytes:
@@ -124,7 +133,10 @@ async def _answer_expectation(request: web.Request) -> None:
     """Ask for the body behind `Expect: 100-continue`, now that the request is accepted."""
     if request.headers["Expect"].lower() != "100-continue":
         raise HttpError(417, "The header 'Expect' may only be '100-continue'.")
-    if request.version != HttpVersion11 or request.content.is_eof():
+    if request.version < HttpVersion11 or request.content.is_eof():
+        return
+    if isinstance(request.writer, ContinueWriter):
+        request.writer.say_continue()
         return
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # the response itself has not begun

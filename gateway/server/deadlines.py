@@ -33,6 +33,9 @@ class Deadlines(Generic[_Waiting]):
     def __len__(self) -> int:
         return len(self._due_s)
 
+    def __contains__(self, waiting: _Waiting) -> bool:
+        return waiting in self._due_s
+
     def begin(self, waiting: _Waiting) -> None:
         """Start the deadline of a key, unless it runs."""
         if waiting not in self._due_s:

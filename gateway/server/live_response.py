@@ -21,6 +21,14 @@ _FORGOTTEN: Mapping[str, str] = {}
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
+class HeadTransport(asyncio.WriteTransport):
+    """A transport that takes the head of an answer as fields, and then the body as it is."""
+
+    def begin_answer(self, status: int, fields: Mapping[str, str]) -> None:
+        """Send the head of an answer. ValueError: a field holds an invalid character."""
+        raise NotImplementedError
+
+
 class LiveResponse(web.StreamResponse):
     """Status 200 and a body of unknown length; under HTTP/1.0 the body ends with the connection.
 
@@ -34,7 +42,7 @@ class LiveResponse(web.StreamResponse):
         self._request = request
         self._fields = headers
         self._has_begun = False
-        self.is_chunked = request.version >= HttpVersion11
+        self.is_chunked = request.version == HttpVersion11
 
     @property
     def prepared(self) -> bool:
@@ -59,11 +67,15 @@ class LiveResponse(web.StreamResponse):
             ConnectionResetError: The client has gone.
             ValueError: A header holds an invalid character.
         """
-        head = _head(self._fields, is_chunked=self.is_chunked, keep_alive=self.keep_alive)
         transport = self._transport()
-        transport.write(head + self._framed(first) if first else head)
+        if isinstance(transport, HeadTransport):
+            transport.begin_answer(200, {**self._fields, "Date": _date(int(time.time()))})
+            transport.write(first)
+        else:
+            head = _head(self._fields, is_chunked=self.is_chunked, keep_alive=self.keep_alive)
+            transport.write(head + self._framed(first) if first else head)
         self._has_begun, self._fields = True, _FORGOTTEN
-        self._request.writer.output_size += len(head)
+        self._request.writer.output_size += 1
         if isinstance(self._request, HttpRequest):
             self._request.forget()
         return transport

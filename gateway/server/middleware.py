@@ -8,10 +8,11 @@ from aiohttp import HttpVersion11, hdrs, web
 
 from gateway.directory import Directory, Principal
 from gateway.server.answer_counts import AnswerCounts
+from gateway.server.bounds import too_many_connections
 from gateway.server.cors import Cors
 from gateway.server.errors import HttpError, body_of, headers_of
 from gateway.server.identity import identity_of, set_identity
-from gateway.server.protocol import UNKNOWN_VERSION, HttpProtocol, too_many_connections
+from gateway.server.protocol import UNKNOWN_VERSION
 from gateway.server.routes import ErrorForm, GatewayRoute, Routes
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 
@@ -156,5 +157,4 @@ class Envelope:
 
 
 def _is_surplus(request: web.Request) -> bool:
-    protocol = request.protocol
-    return isinstance(protocol, HttpProtocol) and protocol.is_surplus
+    return getattr(request.protocol, "is_surplus", False)

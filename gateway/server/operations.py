@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.server.bounds import ServerLimits
 from gateway.server.errors import body_of, headers_of
 from gateway.server.exposition import merged
 from gateway.server.probes import Probes
-from gateway.server.protocol import ServerLimits
 from gateway.server.routes import Routes
 from gateway.server.runner import HttpRunner, bound_socket
 from gateway.server.workers import GatewayWorker, GatewayWorkers

@@ -8,7 +8,7 @@ change: `tests/integration/gateway/test_hostile.py`, `tests/unit/gateway/test_pr
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 from aiohttp import HttpVersion10, HttpVersion11, web
@@ -21,6 +21,13 @@ from aiohttp.web_protocol import ERROR, RequestHandler
 
 from gateway.bodies.parsing import BODY_BYTES_MAX
 from gateway.server.body import BodyBudget, content_length
+from gateway.server.bounds import (
+    LINGER_S,
+    STALLED_S,
+    SURPLUS_CONNECTIONS,
+    ServerLimits,
+    too_many_connections,
+)
 from gateway.server.deadlines import Deadlines
 from gateway.server.errors import HttpError, body_of, raw_response
 from gateway.server.malformed import (
@@ -32,8 +39,11 @@ from gateway.server.malformed import (
 )
 from gateway.server.request import HttpRequest
 from gateway.server.routes import Handler
-from sluice.errors import ErrorCode, PlatformError, RejectedError
+from sluice.errors import ErrorCode, PlatformError
 from sluice.ids import new_id
+
+if TYPE_CHECKING:
+    from gateway.server.other_version import OtherVersion
 
 log = structlog.get_logger(__name__)
 
@@ -42,33 +52,9 @@ UNKNOWN_VERSION = web.RequestKey("unknown_version", bool)
 _VERSIONS = (HttpVersion11, HttpVersion10)
 _AnyHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
-# Over the bound this many more connections are read, for the probes among them.
-SURPLUS_CONNECTIONS = 64
-# The unread rest after an early answer is read and dropped for this long: else the client's
-# kernel would throw the answer away.
-_LINGER_S = 5.0
 _HEAD_END = b"\r\n\r\n"
 _UNKNOWN = -1
-# A client that has more to read now than this long ago is taken for gone.
-STALLED_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """Bounds of one worker.
-
-    Attributes:
-        connections_max: Largest number of open connections; beyond, only probes are answered.
-        head_timeout_s: Seconds from its first byte (of the first request: from the connection)
-            until a request's head is complete.
-        idle_timeout_s: Seconds for which a kept-alive connection may be silent.
-        body_bytes_max: Bytes of all unfinished bodies together.
-    """
-
-    connections_max: int = 20_000
-    head_timeout_s: float = 10.0
-    idle_timeout_s: float = 75.0
-    body_bytes_max: int = 256 << 20
+_BEGINNINGS = frozenset({b"P", b"PR", b"PRI"})  # of what may become HTTP/2
 
 
 class HttpServer(web.Server):
@@ -106,6 +92,7 @@ class HttpServer(web.Server):
         self.heads = Deadlines(limits.head_timeout_s, self._loop, HttpProtocol.head_timed_out)
         self.idle = Deadlines(limits.idle_timeout_s, self._loop, HttpProtocol.idle_timed_out)
         self.is_draining = False
+        self.other_version: OtherVersion | None = None
 
     def __call__(self) -> RequestHandler:
         """Return the protocol of a new connection."""
@@ -114,11 +101,14 @@ class HttpServer(web.Server):
     @property
     def open_connections(self) -> int:
         """Number of open connections."""
-        return len(self._connections)
+        other = 0 if self.other_version is None else self.other_version.open_connections
+        return len(self._connections) + other
 
     @property
     def has_requests(self) -> bool:
         """Whether a request is being answered on any connection."""
+        if self.other_version is not None and self.other_version.has_requests:
+            return True
         connections = (c for c in self._connections if isinstance(c, HttpProtocol))
         return any(connection.is_busy for connection in connections)
 
@@ -130,7 +120,12 @@ class HttpServer(web.Server):
     @property
     def surplus(self) -> int:
         """Number of connections above the bound."""
-        return len(self._connections) - self._limits.connections_max
+        return self.open_connections - self._limits.connections_max
+
+    def hands_over(self, connection: "HttpProtocol", data: bytes) -> bool:
+        """Return whether another version's server has taken a connection by its first bytes."""
+        other = self.other_version
+        return other is not None and connection in self.heads and other.take(connection, data)
 
     def make_request(
         self,
@@ -166,6 +161,7 @@ class HttpProtocol(RequestHandler):
         """Prepare; see aiohttp for the options."""
         super().__init__(server, **options)  # pyright: ignore[reportArgumentType] - passed on
         self._server = server
+        self._parser = None  # the first bytes may be another version's
         self._answering: HttpRequest | None = None  # until the client has its answer
         self._head_bytes = 0  # of a head that has not all come
         # Bytes of a message that are still to come; 0: the parser is between two.
@@ -250,6 +246,8 @@ class HttpProtocol(RequestHandler):
         if self._parser is None:
             if not data or self.transport is None:
                 return  # nothing is left to parse
+            if data[:3] in _BEGINNINGS and self._server.hands_over(self, data):
+                return
             self._parser = self._new_parser()
         messages, queued, is_head = self._messages, len(self._messages), self._is_between
         super().data_received(data)
@@ -414,7 +412,7 @@ class HttpProtocol(RequestHandler):
     async def _drop_rest(self, body: StreamReader) -> None:
         """Read the rest of the request for a bounded time: many clients read no answer before."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_S):
+            async with asyncio.timeout(LINGER_S):
                 while not body.is_eof():
                     await body.readany()
         if not body.is_eof():
@@ -488,9 +486,3 @@ def _rest_of(message: object, data: bytes) -> int:
     if length is None:
         return _UNKNOWN
     return max(data.find(_HEAD_END) + len(_HEAD_END) + length - len(data), _UNKNOWN)
-
-
-def too_many_connections() -> PlatformError:
-    """Return the answer of a worker that has reached its bound of connections."""
-    text = "The server has too many open connections; try again shortly."
-    return RejectedError(ErrorCode.OVERLOADED, text, retry_after_s=1.0)

@@ -8,7 +8,8 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from gateway.server.protocol import HttpServer, ServerLimits
+from gateway.server.bounds import ServerLimits
+from gateway.server.protocol import HttpServer
 from gateway.server.routes import Handler
 from sluice.errors import PlatformError
 
@@ -54,6 +55,8 @@ class HttpRunner:
     def say_goodbye(self) -> None:
         """Let each answer from now on close its connection."""
         self.server.is_draining = True
+        if self.server.other_version is not None:
+            self.server.other_version.say_goodbye()
 
     def stop_accepting(self) -> None:
         """Accept no more; connections in the socket's queue are for its other holders."""
@@ -78,6 +81,8 @@ class HttpRunner:
     async def close(self) -> None:
         """End all connections; handlers have two seconds."""
         self.stop_accepting()
+        if self.server.other_version is not None:
+            await self.server.other_version.close(_AFTER_DRAIN_S)
         await self._runner.cleanup()
         self.server.heads.close()
         self.server.idle.close()

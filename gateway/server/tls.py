@@ -1,6 +1,7 @@
 """TLS certificates, replaced without a restart."""
 
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
@@ -21,14 +22,19 @@ class TlsFiles:
             it.
     """
 
-    def __init__(self, cert: Path, key: Path) -> None:
+    def __init__(self, cert: Path, key: Path, *, versions: Sequence[str] = ("http/1.1",)) -> None:
         """Load.
+
+        Args:
+            cert: Chain of certificates.
+            key: Key of the first one.
+            versions: Names of the versions of HTTP that are served, the preferred one first.
 
         Raises:
             OSError: A file cannot be read.
             ssl.SSLError: A file is no PEM, or the key does not fit the certificate.
         """
-        self._files = (cert, key)
+        self._files, self._spoken = (cert, key), list(versions)
         self._seen = self._versions()
         self.context = self._loaded()
         self.is_stale = False
@@ -67,7 +73,7 @@ class TlsFiles:
     def _loaded(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
+        context.set_alpn_protocols(self._spoken)
         context.load_cert_chain(*self._files, password=no_passphrase)
         return context
 

@@ -85,6 +85,7 @@ class World:
         self.settings: GatewaySettings
         self.valkey: ChildProcess
         self.base_url = self.router_address = ""
+        self.versions: dict[str, bool] = {}  # of HTTP that clients speak; empty: as they are
 
     async def raw(self, body: dict[str, object], version: str = "1.1", **limits: int) -> Raw:
         """Send a chat request over a bare connection; return its reader and writer."""
@@ -153,13 +154,19 @@ class World:
         )
 
     def sdk(self, key: str = KEY) -> openai.AsyncOpenAI:
+        client = openai.DefaultAsyncHttpxClient(**self.versions) if self.versions else None
         return openai.AsyncOpenAI(
-            base_url=f"{self.base_url}/v1", api_key=key, max_retries=0, timeout=60
+            base_url=f"{self.base_url}/v1",
+            api_key=key,
+            max_retries=0,
+            timeout=60,
+            http_client=client,
         )
 
     def http(self, key: str = KEY) -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {key}"}
         return httpx.AsyncClient(
-            base_url=self.base_url, headers={"authorization": f"Bearer {key}"}, timeout=60
+            base_url=self.base_url, headers=headers, timeout=60, **self.versions
         )
 
 

@@ -12,7 +12,7 @@ import re
 import sys
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from sluice import shared_secret
 from sluice.process import ChildProcess, ProcessSpec, free_port
 from sluice.watch import write_snapshot
 from sluice.wire.control.v1 import control_pb2 as control
+from tests.support.http2_peer import SocketPeer
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
@@ -160,7 +161,7 @@ MALFORMED = {
     "tls": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
     "http 0.9": (b"GET /\r\n\r\n", 505),
     "http 2": (get("/healthz").replace(b"HTTP/1.1", b"HTTP/2.0"), 505),
-    "http 2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "half of http 2's preface": (b"PRI * HTTP/2.0\r\n\r\nSMALL\r\n", 400),
     "http 7.7": (get("/healthz").replace(b"HTTP/1.1", b"HTTP/7.7"), 505),
     "no host": (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
     "two hosts": (get("/healthz", "Host: y\r\n"), 400),
@@ -406,3 +407,26 @@ async def test_unfinished_bodies_have_a_bound_together(server) -> None:
     async with asyncio.timeout(60):
         while statuses(await server.send(post(b"x" * 100_000))) != [400]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+async def test_floods_over_http_2_end_their_connection_and_no_other(server) -> None:
+    await server.until_alone()
+    patient = await SocketPeer.connect(server.port)
+    patient.ask(1, path="/healthz")
+    await patient.until(lambda: patient.has_ended(1))
+    memory_bytes = server.memory_bytes
+    ping = b"\x00\x00\x08\x06\x00\x00\x00\x00\x00" + bytes(8)
+    begun = b"\x00\x00\x00\x01\x00\x00\x00\x00\x01"  # a head that has no end
+    more = b"\x00\x40\x00\x09\x00\x00\x00\x00\x01" + bytes(16_384)
+    for flood in (ping * 200_000, begun + more * 1_000, bytes(1 << 20)):
+        client = await SocketPeer.connect(server.port)
+        with suppress(ConnectionError):
+            client.send(flood)
+            await client.until(lambda client=client: client.is_over)
+        await client.close()
+    assert b"gateway_http2_floods_total 3.0" in await server.send(get("/metrics"))
+    assert server.memory_bytes - memory_bytes < GROWTH_BYTES_MAX
+    patient.ask(3, path="/healthz")
+    await patient.until(lambda: patient.has_ended(3))
+    assert patient.status(3) == 200
+    await patient.close()

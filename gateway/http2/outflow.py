@@ -1,0 +1,151 @@
+"""What one connection sends: all that its streams wrote in a turn of the event loop is one write.
+
+A router's message has the tokens of an engine step for all answers of this worker, and is
+distributed in one turn. So fifty streams of a connection pay one `send()` for a step, not fifty.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gateway.http2.flood import FloodMeter
+from gateway.http2.frames import FRAME_BYTES_MAX, data_head
+
+if TYPE_CHECKING:
+    from h2.connection import H2Connection
+
+    from gateway.http2.stream import Http2Stream
+
+WRITE_BYTES_MAX = 256 << 10  # of answers in one write; the socket tells then whether it is full
+# Of a client that asks, and does not read what comes back: heads of answers, acknowledgements.
+UNREAD_BYTES_MAX = 1 << 20
+
+
+class Http2Outflow:
+    """The output of one connection."""
+
+    __slots__ = (
+        "_due",
+        "_frames",
+        "_is_scheduled",
+        "_loop",
+        "_meter",
+        "_note_moved",
+        "_state",
+        "_transport",
+        "is_paused",
+    )
+
+    def __init__(
+        self,
+        transport: asyncio.WriteTransport,
+        state: "H2Connection",
+        meter: FloodMeter,
+        note_moved: Callable[["Http2Stream", bool], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            transport: The connection's.
+            state: Windows, and frames of `h2`'s own.
+            meter: Earns by what is sent.
+            note_moved: Called with a stream that has sent all, or still waits behind its window;
+                and with whether some was sent.
+        """
+        self._transport, self._state = transport, state
+        self._meter, self._note_moved = meter, note_moved
+        self._loop = asyncio.get_running_loop()
+        self._due: list[Http2Stream] = []
+        self._frames: list[bytes] = []
+        self._is_scheduled = self.is_paused = False
+
+    def wake(self) -> None:
+        """Send at the end of this turn of the loop."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def note_due(self, stream: "Http2Stream") -> None:
+        """Send what waits in a stream, and its end."""
+        if not stream.is_due:
+            stream.is_due = True
+            self._due.append(stream)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def add_frame(self, frame: bytes) -> None:
+        """Send a frame of which `h2` does not know."""
+        self._frames.append(frame)
+        self.wake()
+
+    def flush(self) -> None:
+        """Send what may be sent now."""
+        self._is_scheduled = False
+        transport, state = self._transport, self._state
+        if transport.is_closing():
+            return
+        out: list[bytes | memoryview] = [state.data_to_send(), *self._frames]
+        self._frames.clear()
+        if self._due and not self.is_paused and self._fill(out):
+            out.append(state.data_to_send())  # ends of streams
+        if sent := b"".join(out):
+            transport.write(sent)
+        if self.is_paused and transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+            transport.abort()
+
+    def flush_last(self) -> None:
+        """Send what `h2` and the connection have to tell, and nothing of streams."""
+        self._due.clear()
+        self.flush()
+
+    def _fill(self, out: list[bytes | memoryview]) -> bool:
+        """Add frames of streams; return whether a stream has ended.
+
+        Streams that have more to send than now fits go to the end of the row.
+        """
+        due, self._due = self._due, []
+        state, left = self._state, WRITE_BYTES_MAX
+        window = state.outbound_flow_control_window
+        frames, has_end = 0, False
+        for stream in due:
+            stream.is_due = False
+            peer = stream.state
+            size = min(stream.size, peer.outbound_flow_control_window, window, left)
+            if size > 0:
+                peer.outbound_flow_control_window -= size
+                window -= size
+                left -= size
+                frames += 1
+                if size <= FRAME_BYTES_MAX:
+                    out.append(data_head(size, stream.number))
+                    out += stream.take(size)
+                else:
+                    frames += _cut(out, stream, size) - 1
+            if stream.size:
+                if peer.outbound_flow_control_window > 0:
+                    stream.is_due = True
+                    self._due.append(stream)
+                self._note_moved(stream, size > 0)
+            elif stream.is_answered or stream.is_behind:
+                if stream.is_answered and not stream.is_sent and not stream.is_gone:
+                    state.end_stream(stream.number)
+                    stream.is_sent = has_end = True
+                self._note_moved(stream, True)
+        state.outbound_flow_control_window = window
+        self._meter.earn(frames)
+        if self._due and window > 0 and not left:
+            self.wake()
+        return has_end
+
+
+def _cut(out: list[bytes | memoryview], stream: "Http2Stream", size: int) -> int:
+    """Add several frames of a stream; return their number."""
+    frames = 0
+    while size:
+        part = min(size, FRAME_BYTES_MAX)
+        out.append(data_head(part, stream.number))
+        out += stream.take(part)
+        size -= part
+        frames += 1
+    return frames

@@ -1,0 +1,297 @@
+"""One request over HTTP/2 with its answer; its handler sees a connection for it alone."""
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING
+
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
+from multidict import CIMultiDict
+
+from gateway.server.body import BodyBudget
+from gateway.server.live_response import HeadTransport
+
+if TYPE_CHECKING:
+    from h2.stream import H2Stream
+
+    from gateway.http2.connection import Http2Connection
+
+# A writer that waits for its client does so above this, and goes on at half of it.
+_WRITE_BYTES = 64 << 10
+
+
+class Http2Stream(HeadTransport):
+    """A stream: to its request the connection as well as the transport.
+
+    What is written waits here for the end of the loop's turn, for the client's windows, and for
+    the socket. How much waits is the measure of a slow client, as a socket's buffer is elsewhere.
+
+    Attributes:
+        number: Number of the stream.
+        state: State of the stream in `h2`, with the client's window.
+        body: Body of the request.
+        task: Task that answers; None when it has ended.
+        size: Bytes that wait.
+        is_due: Whether the connection will look at what waits.
+        is_behind: Whether bytes have waited longer than for a turn of the loop.
+        is_answered: Whether nothing more will be written.
+        is_sent: Whether the client was sent the end of the answer.
+        is_heard: Whether the client sends nothing more.
+        is_gone: Whether the client takes nothing more.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_drained",
+        "_parts",
+        "_unread",
+        "body",
+        "is_answered",
+        "is_behind",
+        "is_due",
+        "is_gone",
+        "is_heard",
+        "is_sent",
+        "number",
+        "size",
+        "state",
+        "task",
+    )
+
+    # aiohttp asks each request's connection for these; a client is known by its key.
+    ssl_context = peername = sockname = access_log = None
+    _reading_paused = False
+
+    def __init__(
+        self, connection: "Http2Connection", number: int, state: "H2Stream", *, has_body: bool
+    ) -> None:
+        """Prepare."""
+        super().__init__()
+        self._connection, self.number, self.state = connection, number, state
+        self._parts: deque[bytes | memoryview] = deque()
+        self._drained: asyncio.Future[None] | None = None
+        self._unread = self.size = 0
+        self.task: asyncio.Task[None] | None = None
+        self.is_due = self.is_behind = False
+        self.is_answered = self.is_sent = self.is_gone = False
+        self.is_heard = not has_body
+        # It calls `resume_reading` whenever all that came was read.
+        self.body: StreamReader = (
+            StreamReader(self, 1, loop=asyncio.get_running_loop())  # pyright: ignore[reportArgumentType] - as far as it uses one
+            if has_body
+            else EMPTY_PAYLOAD
+        )
+
+    # --- the connection of a request --------------------------------------------------------
+
+    @property
+    def transport(self) -> "Http2Stream | None":
+        """The stream itself, until the client has gone."""
+        return None if self.is_gone else self
+
+    @property
+    def connected(self) -> bool:
+        """Whether the client takes bytes."""
+        return not self.is_gone
+
+    @property
+    def body_budget(self) -> BodyBudget:
+        """The budget of unfinished bodies, all connections together."""
+        return self._connection.body_budget
+
+    @property
+    def is_surplus(self) -> bool:
+        """Whether the worker has more connections than it may have without this one."""
+        return self._connection.is_surplus
+
+    @property
+    def writing_paused(self) -> bool:
+        """Whether the client reads more slowly than is written to it."""
+        return self.size > _WRITE_BYTES
+
+    def drop_parser(self) -> None:
+        """Drop the body, which was read; all requests share their connection's parser."""
+        self.body = EMPTY_PAYLOAD
+
+    def pause_reading(self) -> None:
+        """Do nothing: the window of the stream stops the client."""
+
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: ARG002 - aiohttp's name
+        """Let the client send as much as was read."""
+        unread, self._unread = self._unread, 0
+        if unread:
+            self._connection.acknowledge(self.number, unread)
+
+    # --- its transport ----------------------------------------------------------------------
+
+    def begin_answer(self, status: int, fields: Mapping[str, str]) -> None:
+        """See `HeadTransport`."""
+        self._connection.send_head(self.number, status, fields.items())
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes; RuntimeError when the client has gone."""
+        if self.is_gone:
+            raise RuntimeError("the stream is closed")
+        self._parts.append(data)  # pyright: ignore[reportArgumentType] - nobody changes it later
+        self.size += len(data)
+        if not self.is_due:
+            self._connection.note_due(self)
+
+    def get_write_buffer_size(self) -> int:
+        """Return the bytes that wait."""
+        return self.size
+
+    def is_closing(self) -> bool:
+        """Return whether the client takes nothing more."""
+        return self.is_gone
+
+    def close(self) -> None:
+        """End the stream at once, see `abort`."""
+        self.abort()
+
+    def abort(self) -> None:
+        """End the stream without the rest of its answer."""
+        if not self.is_gone:
+            self._connection.reset(self)
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        """Return what is known of the client's connection."""
+        return self._connection.extra_info(name, default)
+
+    async def drain(self) -> None:
+        """Wait until the client has read most of what waits."""
+        while self.size > _WRITE_BYTES and not self.is_gone:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+    # --- what its connection does -----------------------------------------------------------
+
+    def receive(self, data: bytes, credit: int) -> None:
+        """Take a piece of the body, for which the client has paid `credit` bytes of its window."""
+        self._unread += credit
+        if data and not self.is_answered and not self.body.is_eof():
+            self.body.feed_data(data)
+        else:
+            self.resume_reading()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left to do for it."""
+        return self.task is None and (self.is_gone or (self.is_sent and self.is_heard))
+
+    def begin(self, work: Coroutine[None, None, None]) -> None:
+        """Run what answers; `finish` is called even if it is cancelled before its begin."""
+        self.task = asyncio.get_running_loop().create_task(work)
+        self.task.add_done_callback(self._end)
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        del task
+        self.finish()
+
+    def finish(self) -> None:
+        """Send the end of the answer."""
+        self._connection.finish(self)
+
+    def stalled(self) -> None:
+        """End the stream: its client takes nothing."""
+        self._connection.stream_stalled(self)
+
+    def linger_over(self) -> None:
+        """End the stream: its request still comes, though it was answered long ago."""
+        self._connection.stream_lingers(self)
+
+    def end_body(self) -> None:
+        """Note the end of the body."""
+        self.is_heard = True
+        if not self.body.is_eof():
+            self.body.feed_eof()
+
+    def take(self, size: int) -> list[bytes | memoryview]:
+        """Return so many bytes of those that wait, or all if they are fewer."""
+        parts = self._parts
+        if self.size <= size:
+            taken = list(parts)
+            parts.clear()
+            self.size = 0
+        else:
+            taken = []
+            self.size -= size
+            while size:
+                part = parts.popleft()
+                if len(part) > size:
+                    view = memoryview(part)
+                    parts.appendleft(view[size:])
+                    part = view[:size]
+                taken.append(part)
+                size -= len(part)
+        if self._drained is not None and self.size <= _WRITE_BYTES // 2:
+            self._wake()
+        return taken
+
+    def lose(self) -> None:
+        """Drop what waits: the client takes nothing more."""
+        self.is_gone = self.is_heard = True
+        self._parts.clear()
+        self.size = 0
+        self._wake()
+
+    def _wake(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+
+class Http2Writer(AbstractStreamWriter):
+    """Takes an answer of aiohttp's: its head as fields, its body in pieces."""
+
+    def __init__(self, stream: Http2Stream) -> None:
+        """Prepare."""
+        self._stream = stream
+        self.length: int | None = None
+
+    @property
+    def transport(self) -> asyncio.WriteTransport | None:
+        """The stream."""
+        return self._stream.transport
+
+    def say_continue(self) -> None:
+        """Ask for the body of a request that waits with it."""
+        self._stream.begin_answer(100, {})
+
+    async def write_headers(self, status_line: str, headers: CIMultiDict[str]) -> None:
+        """Send the head."""
+        status = int(status_line.split(" ", 2)[1])
+        self._require_client()
+        self._stream.begin_answer(status, headers)
+        self.output_size += 1  # the answer has begun
+
+    async def write(self, chunk: bytes | bytearray | memoryview) -> None:
+        """Send a piece of the body; wait while the client is far behind."""
+        self._send(chunk)
+        if self._stream.writing_paused:
+            await self.drain()
+
+    async def write_eof(self, chunk: bytes = b"") -> None:
+        """Send the last piece of the body."""
+        if chunk:
+            self._send(chunk)
+
+    async def drain(self) -> None:
+        """Wait until the client has read most of what waits."""
+        await self._stream.drain()
+
+    def enable_compression(self, encoding: str = "deflate", strategy: int | None = None) -> None:
+        """Do nothing: answers are not packed."""
+
+    def enable_chunking(self) -> None:
+        """Do nothing: frames bound the body."""
+
+    def _send(self, chunk: bytes | bytearray | memoryview) -> None:
+        self._require_client()
+        self._stream.write(chunk)
+        self.output_size += len(chunk)
+
+    def _require_client(self) -> None:
+        if self._stream.is_gone:
+            raise ConnectionResetError("the client has ended the stream")
