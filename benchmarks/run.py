@@ -45,6 +45,7 @@ MODULES = {
     "edge": "benchmarks.load.gateway",
     "refused": "benchmarks.load.refused_prompts",
     "sockets": "benchmarks.load.sockets",
+    "http2": "benchmarks.load.http2",
     "chains": "benchmarks.micro.chains",
     "peers": "benchmarks.load.peers",
     "routing": "benchmarks.load.routing_study",
