@@ -311,7 +311,9 @@ class Http2Connection(asyncio.Protocol):
     def _window(self, event: WindowUpdated) -> None:
         stream = self.streams.get(event.stream_id)
         if stream is not None and stream.size:
-            self.note_due(stream)  # without one, the window is that of all: whoever waits is due
+            self.note_due(
+                stream
+            )  # without one, the window is that of all, and streams behind it are due
 
     def _settings(self, event: RemoteSettingsChanged) -> None:
         del event

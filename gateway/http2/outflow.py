@@ -1,4 +1,4 @@
-"""What one connection sends: all that its streams wrote in a turn of the event loop is one write.
+"""The output of one connection: bytes of all streams from one turn of the event loop are one write.
 
 A router's message has the tokens of an engine step for all answers of this worker, and is
 distributed in one turn. So fifty streams of a connection pay one `send()` for a step, not fifty.

@@ -24,8 +24,8 @@ _WRITE_BYTES = 64 << 10
 class Http2Stream(HeadTransport):
     """A stream: to its request the connection as well as the transport.
 
-    What is written waits here for the end of the loop's turn, for the client's windows, and for
-    the socket. How much waits is the measure of a slow client, as a socket's buffer is elsewhere.
+    Written bytes wait here for the end of the loop's turn, for the client's windows, and for the
+    socket. Their number is the measure of a slow client, as a socket's buffer is elsewhere.
 
     Attributes:
         number: Number of the stream.
