@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import structlog
 from h2.errors import ErrorCodes
@@ -30,9 +30,6 @@ from gateway.server import bounds
 from gateway.server.body import BodyBudget
 from gateway.server.errors import HttpError
 
-if TYPE_CHECKING:
-    from gateway.http2.server import Http2Server
-
 log = structlog.get_logger(__name__)
 
 _CLOSE_S = 5.0  # for the client to read why
@@ -47,10 +44,8 @@ class Http2Connection(asyncio.Protocol):
         streams: Streams that have not ended, by number.
     """
 
-    def __init__(
-        self, server: "Http2Server", transport: asyncio.Transport, *, is_surplus: bool
-    ) -> None:
-        """Prepare; the client's first bytes go to `begin`."""
+    def __init__(self, server: Any, transport: asyncio.Transport, *, is_surplus: bool) -> None:
+        """Prepare; `server` is an `Http2Server`. The client's first bytes go to `begin`."""
         self._server, self._transport = server, transport
         self._loop = asyncio.get_running_loop()
         self._meter, self._scanner = FloodMeter(self._loop.time()), FrameScanner()

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
@@ -14,8 +14,6 @@ from gateway.server.live_response import HeadTransport
 
 if TYPE_CHECKING:
     from h2.stream import H2Stream
-
-    from gateway.http2.connection import Http2Connection
 
 # A writer that waits for its client does so above this, and goes on at half of it.
 _WRITE_BYTES = 64 << 10
@@ -63,10 +61,8 @@ class Http2Stream(HeadTransport):
     ssl_context = peername = sockname = access_log = None
     _reading_paused = False
 
-    def __init__(
-        self, connection: "Http2Connection", number: int, state: "H2Stream", *, has_body: bool
-    ) -> None:
-        """Prepare."""
+    def __init__(self, connection: Any, number: int, state: "H2Stream", *, has_body: bool) -> None:
+        """Prepare; `connection` is the `Http2Connection` of the stream."""
         super().__init__()
         self._connection, self.number, self.state = connection, number, state
         self._parts: deque[bytes | memoryview] = deque()

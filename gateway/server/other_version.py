@@ -1,9 +1,6 @@
 """The part of another version's server that the server of HTTP/1.1 uses: they share a port."""
 
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from gateway.server.protocol import HttpProtocol
+from typing import Any, Protocol
 
 
 class OtherVersion(Protocol):
@@ -19,8 +16,8 @@ class OtherVersion(Protocol):
         """Whether a request is being answered."""
         ...
 
-    def take(self, connection: "HttpProtocol", data: bytes) -> bool:
-        """Take a connection by its first bytes; return whether it was taken."""
+    def take(self, connection: Any, data: bytes) -> bool:
+        """Take a connection (`HttpProtocol`) by its first bytes; return whether it was taken."""
         ...
 
     def say_goodbye(self) -> None:
