@@ -130,8 +130,7 @@ class Gateway:
         self.stateful = StatefulApis(settings, self.counts, events.emit, self.watcher.state)
         self.texts = Texts(self.text_shipping.ship, self.metrics)
         self._changed, self.is_draining, self._is_stopped = asyncio.Event(), False, False
-        self._public = PublicServer(settings, self.routes(), self.counts)
-        self.http, self._tls = self._public.runner, self._public.tls
+        self.http, self._tls, self._http2 = PublicServer(settings, self.routes(), self.counts).parts
         self.watcher.before_snapshot(self.directory.prepare)
         self.watcher.on_change(self._follow)
         self._follow_metrics()
@@ -365,7 +364,7 @@ class Gateway:
         return True
 
     def _follow_metrics(self) -> None:
-        http2 = self._public.http2
+        http2 = self._http2
         self.metrics.follow(
             {
                 "gateway_open_generations": lambda: self.dispatcher.open,

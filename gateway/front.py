@@ -37,6 +37,11 @@ class PublicServer:
             self.http2 = Http2Server(self.runner.server, limits, settings.http2_streams_max)
         self.tls = _tls_files(settings)
 
+    @property
+    def parts(self) -> tuple[HttpRunner, TlsFiles | None, Http2Server | None]:
+        """Its runner, its certificate and its connections over HTTP/2."""
+        return self.runner, self.tls, self.http2
+
 
 def _tls_files(settings: GatewaySettings) -> TlsFiles | None:
     if settings.tls_cert is None or settings.tls_key is None:
