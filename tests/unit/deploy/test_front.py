@@ -78,7 +78,7 @@ def test_haproxy_takes_gateways_out_before_they_close() -> None:
 
 
 def test_haproxy_has_room_for_every_gateway() -> None:
-    scaling = ROOT / "deploy" / "kubernetes" / "components" / "production" / "gateway-scaling.yaml"
+    scaling = ROOT / "deploy/kubernetes/components/gateway-scaling/gateway-scaling.yaml"
     gateways_max = yaml.safe_load(scaling.read_text())["spec"]["maxReplicas"]
     slots = int(haproxy("server-template").split()[1])
     assert slots > gateways_max

@@ -18,19 +18,19 @@ def test_only_cells_that_serve_count() -> None:
     assert status == PoolStatus(
         replicas_ready=3, replicas_starting=1, queued=11, running=9, wait_ms=120
     )
-    assert status.told == {"replicas_ready": 3, "queued": 8, "running": 8, "wait_ms": 200}
+    assert status.figures == {"replicas_ready": 3, "queued": 8, "running": 8, "wait_ms": 200}
 
 
 def test_readiness() -> None:
     assert status_of_cells([CellView("a", replicas_ready=1)], 3).readiness is PoolReadiness.READY
     assert status_of_cells([CellView("a")], 1).readiness is PoolReadiness.LOADING
     assert status_of_cells([], 0).readiness is PoolReadiness.UNAVAILABLE
-    assert status_of_cells([], 0).told["wait_ms"] is None
+    assert status_of_cells([], 0).figures["wait_ms"] is None
 
 
 @given(st.integers(0, 1 << 20), st.integers(0, 1 << 31))
 def test_the_shown_figures_bound_the_truth(count: int, wait_ms: int) -> None:
-    told = PoolStatus(1, 0, count, count, wait_ms).told
+    told = PoolStatus(1, 0, count, count, wait_ms).figures
     assert told["queued"] == told["running"]
     assert told["queued"] <= count < max(COUNT_MIN, 2 * told["queued"])
     assert wait_ms <= told["wait_ms"] < wait_ms + WAIT_STEP_MS
@@ -39,5 +39,5 @@ def test_the_shown_figures_bound_the_truth(count: int, wait_ms: int) -> None:
 
 @given(st.integers(0, COUNT_MIN - 2))
 def test_one_request_of_a_neighbour_cannot_be_seen(running: int) -> None:
-    before, after = (PoolStatus(1, 0, 0, it, 10).told for it in (running, running + 1))
+    before, after = (PoolStatus(1, 0, 0, it, 10).figures for it in (running, running + 1))
     assert before == after

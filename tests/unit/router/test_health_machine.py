@@ -12,9 +12,18 @@ from hypothesis.stateful import (
 
 from router.core.fleet import health
 from router.core.fleet.health import CellHealth, HealthState
+from router.core.types.canary import CanaryAnswer
+from sluice.detector.consensus import Text
 
 NAMES = tuple(f"replica-{number}" for number in range(6))
-ANSWERS = ((1, 2), (1, 3), (4,))
+ANSWERS = (
+    CanaryAnswer(Text((1, 2))),
+    CanaryAnswer(Text((1, 3))),
+    CanaryAnswer(Text((4,))),
+    CanaryAnswer(Text((1, 2), (-0.5, -0.7))),
+    CanaryAnswer(Text((7, 8)), 1),
+)
+NOTHING = CanaryAnswer(Text(()))
 
 
 class HealthMachine(RuleBasedStateMachine):
@@ -75,7 +84,7 @@ class HealthMachine(RuleBasedStateMachine):
 
     @rule(
         name=st.sampled_from(NAMES),
-        answer=st.sampled_from((*ANSWERS, (), None)),
+        answer=st.sampled_from((*ANSWERS, NOTHING, None)),
     )
     def reply(self, name, answer):
         """Also such as nobody asked for."""
