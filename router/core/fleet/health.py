@@ -397,8 +397,9 @@ class CellHealth:
         if own is not None:
             voters.append(own)
         truth = consensus(voters)
-        rules = RULES if truth is None else fitted(truth, ([it] for it in voters))
-        return truth, rules
+        if truth is None or not truth.logprobs:
+            return truth, RULES
+        return truth, fitted(truth, ([it] for it in voters))
 
     def _judge_answers(self, now: float) -> None:
         self._is_answer_new = False
@@ -443,7 +444,7 @@ class CellHealth:
 def _verdict(answer: Text, truth: Text | None, rules: Rules) -> AnswerVerdict:
     if truth is None:
         return AnswerVerdict.UNJUDGED
-    is_right = difference(answer, truth, rules) is None
+    is_right = answer == truth or difference(answer, truth, rules) is None
     return AnswerVerdict.RIGHT if is_right else AnswerVerdict.WRONG
 
 
