@@ -4,7 +4,6 @@ from statistics import mean
 from typing import Any
 
 Result = dict[str, Any]
-PAGE_MS = 100  # the goal of a page of the console
 
 
 def plans(result: Result, part: str, policy: str) -> tuple[float, float]:
@@ -114,11 +113,3 @@ def short(result: Result) -> str:
     loads = (result[f"{count}_short_streams"] for count in (100, 500))
     per_request = [sum(it["cpu_s"].values()) / it["requests"] * 1e6 for it in loads]
     return " / ".join(f"{it:.0f}" for it in per_request) + " µs"
-
-
-def console_pages(result: Result) -> str:
-    """Return how many pages keep within 100 ms of the servers' CPU, and those above."""
-    spent = {name.replace("_", " "): it["cpu_ms"] for name, it in result["pages"].items()}
-    slow = ", ".join(f"{name} {ms:.0f}" for name, ms in spent.items() if ms > PAGE_MS)
-    fast = sum(ms <= PAGE_MS for ms in spent.values())
-    return f"{fast} of {len(spent)} within {PAGE_MS} ms" + (f"; {slow} ms" if slow else "")

@@ -302,16 +302,6 @@ _OPERATION = (
         texts.month,
     ),
     FigureRow(
-        "pages of the console over 50 million requests: CPU of control plane, telemetry and store",
-        "console",
-        texts.console_pages,
-    ),
-    FigureRow(
-        "live feed of the console: CPU of the control plane for 20 viewers, in percent of a core",
-        "console",
-        lambda it: f"below {max(1.0, it['live']['core_percent_of_twenty']):.0f} %",
-    ),
-    FigureRow(
         "simulated rollouts: identical releases sent back; bad ones of ten kinds sent back",
         "rollouts",
         texts.rollouts,
