@@ -392,6 +392,12 @@ _MISSED = (
         "0 min, 1.3 x",
     ),
     FigureRow(
+        "500 streams on 8 connections of HTTP/2 against 500 of HTTP/1.1: CPU per token",
+        "http2",
+        lambda it: f"{it['http2_of_http1']:.2f} x",
+        "0.33 x",
+    ),
+    FigureRow(
         "50 streams on one WebSocket against 50 connections of SSE: CPU per token",
         "sockets",
         lambda it: f"{it['socket_of_sse']:.2f} x",

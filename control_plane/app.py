@@ -25,6 +25,7 @@ from control_plane.alerts.routes import AlertRoutes
 from control_plane.alerts.rules import RulesError
 from control_plane.alerts.service import AlertService
 from control_plane.artifacts.model import Bounds
+from control_plane.artifacts.ranks import adapter_check
 from control_plane.artifacts.routes import ArtifactRoutes
 from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.sources import Allowed
@@ -58,6 +59,7 @@ from control_plane.http.routes import AdminRoute
 from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import ControlPlaneMetrics
 from control_plane.models import routes as models
+from control_plane.models.routes import AdapterCheck, accept_adapter
 from control_plane.quality.base_prompts import BasePrompts
 from control_plane.quality.ejection_routes import EjectionRoutes
 from control_plane.quality.repository import golden_counts, holdback, set_canary
@@ -141,9 +143,8 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         background = await stack.enter_async_context(asyncio.TaskGroup())
         artifacts = _artifacts(database, settings)
         stack.callback(artifacts.close)
-        distribution = DistributionService(
-            database, feed, metrics, _links(settings), artifacts.read_chunk
-        )
+        links, read_chunk = _links(settings), artifacts.read_chunk
+        distribution = DistributionService(database, feed, metrics, links, read_chunk)
         base_prompts = _base_prompts(database, feed, artifacts)
         quality = Quality(
             database, feed, metrics.quality, budget, token_ids=lambda: base_prompts.token_ids
@@ -172,6 +173,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
                 scaling_interval_s=settings.scaling_interval_s,
                 actuators=actuators.keys(),
                 texts=await _texts(stack, settings),
+                check_adapter=adapter_check(read_chunk),
             ),
         ]
         routes += _operations(feed, metrics, document(routes, package_version("sluice")))
@@ -234,6 +236,7 @@ def admin_routes(
     scaling_interval_s: float = SCALING_INTERVAL_S,
     actuators: Collection[str] = (),
     texts: TextStore = NO_TEXTS,
+    check_adapter: AdapterCheck = accept_adapter,
 ) -> list[AdminRoute]:
     """Return the routes of the admin REST, of all domains that need only the database."""
     return [
@@ -251,7 +254,7 @@ def admin_routes(
         *ResourceRoutes(database, SERVER_TOOLS).routes(),
         *ResourceRoutes(database, AUTO_POLICIES).routes(),
         *tenants.routes(database),
-        *models.routes(database),
+        *models.routes(database, check_adapter),
         *FleetRoutes(database).routes(),
         *ScalingRoutes(database, scaling_interval_s, actuators).routes(),
         *HoursRoutes(database).routes(),

@@ -4,7 +4,6 @@ A promotion points the model at the release at once and for all callers, or in s
 running requests end on the release that they began with.
 """
 
-import json
 from typing import Annotated, Any, Literal, Self
 
 from aiohttp import web
@@ -14,10 +13,9 @@ from sqlalchemy.dialects.postgresql import insert
 
 from control_plane.access.roles import Action, Actor
 from control_plane.artifacts import catalogue
-from control_plane.artifacts.adapter_config import CONFIG_FILE, largest_rank
 from control_plane.artifacts.catalogue import visible_to
 from control_plane.artifacts.model import Kind, UploadState
-from control_plane.artifacts.ranks import check_rank
+from control_plane.artifacts.ranks import check_rank, rank_in_manifest
 from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.tables import artifacts
 from control_plane.artifacts.upload_routes import UploadRoutes, show_upload, shown_upload
@@ -35,7 +33,6 @@ from control_plane.rollouts.beginning import begin
 from control_plane.rollouts.plan import Plan
 from control_plane.tables import models, pools, releases
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
-from sluice.manifests import parse_manifest
 
 Values = dict[str, Any]
 _KIND = "versions"
@@ -138,11 +135,7 @@ class VersionRoutes:
         query = visible_to(actor).with_only_columns(artifacts.c.manifest)
         query = query.where(artifacts.c.digest == digest, artifacts.c.kind == Kind.ADAPTER)
         document = await self._database.run(lambda connection: connection.scalar(query))
-        entry = None if document is None else parse_manifest(document).find(CONFIG_FILE)
-        if entry is None:
-            return 0
-        pieces = [await self._service.read_chunk(sha256) for sha256 in entry.chunk_sha256s]
-        return largest_rank(json.loads(b"".join(pieces)))
+        return await rank_in_manifest(document, self._service.read_chunk)
 
     async def _base(self, model_id: str, tenant_id: str | None) -> Values:
         """Return base and pool of a model that a tenant may use; BadRequestError if it has none."""

@@ -1,6 +1,8 @@
 """REST of bases, models, their releases and aliases."""
 
 import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import structlog
 from sqlalchemy import Boolean, ColumnElement, Text, and_, column, or_, select, table, update
@@ -27,6 +29,9 @@ from control_plane.tables import aliases, bases, models, pools, releases, tenant
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 log = structlog.get_logger(__name__)
+
+# Takes the fields of a model.
+AdapterCheck = Callable[[AsyncConnection, Values], Awaitable[None]]
 
 # Rollouts build on this module, so it names their table itself: there is no circle.
 _rollouts = table(
@@ -239,6 +244,21 @@ ALIASES = Resource(
 RESOURCES = (BASES, MODELS, RELEASES, ALIASES, WARM_PROMPTS, MODEL_POOLS)
 
 
-def routes(database: Database) -> list[AdminRoute]:
-    """Return the routes."""
-    return [route for kind in RESOURCES for route in ResourceRoutes(database, kind).routes()]
+async def accept_adapter(connection: AsyncConnection, values: Values) -> None:
+    """Accept any adapter."""
+
+
+def routes(database: Database, check_adapter: AdapterCheck = accept_adapter) -> list[AdminRoute]:
+    """Return the routes.
+
+    Args:
+        database: Database of models.
+        check_adapter: Refuses an adapter that the pool of a model does not serve.
+    """
+
+    async def check(connection: AsyncConnection, key: str, values: Values) -> None:
+        await _check_replaced_model(connection, key, values)
+        await check_adapter(connection, values)
+
+    checked = [replace(it, before_write=check) if it is MODELS else it for it in RESOURCES]
+    return [route for kind in checked for route in ResourceRoutes(database, kind).routes()]

@@ -154,7 +154,8 @@ async def test_the_rank_that_a_pool_serves_decides(site) -> None:
     uploaded = await push(admin, directory, base)
     assert uploaded.status_code == 200, uploaded.text
 
-    version = {"artifact_uri": f"sha256:{uploaded.json()['digest']}", "base_model": "tiny"}
+    version_digest = uploaded.json()["digest"]
+    version = {"artifact_uri": f"sha256:{version_digest}", "base_model": "tiny"}
     path = "/v1/models/parrot/versions/1"
     for options, text in (
         ({"adapter_rank": "16"}, "has rank 32, pool main serves ranks up to 16"),
@@ -164,7 +165,12 @@ async def test_the_rank_that_a_pool_serves_decides(site) -> None:
         refused = await admin.put(path, json=version | {"promote_to": "100%"})
         assert (refused.status_code, refused.json()["code"]) == (400, "adapter_invalid")
         assert text in refused.json()["detail"]
+        model = {"base_digest": base, "pool_id": "main", "adapter_digest": version_digest}
+        refused = await admin.put("/v1/models/by-hand", json=model)
+        assert (refused.status_code, refused.json()["param"]) == (400, "adapter_digest")
+        assert text in refused.json()["detail"]
     await pool("main", adapter_rank="32")
+    assert (await admin.put("/v1/models/by-hand", json=model)).is_success
     made = await admin.put(path, json=version | {"promote_to": "100%"})
     assert made.status_code == 201, made.text
     body = {"base_digest": base, "engine": "sim", "engine_options": {"adapter_rank": "0"}}
