@@ -25,10 +25,10 @@ class CanaryAsker:
     def __init__(self, state: ControlState) -> None:
         """Take the state that has the prompts of bases."""
         self._state = state
-        self._plain: set[Target] = set()  # targets without log probabilities
+        self._plain: set[str] = set()  # bases whose engines tell no log probabilities
 
     async def ask(self, target: Target, timeout_s: float) -> CanaryAnswer:
-        """Return the answer of a replica; FailedError: there is none within so many seconds."""
+        """Return the answer of a replica; FailedError: it did not answer within the time-out."""
         prompt = self._prompt(target)
         reply = await probe(
             target.address,
@@ -40,12 +40,12 @@ class CanaryAsker:
             wants_logprobs=True,
         )
         if reply.tokens and not reply.logprobs:
-            self._plain.add(target)
+            self._plain.add(target.base_digest)
         text = Text(tuple(reply.tokens), tuple(reply.logprobs))
         return CanaryAnswer(text, hash((prompt, bool(reply.logprobs))))
 
     def _prompt(self, target: Target) -> tuple[int, ...]:
         base = self._state.bases.get(target.base_digest)
-        if base is None or target in self._plain:
+        if base is None or base.digest in self._plain:
             return FIXED_PROMPT
         return tuple(base.canary_token_ids) or FIXED_PROMPT

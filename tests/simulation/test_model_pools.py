@@ -47,7 +47,7 @@ class Queue:
 
 @dataclass
 class Outcome:
-    """What requests waited, in seconds, and how many sessions were where at each turn."""
+    """Waits of requests in seconds, and the number of sessions in each pool at each turn."""
 
     waits_s: list[float]
     homes: dict[int, list[PoolReason]]

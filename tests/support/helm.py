@@ -19,7 +19,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class RenderedChart:
-    """What Helm makes of values.
+    """The objects that Helm renders from values.
 
     Attributes:
         objects: Its objects; empty after a problem.

@@ -39,7 +39,7 @@ HEAD = [(":scheme", "http"), (":authority", "x")]
 
 
 class Answers:
-    """What a client has been told.
+    """The answers that a client has received.
 
     Attributes:
         state: State of the client.

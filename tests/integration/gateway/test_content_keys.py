@@ -1,4 +1,4 @@
-"""What tenants store, encrypted with their own keys: on a real Valkey and a real PostgreSQL."""
+"""Stored content of tenants, encrypted with their own keys, on a real Valkey and PostgreSQL."""
 
 from pathlib import Path
 from typing import Any
