@@ -79,6 +79,8 @@ _ERROR_COLUMNS = {
     "goes_to_control": "control",
     "is_charged": "charged",
     "is_of_health": "health",
+    "is_demand": "demand",
+    "spares_adapter": "trial",
 }
 _GENERATED = "\nMade from the code by `make docs`; do not edit.\n"
 

@@ -80,6 +80,9 @@ class ErrorPolicy:
         is_of_engine: Whether an engine may refuse a request with it; any other code becomes
             `engine_refused`.
         is_of_health: Whether a probe with this result counts against the engine.
+        is_demand: Whether a router's refusal counts as demand for replicas: the pool lacked room.
+        spares_adapter: Whether a node's trial of an adapter is repeated without end: the adapter is
+            on its way, or the engine has no time or is away.
         release: Evidence in a rollout.
         own_kind: OpenAI's `type` where it does not follow from the status.
     """
@@ -94,6 +97,8 @@ class ErrorPolicy:
     is_failure: bool = True
     is_of_engine: bool = False
     is_of_health: bool = True
+    is_demand: bool = False
+    spares_adapter: bool = False
     release: ErrorEvidence = ErrorEvidence.NONE
     own_kind: str = ""
 
@@ -119,6 +124,7 @@ POLICIES: dict[ErrorCode, ErrorPolicy] = {
         is_passed_over=True,
         goes_to_control=True,
         is_of_engine=True,
+        spares_adapter=True,
         release=ErrorEvidence.FAULT,
     ),
     ErrorCode.ADAPTER_INVALID: _Policy(
@@ -142,8 +148,12 @@ POLICIES: dict[ErrorCode, ErrorPolicy] = {
     ErrorCode.RATE_LIMIT_CONCURRENCY: _Policy(status=429),
     ErrorCode.INSUFFICIENT_QUOTA: _Policy(status=429, own_kind="insufficient_quota"),
     ErrorCode.TENANT_QUEUE_FULL: _Policy(status=429, is_passed_over=True),
-    ErrorCode.QUEUE_FULL: _Policy(status=503, is_asked_again=True, lets_stand_in=True),
-    ErrorCode.OVERLOADED: _Policy(status=503, is_asked_again=True, lets_stand_in=True),
+    ErrorCode.QUEUE_FULL: _Policy(
+        status=503, is_asked_again=True, lets_stand_in=True, is_demand=True
+    ),
+    ErrorCode.OVERLOADED: _Policy(
+        status=503, is_asked_again=True, lets_stand_in=True, is_demand=True
+    ),
     ErrorCode.DEADLINE_EXCEEDED: _Policy(
         status=503, lets_stand_in=True, release=ErrorEvidence.LATE
     ),
@@ -155,7 +165,11 @@ POLICIES: dict[ErrorCode, ErrorPolicy] = {
         status=503, is_asked_again=True, lets_stand_in=True, release=ErrorEvidence.FAULT
     ),
     ErrorCode.ENGINE_BUSY: _Policy(
-        status=503, is_asked_again=True, lets_stand_in=True, is_of_health=False
+        status=503,
+        is_asked_again=True,
+        lets_stand_in=True,
+        is_of_health=False,
+        spares_adapter=True,
     ),
     ErrorCode.ENGINE_FAILED: _Policy(status=502, release=ErrorEvidence.FAULT),
     ErrorCode.ENGINE_REFUSED: _Policy(
@@ -163,7 +177,9 @@ POLICIES: dict[ErrorCode, ErrorPolicy] = {
     ),
     ErrorCode.SLOW_READER: _Policy(status=499),
     ErrorCode.CLIENT_CLOSED: _Policy(status=499, is_charged=True, is_failure=False),
-    ErrorCode.UNAVAILABLE: _Policy(status=503, moves=True, is_asked_again=True, lets_stand_in=True),
+    ErrorCode.UNAVAILABLE: _Policy(
+        status=503, moves=True, is_asked_again=True, lets_stand_in=True, spares_adapter=True
+    ),
     ErrorCode.INTERNAL: _Policy(status=500, release=ErrorEvidence.FAULT),
 }
 

@@ -38,11 +38,6 @@ _PASSING = {
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     KafkaError._TIMED_OUT,  # noqa: SLF001
 }
-# From so many messages at a time on, it is worth to wait longer for more: an insert costs the trace
-# store up to 35 ms of CPU however few rows it has, and 20,000 rows together half of what they cost
-# in four inserts.
-_BUSY = 500
-_BUSY_WAIT_FACTOR = 3
 _METADATA_S = 5.0
 _CLOSE_S = 10.0
 
@@ -151,9 +146,6 @@ class EventConsumer:
     def _read(self, batch_max: int) -> list[BrokerMessage]:
         assert self._consumer is not None
         messages = self._consumer.consume(batch_max, self._batch_wait_s)
-        if _BUSY <= len(messages) < batch_max:
-            more = batch_max - len(messages)
-            messages += self._consumer.consume(more, self._batch_wait_s * _BUSY_WAIT_FACTOR)
         sources: list[BrokerMessage] = []
         for message in messages:
             error = message.error()

@@ -87,7 +87,13 @@ class StackScheduling(LoadFileScheduling):
         taken = list(self.assigned_work.get(node, ()))
         before = taken[-1] if taken else None
         is_last = node is self.nodes[-1]
-        group = next_group(self.workqueue, before, is_last_worker=is_last)
+        stacks = sum(
+            group in FIXTURES and not all(tests.values())
+            for other, groups in self.assigned_work.items()
+            if other is not node
+            for group, tests in groups.items()
+        )
+        group = next_group(self.workqueue, before, is_last_worker=is_last, stacks_elsewhere=stacks)
         self.workqueue.move_to_end(group, last=False)  # from where xdist takes it
         super()._assign_work_unit(node)
 

@@ -5,12 +5,12 @@ Groups that are not named here take less than half a minute, and follow in the o
 
 A worker stays in a folder as long as there is work: the servers of `tests/integration` end with the
 last test there. One worker begins with what needs a processor and no servers, while the others wait
-for theirs.
+for theirs. Few stacks run at once: each costs processor time while its tests wait.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tests.stacks import PAIR, REAL, SECURE, SIM, group_of
+from tests.stacks import FIXTURES, PAIR, REAL, SECURE, SIM, group_of
 
 # Seconds of a group in its ring on two cores, roughly; see `tests/processor_time.py`.
 SECONDS: Mapping[str, int] = {
@@ -27,6 +27,7 @@ SECONDS: Mapping[str, int] = {
 }
 
 _SIMULATIONS = "tests/simulation/"
+STACKS_MAX = 2  # at once
 
 
 def longest_first(nodeids: Sequence[str]) -> list[int]:
@@ -38,15 +39,20 @@ def longest_first(nodeids: Sequence[str]) -> list[int]:
     return [place for group in by_length for place in groups[group]]
 
 
-def next_group(waiting: Iterable[str], before: str | None, *, is_last_worker: bool) -> str:
+def next_group(
+    waiting: Iterable[str], before: str | None, *, is_last_worker: bool, stacks_elsewhere: int
+) -> str:
     """Return the group that a worker takes.
 
     Args:
         waiting: Groups that nobody has, in their order; at least one.
         before: Group that this worker took last; None: it begins.
         is_last_worker: Whether it is the one that begins with pure work.
+        stacks_elsewhere: Stacks that run for other workers.
     """
     queue = list(waiting)
+    if stacks_elsewhere >= STACKS_MAX:
+        queue = [group for group in queue if group not in FIXTURES] or queue
     if before is None:
         first = _SIMULATIONS if is_last_worker else ""
         return next((group for group in queue if first and group.startswith(first)), queue[0])

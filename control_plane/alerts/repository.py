@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import RowMapping, Select, and_, delete, func, or_, select, update
@@ -104,10 +105,14 @@ async def add_event(
 
 async def has_work(connection: AsyncConnection) -> bool:
     """Return whether `step`, or the groups after it, can have an effect."""
+    return bool(await connection.scalar(_has_work()))
+
+
+@cache  # runs every other second: building costs more than the statement
+def _has_work() -> Select[Any]:
     fires = select(alerts.c.id).where(alerts.c.is_firing).exists()
     is_told = select(notifications.c.id).exists()
-    query = select(or_(fires, is_told, _unknown_rollouts().exists()))
-    return bool(await connection.scalar(query))
+    return select(or_(fires, is_told, _unknown_rollouts().exists()))
 
 
 async def step(connection: AsyncConnection) -> None:

@@ -30,7 +30,7 @@ from sluice.ids import new_id
 
 log = structlog.get_logger(__name__)
 
-_TICK_S = 1.0
+_TICK_S = 2.0
 _LEASE, _LEASE_S = "alerts", 30.0  # longer than a round of sending may take
 _AT_ONCE = 8
 

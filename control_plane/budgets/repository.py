@@ -7,14 +7,17 @@ their ids, and writes the tenant's stops anew from all of them.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
     ARRAY,
     ColumnElement,
     DateTime,
+    Float,
     Select,
     Text,
+    bindparam,
     case,
     cast,
     column,
@@ -26,6 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.dml import ReturningInsert
 
 from control_plane.budgets import model
 from control_plane.budgets.model import (
@@ -130,12 +134,24 @@ async def has_any(connection: AsyncConnection) -> bool:
 
 async def hold_lease(connection: AsyncConnection, name: str, holder: str, lease_s: float) -> bool:
     """Take a free lease, or renew it; return whether this holder has it now."""
+    values = {"name": name, "holder": holder, "lease_s": lease_s}
+    return await connection.scalar(_taken_lease(), values) == holder
+
+
+@cache  # runs every second: building costs more than the statement
+def _taken_lease() -> ReturningInsert[Any]:
+    """Insert a lease, or take a free one; parameters: `name`, `holder`, `lease_s`."""
     now = func.clock_timestamp()
-    values = {"holder": holder, "expires_at": now + func.make_interval(0, 0, 0, 0, 0, 0, lease_s)}
-    is_free = or_(leases.c.holder == holder, leases.c.expires_at < now)
-    taken = insert(leases).values(name=name, **values)
-    query = taken.on_conflict_do_update(index_elements=["name"], set_=values, where=is_free)
-    return await connection.scalar(query.returning(leases.c.holder)) == holder
+    lease_s = bindparam("lease_s", type_=Float)
+    expires_at = now + func.make_interval(0, 0, 0, 0, 0, 0, lease_s)
+    taken = insert(leases).values(
+        name=bindparam("name"), holder=bindparam("holder"), expires_at=expires_at
+    )
+    new = taken.excluded
+    is_free = or_(leases.c.holder == new.holder, leases.c.expires_at < now)
+    changed = {"holder": new.holder, "expires_at": new.expires_at}
+    query = taken.on_conflict_do_update(index_elements=["name"], set_=changed, where=is_free)
+    return query.returning(leases.c.holder)
 
 
 async def due(

@@ -4,10 +4,11 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Float, case, cast, delete, exists, func, literal, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
@@ -42,6 +43,21 @@ async def try_lead(connection: AsyncConnection) -> bool:
     return bool(await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))))
 
 
+@cache  # runs every second: building and compiling cost more than the statement
+def _seen_routers() -> Insert:
+    """Insert routers, or note that they are here."""
+    t = tables.routers.c
+    query = insert(tables.routers)
+    changed = {
+        "address": query.excluded.address,
+        "seen_at": func.now(),
+        "came_at": case((t.left_at.is_(None), t.came_at), else_=func.now()),
+        "left_at": None,
+        "is_gone": False,
+    }
+    return query.on_conflict_do_update(index_elements=["id"], set_=changed)
+
+
 async def write_routers(
     connection: AsyncConnection,
     here: Mapping[str, str],
@@ -60,15 +76,7 @@ async def write_routers(
             await connection.execute(query)
     if here:
         values = [{"id": key, "address": address} for key, address in sorted(here.items())]
-        query = insert(table).values(values)
-        changed = {
-            "address": query.excluded.address,
-            "seen_at": func.now(),
-            "came_at": case((table.c.left_at.is_(None), table.c.came_at), else_=func.now()),
-            "left_at": None,
-            "is_gone": False,
-        }
-        await connection.execute(query.on_conflict_do_update(index_elements=["id"], set_=changed))
+        await connection.execute(_seen_routers(), values)
 
 
 async def routers(connection: AsyncConnection) -> dict[str, Router]:

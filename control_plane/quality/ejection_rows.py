@@ -17,6 +17,11 @@ from control_plane.quality.tables import ejections
 from sluice.detector.evidence import EvidenceKind
 
 _KEPT = timedelta(days=7)
+_OPEN_EJECTIONS = (
+    select(*(ejections.c[name] for name in Ejection.__dataclass_fields__))
+    .where(ejections.c.ended_at.is_(None), ejections.c.heard_at > func.now() - OPEN_MAX)
+    .order_by(ejections.c.heard_at, ejections.c.ejected_at_unix_ms)
+)
 
 
 async def add(connection: AsyncConnection, found: Sequence[Ejection]) -> list[Ejection]:
@@ -43,14 +48,7 @@ async def add(connection: AsyncConnection, found: Sequence[Ejection]) -> list[Ej
 
 async def accused(connection: AsyncConnection) -> dict[str, Ejection]:
     """Return the newest open ejection of each replica."""
-    e = ejections.c
-    columns = [e[name] for name in Ejection.__dataclass_fields__]
-    query = (
-        select(*columns)
-        .where(e.ended_at.is_(None), e.heard_at > func.now() - OPEN_MAX)
-        .order_by(e.heard_at, e.ejected_at_unix_ms)
-    )
-    rows = (await connection.execute(query)).mappings()
+    rows = (await connection.execute(_OPEN_EJECTIONS)).mappings()
     return {
         row["replica_id"]: replace(Ejection(**row), evidence=EvidenceKind(row["evidence"]))
         for row in rows

@@ -58,6 +58,8 @@ _PROMPTS_LOCK = 731052032  # with an owner's hash: while one of its prompts is a
 _POOL_SPAN, _NODE_SPAN = timedelta(hours=1), timedelta(days=1)
 _RUNS_KEPT_S = 7 * 86_400
 _QUARANTINES_KEPT = timedelta(days=90)
+_HASH = func.hashtextextended(golden_prompts.c.id, 0)
+_PROMPTS_MARK = select(func.count(), func.coalesce(func.sum(_HASH), 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,7 @@ def _of(groups: Sequence[Group]) -> Subquery:
 
 async def prompts_mark(connection: AsyncConnection) -> tuple[int, int]:
     """Return a mark that changes when a prompt is added or removed; prompts never change."""
-    one = golden_prompts.c.id
-    query = select(func.count(), func.coalesce(func.sum(func.hashtextextended(one, 0)), 0))
-    count, mark = (await connection.execute(query)).one()
+    count, mark = (await connection.execute(_PROMPTS_MARK)).one()
     return int(count), int(mark)
 
 

@@ -15,6 +15,9 @@ from control_plane.quality.tables import suspicions
 
 _OPEN = timedelta(minutes=15)  # agents that are away for longer do not hear of it
 _AGAIN = timedelta(hours=1)
+_OPEN_SUSPICIONS = select(suspicions.c.replica_id, suspicions.c.suspected_at).where(
+    suspicions.c.suspected_at > func.now() - _OPEN
+)
 
 
 async def add(connection: AsyncConnection, replica_ids: Iterable[str]) -> None:
@@ -33,8 +36,7 @@ async def add(connection: AsyncConnection, replica_ids: Iterable[str]) -> None:
 
 async def suspected(connection: AsyncConnection) -> dict[str, int]:
     """Return the times of open suspicions in ms of Unix time, by replica."""
-    at, is_open = suspicions.c.suspected_at, suspicions.c.suspected_at > func.now() - _OPEN
-    rows = await connection.execute(select(suspicions.c.replica_id, at).where(is_open))
+    rows = await connection.execute(_OPEN_SUSPICIONS)
     return {name: int(when.timestamp() * 1e3) for name, when in rows}
 
 

@@ -32,6 +32,8 @@ _LEASE = timedelta(seconds=15)
 _RENEW = timedelta(seconds=1)
 _EVENTS_MAX = 1_000  # per rollout; the oldest go
 _GATEWAYS_KEPT = timedelta(hours=1)
+_IS_LIVE = rollouts.c.is_live
+_LIVE_PHASES = select(rollouts.c.phase, func.count()).where(_IS_LIVE).group_by(rollouts.c.phase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,8 +390,7 @@ async def stored_plan(connection: AsyncConnection, model_id: str) -> dict[str, A
 
 async def live_phases(connection: AsyncConnection) -> dict[str, int]:
     """Return the numbers of live rollouts by phase."""
-    query = select(rollouts.c.phase, func.count()).where(rollouts.c.is_live)
-    found = await connection.execute(query.group_by(rollouts.c.phase))
+    found = await connection.execute(_LIVE_PHASES)
     return dict(found.tuples().all())
 
 

@@ -31,6 +31,7 @@ from sluice.ids import new_id
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
+_IDLE_S = 2.0  # without a live rollout; `wake` ends it
 _STEPS_AT_ONCE = 4  # each has one of the database's eight connections
 _FEEDS_AT_ONCE = 8
 _FEED_TIMEOUT_S = 2.0  # for each rollout, which is stepped without what comes later
@@ -97,7 +98,7 @@ class Rollouts:
                 except (DatabaseDownError, DBAPIError) as error:
                     log.warning("rollouts_step_failed", error=str(getattr(error, "reason", error)))
                 try:
-                    async with asyncio.timeout(_TICK_S):
+                    async with asyncio.timeout(_TICK_S if self._has_live else _IDLE_S):
                         await self._wake.wait()
                 except TimeoutError:
                     pass

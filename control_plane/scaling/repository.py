@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Float, cast, delete, exists, func, or_, select, tuple_, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
@@ -82,16 +83,19 @@ async def write_demands(connection: AsyncConnection, router_id: str, rows: Seque
     ]
     if not values:
         return
-    made, t = insert(cell_demands).values(values), cell_demands.c
+    await connection.execute(_newer_demands(), values)
+
+
+@cache  # runs at each report: building and compiling cost more than the statement
+def _newer_demands() -> Insert:
+    """Insert reports of routers, or replace older ones."""
+    made, t = insert(cell_demands), cell_demands.c
     new = made.excluded
     changed = {name: new[name] for name in ("epoch", "number", "report")}
-    is_newer = tuple_(new.epoch, new.number) > tuple_(t.epoch, t.number)
-    await connection.execute(
-        made.on_conflict_do_update(
-            index_elements=["cell_id", "router_id"],
-            set_=changed | {"received_at": func.now()},
-            where=is_newer,
-        )
+    return made.on_conflict_do_update(
+        index_elements=["cell_id", "router_id"],
+        set_=changed | {"received_at": func.now()},
+        where=tuple_(new.epoch, new.number) > tuple_(t.epoch, t.number),
     )
 
 
@@ -146,6 +150,8 @@ async def scaled_pools(
         query = query.where(p.id.in_(sorted(pool_ids)))
     rows = (await connection.execute(query)).mappings().all()
     ids = [row["id"] for row in rows]
+    if not ids:
+        return []
     seen = await _Seen.read(connection, ids, fresh_s)
     return [_scaled_pool(row, seen) for row in rows]
 

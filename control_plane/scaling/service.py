@@ -247,6 +247,8 @@ async def look_at(
     if pools is None:
         fresh_s = max(2.0, _FRESH_INTERVALS * interval_s)
         pools = await repository.scaled_pools(connection, fresh_s)
+    if not pools:
+        return []
     now = await repository.clock_s(connection)
     known = await repository.speeds(connection, {it.speed_key for it in pools})
     told = _told_speeds(pools, known)

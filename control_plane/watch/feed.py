@@ -33,6 +33,7 @@ _SNAPSHOT_STALE_SHARE = 4  # a snapshot is made anew when the deltas since are a
 _LOAD_TIMEOUT_S = 30.0
 _CATCH_UP_TIMEOUT_S = 4.0
 _LISTEN_TIMEOUT_S = 3.0
+_NEWEST = select(func.max(changes.c.version))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,7 @@ async def _read_state(connection: AsyncConnection, version: int) -> ControlState
 
 
 async def _newest(connection: AsyncConnection) -> int | None:
-    return await connection.scalar(select(func.max(changes.c.version)))
+    return await connection.scalar(_NEWEST)
 
 
 async def _read_delta(

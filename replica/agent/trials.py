@@ -30,8 +30,6 @@ _LOOK_S = 0.25
 _PROMPT = [1, 2, 3, 4]  # in the vocabulary of every model
 _MESSAGE_MAX = 500
 _REFUSED = " refused: "  # between an engine's address and what it said
-# Codes that say nothing of the adapter: it is on its way, or the engine has no time or is away.
-_NOT_NOW = frozenset({ErrorCode.ADAPTER_NOT_FOUND, ErrorCode.ENGINE_BUSY, ErrorCode.UNAVAILABLE})
 
 Try = Callable[[GoldenTarget, str], Awaitable[None]]
 
@@ -56,7 +54,7 @@ def is_fault(code: ErrorCode, failures: int) -> bool:
     """
     if code is ErrorCode.ADAPTER_INVALID:
         return True
-    return code not in _NOT_NOW and failures >= FAILURES_MAX
+    return not code.policy.spares_adapter and failures >= FAILURES_MAX
 
 
 class AdapterTrials:
@@ -138,7 +136,7 @@ class AdapterTrials:
         wish = trial.wish
         told = (message.partition(_REFUSED)[2] or message)[:_MESSAGE_MAX]
         log.info("trial_failed", rollout=wish.rollout_id, replica=target.replica_id, reason=told)
-        trial.failures += code not in _NOT_NOW
+        trial.failures += not code.policy.spares_adapter
         trial.not_before_s = time.monotonic() + _AGAIN_S
         if is_fault(code, trial.failures):
             trial.result = agent.TrialResult(rollout_id=wish.rollout_id, code=code, message=told)

@@ -34,8 +34,6 @@ from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
-# Refusals with these codes are demand; all others are over a limit of their own or go elsewhere.
-_FOR_WANT_OF_ROOM = (ErrorCode.QUEUE_FULL, ErrorCode.OVERLOADED)
 SIGN_OF_LIFE_S = 0.25  # gateways take a router that says nothing for 0.9 s for frozen
 
 
@@ -94,7 +92,8 @@ class RouterCore:
             router_is_draining=self.is_draining,
         )
         if rejection is not None:
-            if cell is not None and rejection.code in _FOR_WANT_OF_ROOM:
+            code = rejection.code
+            if cell is not None and code is not None and code.policy.is_demand:
                 cell.work.came(request, is_refused=True)
             gateway.batch.outcomes.append(rejection.outcome(request.handle))
             count(rejection, self.lifecycle.stats)

@@ -45,6 +45,7 @@ class Telemetry:
                 "TELEMETRY__CLICKHOUSE_DATABASE": self.database,
                 "TELEMETRY__HTTP_ADDRESS": f"127.0.0.1:{self._port}",
                 "TELEMETRY__CLOSING_SETTLE_S": "0",
+                "TELEMETRY__BATCH_WAIT_S": "0.25",
                 "TELEMETRY__ADMIN_KEY_SHA256": hashlib.sha256(ADMIN_KEY.encode()).hexdigest(),
             },
             log_file=home / "telemetry.log",

@@ -1,10 +1,11 @@
 """That the longest groups of tests start first, and stay together."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.order import SECONDS, longest_first, next_group
+from tests.order import SECONDS, STACKS_MAX, longest_first, next_group
 from tests.stacks import FIXTURES, REAL, SIM, group_of
 
 ROOT = Path(__file__).parents[2]
@@ -56,10 +57,23 @@ QUEUE = (
 def test_a_worker_stays_in_its_folder(
     before: str | None, is_last_worker: bool, wanted: str
 ) -> None:
-    assert next_group(QUEUE, before, is_last_worker=is_last_worker) == wanted
+    found = next_group(QUEUE, before, is_last_worker=is_last_worker, stacks_elsewhere=0)
+    assert found == wanted
 
 
 def test_a_ring_without_simulations_begins_with_the_longest():
     without = [group for group in QUEUE if "simulation" not in group]
-    assert next_group(without, None, is_last_worker=True) == QUEUE[0]
-    assert next_group(without, "tests/simulation/test_x.py", is_last_worker=True) == without[-1]
+    assert next_group(without, None, is_last_worker=True, stacks_elsewhere=0) == QUEUE[0]
+    after_simulations = next_group(
+        without, "tests/simulation/test_x.py", is_last_worker=True, stacks_elsewhere=0
+    )
+    assert after_simulations == without[-1]
+
+
+def test_a_stack_waits_while_enough_others_run():
+    def after_a_stack(queue: Sequence[str], elsewhere: int) -> str:
+        return next_group(queue, REAL, is_last_worker=False, stacks_elsewhere=elsewhere)
+
+    assert after_a_stack(QUEUE, STACKS_MAX - 1) == SIM
+    assert after_a_stack(QUEUE, STACKS_MAX) == QUEUE[0]
+    assert after_a_stack([SIM], STACKS_MAX) == SIM, "a stack is all that is left"

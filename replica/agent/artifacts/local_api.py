@@ -188,8 +188,8 @@ class LocalApi:
 
 def _code_of(error: PlatformError) -> ErrorCode:
     """Return the error code for a request; a fault of this node alone may be retried elsewhere."""
-    lasting = (ErrorCode.ADAPTER_NOT_FOUND, ErrorCode.ADAPTER_INVALID)
-    return error.code if error.code in lasting else ErrorCode.ENGINE_BUSY
+    no_engine_loads_it = error.code.policy.goes_to_control
+    return error.code if no_engine_loads_it else ErrorCode.ENGINE_BUSY
 
 
 def _send(writer: asyncio.StreamWriter, told: ArtifactOutcome) -> None:
