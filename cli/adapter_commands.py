@@ -48,7 +48,7 @@ def list_adapters(
 ) -> None:
     """List the adapters: base, size, releases, whose they are, and on how many nodes' disks.
 
-    promoted: the models that stand for it now. nodes: on whose disks it lies complete.
+    promoted: the models that serve it now. nodes: those with a complete copy on disk.
     """
     query = given(model_id=model, base_digest=base, tenant_id=tenant)
 
@@ -100,7 +100,7 @@ def remove_adapter(
     """Remove a version of a model, or what was uploaded once no version uses it.
 
     Refused while a model stands for the version, an alias names it or it is in a rollout. The bytes
-    go when nobody needs them; see: sluice artifacts gc.
+    go when no object needs them; see: sluice artifacts gc.
     """
     if "@" in adapter:
         ask(lambda api: api.call("DELETE", f"/v1/releases/{adapter}"))

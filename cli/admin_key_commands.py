@@ -74,7 +74,7 @@ def update_key(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change what is given of an admin key; for another role create another key."""
+    """Change the given fields of an admin key; for another role create another key."""
     expires_at = None if expires is None else expiry_unix_ms(expires, time.time())
     body = given(name=name, expires_at_unix_ms=expires_at, is_disabled=is_disabled)
     changed = ask(lambda api: api.call("PATCH", f"/v1/admin-keys/{key}", body))

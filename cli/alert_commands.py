@@ -106,7 +106,7 @@ def try_receivers(
 
 @alerts.command("told")
 def told(*, as_json: AsJson = False) -> None:
-    """List what receivers were told of each group at last, and how that went."""
+    """List the last notice of each group to each receiver, and how that went."""
     show_objects(ask(lambda api: api.list("/v1/alert-notifications")), _TOLD, as_json=as_json)
 
 
@@ -137,14 +137,14 @@ def show_incident(incident: IncidentId, *, as_json: AsJson = False) -> None:
 
 @incidents.command("note")
 def note(incident: IncidentId, text: Text) -> None:
-    """Add what was found out."""
+    """Add a note to an incident."""
     ask(lambda api: api.call("POST", f"/v1/incidents/{incident}/notes", {"text": text}))
     typer.echo(f"noted in {incident}")
 
 
 @incidents.command("close")
 def close(incident: IncidentId, text: Text) -> None:
-    """Close an incident with what it was and what was done."""
+    """Close an incident with its cause and what was done."""
     ask(lambda api: api.call("POST", f"/v1/incidents/{incident}/close", {"text": text}))
     typer.echo(f"closed {incident}")
 

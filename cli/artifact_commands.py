@@ -122,7 +122,7 @@ def verify_artifact(directory: Directory, digest: Digest) -> None:
 
 @artifacts.command("remove")
 def remove_artifact(digest: Digest, *, tenant: OfTenant = "") -> None:
-    """Take an artifact from a tenant; its bytes go when nobody needs them."""
+    """Take an artifact from a tenant; its bytes go when no object needs them."""
     query = {"tenant_id": tenant} if tenant else None
     ask(lambda api: api.call("DELETE", f"/v1/artifacts/{digest}", query=query))
     typer.echo(f"removed {digest}")
@@ -142,7 +142,7 @@ def publish(
         str, typer.Option(help="Of an adapter: a model without one, as it is served.")
     ] = "",
     pool: Annotated[str, typer.Option(help="Of a base alone: the pool that serves it.")] = "",
-    promote: Annotated[bool, typer.Option(help="Let the model stand for it, at once.")] = False,
+    promote: Annotated[bool, typer.Option(help="Let the model serve it, at once.")] = False,
     staged: Annotated[
         bool, typer.Option("--staged", help="Roll it out; see: sluice rollouts watch.")
     ] = False,

@@ -84,7 +84,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "rollouts": CommandEntry("rollout_commands:rollouts", "Releases on their way to all requests."),
     "rollback": CommandEntry(
         "rollout_commands:roll_back",
-        "Take a model back: end its rollout, else let it stand for the release before, at once.",
+        "Take a model back: end its rollout, else serve the release before, at once.",
     ),
     "fleet": CommandEntry("fleet_commands:fleet", "Pools, cells, replicas, nodes and routers."),
     "scaling": CommandEntry("scaling_commands:scaling", "How many replicas pools have, and why."),

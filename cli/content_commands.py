@@ -1,4 +1,4 @@
-"""`sluice tenants content`: the keys that encrypt what a tenant stores."""
+"""`sluice tenants content`: the keys that encrypt a tenant's content."""
 
 from typing import Annotated
 
@@ -32,7 +32,7 @@ def erase_content(
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Erase all that a tenant has stored, for good: its keys at once, then its rows."""
+    """Erase a tenant's content for good: its keys at once, then its rows."""
     if not yes and not typer.confirm(f"Erase all that tenant {tenant} has stored?"):
         raise fail("nothing was erased")
     ask(lambda api: api.call("DELETE", _path(tenant)))

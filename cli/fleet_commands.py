@@ -81,7 +81,7 @@ def list_routers(*, as_json: AsJson = False) -> None:
 
 @pool.command("show")
 def show_pool(name: Pool, *, as_json: AsJson = False) -> None:
-    """Show a pool, and how far it is from what is wanted."""
+    """Show a pool, with its wanted and ready replicas."""
 
     async def both(api: ApiClient) -> Json:
         found = await api.call("GET", f"/v1/pools/{name}")
@@ -138,7 +138,7 @@ def update_pool(
     is_dedicated: Dedicated = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change what is given of a pool; another base or engine needs another pool."""
+    """Change the given fields of a pool; another base or engine needs another pool."""
     changes = given(replicas_wanted=replicas, cell_replicas_max=cell_replicas)
     parts = {
         "roles": given(prefill=prefill, decode=decode),

@@ -46,7 +46,7 @@ def add_prompt(
     tokens: Annotated[int, typer.Option(min=1, max=64, help="Of an answer.")] = 16,
     as_json: AsJson = False,
 ) -> None:
-    """Ask all releases of a model a prompt, on every replica, from now on.
+    """Send a golden prompt to all releases of a model, on every replica, from now on.
 
     Text becomes token ids through the gateway: OPENAI_BASE_URL and OPENAI_API_KEY.
     """

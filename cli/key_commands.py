@@ -116,7 +116,7 @@ def update_key(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change what is given of a key; gateways follow within a second."""
+    """Change the given fields of a key; gateways follow within a second."""
     body = _properties(scopes, models, limits, expires, interval_ms)
     body |= given(is_disabled=is_disabled)
     changed = ask(lambda api: api.call("PATCH", f"/v1/tenants/{tenant}/keys/{key}", body))

@@ -65,7 +65,7 @@ def create_model(
     tenant: Annotated[str | None, typer.Option(help="Who may use it; default: everybody.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a model, or let it stand for something else, which becomes a release."""
+    """Create a model, or give it other artifacts, which become a release."""
     changes = given(base_digest=base_digest, pool_id=pool, owner_tenant_id=tenant)
     _put(model, changes, adapter, release, as_json=as_json, new={})
 
@@ -80,7 +80,7 @@ def update_model(
     release: Release = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change what is given of a model; what it stands for then becomes a release."""
+    """Change the given fields of a model; its present artifacts become a release."""
     changes = given(base_digest=base_digest, pool_id=pool)
     _put(model, changes, adapter, release, as_json=as_json)
 

@@ -39,7 +39,7 @@ def list_nodes(*, as_json: AsJson = False) -> None:
 
 @nodes.command("show")
 def show_node(node: Node, *, as_json: AsJson = False) -> None:
-    """Show a node: what it has, what is wanted of it, and its accelerators' cordons."""
+    """Show a node: its present and desired state, and its accelerators' cordons."""
     show_one(f"/v1/nodes/{node}", as_json=as_json, readable=_readable)
 
 

@@ -78,7 +78,7 @@ def show_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
 
 @rollouts.command("events")
 def list_events(rollout: Id, *, as_json: AsJson = False) -> None:
-    """List what happened to a rollout."""
+    """List the events of a rollout."""
 
     async def work(api: ApiClient) -> list[Json]:
         return await api.list(f"{await _path(api, rollout)}/events")
@@ -118,7 +118,7 @@ def resume_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
 
 @rollouts.command("abort")
 def abort_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
-    """End a rollout: everybody goes back to what the model stands for."""
+    """End a rollout: all traffic goes back to control to what the model stands for."""
     _command(rollout, "abort", as_json=as_json)
 
 
@@ -192,7 +192,7 @@ def roll_back(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a model back: end its rollout, else let it stand for the release before, at once."""
+    """Take a model back: end its rollout, else serve the release before, at once."""
     body = given(release=to)
     found = ask(lambda api: api.call("POST", f"/v1/models/{model}/rollback", body))
     if as_json:

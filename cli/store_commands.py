@@ -90,7 +90,7 @@ def unpin_artifact(digest: Digest, *, as_json: AsJson = False) -> None:
 
 
 def list_holders(digest: Digest, *, as_json: AsJson = False) -> None:
-    """List the nodes on whose disks an artifact lies complete, and since when."""
+    """List the nodes that have a complete artifact on disk, and since when."""
     found = ask(lambda api: api.list(f"/v1/artifacts/{digest}/nodes"))
     show_objects(found, ("id", "since"), as_json=as_json)
 
@@ -98,7 +98,7 @@ def list_holders(digest: Digest, *, as_json: AsJson = False) -> None:
 def collect_garbage(
     *,
     run: Annotated[
-        bool, typer.Option("--run", help="Remove now what is due; no grace gets shorter.")
+        bool, typer.Option("--run", help="Remove due artifacts now; no grace gets shorter.")
     ] = False,
     show_all: Annotated[
         bool, typer.Option("--all", help="Show what is kept too, and what needs it.")

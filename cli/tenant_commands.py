@@ -113,7 +113,7 @@ def update_tenant(
     retention_hours: RetentionHours = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change what is given of a tenant."""
+    """Change the given fields of a tenant."""
     changes = given(
         tier_id=tier,
         name=name,

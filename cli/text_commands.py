@@ -80,7 +80,7 @@ def read_texts(
     tenant: Tenant,
     request_id: Annotated[str, typer.Argument(help="The answer's header x-request-id.")],
 ) -> None:
-    """Show what is kept of a request; it is noted who reads it. See also: sluice trace --text."""
+    """Show the kept text of a request; the audit notes the reader. See also: sluice trace --text."""
     show_texts(tenant, request_id)
 
 
@@ -98,7 +98,7 @@ def delete_texts(
 
 
 def show_texts(tenant: str, request_id: str) -> None:
-    """Show what is kept of a request, latest first; it is noted who reads it."""
+    """Show the kept texts of a request, latest first; the audit notes the reader."""
     out = console()
     for row in ask(lambda api: _read(api, tenant, request_id)):
         taken = ", ".join(f"{kind} {count}" for kind, count in sorted(row["redactions"].items()))

@@ -91,7 +91,7 @@ def update_tier(
     is_preemptible: Preemptible = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change what is given of a tier; gateways follow within a second."""
+    """Change the given fields of a tier; gateways follow within a second."""
     changes = given(
         priority=priority,
         ttft_deadline_ms=ttft_deadline_ms,

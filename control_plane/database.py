@@ -59,7 +59,7 @@ class DatabaseDownError(PlatformError):
     def __init__(self, reason: str) -> None:
         super().__init__(
             ErrorCode.UNAVAILABLE,
-            "the database cannot be reached; nothing was changed as far as is known, try again",
+            "the database cannot be reached, and probably nothing was changed; try again",
             retry_after_s=2.0,
         )
         self.reason = reason

@@ -143,8 +143,8 @@ class Directory:
         if not is_the_key or key.is_disabled or is_expired or principal.tenant.is_disabled:
             raise PlatformError(
                 ErrorCode.INVALID_API_KEY,
-                "Incorrect API key provided: there is none like it, it has expired, or it or its "
-                "account is disabled. Check it, or ask for a new one.",
+                "Incorrect API key provided: the key is unknown, expired or disabled, or its "
+                "account is disabled. Check the key, or ask for a new one.",
             )
         return principal
 

@@ -78,7 +78,7 @@ class OpenIdSettings(BaseModel):
     @model_validator(mode="after")
     def _ends_with_a_slash(self) -> Self:
         if not self.console_url.endswith("/"):
-            raise ValueError("console_url: the last character is a slash")
+            raise ValueError("console_url: leave out the slash at its end")
         return self
 
     @property
@@ -189,7 +189,7 @@ def checked_claims(
         raise OpenIdError("wrong", f"the ID token is refused: {error}") from None
     given = str(claims.get("nonce", "")).encode("utf-8", "surrogateescape")
     if not hmac.compare_digest(given, nonce.encode()):
-        raise OpenIdError("wrong", "the ID token has the nonce of another sign-in")
+        raise OpenIdError("wrong", "the ID token has the nonce of another sign-in; sign in again")
     audience = claims["aud"]
     is_for_others = isinstance(audience, list) and len(audience) > 1
     if (is_for_others or "azp" in claims) and claims.get("azp") != settings.client_id:
@@ -208,7 +208,9 @@ def actor_of(claims: Mapping[str, Any], settings: OpenIdSettings) -> Actor:
             name = str(claims.get(settings.name_claim) or claims.get("email") or "")
             name = "".join(it for it in name if it.isprintable())[:_NAME_CHARS_MAX]
             return Actor(_id_of(str(claims["sub"])), wanted.role, wanted.tenant_id, name)
-    raise OpenIdError("unknown", "no role of the settings is for this person")
+    raise OpenIdError(
+        "unknown", "the settings give this person no role; an operator adds one to `roles`"
+    )
 
 
 def _has(held: Any, value: str) -> bool:

@@ -66,7 +66,7 @@ class AdapterRoutes:
         listing = describe.listing("List adapters across models", row, _FILTERS)
         show = describe.operation("Show an adapter", answer=row)
         nodes = describe.listing(
-            "List the nodes on whose disks an artifact lies complete", describe.shown(_HELD)
+            "List the nodes that have a complete artifact on disk", describe.shown(_HELD)
         )
         path, platform = "/v1/artifacts/{digest}/nodes", Action.READ_PLATFORM
         return [
@@ -91,7 +91,7 @@ class AdapterRoutes:
         query, key = _adapters(request[ACTOR], {})
         rows = await fetch(self._database, query.where(key == digest))
         if not rows:
-            message = f"there is no adapter {digest}: list those there are, or upload it"
+            message = f"there is no adapter {digest}: GET /v1/adapters lists them; or upload it"
             raise PlatformError(ErrorCode.NOT_FOUND, message)
         return shown(request, _show(rows[0]))
 

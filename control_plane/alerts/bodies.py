@@ -37,7 +37,7 @@ class AlertReport(BaseModel):
             raise ValueError(f"labels: {NAME} is missing")
         for moment in (self.startsAt, self.endsAt):
             if moment is not None and moment.tzinfo is None:
-                raise ValueError("a time wants its zone, as 2026-11-26T05:43:00Z")
+                raise ValueError("a time needs its zone, as 2026-11-26T05:43:00Z")
         return self
 
 
@@ -60,7 +60,7 @@ class MatcherBody(AdminBody):
             except re.error as error:
                 raise ValueError(f"{self.value!r} is no pattern: {error}") from None
             if re.search(r"[+*}]\)*[+*{]|\\[1-9]|\(\?", self.value):
-                raise ValueError("patterns within patterns take too long: write it plainer")
+                raise ValueError("nested repetition takes too long: write it without")
         return self
 
 

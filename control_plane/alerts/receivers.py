@@ -102,7 +102,7 @@ def refusal(address: str, *, is_internal: bool) -> str:
     mapped = getattr(ip, "ipv4_mapped", None)
     ip = mapped or ip
     if ip.is_multicast or ip.is_unspecified:
-        return f"{ip} is nobody's address"
+        return f"{ip} is no address of a host"
     if is_internal or is_public(address):
         return ""
     return f"{ip} is an address of this network: allow it with `is_internal`"

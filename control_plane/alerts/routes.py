@@ -98,7 +98,7 @@ class AlertRoutes:
                 self.list_notifications,
                 read,
                 "alert-notifications",
-                listed("List what receivers were told of each group at last", sent),
+                listed("List the last notice of each group to each receiver", sent),
             ),
             AdminRoute(
                 "GET",
@@ -141,7 +141,7 @@ class AlertRoutes:
                 self.acknowledge,
                 write,
                 "alerts",
-                told("Say that somebody looks at an alert", answer=alert, body=AlertNote),
+                told("Acknowledge an alert", answer=alert, body=AlertNote),
             ),
             AdminRoute(
                 "POST",
@@ -165,7 +165,7 @@ class AlertRoutes:
                 self.note,
                 write,
                 "incidents",
-                told("Add to an incident what was found out", answer=incident, body=IncidentText),
+                told("Add a note to an incident", answer=incident, body=IncidentText),
             ),
             AdminRoute(
                 "POST",
@@ -173,7 +173,7 @@ class AlertRoutes:
                 self.close,
                 write,
                 "incidents",
-                told("Close an incident with what it was", answer=incident, body=IncidentText),
+                told("Close an incident with its cause", answer=incident, body=IncidentText),
             ),
         ]
 
@@ -233,7 +233,7 @@ class AlertRoutes:
             async with asyncio.timeout(_BODY_TIMEOUT_S):
                 found = AlertReports.model_validate_json(await request.read()).root
         except TimeoutError:
-            message = f"the body did not arrive within {_BODY_TIMEOUT_S:g} s"
+            message = f"the body did not arrive within {_BODY_TIMEOUT_S:g} s; send it again"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message) from None
         except ValidationError as error:
             wrong = error.errors(include_url=False, include_context=False, include_input=False)[0]
@@ -347,7 +347,7 @@ def _flag(request: web.Request, name: str) -> bool | None:
     text = request.query.get(name)
     if text in (None, "true", "false"):
         return None if text is None else text == "true"
-    raise BadRequestError(ErrorCode.INVALID_REQUEST, f"{name} is true or false", param=name)
+    raise BadRequestError(ErrorCode.INVALID_REQUEST, f"{name}: send true or false", param=name)
 
 
 async def _locked(write: Write, table: Any, kind: str, key: str) -> Values:

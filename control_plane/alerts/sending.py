@@ -197,6 +197,8 @@ def _deliver(
             is_tls = True
         if receiver.user:
             if not is_tls:
-                raise smtplib.SMTPNotSupportedError("no TLS there: the password is not sent")
+                raise smtplib.SMTPNotSupportedError(
+                    "the server offers no TLS: the password is not sent"
+                )
             smtp.login(receiver.user, receiver.secret.get_secret_value())
         smtp.send_message(message)

@@ -147,7 +147,7 @@ class LocalFiles:
         for path in self._directory.rglob("*"):
             name = path.relative_to(self._directory).as_posix()
             if path.is_symlink():
-                raise FetchError(f"{name} is a symbolic link: copy what it points to in its place")
+                raise FetchError(f"{name} is a symbolic link: copy its target in its place")
             if path.is_file():
                 found.append(name)
         return found
@@ -268,7 +268,7 @@ class WebFiles:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise FetchError(f"{base_check.INDEX_FILE} has no weight_map: save anew") from None
         if not all(isinstance(name, str) and base_check.is_shard(name) for name in shards):
-            raise FetchError(f"{base_check.INDEX_FILE} names what is no file of weights: save anew")
+            raise FetchError(f"{base_check.INDEX_FILE} names a file without weights: save it anew")
         return [base_check.INDEX_FILE, *sorted(shards)]
 
     async def _is_there(self, name: str, *, is_optional: bool = False) -> bool:

@@ -53,12 +53,12 @@ class GarbageRoutes:
     def routes(self) -> list[AdminRoute]:
         """Return the routes; they come before those of artifacts by digest."""
         listing = describe.listing(
-            "List what becomes of artifacts, and why",
+            "List artifacts: kept or to be removed, and why",
             describe.shown(SHOWN, types=_TYPES),
             ("is_needed",),
         )
         sweep = describe.operation(
-            "Remove now what is due (200 done, 202 it goes on)", answer=_swept(), also=(202,)
+            "Remove due artifacts now (200 done, 202 it goes on)", answer=_swept(), also=(202,)
         )
         read, write = Action.READ_PLATFORM, Action.WRITE_FLEET
         return [
@@ -77,7 +77,7 @@ class GarbageRoutes:
             case "false":
                 query = query.where(~needed())
             case _:
-                message = "is_needed must be true or false"
+                message = "is_needed: send true or false"
                 raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="is_needed")
         return await page(self._database, query, artifacts.c.digest, request, self._show)
 

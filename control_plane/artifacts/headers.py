@@ -95,7 +95,7 @@ def read_text(file: ArtifactFile, bytes_max: int) -> str:
 def _bounded(file: ArtifactFile, bytes_max: int) -> bytes:
     if file.size_bytes > bytes_max:
         raise CheckError(
-            f"{file.name} has {file.size_bytes} bytes and at most {bytes_max} can be of use:"
+            f"{file.name} has {file.size_bytes} bytes and at most {bytes_max} are read:"
             " is it the right file?"
         )
     return file.read(0, file.size_bytes)

@@ -51,7 +51,7 @@ async def inspect_apart(job: InspectionJob, limit_s: float) -> list[str] | None:
         async with asyncio.timeout(limit_s):
             report, errors = await process.communicate(job.to_json())
     except TimeoutError:
-        return [f"the artifact could not be looked at within {limit_s:.0f} s: make it smaller"]
+        return [f"the artifact could not be checked within {limit_s:.0f} s: make it smaller"]
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -65,6 +65,6 @@ async def inspect_apart(job: InspectionJob, limit_s: float) -> list[str] | None:
     if process.returncode in _UNDECIDED:
         return None
     return [
-        "the process that looked at the files ended while it read them: the tokenizer or template"
+        "the process that checks the files ended early: the tokenizer or template"
         " may be broken or far too large, save them anew"
     ]

@@ -81,7 +81,8 @@ async def _read(request: web.Request, sha256: str, size: int) -> bytes:
         raise _wrong(sha256, f"has {size} bytes, not {held}")
     if digest.hexdigest() != sha256:
         raise _wrong(
-            sha256, "is not what was sent: it was changed on its way, or since it was read"
+            sha256,
+            "has another SHA-256: it changed on its way, or after it was read; send it again",
         )
     return b"".join(pieces)
 

@@ -43,7 +43,7 @@ class ArtifactRoutes:
         show = describe.operation("Show an artifact", answer=row)
         write = Action.WRITE_ARTIFACTS
         remove = describe.operation(
-            "Take an artifact from a tenant; its bytes go when nobody needs them",
+            "Take an artifact from a tenant; its bytes go when no object needs them",
             query=("tenant_id",),
         )
         pin = describe.operation(
@@ -92,7 +92,7 @@ class ArtifactRoutes:
                 raise _no_artifact(digest)
             write.record("withdraw", digest, _show(found), None, owners=[tenant_id])
             if await catalogue.is_named(write.connection, digest):
-                message = f"models, releases or bases name {digest}: delete those first"
+                message = f"models, releases or bases name {digest}: delete them first"
                 raise PlatformError(ErrorCode.CONFLICT, message)
             if not await catalogue.withdraw(write.connection, digest, tenant_id):
                 raise _no_artifact(digest)

@@ -63,15 +63,15 @@ class UploadRoutes:
             also=(201,),
         )
         fetch = describe.operation(
-            "Import what is elsewhere (200 accepted, 202 not yet)",
+            "Import from a URI (200 accepted, 202 not yet)",
             answer=row,
             body=ImportBody,
             also=(202,),
         )
-        show = describe.operation("Show an upload, and which chunks it lacks", answer=row)
+        show = describe.operation("Show an upload, and the chunks that it lacks", answer=row)
         piece = describe.operation("Send a chunk that an upload lacks")
         complete = describe.operation(
-            "Let an upload that lacks nothing be checked (200 accepted, 202 not yet)",
+            "Complete an upload: check it, then accept it (200 accepted, 202 not yet)",
             answer=row,
             also=(202,),
         )
@@ -177,7 +177,7 @@ class UploadRoutes:
             return
         held, count = await uploads.held_bytes(connection, tenant_id)
         if count >= UPLOADS_MAX:
-            message = f"{count} uploads of {tenant_id} are under way: end or cancel those first"
+            message = f"{count} uploads of {tenant_id} are under way: complete or cancel one first"
             raise PlatformError(ErrorCode.CONFLICT, message)
         quota = self._service.bounds.tenant_bytes_max
         if problem := quota_problem(held, manifest.size_bytes if manifest else 0, quota):
@@ -213,7 +213,9 @@ class UploadRoutes:
             lambda connection: uploads.chunk_size(connection, upload["id"], sha256)
         )
         if size is None:
-            message = f"upload {upload['id']} has no chunk {sha256}"
+            message = (
+                f"the manifest of upload {upload['id']} has no chunk {sha256}; send only its chunks"
+            )
             raise PlatformError(ErrorCode.NOT_FOUND, message)
         await self._service.pieces.take(request, upload["id"], sha256, size)
         return web.Response(status=204)

@@ -187,7 +187,7 @@ async def _publish(write: Write, model_id: str, values: Values, body: VersionBod
         message = f"model_id: new names of a publisher of {tenant_id} begin with {tenant_id}/"
         raise PlatformError(ErrorCode.PERMISSION_DENIED, message, param="model_id")
     if before is None and not is_promoted:
-        message = "promote_to: a new model needs a version to stand for; promote its first one"
+        message = "promote_to: a new model needs a release; promote its first one"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="promote_to")
     if values["adapter_digest"]:
         await _check_artifact(write, owner, values)

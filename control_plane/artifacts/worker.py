@@ -35,7 +35,7 @@ _ACCEPT_DEADLINE_S = 30.0  # an artifact may have a hundred thousand chunks
 _INSPECTION_S = 60.0
 _INSPECTED_BYTES_PER_S = 20 << 20
 _GIVEN_UP = (
-    f"it could not be looked at in {ATTEMPTS_MAX} attempts, as the store of artifacts did not give"
+    f"it could not be checked in {ATTEMPTS_MAX} attempts, as the store of artifacts did not give"
     " it back: send it again, operators see the cause in the control plane's log"
 )
 

@@ -21,7 +21,7 @@ UnitShare = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 def _known_row(name: str) -> str:
     if name and name not in PUBLISHED:
-        raise ValueError(f"nothing is published of {name}; known: {', '.join(sorted(PUBLISHED))}")
+        raise ValueError(f"no published figures of {name}; known: {', '.join(sorted(PUBLISHED))}")
     return name
 
 
@@ -77,9 +77,9 @@ class AutoPolicyBody(AdminBody):
     def _fits_together(self) -> "AutoPolicyBody":
         names = [it.model for it in self.candidates]
         if len(set(names)) < len(names):
-            raise ValueError("candidates: a model is there twice")
+            raise ValueError("candidates: a model is named twice; name each once")
         if self.pin and self.pin not in names:
-            raise ValueError(f"pin: {self.pin} is no candidate")
+            raise ValueError(f"pin: {self.pin} is no candidate; add it, or pin another model")
         if self.cells and self.scheme != SCHEME:
             raise ValueError(
                 f"scheme: this table was learned under scheme {self.scheme}, this release has"

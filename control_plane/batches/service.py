@@ -70,7 +70,7 @@ class BatchService(BatchServiceServicer):
         try:
             return await self._database.run(work, deadline_s=_DEADLINE_S)
         except NoRecordError:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such batch")
+            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no batch with this id")
             raise
         except BatchEndedError:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it has ended")

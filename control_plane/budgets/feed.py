@@ -122,7 +122,7 @@ class TelemetryUsage:
         except ValidationError as error:
             raise FeedDownError(f"{self._url} is not understood: {error}") from error
         if not {row.tenant_id for row in answer.data} <= set(tenant_ids):
-            raise FeedDownError(f"{self._url} tells of tenants that nobody asked for")
+            raise FeedDownError(f"{self._url} answers about other tenants than were asked for")
         usage = {(row.tenant_id, row.model): row.usage() for row in answer.data}
         return Ledger(usage, answer.ingested_until_unix_ms)
 

@@ -122,4 +122,4 @@ def _detail(answer: TelemetryAnswer) -> str:
     try:
         return str(json.loads(answer.body)["detail"])
     except (ValueError, KeyError, TypeError):
-        return "telemetry refuses the question"
+        return "telemetry refuses the query"

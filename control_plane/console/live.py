@@ -67,7 +67,9 @@ class LiveFeed:
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Send the state, and then each newer one."""
         if self._viewers >= VIEWERS_MAX:
-            message = f"{VIEWERS_MAX} pages watch already: close some, or look at /console/data"
+            message = (
+                f"{VIEWERS_MAX} pages are connected already: close some, or read /console/data"
+            )
             raise PlatformError(ErrorCode.UNAVAILABLE, message, retry_after_s=_RETRY_S)
         response = web.StreamResponse(headers=_HEADERS)
         await response.prepare(request)

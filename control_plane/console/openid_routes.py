@@ -92,9 +92,9 @@ class OpenIdRoutes:
         _, provider = self._parts()
         secret, _, place = request.cookies.get(_COOKIE, "").partition(".")
         if not is_secret(secret) or not is_state(request.query.get("state", ""), secret):
-            raise OpenIdError("wrong", "the answer belongs to no sign-in of this browser")
+            raise OpenIdError("wrong", "this browser began no such sign-in; sign in again")
         if request.query.get("iss", settings.issuer) != settings.issuer:
-            raise OpenIdError("wrong", "the answer is another provider's")
+            raise OpenIdError("wrong", "the answer is another provider's; sign in again")
         code = request.query.get("code", "")
         if not code or len(code) > _CODE_CHARS_MAX:
             raise OpenIdError("denied", f"no code: {request.query.get('error', '')[:100]}")
@@ -108,7 +108,7 @@ class OpenIdRoutes:
 
     def _parts(self) -> tuple[OpenIdSettings, OpenIdProvider]:
         if self._settings is None or self._provider is None:
-            message = "no provider signs people in here: CONTROL_PLANE__OPENID names none"
+            message = "sign-in by a provider is off: set CONTROL_PLANE__OPENID, or use an admin key"
             raise PlatformError(ErrorCode.NOT_FOUND, message)
         return self._settings, self._provider
 

@@ -46,10 +46,12 @@ class Playground:
         """Return the gateway's answer, piece by piece as it comes."""
         headers = {"Authorization": f"Bearer {_key(request)}", "Content-Type": "application/json"}
         if not self._url:
-            message = "CONTROL_PLANE__GATEWAY_URL is not set: there is no gateway to play with"
+            message = (
+                "CONTROL_PLANE__GATEWAY_URL is not set: set it to the gateway of the playground"
+            )
             raise PlatformError(ErrorCode.UNAVAILABLE, message, retry_after_s=_RETRY_S)
         if self._running >= AT_ONCE_MAX:
-            message = f"{AT_ONCE_MAX} requests of playgrounds run already"
+            message = f"{AT_ONCE_MAX} requests of playgrounds run already; try again shortly"
             raise PlatformError(ErrorCode.UNAVAILABLE, message, retry_after_s=_RETRY_S)
         url = f"{self._url}/v1/{request.match_info['dialect']}"
         self._running += 1
@@ -87,7 +89,7 @@ def _key(request: web.Request) -> str:
     if not key.startswith(KEY_PREFIX) or len(key) > _KEY_CHARS_MAX:
         message = f"send a tenant's key in {KEY_HEADER}: the playground has none of its own"
     elif key.startswith(ADMIN_KEY_PREFIX):
-        message = "that is an admin key: models are asked with a tenant's key"
+        message = "that is an admin key: send a tenant's key"
     else:
         return key
     raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=KEY_HEADER)
@@ -98,7 +100,7 @@ async def _body(request: web.Request) -> bytes:
         async with asyncio.timeout(_READ_TIMEOUT_S):
             return await request.read()
     except TimeoutError:
-        message = f"the body did not arrive within {_READ_TIMEOUT_S:g} s"
+        message = f"the body did not arrive within {_READ_TIMEOUT_S:g} s; send it again"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message) from None
 
 

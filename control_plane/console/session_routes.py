@@ -123,7 +123,9 @@ class SessionRoutes:
     async def _end(self, request: web.Request, *, is_everywhere: bool) -> web.Response:
         found = await self._identities.session(request)
         if found is None:
-            raise PlatformError(ErrorCode.INVALID_API_KEY, "there is no session, or it has ended")
+            raise PlatformError(
+                ErrorCode.INVALID_API_KEY, "there is no session, or it has ended; sign in again"
+            )
 
         async def work(connection: AsyncConnection) -> None:
             if is_everywhere:

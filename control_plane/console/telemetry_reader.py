@@ -42,7 +42,7 @@ class TelemetryReader:
             FeedDownError: The service does not answer.
         """
         if self._session is None:
-            raise FeedDownError("CONTROL_PLANE__TELEMETRY_URL is not set: no numbers of requests")
+            raise FeedDownError("CONTROL_PLANE__TELEMETRY_URL is not set: set it to see requests")
         url, params = f"{self._url}{path}", {name: it for name, it in query.items() if it}
         try:
             async with (

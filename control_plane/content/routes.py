@@ -46,9 +46,9 @@ class ContentKeyRoutes:
     def routes(self) -> list[AdminRoute]:
         """Return the routes."""
         path, told = "/v1/tenants/{tenant_id:[^/]+}/content-key", describe.operation
-        get = told("Show which keys encrypt what a tenant stores", answer=_SHOWN)
-        post = told("Encrypt with a new key from now on; older ones still open", answer=_SHOWN)
-        delete = told("Erase all that a tenant has stored: its keys at once, its rows soon")
+        get = told("Show the keys that encrypt a tenant's content", answer=_SHOWN)
+        post = told("Encrypt with a new key from now on; older keys still decrypt", answer=_SHOWN)
+        delete = told("Erase a tenant's content: its keys at once, its rows soon")
         return [
             AdminRoute("GET", path, self.get, Action.READ_TENANT, _KIND, get),
             AdminRoute("POST", path, self.rotate, Action.WRITE_TENANTS, _KIND, post),

@@ -230,4 +230,4 @@ def _read_digests(digests: Iterable[str], name: str) -> frozenset[str]:
 
 def _check(holds: bool, name: str) -> None:
     if not holds:
-        raise BadReportError(f"{name} of the report is not what an agent sends")
+        raise BadReportError(f"{name} of the report is malformed")

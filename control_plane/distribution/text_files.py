@@ -41,7 +41,9 @@ class TextFiles:
             message = f"digest is no SHA-256 in hex, or name none of {', '.join(TEXT_FILES)}"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message)
         if self._open >= _READS_MAX + _WAITING_MAX:
-            raise PlatformError(ErrorCode.OVERLOADED, "too many files are read; come back later")
+            raise PlatformError(
+                ErrorCode.OVERLOADED, "too many files are read at once; try again later"
+            )
         self._open += 1
         try:
             async with self._reads:

@@ -34,7 +34,7 @@ class NeedsBody(AdminBody):
     @model_validator(mode="after")
     def _names_accelerators(self) -> Self:
         if not self.accelerators and (self.accelerator_memory_bytes or self.is_dedicated):
-            raise ValueError("say how many accelerators a replica needs")
+            raise ValueError("send the number of accelerators that a replica needs")
         return self
 
     @model_serializer

@@ -48,7 +48,7 @@ class HoursRoutes:
         row = describe.shown(_FIELDS)
         for name in _FIELDS[3:]:
             row["properties"][name] = {"type": "number"}
-        summary = "List how long replicas held their places, by pool, node, or hour and pool"
+        summary = "List the hours of replicas, by pool, node, or hour and pool"
         told = describe.listing(summary, row, ("from", "to", "by"), limit_max=PAGE_MAX)
         path, action = "/v1/replica-hours", Action.READ_PLATFORM
         return [AdminRoute("GET", path, self.list, action, "replica-hours", told)]

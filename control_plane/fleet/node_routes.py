@@ -57,7 +57,7 @@ class NodeRoutes:
             ),
             AdminRoute(
                 *("GET", f"{_ONE}/desired", self.get_orders, _READ, "nodes"),
-                operation("Show what is wanted of a node", answer=orders),
+                operation("Show the desired state of a node", answer=orders),
             ),
             AdminRoute(
                 *("PUT", f"{_ONE}/desired", self.put_orders, _WRITE, "nodes"),
@@ -112,7 +112,10 @@ class NodeRoutes:
             cordons = [fact["cordon"] for fact in row["accelerator_facts"] if "cordon" in fact]
             found = next((cordon for cordon in cordons if cordon["id"] == cordon_id), None)
             if found is None:
-                raise PlatformError(ErrorCode.NOT_FOUND, f"node {key} has no such cordon")
+                raise PlatformError(
+                    ErrorCode.NOT_FOUND,
+                    f"node {key} has no such cordon; `sluice fleet nodes` lists them",
+                )
             write.record("lift", cordon_id, found, None, owners=[None])
             lifted = sorted({*row["lifted_cordons"], cordon_id})
             await write.connection.execute(

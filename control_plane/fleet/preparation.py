@@ -239,7 +239,7 @@ async def retire_pools(connection: AsyncConnection) -> list[str]:
         await _write(connection, pool_id, replicas_wanted=0, scaled_replicas=None, retire_at=None)
         unscaled = update(_scalings).where(_scalings.c.pool_id == pool_id)
         await connection.execute(unscaled.values(is_on=False))
-        await _record(connection, pool_id, wanted, 0, "nobody gets its release any more")
+        await _record(connection, pool_id, wanted, 0, "no request gets its release any more")
         retired.append(pool_id)
     return retired
 

@@ -110,7 +110,7 @@ class FleetRoutes:
                 Action.READ_PLATFORM,
                 "pools",
                 describe.operation(
-                    "Show how far a pool is from what is wanted",
+                    "Show a pool's replicas, wanted and ready",
                     answer=describe.shown(_STATUS, types=_STATUS_TYPES),
                 ),
             )

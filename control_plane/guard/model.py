@@ -100,6 +100,6 @@ def staged(known: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> dict[s
         return {"version": version, "active_rules": wanted["rules"]}
     if known is not None and asked == acting:
         return {"version": version, "active_rules": known["active_rules"]}
-    message = f"active_version: {asked} cannot act: only a version that is in shadow can. Send the"
-    message += f" rules with active_version {acting} first, look at what they count, then promote"
+    message = f"active_version: {asked} cannot act: it must be in shadow before. Send the"
+    message += f" rules with active_version {acting} first, look at their counts, then promote"
     raise PlatformError(ErrorCode.CONFLICT, message, param="active_version")

@@ -120,7 +120,9 @@ def guard(
         if route is None:
             match = request.match_info
             if match.http_exception is None and match.route.method != METH_ANY:
-                raise PlatformError(ErrorCode.NOT_FOUND, "nobody may use this: it has no action")
+                raise PlatformError(
+                    ErrorCode.NOT_FOUND, "this route is not declared, so no role may use it"
+                )
             return await handler(request)
         request[ROUTE] = route
         if not (route.is_write or route.is_noted):

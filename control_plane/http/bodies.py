@@ -17,7 +17,7 @@ from sluice.errors import BadRequestError, ErrorCode
 BODY_BYTES_MAX = 256 * 1024
 _BODY_TIMEOUT_S = 10.0
 _MISTAKES = {
-    "extra_forbidden": "there is no such field; /openapi.json has those that there are",
+    "extra_forbidden": "there is no such field; /openapi.json lists the fields",
     "missing": "this field is needed",
 }
 
@@ -37,7 +37,7 @@ async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
             payload = await request.read() or b"{}"
     except TimeoutError:
-        message = f"the body did not arrive within {_BODY_TIMEOUT_S:g} s"
+        message = f"the body did not arrive within {_BODY_TIMEOUT_S:g} s; send it again"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message) from None
     read_only = request[ROUTE].read_only if ROUTE in request else frozenset[str]()
     payload, request[REPEATED] = _without(payload, read_only)
@@ -65,7 +65,7 @@ def check_repeated(request: web.Request, shown: Mapping[str, Any] | None) -> Non
     known = request.match_info if shown is None else shown
     for name, value in request.get(REPEATED, {}).items():
         if name not in known or known[name] != value:
-            message = f"{name}: only we set it; leave it out, or send it as GET shows it"
+            message = f"{name}: it is read-only; leave it out, or send it as GET shows it"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=name)
 
 

@@ -34,7 +34,7 @@ def check(headers: Mapping[str, str], shown: Mapping[str, Any] | None) -> None:
         found = "there is no such object" if shown is None else "the object has changed meanwhile"
         raise _failed(f"If-Match: {found}; read it again, then decide again", "If-Match")
     if unwanted is not None and _names(unwanted, "If-None-Match", shown):
-        message = "If-None-Match: the object is there already; read it, then use If-Match"
+        message = "If-None-Match: the object exists already; read it, then use If-Match"
         raise _failed(message, "If-None-Match")
 
 

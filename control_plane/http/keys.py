@@ -83,11 +83,11 @@ class KeyRoutes:
         made = describe.shown(("id", "key", *kind.fields, "created_at"), kind.body, types)
         made["properties"]["key"] = {
             "type": "string",
-            "description": "shown here and never again; a replay by Idempotency-Key is a 409",
+            "description": "shown only here; a replay by Idempotency-Key is a 409",
         }
         told = describe.operation
         make = told("Make a key", answer=made, status=201, body=kind.body)
-        change = told("Change what is given of a key", answer=seen, body=kind.change)
+        change = told("Change the given fields of a key", answer=seen, body=kind.change)
         summary = "Make a key like this one, which ends after a grace"
         rotate = told(summary, answer=_replacing(made), status=201, body=RotationBody)
         read, write, name = kind.read, kind.write, kind.name

@@ -25,7 +25,7 @@ _PROBLEM: Json = {
     },
 }
 _ETAG: Json = {
-    "ETag": {"description": "what the object is now", "schema": {"type": "string"}},
+    "ETag": {"description": "the object's present version", "schema": {"type": "string"}},
 }
 _REPLAYED: Json = {
     "Idempotency-Replayed": {
@@ -45,8 +45,8 @@ _FAILURES = {
     "403": "the key's role may not do this; the detail names the role that may",
 }
 _WRITE_FAILURES = {
-    "409": "it contradicts other objects, or the first request with the key is under way",
-    "412": "the object is not what If-Match or If-None-Match takes it for",
+    "409": "another object prevents it, or the first request with the key is under way",
+    "412": "the object does not match If-Match or If-None-Match",
     "422": "the Idempotency-Key came with another request before, or this cannot be rolled out",
 }
 
@@ -121,7 +121,7 @@ def _operation(route: AdminRoute) -> Json:
             status: success | {"headers": headers}
             for status, success in route.operation["responses"].items()
         },
-        **({} if route.is_write else {"304": {"description": "the tag still is right"}}),
+        **({} if route.is_write else {"304": {"description": "the object has not changed"}}),
         **{status: _problem(text) for status, text in failures.items()},
         "default": _problem("a problem"),
     }
@@ -139,11 +139,11 @@ def _repeatable(route: AdminRoute) -> str:
 
 def _request_headers(route: AdminRoute) -> dict[str, str]:
     if not route.is_write:
-        return {"If-None-Match": "a tag that is known: 304 when it still is the same"}
+        return {"If-None-Match": "a known tag: 304 when the object has not changed"}
     return {
         "Idempotency-Key": "the same request with the same key within 24 h is answered as before",
-        "If-Match": "the ETag that the object must still have",
-        "If-None-Match": "*: only if there is no such object yet",
+        "If-Match": "the ETag that the object must have",
+        "If-None-Match": "*: only if the object does not exist yet",
     }
 
 

@@ -60,5 +60,5 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         log.exception(
             "admin_request_failed", method=request.method, path=request.path, request_id=request_id
         )
-        message = "an unexpected error; it was logged with this request's id"
+        message = "an unexpected error; try again, or look for this request's id in the log"
         return problem(PlatformError(ErrorCode.INTERNAL, message), request_id)

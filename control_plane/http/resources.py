@@ -235,7 +235,7 @@ class ResourceRoutes:
             return await self._writes.run(request, work)
         except IntegrityError as error:
             user = getattr(_cause(error), "table_name", None) or "something"
-            message = f"{resource.path}/{key} is still used by {user}: delete those first"
+            message = f"{resource.path}/{key} is still used by {user}: delete them first"
             raise PlatformError(ErrorCode.CONFLICT, message) from None
 
     async def _locked(self, write: Write, key: str) -> Values | None:
@@ -356,7 +356,7 @@ def missing_reference(error: IntegrityError) -> PlatformError:
     field = constraint.removeprefix(f"fk_{table}_")
     if not constraint.startswith("fk_"):
         return PlatformError(ErrorCode.CONFLICT, f"this contradicts {constraint or 'other rows'}")
-    message = f"{field}: there is no such object; create it first"
+    message = f"{field}: this object does not exist; create it first"
     return BadRequestError(ErrorCode.INVALID_REQUEST, message, param=field)
 
 

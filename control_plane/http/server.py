@@ -65,7 +65,9 @@ def make_application(
         allowed: set[str] = set()
         for route in group:
             is_guarded = route.path.startswith(GUARDED)
-            assert is_guarded == (route.action is not None), f"{route.path}: what does it take?"
+            assert is_guarded == (route.action is not None), (
+                f"{route.path}: guarded paths need an action, and others have none"
+            )
             (made,) = application.add_routes([web.route(route.method, path, route.handler)])
             declared[made] = route
             allowed.add(route.method)

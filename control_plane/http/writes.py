@@ -240,14 +240,14 @@ def require(request: web.Request, *owners: str | None) -> None:
         PlatformError: 403, with the role that could.
     """
     actor, action = request[ACTOR], request[ROUTE].action
-    assert action is not None, "whoever may do all need not be asked"
+    assert action is not None, "an open route is not checked"
     if not all(actor.may(action, owner) for owner in owners):
         raise forbidden(actor, request[ROUTE])
 
 
 def forbidden(actor: Actor, route: AdminRoute) -> PlatformError:
     """Return the error for a caller without the permission."""
-    assert route.action is not None, "nobody is kept from what is open"
+    assert route.action is not None, "an open route has no rule"
     roles = [role for role in roles_for(route.action) if role is not actor.role]
     *others, last = roles
     needed = f"the role {', '.join(others)} or {last}" if others else f"the role {last}"

@@ -30,7 +30,9 @@ async def take_name(
         PlatformError: The name holds an `@`, belongs to another tenant, or is in `others`.
     """
     if RELEASE_MARK in name:
-        message = f"id: {RELEASE_MARK} stands between a model and its release, so no name has it"
+        message = (
+            f"id: {RELEASE_MARK} stands between a model and its release: leave it out of names"
+        )
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="id")
     await _lock(connection, name)
     if await connection.scalar(select(others.c.id).where(others.c.id == name)):
@@ -66,8 +68,8 @@ async def take_space(connection: AsyncConnection, tenant_id: str) -> None:
         is_below = table.c.id.startswith(f"{tenant_id}/", autoescape=True)
         if found := await connection.scalar(select(table.c.id).where(is_below).limit(1)):
             message = (
-                f"{found} of {table.name} is not this tenant's, but would have to be because of "
-                "its name: choose another id, or delete it first"
+                f"{found} of {table.name} begins like the names of this tenant, but is not its "
+                "own: choose another id, or delete it first"
             )
             raise PlatformError(ErrorCode.CONFLICT, message, param="id")
 

@@ -110,7 +110,7 @@ async def _record_release(connection: AsyncConnection, key: str, values: Values)
     query = select(releases).where(releases.c.id == name)
     kept = (await connection.execute(query)).mappings().one()
     if any(kept[part] != parts[part] for part in ("base_digest", "adapter_digest")):
-        message = f"release: {name} has other digests, and keeps them: name a new release"
+        message = f"release: {name} has other digests, and a release never changes: name a new one"
         raise PlatformError(ErrorCode.CONFLICT, message, param="release")
     moved = await _moved_along(connection, key, values)
     is_elsewhere = releases.c.pool_id.is_distinct_from(values["pool_id"])
@@ -179,7 +179,7 @@ async def _check_release_is_past(connection: AsyncConnection, key: str) -> None:
     )
     model = (await connection.execute(query)).first()
     if model is not None and release_id(model.id, model.release) == key:
-        message = f"model {model.id} stands for this release: give the model another one first"
+        message = f"model {model.id} serves this release: promote another one first"
         raise PlatformError(ErrorCode.CONFLICT, message)
     t = _rollouts.c  # live a little longer than the split is there
     either = (t.model_id + RELEASE_MARK + name == key for name in (t.control, t.canary))

@@ -148,7 +148,9 @@ class BinaryOperation:
         for labels, value in vector.items():
             key = self.matching.group(labels)
             if key in found:
-                raise EvaluationError(f"several elements of the side of one match by {sorted(key)}")
+                raise EvaluationError(
+                    f"the side of one has several elements that match by {sorted(key)}"
+                )
             found[key] = labels, value
         return found
 

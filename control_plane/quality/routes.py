@@ -80,7 +80,7 @@ class QualityRoutes:
         quarantine = describe.shown(_QUARANTINE, types=types)
         lifted = describe.shown((*_QUARANTINE, "is_serving_again"), types=types)
         add = describe.operation(
-            "Ask the releases of a model a prompt, regularly, on every replica",
+            "Create a golden prompt, sent to every replica of a model regularly",
             answer=prompt,
             status=201,
             body=GoldenPromptBody,
@@ -89,7 +89,7 @@ class QualityRoutes:
             "Lift a quarantine: a false alarm", answer=lifted, body=ReleaseBody
         )
         forget = describe.operation(
-            "Forget what the replicas of a pool answered: what they answer from now on is right",
+            "Forget the answers of a pool's replicas: the next answers count as right",
             answer=describe.shown(("id",)),
         )
         listed = describe.listing("List a model's golden prompts", prompt)
@@ -135,7 +135,7 @@ class QualityRoutes:
         model_id = path_id(request, "model_id")
         given = (await read_body(request, GoldenPromptBody)).model_dump()
         if len(given["expected_token_ids"]) > given["output_tokens_max"]:
-            message = "expected_token_ids: more than output_tokens_max: no answer is so long"
+            message = "expected_token_ids: more than output_tokens_max; send fewer"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="expected_token_ids")
 
         async def work(write: Write) -> WriteReply:

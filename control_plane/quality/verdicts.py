@@ -362,7 +362,7 @@ def _alerts(
 
 def _agreeing(newest: Iterable[Text | None], judgement: Judgement) -> int:
     truth = judgement.truth
-    assert truth is not None, "without a truth nobody deviates from it"
+    assert truth is not None, "without a known answer no replica deviates"
     return sum(text is not None and difference(text, truth.text) is None for text in newest)
 
 
@@ -371,7 +371,7 @@ def evidence(
 ) -> dict[str, Any]:
     """Return the evidence of a quarantine as JSON: prompt, right answer, answers, times."""
     truth = judgement.truth
-    assert truth is not None, "without a truth nobody deviates from it"
+    assert truth is not None, "without a known answer no replica deviates"
     return {
         "asking": asking.id,
         "prompt": list(asking.token_ids),

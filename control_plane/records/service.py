@@ -118,7 +118,9 @@ class RecordService(RecordServiceServicer):
         try:
             return await self._database.run(work, deadline_s=_DEADLINE_S)
         except NoRecordError:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such record or item")
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, "there is no record or item with this id"
+            )
             raise
         except TooManyItemsError:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "it has too many items")

@@ -34,7 +34,9 @@ class StateService(StateServiceServicer):
         """Store responses that gateways have promised to clients."""
         stored = request.responses
         if len(stored) > IDS_MAX or not all(is_response_id(it.id) for it in stored):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "these are no responses")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "the message holds no valid responses"
+            )
 
         async def work(connection: AsyncConnection) -> None:
             if stored:
@@ -51,7 +53,9 @@ class StateService(StateServiceServicer):
         """Return a tenant's responses, as far as they exist."""
         ids = list(request.ids)
         if len(ids) > IDS_MAX or not all(map(is_response_id, ids)):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "these are no ids of responses")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "the message holds no valid ids of responses"
+            )
         for start in range(0, len(ids), _READ_AT_ONCE):
             some = ids[start : start + _READ_AT_ONCE]
             found = await self._run(
@@ -67,7 +71,9 @@ class StateService(StateServiceServicer):
     ) -> wire.DeleteResponse:
         """Delete one."""
         if not is_response_id(request.id):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is no id of a response")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "the id of the response is invalid"
+            )
         existed = await self._run(
             lambda connection: repository.forget(connection, request.tenant_id, request.id),
             context,

@@ -45,7 +45,7 @@ async def begin(
         message = f"release: model {model_id} has no release {release}; publish it first"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="release")
     if release == model["release"]:
-        message = f"release: model {model_id} stands for {release} already"
+        message = f"release: model {model_id} serves {release} already; choose another release"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="release")
     control = await repository.release_of(connection, model_id, model["release"])
     if control is None or not canary.pool_id:
@@ -102,5 +102,7 @@ async def _refuse_embeddings(
 async def _refuse_second(write: Write, model_id: str) -> None:
     found = await repository.live_of(write.connection, model_id)
     if found is not None:
-        message = f"model {model_id} has a rollout that is not over: {found}; abort it, or wait"
+        message = (
+            f"model {model_id} has a rollout under way: {found}; abort it, or wait for its end"
+        )
         raise PlatformError(ErrorCode.CONFLICT, message, param="model_id")

@@ -123,10 +123,14 @@ class TelemetryFeed:
         start_ms = first_ms
         for window in windows:
             if (window.start_ms, window.end_ms) != (start_ms, start_ms + self._window_ms):
-                raise FeedDownError(f"no window from {start_ms} but {window.start_ms} was told")
+                raise FeedDownError(
+                    f"the answer has a window from {window.start_ms}, not from {start_ms}"
+                )
             start_ms = window.end_ms
         if start_ms > last_ms:
-            raise FeedDownError(f"a window until {start_ms} was told, although nobody asked")
+            raise FeedDownError(
+                f"the answer has a window until {start_ms}, before the span of the query"
+            )
 
     def _settling_of(self, rollout_id: str) -> "Settling":
         found = self._settling.setdefault(rollout_id, Settling())

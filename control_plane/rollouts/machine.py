@@ -189,10 +189,13 @@ def _commanded(
             return _aborted(rollout)
         case Promote():
             if rollout.is_waiting or event.stage != rollout.stage:
-                message = f"stage {event.stage} is not the one that can be ended now"
+                message = f"stage {event.stage} is not the present stage; read the rollout again"
                 raise PlatformError(ErrorCode.CONFLICT, message)
             if rollout.is_last and not rollout.is_ready:
-                message = f"stage {event.stage} cannot be ended: not everybody can serve it yet"
+                message = (
+                    f"stage {event.stage} cannot be ended: some gateways or replicas cannot serve"
+                    " it yet; wait"
+                )
                 raise PlatformError(ErrorCode.CONFLICT, message)
             if rollout.phase is Phase.PAUSED:
                 rollout = _resumed(rollout, now_ms)

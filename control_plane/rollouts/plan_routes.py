@@ -40,8 +40,8 @@ class PlanRoutes:
         row = describe.shown(("model_id", "plan", "is_default"))
         row["properties"] |= {"plan": {"type": "object"}, "is_default": {"type": "boolean"}}
         get = describe.operation("Show the plan of a model's rollouts", answer=row)
-        put = describe.operation("Give a model's rollouts a plan", answer=row, body=PlanChange)
-        remove = describe.operation("Let the default plan hold for a model again")
+        put = describe.operation("Set the plan of a model's rollouts", answer=row, body=PlanChange)
+        remove = describe.operation("Return a model's rollouts to the default plan")
         return [
             AdminRoute("GET", path, self.get, Action.READ_TENANT, _KIND, get),
             AdminRoute("PUT", path, self.put, write, _KIND, put),

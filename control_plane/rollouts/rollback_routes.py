@@ -45,7 +45,7 @@ class RollbackRoutes:
         """Return the route."""
         answer = describe.shown(("id", "release", "previous_release", "aborted_rollout_id"))
         told = describe.operation(
-            "Go back: abort the model's rollout, or stand for the release before, at once",
+            "Roll back at once: abort the model's rollout, or serve the release before",
             answer=answer,
             body=RollbackBody,
         )
@@ -104,7 +104,7 @@ async def _stand_for(write: Write, model: Values, wanted: str) -> Values:
     name = wanted or model["previous_release"]
     if not name:
         message = (
-            f"model {model_id} has stood for nothing but {model['release']}: name a release"
+            f"model {model_id} has served {model['release']} only: name a release"
             f" (sluice models releases {model_id})"
         )
         raise PlatformError(ErrorCode.CONFLICT, message, param="release")

@@ -65,8 +65,8 @@ class RolloutRoutes:
         create = describe.operation(
             "Roll a release of a model out", answer=row, status=201, body=RolloutBody
         )
-        get = describe.operation("Show a rollout, with what was counted", answer=row)
-        history = describe.listing("List what happened to a rollout", _described(EVENT))
+        get = describe.operation("Show a rollout, with its counts", answer=row)
+        history = describe.listing("List the events of a rollout", _described(EVENT))
         promote = describe.operation(
             "End a stage early; no stage is left out", answer=row, body=PromoteBody
         )
@@ -81,7 +81,7 @@ class RolloutRoutes:
             (Start(), write, "Start a rollout that is planned"),
             (Pause(), control, "Hold a rollout: the share stays"),
             (Resume(), control, "Let a paused rollout go on"),
-            (Abort(), control, "End a rollout: everybody goes back"),
+            (Abort(), control, "End a rollout: all traffic goes back to control"),
         ):
             told = describe.operation(summary, answer=row)
             path = f"{one}/{command.kind}"

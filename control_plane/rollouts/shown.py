@@ -40,12 +40,12 @@ EVENT = (
 
 _WHY = {
     Reason.WORSE: "canary is worse",
-    Reason.BY_HAND: "somebody holds it; resume or abort it",
-    Reason.NO_EVIDENCE: "nobody can say how its requests fare; it goes on when that is known again",
-    Reason.NOT_READY: "the fleet does not get ready for it; it goes on when that is so",
+    Reason.BY_HAND: "an operator has paused it; resume or abort it",
+    Reason.NO_EVIDENCE: "figures of its requests are missing; it goes on when they come again",
+    Reason.NOT_READY: "the fleet is not ready for it; it goes on when it is",
     Reason.PAUSED_TOO_LONG: "it was paused for too long",
     Reason.RELEASE_GONE: "one of its releases was deleted",
-    Reason.MODEL_CHANGED: "the model was made to stand for something else meanwhile",
+    Reason.MODEL_CHANGED: "the model was given another release meanwhile",
     Reason.OWNER_DISABLED: "the tenant that the model belongs to is disabled",
     Reason.NOT_LOADED: "an engine cannot load it, or generates nothing with it: its trials say why",
     Reason.TOO_LITTLE_TRAFFIC: "there was too little traffic to compare; promote or abort it",
@@ -164,7 +164,7 @@ def waiting_for(state: Rollout, base_digest: str | None, lacking: Sequence[str])
     who = lacking[0] + (f" and {others} more" if others else "")
     verb = "have" if others else "has"
     return (
-        f"{who} {verb} not got the files of base {(base_digest or '')[:_DIGITS]} yet: the log of"
+        f"{who} {verb} not loaded the files of base {(base_digest or '')[:_DIGITS]} yet: the log of"
         " the gateway says why (base_not_fetched, base_not_loaded); one that ends is not waited for"
     )
 

@@ -15,7 +15,7 @@ _ANSWER_BYTES_MAX = 64 << 10
 _TRIES = 3  # when another client writes between our read and our write
 _CONFLICT = 409
 _HINTS = {
-    401: "the token is not taken",
+    401: "the API server refuses the token",
     403: "the role must allow get and patch of statefulsets/scale (components/node-scaling)",
     404: "is the name right, and the namespace?",
 }

@@ -233,9 +233,9 @@ def _unknown(memory: Memory, sight: PoolSight, speed: PoolSpeed | None, now: flo
     if sight.unheard:
         return f"the routers of {sight.unheard} cells have not reported of late"
     if speed is None:
-        return "nobody has measured yet how fast its replicas are"
+        return "the speed of its replicas is not measured yet"
     if now < memory.observes_until:
-        return "scaling has only begun to look"
+        return "scaling has just started"
     return ""
 
 

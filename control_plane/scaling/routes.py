@@ -146,10 +146,10 @@ class ScalingRoutes:
         count: Values = dict.fromkeys(("id", "before", "after"), describe.INTEGER)
         change = describe.shown(_CHANGE, types=count)
         told, listing = describe.operation, describe.listing
-        status = listing("List the pools that have bounds, with what was decided last", row)
+        status = listing("List the pools that have bounds, with their last decisions", row)
         plan = told("Plan for a pool, with other bounds if given", answer=decision, query=_ASKED)
         asked = listing(
-            "List the actuators that pools have chosen, with how asking for nodes goes",
+            "List the actuators of pools, with the state of their requests for nodes",
             describe.shown(actuator_asks.c.keys(), types=columns(actuator_asks)),
         )
         replayed = told(
@@ -379,7 +379,7 @@ async def _why_awake(write: Write, key: str) -> str:
     """Return the reason why replicas of a pool cannot sleep; empty: they can."""
     query: Any = select(pools.c.engine, pools.c.roles).where(pools.c.id == key)
     row = await first(write.connection, query)
-    assert row is not None, "the pool's row is held"
+    assert row is not None, "the pool's row is locked"
     if row["engine"] not in SLEEPING_ENGINES:
         return f"engine {row['engine']} cannot sleep: set sleepers_share and sleepers_min to 0"
     if any(row["roles"].values()):

@@ -87,7 +87,7 @@ def _taken(state: PoolState, decided: PoolPlan, of: str, work: float) -> tuple[P
     taken = min(work, max(0.0, high - own))
     if wanted == decided.wanted:
         return decided, taken
-    text = f"work of {work:.1f} replicas of pool {of}, which gets no more"
+    text = f"work of {work:.1f} replicas of pool {of}, which cannot grow"
     reason = ScalingReason(Cause.SHARED, wanted, text)
     return replace(decided, wanted=wanted, ask=ask, reasons=(*decided.reasons, reason)), taken
 

@@ -59,7 +59,9 @@ class TextRoutes:
         of_tenant = "/v1/tenants/{tenant_id:[^/]+}/texts"
         one = of_tenant + "/{request_id:[^/]+}"
         told = describe.operation
-        get = told("Read what is kept of a request, redacted; it is noted who did", answer=_FOUND)
+        get = told(
+            "Read the kept text of a request, redacted; the audit notes the reader", answer=_FOUND
+        )
         delete = told("Erase all texts of a tenant")
         return [
             *ResourceRoutes(self._database, POLICIES).routes(),

@@ -85,7 +85,7 @@ class TelemetryTexts:
         except (ValidationError, KeyError) as error:
             raise FeedDownError(f"{self._url} is not understood") from error
         if any(row.get("tenant_id") != tenant_id for row in rows):
-            raise FeedDownError(f"{self._url} tells of a tenant that nobody asked for")
+            raise FeedDownError(f"{self._url} answers about another tenant than was asked for")
         return rows
 
     async def erase(self, tenant_id: str) -> None:

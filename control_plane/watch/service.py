@@ -139,7 +139,9 @@ class WatchService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a gateway needs an id")
         missing = request.missing_bases
         if len(missing) > MISSING_BASES_MAX or not all(map(is_digest, missing)):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "these are no missing bases")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "the list of missing bases is invalid"
+            )
         oldest_open_ms = request.oldest_open_unix_ms
         try:
             await self._confirm(

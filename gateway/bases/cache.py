@@ -126,5 +126,5 @@ class _MissingError(Exception):
 
 
 def _not_ready() -> RejectedError:
-    text = "The model's files are not ready on this gateway yet."
+    text = "The model's files are not ready on this gateway yet; try again shortly."
     return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=5)

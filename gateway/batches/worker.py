@@ -190,7 +190,7 @@ class BatchWorker:
             raise
         except Exception:  # the outermost place: no worker is lost
             log.exception("batch_line_failed", request_id=identity.request_id)
-            error = PlatformError(ErrorCode.INTERNAL, "The server had an error.")
+            error = PlatformError(ErrorCode.INTERNAL, "The server had an error; try again.")
             return error.status, body_of(error)
         body = response.body if isinstance(response, web.Response) else bytes(collected)
         if not isinstance(body, bytes) or len(body) > _RESULT_BYTES_MAX:
@@ -202,7 +202,10 @@ class BatchWorker:
     def _principal(self, line: wire.BatchLine) -> Principal:
         principal = self._directory.batch_principal(line.key_id)
         if principal is None or principal.tenant.id != line.tenant_id:
-            text = "The key that began the batch may not be used any more."
+            text = (
+                "The key that created the batch is disabled or has expired; create it again with"
+                " another key."
+            )
             raise PlatformError(ErrorCode.INVALID_API_KEY, text)
         return principal
 

@@ -48,7 +48,7 @@ class AnthropicTool(Strict):
         Elsewhere(
             *("web_search_20250305", "web_fetch_20250910", "code_execution_20250825"),
             *("bash_20250124", "text_editor_20250728", "computer_20250124", "memory_20250818"),
-            instead="describe the tool with its 'input_schema', and run it",
+            instead="describe it with an 'input_schema', and run it in the application",
         ),
     ] = None
     name: FunctionName
@@ -75,7 +75,9 @@ class Thinking(Strict):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[Integer, Field(ge=1, le=1 << 30)] | None = None
-    display: Annotated[Any, Only("summarized", instead="thought is told in full")] = None
+    display: Annotated[Any, Only("summarized", instead="thinking is always returned in full")] = (
+        None
+    )
 
 
 class AnswerSchema(Strict):
@@ -146,7 +148,7 @@ class _ChatBody(Body):
         """See `Body`."""
         choice = self.tool_choice
         if choice is not None and (choice.name is None) == (choice.type == "tool"):
-            raise bad_value("tool_choice.name", 'it goes with "type": "tool", and with no other')
+            raise bad_value("tool_choice.name", 'send it with "type": "tool" only')
         form = None if self.output_config is None else self.output_config.format
         if form is not None:
             schema_text(form.content, "output_config.format.schema")
@@ -175,7 +177,7 @@ class AnthropicRequest(_ChatBody):
     speed: Annotated[Any, Only("standard")] = None
     diagnostics: Annotated[Any, Only()] = None
     user_profile_id: Annotated[Any, Only(instead="use 'metadata.user_id'")] = None
-    workspace_id: Annotated[Any, Only(instead="a key belongs to one tenant")] = None
+    workspace_id: Annotated[Any, Only(instead="a key belongs to one tenant; leave it out")] = None
     # Extensions, as chat completions have them.
     seed: Annotated[Integer, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
     session_id: ShortText | None = None

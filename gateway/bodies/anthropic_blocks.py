@@ -144,7 +144,7 @@ class _Turns:
         if self._role == "assistant":
             raise bad_value(
                 "messages",
-                "the last one is the user's: an answer that is begun is not continued here",
+                "the last message must be the user's; no answer is prefilled here",
             )
 
     def _add_answer(self, at: str, blocks: Sequence[Block]) -> None:
@@ -159,13 +159,16 @@ class _Turns:
                     thoughts.append(thinking)
                 case ToolUseBlock():
                     if block.id in self._open:
-                        raise bad_value(f"{at}[{number}].id", "another call has this id")
+                        raise bad_value(
+                            f"{at}[{number}].id",
+                            "another call has this id; each call needs its own",
+                        )
                     self._open[block.id] = f"{at}[{number}]"
                     arguments = orjson.dumps(block.input).decode()
                     call = FunctionCall.model_construct(name=block.name, arguments=arguments)
                     calls.append(ToolCall.model_construct(id=block.id, function=call))
                 case ToolResultBlock():
-                    raise bad_value(f"{at}[{number}].type", "results are in the user's messages")
+                    raise bad_value(f"{at}[{number}].type", "send results in a message of the user")
                 case _:
                     pass
         self.messages.append(
@@ -187,7 +190,7 @@ class _Turns:
                     if self._open.pop(block.tool_use_id, None) is None:
                         raise bad_value(
                             f"{at}[{number}].tool_use_id",
-                            "no call of the message before it has this id",
+                            "the message before it has no call with this id",
                         )
                     self.messages.append(
                         Message.model_construct(
@@ -195,7 +198,9 @@ class _Turns:
                         )
                     )
                 case _:
-                    raise bad_value(f"{at}[{number}].type", "only the assistant's have this type")
+                    raise bad_value(
+                        f"{at}[{number}].type", "only messages of the assistant have this type"
+                    )
         self._require_results()
         if texts:
             self._say("\n".join(texts))

@@ -13,6 +13,6 @@ class BatchRequest(Body):
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
-    output_expires_after: Annotated[Any, Only(instead="files go after the installation's time")] = (
-        None
-    )
+    output_expires_after: Annotated[
+        Any, Only(instead="the installation sets when files expire")
+    ] = None

@@ -92,7 +92,7 @@ class ChatRequest(GenerationFields):
     truncation: Literal["auto", "disabled"] | None = None
     verbosity: Verbosity | None = None
     chat_template_kwargs: TemplateOptions | None = None
-    chat_template: Annotated[Any, Only(instead="a model has its base's template")] = None
+    chat_template: Annotated[Any, Only(instead="the base of a model sets it; leave it out")] = None
     add_generation_prompt: Annotated[Any, Only(True, instead="use /v1/completions")] = None
     continue_final_message: Annotated[Any, Only(False, instead="use /v1/completions")] = None
     echo: Annotated[Any, Only(False)] = None
@@ -189,10 +189,12 @@ class ChatRequest(GenerationFields):
             raise bad_value("top_logprobs", "it needs 'logprobs': true")
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
-            raise bad_value("max_tokens", "it is the old name of 'max_completion_tokens': send one")
+            raise bad_value(
+                "max_tokens", "it is the old name of 'max_completion_tokens'; send one of them"
+            )
         if self.chat_template_kwargs:
             for name in _OWN_NAMES.intersection(self.chat_template_kwargs):
-                raise bad_value(f"chat_template_kwargs.{name}", "the server sets it")
+                raise bad_value(f"chat_template_kwargs.{name}", "the server sets it; leave it out")
         check_messages(self.messages)
         self.check_tools()
 
@@ -203,7 +205,7 @@ class ChatRequest(GenerationFields):
         functions = [tool.function for tool in self.tools or ()]
         names = {function.name for function in functions}
         if len(names) < len(functions):
-            raise bad_value("tools", "two functions have the same name")
+            raise bad_value("tools", "two functions have the same name; each needs its own")
         for index, function in enumerate(functions):
             if function.parameters is not None:
                 schema_text(function.parameters, self.parameters_param.format(index))

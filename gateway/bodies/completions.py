@@ -67,13 +67,18 @@ class CompletionRequest(GenerationFields):
                 "n", f"{len(prompts)} prompts times {self.choices}; at most {CHOICES_MAX} answers"
             )
         if self.best_of not in (None, self.choices):
-            raise unsupported("best_of", f"this server only takes the value of 'n', {self.choices}")
+            raise unsupported("best_of", f"it must equal 'n', {self.choices}")
         if self.is_echo_alone and not self.echo:
-            raise bad_value("max_tokens", "0 is for prompts that are given back: it needs 'echo'")
+            raise bad_value("max_tokens", "0 needs 'echo': true")
         if self.stream and (self.is_echo_alone or self.echoed_alternatives is not None):
-            raise unsupported("stream", "an echo alone, or with 'logprobs', comes in one piece")
+            raise unsupported(
+                "stream",
+                "an 'echo' without output, or with 'logprobs', has no stream; leave it out",
+            )
         if self.stream and self.echo and not isinstance(prompts[0], str):
-            raise unsupported("echo", "only a prompt that is text is given back in a stream")
+            raise unsupported(
+                "echo", "an 'echo' of token ids has no stream; send text, or leave 'stream' out"
+            )
 
     def check_vocabulary(self, size: int) -> None:
         """See the base; checks prompts given as ids, too."""

@@ -88,7 +88,9 @@ class StreamOptions(Strict):
             Field(
                 ge=0,
                 le=INTERVAL_MS_MAX,
-                description="At most one write in so long; 0: live. Without it, the key decides.",
+                description=(
+                    "Least milliseconds between two writes; 0: live. Default: the key's setting."
+                ),
             ),
         ]
         | None
@@ -122,8 +124,10 @@ class GenerationFields(Body):
             Field(
                 ge=0,
                 le=1 << 30,
-                description="No end token before so many tokens; a stop string, and a regex, choice"
-                " or schema that is complete, end the answer earlier.",
+                description=(
+                    "Least output tokens before the end token; a stop string, and a regex, choice"
+                    " or schema that is complete, end the answer earlier."
+                ),
             ),
         ]
         | None

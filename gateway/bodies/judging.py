@@ -53,9 +53,9 @@ class ClassifyRequest(Body):
     def check(self) -> None:
         """See `Body`."""
         if self.labels is not None and (len(set(self.labels)) < len(self.labels)):
-            raise bad_value("labels", "two of them are the same")
+            raise bad_value("labels", "two labels are equal; send each once")
         if self.labels is not None and not all(it.strip() for it in self.labels):
-            raise bad_value("labels", "one of them is empty")
+            raise bad_value("labels", "a label is empty; name each")
 
 
 class ModerationRequest(Body):

@@ -30,7 +30,7 @@ class TextPart(_Part):
     type: Literal["text"]
     text: Text
     prompt_cache_breakpoint: Annotated[
-        Any, Only(instead="prefixes are cached by themselves, wherever they end")
+        Any, Only(instead="prefixes are cached without it; leave it out")
     ] = None
 
 
@@ -44,7 +44,7 @@ class RefusalPart(_Part):
 Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 _Parts = Annotated[list[Part], Field(fail_fast=True, max_length=PARTS_MAX)]
 _FunctionType = Annotated[
-    Literal["function"], Elsewhere("custom", instead="describe the tool as a function")
+    Literal["function"], Elsewhere("custom", instead="describe it as a function")
 ]
 
 
@@ -182,10 +182,10 @@ def check_messages(messages: Sequence[Message]) -> None:
             calls = {call.id for call in message.tool_calls} if message.tool_calls else set()
         elif not calls:
             raise bad_value(
-                f"{at}.role", "a result comes behind the assistant's message that has the call"
+                f"{at}.role", "a result follows the assistant's message that has its call"
             )
         elif message.tool_call_id not in calls and _NO_ID not in calls:
-            raise bad_value(f"{at}.tool_call_id", "no call of the message before it has this id")
+            raise bad_value(f"{at}.tool_call_id", "the message before it has no call with this id")
 
 
 def in_order_of_calls(messages: Sequence[Message]) -> Sequence[Message]:
@@ -217,15 +217,19 @@ def _by_call(calling: Message, results: Sequence[Message]) -> list[Message]:
 def _check_message(at: str, message: Message) -> None:
     if message.role != "assistant":
         if message.content is None or message.content == []:
-            raise bad_value(f"{at}.content", "only an assistant's may be missing or have no parts")
+            raise bad_value(
+                f"{at}.content", "only a message of the assistant may be without content"
+            )
         if message.tool_calls:
-            raise bad_value(f"{at}.tool_calls", "only an assistant makes calls")
+            raise bad_value(f"{at}.tool_calls", "only messages of the assistant have calls")
         parts = () if isinstance(message.content, str) else message.content
         for index, part in enumerate(parts):
             if isinstance(part, RefusalPart):
-                raise bad_value(f"{at}.content[{index}]", "only an assistant refuses")
+                raise bad_value(
+                    f"{at}.content[{index}]", "only messages of the assistant have refusals"
+                )
     elif not _says_something(message):
-        raise bad_value(f"{at}.content", "without calls, reasoning or a refusal it is needed")
+        raise bad_value(f"{at}.content", "send it: the message has no calls, reasoning or refusal")
     if message.role == "tool" and message.tool_call_id is None:
         raise bad_value(f"{at}.tool_call_id", "name the call that it answers")
 

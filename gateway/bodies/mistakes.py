@@ -82,7 +82,7 @@ def _told(detail: ErrorDetails, param: str, value: object) -> BadRequestError:
     message = message[:_TEXT_CHARACTERS_MAX]
     match detail["type"]:
         case "int_type" if isinstance(value, float) and abs(value) >= _INTEGER_MAX:
-            return bad_value(param, "it is out of range: integers here have at most 64 bits")
+            return bad_value(param, "integers have at most 64 bits")
         case "missing" | "union_tag_not_found":
             text = f"Missing required parameter: '{param}'."
             return BadRequestError(ErrorCode.INVALID_REQUEST, text, param=param)

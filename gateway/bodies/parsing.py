@@ -24,7 +24,7 @@ COMMAS_MAX = 320_000
 PARTS_MAX = 25_000
 _SLICE_BYTES = 512 << 10  # worked on without letting go of the interpreter: 2 ms
 _FIELDS_MAX = 64  # per object with known fields
-_TOO_MANY_FIELDS: LiteralString = "an object has at most 64 fields here"
+_TOO_MANY_FIELDS: LiteralString = "an object has at most 64 fields"
 
 
 _BodyT = TypeVar("_BodyT", bound="Body")

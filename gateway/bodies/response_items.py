@@ -247,7 +247,7 @@ class ItemTurns:
     def _add(self, index: int, item: PlainItem) -> None:
         at = f"{self._param}[{index}]"
         if isinstance(item, ItemReference):
-            raise bad_value(f"{at}.type", "send the item itself: no reference is followed here")
+            raise bad_value(f"{at}.type", "send the item itself: references are not supported here")
         if isinstance(item, ResultItem):
             self._add_result(at, item)
             return
@@ -263,15 +263,19 @@ class ItemTurns:
             self.end_turn()
         if isinstance(item, CallItem):
             if item.call_id in self._open or item.call_id in self._answered:
-                raise bad_value(f"{at}.call_id", "another call has this id")
+                raise bad_value(
+                    f"{at}.call_id", "another call has this id; each call needs its own"
+                )
             self._open[item.call_id] = index
         self._turn.add(item)
 
     def _add_result(self, at: str, item: ResultItem) -> None:
         if item.call_id in self._answered:
-            raise bad_value(f"{at}.call_id", "this call has an output already")
+            raise bad_value(f"{at}.call_id", "this call has an output already; send one")
         if item.call_id not in self._open:
-            raise bad_value(f"{at}.call_id", f"there is no call '{item.call_id[:100]}' before it")
+            raise bad_value(
+                f"{at}.call_id", f"no item before it is the call '{item.call_id[:100]}'"
+            )
         self._close_turn()
         del self._open[item.call_id]
         self._answered.add(item.call_id)
@@ -295,14 +299,16 @@ class ItemTurns:
         return bad_value(
             self._param if index < 0 else f"{self._param}[{index}].call_id",
             f"No tool output found for function call '{call_id[:100]}': its"
-            " 'function_call_output' comes behind it, and before anything else is said",
+            " 'function_call_output' must follow before the next message",
         )
 
 
 def _require_said(at: str, item: MessageItem) -> None:
     for number, part in enumerate(() if isinstance(item.content, str) else item.content):
         if not isinstance(part, InputText):
-            raise bad_value(f"{at}.content[{number}].type", "only an assistant's has this type")
+            raise bad_value(
+                f"{at}.content[{number}].type", "only messages of the assistant have this type"
+            )
 
 
 def messages_of(
@@ -407,9 +413,9 @@ def open_approvals(
         name = it.approval_request_id
         at = f"{param}[{index}].approval_request_id"
         if name not in asked:
-            raise bad_value(at, f"there is no request '{name[:100]}' before it")
+            raise bad_value(at, f"no item before it is the request '{name[:100]}'")
         if name in answered:
-            raise bad_value(at, "this request has an answer already")
+            raise bad_value(at, "this request has an answer already; send one")
         answered.add(name)
         if it.approve and name not in ran:
             found.append((asked[name], it))

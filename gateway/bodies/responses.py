@@ -87,7 +87,7 @@ class ReasoningConfig(Strict):
 
     effort: Effort | None = None
     summary: Annotated[
-        Any, Only("auto", instead="what the model thought is told in full, and not summarised")
+        Any, Only("auto", instead="reasoning is returned in full, without a summary")
     ] = None
     generate_summary: Annotated[Any, Only("auto", instead="use 'summary'")] = None
     context: Annotated[Any, Only("auto")] = None
@@ -99,7 +99,9 @@ class ResponseFunction(Strict):
 
     type: Annotated[
         Literal["function"],
-        Elsewhere(*_TOOLS_ELSEWHERE, instead="describe the tool as a function, and run it"),
+        Elsewhere(
+            *_TOOLS_ELSEWHERE, instead="describe it as a function, and run it in the application"
+        ),
     ]
     name: FunctionName
     description: Text | None = None
@@ -167,7 +169,7 @@ ResponseToolChoice = Annotated[
 ]
 Include = Annotated[
     Literal["message.output_text.logprobs", "reasoning.encrypted_content"],
-    Elsewhere(*_INCLUDES_ELSEWHERE, instead="no tool of that kind runs here"),
+    Elsewhere(*_INCLUDES_ELSEWHERE, instead="no tool has such output here; leave it out"),
 ]
 
 
@@ -295,7 +297,9 @@ class ResponseRequest(Body):
                 text = "a response continues a conversation or a response: leave one of them out"
                 raise bad_value("conversation", text)
             if self.store is False:
-                raise bad_value("store", "what belongs to a conversation is stored")
+                raise bad_value(
+                    "store", "responses of a conversation are stored; leave 'store' out"
+                )
         self._check_server_tools()
         form = None if self.text is None else self.text.format
         if isinstance(form, SchemaFormat) and form.content is not None:
@@ -304,10 +308,10 @@ class ResponseRequest(Body):
     def _check_server_tools(self) -> None:
         labels = [it.server_label for it in self.servers.values()]
         if len(set(labels)) < len(labels):
-            raise bad_value("tools", "two servers have the same label")
+            raise bad_value("tools", "two servers have the same label; each needs its own")
         for index, it in enumerate(self.tools or ()):
             if isinstance(it, ResponseFunction) and it.server and (it.parameters or it.description):
-                text = "a registered tool has its own: leave it out"
+                text = "the registration sets it: leave it out"
                 name = "parameters" if it.parameters else "description"
                 raise bad_value(f"tools[{index}].{name}", text)
 

@@ -20,7 +20,9 @@ class CreateMessage(ResponseRequest):
 
     type: Literal["response.create"]
     stream_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    generate: Annotated[Any, Only(True, instead="a response of no tokens is not made")] = None
+    generate: Annotated[
+        Any, Only(True, instead="a response has at least one token; leave it out")
+    ] = None
     background: Annotated[Any, Only(False, instead="use POST /v1/responses")] = None
     stream_options: Annotated[Any, Only({}, {"include_obfuscation": False})] = None
 

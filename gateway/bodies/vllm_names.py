@@ -43,7 +43,7 @@ def translated(body: dict[str, Any]) -> dict[str, Any]:
 
 def _structured_outputs(outputs: object) -> dict[str, tuple[str, object]]:
     if not isinstance(outputs, Mapping):
-        raise bad_value("structured_outputs", "it is an object")
+        raise bad_value("structured_outputs", "it must be an object")
     options = cast("Mapping[str, object]", outputs)
     return {
         f"structured_outputs.{kind}": (kind, value)
@@ -63,7 +63,7 @@ def _guide(param: str, kind: str, value: object) -> tuple[str, object]:
             schema = {"name": "answer", "schema": _schema(param, value)}
             return "response_format", {"type": "json_schema", "json_schema": schema}
         case _:
-            text = "it is not served; use 'response_format', 'regex', 'choice' or 'grammar'"
+            text = "not supported; use 'response_format', 'regex', 'choice' or 'grammar'"
             raise unsupported(param, text)
 
 

@@ -140,7 +140,7 @@ class KeptCompletions:
 def _metadata(filters: dict[str, str]) -> dict[str, str]:
     """Return the filter of `metadata[key]=value` parameters."""
     if len(filters) > _FILTERS_MAX:
-        raise bad_value("metadata", f"at most {_FILTERS_MAX} of them")
+        raise bad_value("metadata", f"send at most {_FILTERS_MAX} filters")
     wanted = dict[str, str]()
     for name, value in filters.items():
         key = name.removeprefix("metadata[")

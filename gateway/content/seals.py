@@ -70,7 +70,7 @@ class ContentSeals:
         ciphers = self._ciphers(tenant_id)
         newest = max(key.number for key in self._state.content_keys[tenant_id].keys)
         if newest not in ciphers:
-            text = "What is to be stored cannot be encrypted now; try again shortly."
+            text = "Content cannot be encrypted for storage now; try again shortly."
             raise RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=2.0)
         nonce, bound = os.urandom(_NONCE_BYTES), _bound(tenant_id, place)
         body = ciphers[newest].encrypt(nonce, content, bound)

@@ -110,7 +110,10 @@ class ConversationStore:
         async for item in self._records.items(wanted):
             size += len(item.content)
             if size > _CONTEXT_BYTES_MAX:
-                text = f"it has more than {_CONTEXT_BYTES_MAX >> 20} MiB of items; begin another"
+                text = (
+                    f"the conversation has more than {_CONTEXT_BYTES_MAX >> 20} MiB of items;"
+                    " begin another"
+                )
                 raise bad_value(param, text)
             items.append(_ITEM.validate_json(item.content))
         return items
@@ -125,5 +128,7 @@ def new_items(items: Sequence[InputItem]) -> list[dict[str, Any]]:
 def _record_items(items: Sequence[dict[str, Any]], param: str) -> list[wire.RecordItem]:
     rows = [wire.RecordItem(id=item["id"], content=orjson.dumps(item)) for item in items]
     if sum(row.ByteSize() for row in rows) > _BYTES_MAX:
-        raise bad_value(param, f"they have more than {_BYTES_MAX >> 20} MiB; send fewer at once")
+        raise bad_value(
+            param, f"the items have more than {_BYTES_MAX >> 20} MiB; send fewer at once"
+        )
     return rows

@@ -21,7 +21,10 @@ _RETRY_PAUSE_MAX_S = 1.0  # after refusals, twice as long each time: it may be a
 _HOME_WAIT_S = 0.5  # for the next owner of a cell whose router is lost
 
 NO_TOKEN = GenerationEnd(
-    EndKind.REFUSED, ErrorCode.DEADLINE_EXCEEDED, "No token came before the deadline.", 2.0
+    EndKind.REFUSED,
+    ErrorCode.DEADLINE_EXCEEDED,
+    "The deadline passed before the first token; try again shortly.",
+    2.0,
 )
 
 
@@ -142,5 +145,5 @@ def refused(ending: GenerationEnd, code: ErrorCode) -> GenerationEnd:
     """Return the last ending in the form for the client."""
     # The lost part, and its name, is for events and logs.
     is_told = ending.message and ending.kind is not EndKind.LOST
-    text = ending.message if is_told else "The engine was lost."
+    text = ending.message if is_told else "The engine was lost; try again."
     return GenerationEnd(EndKind.REFUSED, code, text, ending.retry_after_s or 1.0)

@@ -20,7 +20,10 @@ _GRACE_S = 2.0  # the router decides about deadlines; beyond this it does not an
 
 _SUCCESS = (EndKind.STOP, EndKind.LENGTH, EndKind.FILTERED)
 _NOBODY = GenerationEnd(
-    EndKind.REFUSED, ErrorCode.NO_CAPACITY, "No router serves this model at the moment.", 2.0
+    EndKind.REFUSED,
+    ErrorCode.NO_CAPACITY,
+    "No router serves this model at the moment; try again shortly.",
+    2.0,
 )
 STOPPING = GenerationEnd(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT)
 

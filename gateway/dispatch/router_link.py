@@ -294,13 +294,13 @@ class RouterLink:
                     else:
                         generation.push(tokens[start : start + count], now_s)
                 except IndexError:
-                    text = "the engine sent a token that the model does not have"
+                    text = "The engine sent a token that the model does not have; try again."
                     generation.end(GenerationEnd(EndKind.REFUSED, ErrorCode.ENGINE_FAILED, text))
                 except Exception:
                     # Models write anything: a parser that fails must not end all other answers.
                     request_id = generation.spec.request_id
                     log.exception("router_answer_unreadable", request_id=request_id)
-                    text = "The server had an error while reading the model's answer."
+                    text = "The model's answer could not be parsed; try again."
                     generation.end(GenerationEnd(EndKind.REFUSED, ErrorCode.INTERNAL, text))
                 if generation.ending is not None:  # by a stop string or a slow reader
                     self.cancel(handle)
@@ -358,7 +358,9 @@ class RouterLink:
         self.cells.clear()
         generations, self._generations = self._generations, {}
         for generation in generations.values():
-            generation.end(GenerationEnd(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router is gone"))
+            generation.end(
+                GenerationEnd(EndKind.LOST, ErrorCode.UNAVAILABLE, "the router was lost")
+            )
         if was_up:
             self._on_lost()
             self._on_change()

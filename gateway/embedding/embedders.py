@@ -44,9 +44,9 @@ _USABLE = (control.REPLICA_STATE_READY, control.REPLICA_STATE_LOST)
 _ENDED = (control.REPLICA_STATE_FAILED, control.REPLICA_STATE_STOPPED)
 
 _FAILURES = {
-    ErrorCode.UNAVAILABLE: "The replica that was to compute this cannot be reached.",
-    ErrorCode.REPLICA_LOST: "The replica that computed this fell silent or ended.",
-    ErrorCode.ENGINE_FAILED: "The engine failed on this input.",
+    ErrorCode.UNAVAILABLE: "The chosen replica cannot be reached; try again.",
+    ErrorCode.REPLICA_LOST: "The chosen replica fell silent or ended; try again.",
+    ErrorCode.ENGINE_FAILED: "The engine failed on this input; try again, or send it in parts.",
 }
 
 Vector: TypeAlias = "array[float]"  # 3.11 cannot subscript it
@@ -226,11 +226,11 @@ class Embedders:
             raise stopping()
         usable = self._usable(pool_id)
         if not usable:
-            text = "No replica serves this model at the moment."
+            text = "No replica serves this model at the moment; try again shortly."
             raise RejectedError(ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
         under_way = self._open.get(pool_id, 0)
         if under_way + width > IN_FLIGHT_MAX * len(usable):
-            text = f"{under_way} texts are being embedded here, as many as are taken at once."
+            text = f"The queue is full, with {under_way} texts; try again shortly."
             raise RejectedError(ErrorCode.QUEUE_FULL, text, retry_after_s=_RETRY_S)
         self._open[pool_id] = under_way + width
 
@@ -359,7 +359,7 @@ def _connect(told: control.Replica) -> _Replica:
 
 def _all_ejected(standings: Sequence[EmbedderStanding]) -> RejectedError:
     if not standings:
-        text = "No replica serves this model at the moment."
+        text = "No replica serves this model at the moment; try again shortly."
         return RejectedError(ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
     text = "The replicas of this model have just failed; they are tried again in a moment."
     return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=PAUSE_FIRST_S)

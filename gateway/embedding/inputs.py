@@ -59,7 +59,7 @@ def check_lengths(texts: Sequence[Sequence[int]], context_tokens_max: int) -> No
     """
     lengths = [len(ids) for ids in texts]
     if 0 in lengths:
-        raise bad_value(_param(texts, lengths.index(0)), "it has no tokens")
+        raise bad_value(_param(texts, lengths.index(0)), "it has no tokens; send at least one")
     longest = max(lengths)
     if context_tokens_max and longest > context_tokens_max:
         index = next(i for i, length in enumerate(lengths) if length > context_tokens_max)
@@ -71,7 +71,7 @@ def check_lengths(texts: Sequence[Sequence[int]], context_tokens_max: int) -> No
             param=_param(texts, index),
         )
     if sum(lengths) > TOKENS_MAX:
-        raise bad_value("input", f"{sum(lengths)} tokens in one request; at most {TOKENS_MAX}")
+        raise bad_value("input", f"{sum(lengths)} tokens; a request has at most {TOKENS_MAX}")
 
 
 def _param(texts: Sequence[object], index: int) -> str:

@@ -268,7 +268,9 @@ class Completer:
             return specs
         left_ms = task.deadline_ms - round((time.monotonic() - exchange.received_at_s) * 1000)
         if left_ms <= 0:
-            raise RejectedError(ErrorCode.DEADLINE_EXCEEDED, "The deadline has passed.")
+            raise RejectedError(
+                ErrorCode.DEADLINE_EXCEEDED, "'deadline_ms' has passed; send a later one."
+            )
         deadline_ms = min(left_ms, specs[0].deadline_ms)
         return [it._replace(deadline_ms=deadline_ms) for it in specs]
 

@@ -88,7 +88,7 @@ class CompletionTask(CompletionRequest, TextTask):
         """See `TextTask`."""
         spec, line = generation.spec, generation.prompt_logprobs
         if line is not None and not line.is_whole:
-            text = "The engine did not tell the log probabilities of all of the prompt."
+            text = "The engine left log probabilities of the prompt out; try again."
             raise PlatformError(ErrorCode.ENGINE_FAILED, text)
         text = self._echo(spec.choice)
         if self.echo and not isinstance(self.prompts[0], str):

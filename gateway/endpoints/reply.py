@@ -232,7 +232,9 @@ def _error_of(refusal: GenerationEnd, exchange: HttpExchange) -> PlatformError:
     headers = {} if reservation is None else dict(reservation.headers)
     error = _failure_of(refusal, exchange)
     if body.deadline_ms is not None and refusal.code is ErrorCode.DEADLINE_EXCEEDED:
-        error.message = f"No first token within 'deadline_ms', {body.deadline_ms} ms."
+        error.message = (
+            f"No first token within 'deadline_ms', {body.deadline_ms} ms; allow more time."
+        )
         headers["x-should-retry"] = "false"  # to official SDKs: it would have to be as fast
     return AnsweredError(error, headers)
 
@@ -241,5 +243,5 @@ def _failure_of(refusal: GenerationEnd, exchange: HttpExchange) -> PlatformError
     param = exchange.param_names.get(refusal.param)
     if param is not None and refusal.code is ErrorCode.INVALID_REQUEST:
         return bad_value(param, refusal.message)
-    message = refusal.message or "The request could not be served."
+    message = refusal.message or "The request could not be served; try again."
     return PlatformError(refusal.code, message, retry_after_s=refusal.retry_after_s, param=param)

@@ -55,7 +55,9 @@ class TenantFiles:
             except (ValueError, web.RequestPayloadError, AssertionError) as error:
                 if isinstance(error, PlatformError):
                     raise
-                raise HttpError(400, "The multipart form is broken.") from None
+                raise HttpError(
+                    400, "The multipart form is broken; check its boundary and its parts."
+                ) from None
         return _answer(told)
 
     async def _received(self, tenant_id: str, form: MultipartReader) -> dict[str, object]:
@@ -70,10 +72,12 @@ class TenantFiles:
             if field.name == "purpose":
                 purpose = await _text(field)
                 if purpose != _PURPOSE:
-                    raise bad_value("purpose", f"it is '{_PURPOSE}': files are for batches here")
+                    raise bad_value(
+                        "purpose", f"it must be '{_PURPOSE}': files are for batches here"
+                    )
             elif field.name == "file":
                 if not purpose:
-                    raise bad_value("purpose", "it comes before the file")
+                    raise bad_value("purpose", "send it before the file")
                 name = (field.filename or "file.jsonl")[:_NAME_CHARACTERS_MAX]
                 return await self._store.write(tenant_id, name, purpose, _bounded(field))
             else:
@@ -145,7 +149,7 @@ async def _bounded(field: BodyPartReader) -> AsyncIterator[bytes]:
             async with asyncio.timeout(_PIECE_S):
                 piece = await field.read_chunk(_PIECE_BYTES)
         except TimeoutError:
-            raise HttpError(408, "The file came too slowly.") from None
+            raise HttpError(408, "The file came too slowly; send it again.") from None
         if not piece:
             return
         size += len(piece)

@@ -57,6 +57,6 @@ def annotations(
     told: dict[str, object] = {"custom_blocklists": {"filtered": is_filtered, "details": details}}
     if unjudged:
         names = ", ".join(sorted(unjudged))
-        text = f"Not all was judged: no answer of {names}."
+        text = f"Some text was not judged: no answer of {names}."
         told["error"] = {"code": "content_filter_error", "message": text}
     return told

@@ -120,7 +120,7 @@ class Judges:
         async with asyncio.timeout(_VERDICT_S_MAX):
             told = [[await it for it in row] for row in answers]
         if any(it is None for row in told for it in row):
-            text = f"The classifier '{name}' does not answer at the moment."
+            text = f"The classifier '{name}' does not answer at the moment; try again shortly."
             raise RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=_RETRY_S)
         return [highest([it for it in row if it is not None]) for row in told]
 

@@ -116,7 +116,7 @@ class RecordClient:
 def missing(record_id: str, param: str | None = None) -> PlatformError:
     """Return the error for an id that is unknown, or another tenant's."""
     shown = record_id[:_SHOWN_CHARACTERS_MAX]
-    text = f"There is nothing with id '{shown}': it never was, it was deleted, or it is over."
+    text = f"No object has the id '{shown}': it never existed, was deleted, or has expired."
     return PlatformError(ErrorCode.NOT_FOUND, text, param=param)
 
 
@@ -125,7 +125,9 @@ def _told(error: grpc.aio.AioRpcError, shown_id: str, param: str | None) -> Plat
     if code is grpc.StatusCode.NOT_FOUND:
         return missing(shown_id, param)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        text = f"'{shown_id[:_SHOWN_CHARACTERS_MAX]}' has as many items as it may; begin another."
+        text = (
+            f"'{shown_id[:_SHOWN_CHARACTERS_MAX]}' has reached its limit of items; begin another."
+        )
         return PlatformError(ErrorCode.INVALID_REQUEST, text, param=param)
-    text = "What is stored cannot be reached now; try again shortly."
+    text = "The store cannot be reached now; try again shortly."
     return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=2.0)

@@ -18,13 +18,13 @@ def page_of(request: web.Request, *also: str, default_order: str = "desc") -> tu
     """
     query = request.query
     if unknown := query.keys() - {"limit", "order", "after", *also}:
-        raise bad_value(min(unknown), "it is not known here")
+        raise bad_value(min(unknown), "this parameter is unknown; leave it out")
     text = query.get("limit", str(_LIMIT))
     if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:4]) <= _LIMIT_MAX:
-        raise bad_value("limit", f"it is a number from 1 to {_LIMIT_MAX}")
+        raise bad_value("limit", f"send a number from 1 to {_LIMIT_MAX}")
     order = query.get("order", default_order)
     if order not in ("asc", "desc"):
-        raise bad_value("order", "it is 'asc' or 'desc'")
+        raise bad_value("order", "send 'asc' or 'desc'")
     return int(text), order == "asc", query.get("after", "")
 
 

@@ -21,7 +21,7 @@ from sluice.errors import ErrorCode, PlatformError, RejectedError
 _KEY = b"sluice:approval:"
 _KEPT_MS = 24 * 3_600_000
 _SETTLE_MS = 5000  # between the deadline of a call and the note of what became of it
-_UNKNOWN = "The call was begun before, and what became of it is not known. It is not made again."
+_UNKNOWN = "The call began before, and its result is unknown. It is not repeated."
 
 # Takes a free lease, or its own again; else returns what is there.
 _CLAIM = (

@@ -31,7 +31,9 @@ _SILENT_MS = 15_000  # a gateway that says nothing for so long is dead
 _SWEEP_S, _SWEEP_STEP_S, _TAKEN_MAX = 5.0, 10.0, 32
 _STOP_S = 3.0
 _GONE = "The gateway that made this response has ended; ask for it again."
-_NOT_STORED = "The response could not be stored: it, or its conversation, is too large, or gone."
+_NOT_STORED = (
+    "The response could not be stored: it is too large, or its conversation is full or deleted."
+)
 
 
 class BackgroundKeeping(Keeping):
@@ -172,7 +174,7 @@ class BackgroundResponses:
             text = "The server is stopping; try again, and another one answers."
             raise RejectedError(ErrorCode.DRAINING, text, retry_after_s=1.0)
         if len(self._running) >= BACKGROUND_MAX:
-            text = "Too many responses are made in the background; try again shortly."
+            text = "Too many responses run in the background; try again shortly."
             raise RejectedError(ErrorCode.OVERLOADED, text, retry_after_s=2.0)
         try:
             await self._store.background.begin(keeping.begin_queued(queued))
@@ -198,7 +200,7 @@ class BackgroundResponses:
             return error
         except Exception:  # the outermost place: no worker is lost
             log.exception("background_response_failed", request_id=identity.request_id)
-            return PlatformError(ErrorCode.INTERNAL, "The server had an error.")
+            return PlatformError(ErrorCode.INTERNAL, "The server had an error; try again.")
         finally:
             job.end()
         return None

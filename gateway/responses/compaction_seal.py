@@ -35,7 +35,7 @@ class CompactionSeals:
         content = {"summary": summary, "kept": stored_items(kept, item_id)}
         sealed = self._sealed(tenant_id, orjson.dumps(content))
         if len(sealed) > _SEALED_MAX:
-            text = "its last turn is too large to stand behind a summary; send less of it"
+            text = "its last turn is too large to follow a summary; send less of it"
             raise bad_value("input", text)
         return CompactionItem(type="compaction", id=item_id, encrypted_content=sealed)
 
@@ -44,7 +44,7 @@ class CompactionSeals:
         try:
             text = self._opened(tenant_id, item.encrypted_content)
         except (SealError, ContentGoneError, ValueError):
-            text = "it was not made here for this tenant, or its secret is over; send the items"
+            text = "it is from another tenant or server, or its key has expired; send the items"
             raise bad_value(param, text) from None
         content: dict[str, Any] = orjson.loads(text)
         return Compacted(content["summary"], read_items(content["kept"]))

@@ -52,11 +52,11 @@ class Following:
                 raise cannot_store() from None
         if found.stored is not None and not blocks:
             if behind is not None:
-                text = "the events of this response are not kept any more: ask for all of them"
+                text = "the events of this response have expired: leave it out, and get all again"
                 raise bad_value("starting_after", text)
             return await _sent(request, _one(retold(found.stored.response)))
         if found.stored is None and not orjson.loads(found.under_way)["background"]:
-            text = "only who has asked for it can follow a response that is no background one"
+            text = "only background responses can be followed; get this one when it has ended"
             raise bad_value("stream", text)
         return await _sent(request, self._events(tenant_id, response_id, behind))
 

@@ -312,14 +312,14 @@ def _require_all(
         if not it.is_stored:
             text = (
                 f"Response '{response_id}' cannot be continued: '{ancestor}', which it continues,"
-                " was deleted or is over."
+                " was deleted or has expired."
             )
             raise PlatformError(ErrorCode.NOT_FOUND, text, param=param)
 
 
 def _not_found(response_id: str, param: str | None) -> PlatformError:
     shown = response_id[:_SHOWN_CHARACTERS_MAX]
-    text = f"Response with id '{shown}' not found: there is none, it was deleted, or it is over."
+    text = f"Response with id '{shown}' not found: it never existed, was deleted, or has expired."
     return PlatformError(ErrorCode.NOT_FOUND, text, param=param)
 
 

@@ -85,7 +85,7 @@ class StoredResponses:
                         return found
                     await asyncio.sleep(_CANCEL_POLL_S)
         except (ValkeyDownError, TimeoutError):
-            text = f"Response '{response_id}' is about to be cancelled; look again shortly."
+            text = f"Response '{response_id}' is about to be cancelled; get it again shortly."
             raise RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=2.0) from None
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -110,7 +110,7 @@ class StoredResponses:
         if after:
             ids = [item["id"] for item in items]
             if after not in ids:
-                raise bad_value("after", "no item of this response has this id")
+                raise bad_value("after", "this response has no item with this id")
             items = items[ids.index(after) + 1 :]
         page = items[:limit]
         return web.Response(body=listed(page, has_more=len(items) > len(page)), content_type=_JSON)
@@ -131,8 +131,8 @@ def _one(request: web.Request, response_id: str) -> str:
 def _require_background(response_id: str, response: bytes) -> None:
     if not orjson.loads(response)["background"]:
         text = (
-            f"Response '{response_id}' is no background one: only those can be cancelled. Close"
-            " the connection to end one that is streamed."
+            f"Response '{response_id}' is not in the background: it cannot be cancelled. Close"
+            " its connection to end it."
         )
         raise BadRequestError(ErrorCode.INVALID_REQUEST, text)
 
@@ -141,14 +141,14 @@ def _wanted(request: web.Request) -> tuple[bool, int | None]:
     """Return whether a stream is wanted, and the number of the last event that the client has."""
     query = request.query
     if unknown := query.keys() - _SHOWN:
-        raise bad_value(min(unknown), "it is not known here")
+        raise bad_value(min(unknown), "this parameter is unknown; leave it out")
     stream, after = query.get("stream", "false"), query.get("starting_after")
     if stream not in ("true", "false"):
-        raise bad_value("stream", "it is 'true' or 'false'")
+        raise bad_value("stream", "send 'true' or 'false'")
     if after is None:
         return stream == "true", None
     if stream != "true":
         raise bad_value("starting_after", "it needs 'stream=true'")
     if not (after.isascii() and after.isdigit() and len(after) < 10):
-        raise bad_value("starting_after", "it is the 'sequence_number' of an event")
+        raise bad_value("starting_after", "send the 'sequence_number' of an event")
     return True, int(after)

@@ -105,6 +105,6 @@ def _approved(
 ) -> ApprovedCall:
     tool = plan.named(label, name)
     if tool is None:
-        text = f"the call that was agreed to needs the tool '{name}' of '{label}': send its server"
+        text = f"the approved call needs the tool '{name}' of '{label}': send its server"
         raise bad_value("tools", text)
     return ApprovedCall(request_id, tool, arguments)

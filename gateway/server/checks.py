@@ -41,7 +41,7 @@ def _workers(settings: GatewaySettings) -> Iterator[str]:
         yield f"GATEWAY__WORKERS: {settings.workers} are too many for this machine; at most {most}"
     if settings.workers > 1 and len(settings.instance_id) > _NAME_MAX - _SUFFIX_MAX:
         yield (
-            "GATEWAY__INSTANCE_ID: workers are called by it and a number, for which it is too long;"
+            "GATEWAY__INSTANCE_ID: it is too long, because the name of a worker is it and a number;"
             f" with several workers it has at most {_NAME_MAX - _SUFFIX_MAX} characters"
         )
     wanted = settings.connections_max + _OTHER_FILES
@@ -70,7 +70,7 @@ def _files(settings: GatewaySettings) -> Iterator[str]:
         yield f"GATEWAY__STATE_DIR: {error}; name a directory that can be written to"
     if settings.artifacts_dir is not None and not _is_readable(settings.artifacts_dir):
         yield (
-            f"GATEWAY__ARTIFACTS_DIR: {settings.artifacts_dir} is no directory that can be read;"
+            f"GATEWAY__ARTIFACTS_DIR: {settings.artifacts_dir} is no readable directory;"
             " name the one that holds the bases"
         )
 
@@ -105,4 +105,7 @@ def _address(variable: str, address: str, listening: ExitStack) -> Iterator[str]
     try:
         listening.enter_context(bound_socket(*host_and_port(address))).listen(1)
     except OSError as error:
-        yield f"{variable}: cannot listen on {address}: {error}; end what does, or choose another"
+        yield (
+            f"{variable}: cannot listen on {address}: {error}; end the process that does, or"
+            " choose another"
+        )

@@ -141,11 +141,12 @@ class Envelope:
         if isinstance(error, PlatformError):
             failure = error
         elif isinstance(error, web.RequestPayloadError):
-            failure = HttpError(400, "The request body is broken.")
+            failure = HttpError(400, "The request body is broken; send it again.")
         else:  # no trace reaches the client
             log.error("request_failed", request_id=identity_of(request).request_id, exc_info=error)
             failure = PlatformError(
-                ErrorCode.INTERNAL, "The server had an error while processing your request."
+                ErrorCode.INTERNAL,
+                "The server had an error while processing your request; try again.",
             )
         note_outcome(request, failure.code)
         if request.writer.output_size > 0 or request.transport is None:

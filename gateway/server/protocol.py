@@ -451,12 +451,12 @@ class HttpProtocol(RequestHandler):
     ) -> web.StreamResponse:
         """Return the answer to a malformed request, or to the failure of a handler."""
         if request.writer.output_size > 0 or isinstance(exc, ConnectionError):
-            raise ConnectionError("the response has begun, or nobody is there to read it")
+            raise ConnectionError("the response has begun, or the client has closed the connection")
         if isinstance(exc, HttpProcessingError):
             failure = malformed(exc)
         else:  # the handler answers for its own errors: this is a bug in it
             log.error("handler_failed", status=status, error=type(exc).__name__)
-            text = "The server had an error while processing your request."
+            text = "The server had an error while processing your request; try again."
             failure = PlatformError(ErrorCode.INTERNAL, text)
         request_id = new_id("req")
         self._server.note_malformed(failure, request_id)

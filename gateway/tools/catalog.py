@@ -186,7 +186,7 @@ def _registered_server(
         return _registered(principal, models, _MCP, wanted.server_label, f"{param}.server_label")
     if not principal.tenant.allows_server_urls:
         text = (
-            "this account may name registered servers only: leave 'server_url' out, or ask for"
+            "this account may use registered servers only: leave 'server_url' out, or ask for"
             " the server to be registered"
         )
         raise BadRequestError(ErrorCode.UNSUPPORTED_PARAMETER, text, param=f"{param}.server_url")

@@ -40,11 +40,11 @@ def result_of(reply: OutgoingReply) -> str:
     if not reply.body:
         return "null"
     if not is_json:
-        raise ToolCallError(f"it answers {reply.kind or 'nothing known'}, and not JSON")
+        raise ToolCallError(f"it answers with {reply.kind or 'no content type'}, not JSON")
     try:
         return orjson.dumps(orjson.loads(reply.body)).decode()
     except orjson.JSONDecodeError:
-        raise ToolCallError("its answer is not JSON, though it says so") from None
+        raise ToolCallError("its answer is not JSON, despite its content type") from None
 
 
 def _in_query(value: Any) -> str:

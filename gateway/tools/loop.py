@@ -223,7 +223,7 @@ class ToolLoop:
             return []
         actions: list[LoopAction] = []
         for running in self._running.values():
-            text = "The tool did not answer within the time that all tools have together."
+            text = "The tool did not answer within the time for all tools."
             actions += [StopCall(running.call.call_id), _answer(running, text, now_s)]
         self._running.clear()
         self._end = self._end or EndLoop(LoopEnd.SECONDS)

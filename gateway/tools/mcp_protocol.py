@@ -123,7 +123,7 @@ def session_of(reply: OutgoingReply) -> McpSession:
     """Return the session that a server agreed to; ToolCallError: its version is not supported."""
     version = result_of(reply, 0).get("protocolVersion")
     if version not in WITH_HANDSHAKE:
-        raise ToolCallError("the server speaks no version of MCP that is known here")
+        raise ToolCallError("the server speaks no version of MCP that Sluice supports")
     return McpSession(str(version), reply.headers.get(SESSION, ""))
 
 
@@ -149,7 +149,7 @@ def version_instead(
         if refusal.code == UNSUPPORTED_VERSION:
             common = [it for it in WITH_HANDSHAKE if it in refusal.supported]
             if not common:
-                raise ToolCallError("the server speaks no version of MCP that is known here")
+                raise ToolCallError("the server speaks no version of MCP that Sluice supports")
             return common[0]
         is_older = refusal.code not in _STATELESS_ERRORS
     else:
@@ -174,7 +174,7 @@ def result_of(reply: OutgoingReply, number: int) -> Mapping[str, Any]:
     message = _message(reply, number)
     if message is None:
         require_ok(reply)
-        raise ToolCallError(f"it answers {reply.kind or 'nothing known'}, and not MCP")
+        raise ToolCallError(f"it answers with {reply.kind or 'no content type'}, not MCP")
     error, result = message.get("error"), message.get("result")
     if isinstance(error, dict):
         raise _refusal(cast("dict[str, Any]", error))
@@ -182,7 +182,9 @@ def result_of(reply: OutgoingReply, number: int) -> Mapping[str, Any]:
         raise ToolCallError("its answer has neither result nor error")
     found = cast("dict[str, Any]", result)
     if found.get("resultType", "complete") != "complete":
-        raise ToolCallError("it asks for further input, which nobody can give here", is_fault=False)
+        raise ToolCallError(
+            "it asks for further input, which Sluice does not support", is_fault=False
+        )
     return found
 
 
@@ -209,7 +211,7 @@ def output_of(result: Mapping[str, Any]) -> str:
     if not text and "structuredContent" in result:
         text = orjson.dumps(result["structuredContent"]).decode()
     if result.get("isError") is True:
-        raise ToolCallError(text or "it says that it failed", is_fault=False)
+        raise ToolCallError(text or "it reports a failure without text", is_fault=False)
     return text
 
 

@@ -21,7 +21,7 @@ _CONNECTIONS_MAX, _PER_HOST_MAX = 512, 64
 _IDLE_S = 15.0
 _CONNECT_S = 5.0
 _PORTS = {"http": 80, "https": 443}
-_NOT_OURS = "its address is not one of the public internet; an operator can allow its host and port"
+_NOT_OURS = "its address is not public; an operator can allow its host and port"
 
 
 class Outgoing:
@@ -50,9 +50,11 @@ class Outgoing:
                 raise ToolCallError(reason, is_fault=False) from None
             raise ToolCallError("its host name cannot be resolved", may_repeat=True) from None
         except aiohttp.InvalidURL:
-            raise ToolCallError("its URL is none that can be called", is_fault=False) from None
+            raise ToolCallError(
+                "its URL is invalid, or has no scheme that is supported", is_fault=False
+            ) from None
         except (aiohttp.ClientSSLError, ssl.SSLError):
-            raise ToolCallError("its certificate is not one that is trusted") from None
+            raise ToolCallError("its certificate is not trusted") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if reason := refused_for(error):
                 raise ToolCallError(reason, is_fault=False) from None
@@ -70,7 +72,9 @@ class Outgoing:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
         except (ValueError, KeyError):
-            raise ToolCallError("its URL is none that can be called", is_fault=False) from None
+            raise ToolCallError(
+                "its URL is invalid, or has no scheme that is supported", is_fault=False
+            ) from None
         check_literal(host, port, self._refusal)
 
     def _refusal(self, host: str, port: int, address: str) -> str:
@@ -89,7 +93,7 @@ class Outgoing:
                 text = f"status {reply.status}: it redirects, and redirects are not followed"
                 raise ToolCallError(text)
             if "Content-Encoding" in reply.headers:
-                raise ToolCallError("its answer is compressed, which was not asked for")
+                raise ToolCallError("its answer is compressed, although the request allows none")
             body = await _bounded(reply)
             kind = reply.content_type.lower()
             headers = {name.lower(): value for name, value in reply.headers.items()}

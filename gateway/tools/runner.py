@@ -28,7 +28,7 @@ class ToolRunner:
         """
         key = tool.target.key
         if wait_s := self._breakers.refused_for_s(key, time.monotonic()):
-            text = f"it has failed several times in a row and is left alone for {wait_s:.0f} s"
+            text = f"it has failed several times in a row; calls resume in {wait_s:.0f} s"
             raise ToolCallError(text, is_fault=False)
         try:
             output = await self._output(tool, arguments, timeout_s)

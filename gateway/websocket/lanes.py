@@ -69,5 +69,5 @@ class Lanes(Generic[_Wanted]):
 
 
 def _too_many(bound: str) -> RejectedError:
-    text = f"Too many requests over this socket: {bound}. Wait for the end of some."
+    text = f"Too many requests over this socket: {bound}. Wait until some end."
     return RejectedError(ErrorCode.RATE_LIMIT_CONCURRENCY, text, retry_after_s=1.0)

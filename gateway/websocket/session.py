@@ -258,7 +258,7 @@ class SocketSession:
             raise
         except Exception:  # the outermost place: no socket is lost
             log.exception("socket_request_failed", request_id=identity.request_id)
-            error = PlatformError(ErrorCode.INTERNAL, "The server had an error.")
+            error = PlatformError(ErrorCode.INTERNAL, "The server had an error; try again.")
         if error is None:
             self._note(request, None, started_at_s)
             return

@@ -82,7 +82,7 @@ async def test_files_that_take_the_parsers_down_are_refused(tmp_path, base_dir) 
 async def test_time_ends(tmp_path, base_dir) -> None:
     job = await job_of(tmp_path / "store", base_dir)
     (reason,) = await inspect_apart(job, 0.01)
-    assert "could not be looked at within" in reason
+    assert "could not be checked within" in reason
 
 
 async def test_a_store_that_cannot_be_read_is_no_reason(tmp_path, base_dir) -> None:

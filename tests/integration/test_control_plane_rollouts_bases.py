@@ -110,7 +110,7 @@ def _shows(database, query: str, wanted: object):
 
 async def _is_held(plane, rollout: str, eventually) -> None:
     """The fleet is ready, a gateway is not: the share does not grow, and everybody can see why."""
-    reason = f"gateway-1 has not got the files of base {NEXT_BASE[:12]}"
+    reason = f"gateway-1 has not loaded the files of base {NEXT_BASE[:12]}"
 
     async def check() -> bool:
         found = await shown(plane, rollout)

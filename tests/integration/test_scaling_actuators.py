@@ -77,7 +77,7 @@ async def test_a_token_is_read_anew_and_never_told(api: StandInApi) -> None:
     api.token_file.write_text("an-old-one")
     with pytest.raises(SendError) as caught:
         await set_scale(_actuator(api), THREE)
-    assert "the token is not taken" in caught.value.reason
+    assert "refuses the token" in caught.value.reason
     assert "an-old-one" not in caught.value.reason
     api.token_file.unlink()
     with pytest.raises(SendError, match="token"):

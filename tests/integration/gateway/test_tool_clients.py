@@ -44,7 +44,7 @@ async def test_bad_tools_fail_with_words_and_nothing_of_theirs_leaks() -> None:
             assert "more than 4 MiB" in (await failure_of(outgoing, f"{url}/huge")).message
             late = await failure_of(outgoing, f"{url}/silent", 0.3)
             assert (late.message, late.may_repeat) == ("no answer within 0.3 s", True)
-            assert "text/html, and not JSON" in (await failure_of(outgoing, f"{url}/page")).message
+            assert "text/html, not JSON" in (await failure_of(outgoing, f"{url}/page")).message
             away = await failure_of(outgoing, f"{url}/redirect")
             assert "redirects are not followed" in away.message
             assert "169.254" not in away.message

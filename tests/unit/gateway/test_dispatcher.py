@@ -439,7 +439,10 @@ async def test_a_caller_is_not_told_which_replica_was_lost() -> None:
         await lose(links, generation, patience.RESUMES_MAX + 1)
         ending = await request.result
     assert ending is not None
-    assert (ending.code, ending.message) == (ErrorCode.REPLICA_LOST, "The engine was lost.")
+    assert (ending.code, ending.message) == (
+        ErrorCode.REPLICA_LOST,
+        "The engine was lost; try again.",
+    )
 
 
 async def test_a_tenants_storm_leaves_the_retries_of_the_others(

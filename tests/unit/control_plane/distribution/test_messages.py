@@ -90,7 +90,7 @@ def test_a_report_has_the_form_of_the_planner() -> None:
     ids=str,
 )
 def test_malformed_reports_are_refused(changes) -> None:
-    with pytest.raises(BadReportError, match="of the report is not what an agent sends"):
+    with pytest.raises(BadReportError, match="of the report is malformed"):
         read_report(message(**changes))
 
 

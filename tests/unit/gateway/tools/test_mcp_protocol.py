@@ -86,7 +86,7 @@ def test_replies_come_whole_or_as_events() -> None:
     [
         (reply(error(-32602)), "the server says: no"),
         (reply(answer({}, number=8)), "not MCP"),
-        (reply(b"<html>", kind="text/html"), "it answers text/html, and not MCP"),
+        (reply(b"<html>", kind="text/html"), "it answers with text/html, not MCP"),
         (reply(b"", status=502, kind=""), "status 502"),
         (reply({"jsonrpc": "2.0", "id": 7, "result": 5}), "neither result nor error"),
         (reply(answer({"resultType": "input_required"})), "further input"),
