@@ -13,7 +13,7 @@ from cli.artifact_commands import publish
 from cli.downloads import fetch_file, find_manifest
 from cli.render import show_fields, show_json, show_objects, size_text
 
-adapters = typer.Typer(help="Adapters across models, and where they lie.", no_args_is_help=True)
+adapters = typer.Typer(help="Adapters across models, and their nodes.", no_args_is_help=True)
 
 _LISTED = (
     *("adapter", "base", "rank", "size", "releases", "promoted", "tenants", "nodes"),
@@ -29,7 +29,7 @@ Adapter = Annotated[
     str,
     typer.Argument(
         metavar="ADAPTER",
-        help="Its digest or the first 4 digits or more of it, MODEL@VERSION, or a MODEL.",
+        help="Digest or its first 4 digits or more, MODEL@VERSION, or MODEL.",
     ),
 ]
 
@@ -37,12 +37,16 @@ Adapter = Annotated[
 @adapters.command("list")
 def list_adapters(
     *,
-    model: Annotated[str | None, typer.Option(help="Only of this model's releases.")] = None,
-    base: Annotated[str | None, typer.Option(help="Only for this base (digest).")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only of this tenant.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Only adapters of this model's releases.")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="Only adapters for this base (digest).")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only adapters of this tenant.")] = None,
     ranks: Annotated[
         bool,
-        typer.Option("--ranks", help="Read each one's configuration, too: 2 requests per adapter."),
+        typer.Option(
+            "--ranks", help="Also read the configuration of each: 2 requests per adapter."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -76,7 +80,7 @@ def show_adapter(adapter: Adapter, *, as_json: AsJson = False) -> None:
         show_json(found)
         return
     nodes = found["nodes"]
-    told = "not for this key to see" if nodes is None else [row["id"] for row in nodes]
+    told = "hidden from this key" if nodes is None else [row["id"] for row in nodes]
     tenants = ["everybody"] * found["is_public"] + found["tenant_ids"]
     shown = {name: found[name] for name in found if name not in ("is_public", "node_count")}
     size = size_text(found["size_bytes"])
@@ -94,12 +98,12 @@ def remove_adapter(
     ],
     *,
     tenant: Annotated[
-        str, typer.Option(help="Of a DIGEST: whose it is; default: the key's, else everybody's.")
+        str, typer.Option(help="Owner of a DIGEST; default: the key's tenant, else all tenants.")
     ] = "",
 ) -> None:
     """Remove a version of a model, or what was uploaded once no version uses it.
 
-    Refused while a model stands for the version, an alias names it or it is in a rollout. The bytes
+    Refused while a model serves the version, an alias names it or it is in a rollout. The bytes
     go when no object needs them; see: sluice artifacts gc.
     """
     if "@" in adapter:
@@ -136,7 +140,7 @@ async def _digest(api: ApiClient, adapter: str) -> str:
 
 async def _of_prefix(api: ApiClient, prefix: str) -> str:
     if not _PREFIX.fullmatch(prefix):
-        message = f"there is no model {prefix}, nor are that 4 digits or more of a digest"
+        message = f"there is no model {prefix}, and it is no digest of 4 digits or more"
         raise ApiError(f"{message}; see: sluice adapters list")
     every = await api.list("/v1/adapters")
     digests = [row["digest"] for row in every if row["digest"].startswith(prefix)]

@@ -20,7 +20,8 @@ Digest = Annotated[str, typer.Argument(help="SHA-256 that names the artifact, 64
 _TLS = "MTLS__"  # begins the settings of mutual TLS
 
 WHERE = (
-    "Where: SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and SLUICE_TELEMETRY_URL of the environment, else "
+    "Taken from SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and SLUICE_TELEMETRY_URL of the environment,"
+    " else "
     "the running stack of $SLUICE_HOME."
 )
 
@@ -72,7 +73,7 @@ def refuse_clear(name: str, url: str) -> None:
     if urlsplit(url).scheme != "https" and has_certificate():
         raise fail(
             f"{name} is {url}: with mutual TLS (MTLS__CERTIFICATE) our services answer HTTPS"
-            " only, and the key would be sent where everybody on the way can read it"
+            " only, and the key would be sent in clear text"
         )
 
 

@@ -10,7 +10,7 @@ from cli.admin import AsJson, ask, given, show_one
 from cli.key_commands import Expires, Grace, KeyId, expiry_unix_ms, readable, rotate, show_once
 from cli.render import show_objects
 
-admin_keys = typer.Typer(help="Who may use the admin REST.", no_args_is_help=True)
+admin_keys = typer.Typer(help="Keys of the admin REST.", no_args_is_help=True)
 
 _SHOWN = ("id", "name", "role", "tenant_id", "is_disabled", "expires")
 
@@ -25,7 +25,7 @@ class RoleName(StrEnum):
     ADMIN = "admin"
 
 
-Name = Annotated[str | None, typer.Option(help="For people: who has it.")]
+Name = Annotated[str | None, typer.Option(help="Name of its holder, for people.")]
 
 
 @admin_keys.command("list")
@@ -52,7 +52,7 @@ def create_key(
     ],
     *,
     name: Name = None,
-    tenant: Annotated[str | None, typer.Option(help="Of a reader or publisher.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Tenant of a reader or publisher.")] = None,
     expires: Expires = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +70,7 @@ def update_key(
     name: Name = None,
     expires: Expires = None,
     is_disabled: Annotated[
-        bool | None, typer.Option("--disable/--enable", help="Refuse it, or take it again.")
+        bool | None, typer.Option("--disable/--enable", help="Disable the key, or enable it again.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

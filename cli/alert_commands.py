@@ -9,8 +9,10 @@ from cli.admin import AsJson, ask, given, show_one
 from cli.render import show_fields, show_json, show_objects, show_table
 from cli.stack_commands import fail
 
-alerts = typer.Typer(help="What fires, who looks at it, and who was told.", no_args_is_help=True)
-incidents = typer.Typer(help="What went wrong, from page to text.", no_args_is_help=True)
+alerts = typer.Typer(
+    help="Alerts, their acknowledgements, silences and receivers.", no_args_is_help=True
+)
+incidents = typer.Typer(help="Incidents, from the page to their report.", no_args_is_help=True)
 
 _ALERTS = ("id", "name", "rank", "is_firing", "is_silenced", "starts_at", "acknowledged_by")
 _SILENCES = ("id", "matchers", "reason", "created_by", "ends_at")
@@ -21,17 +23,19 @@ _UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 
 AlertId = Annotated[str, typer.Argument(help="Id of an alert, as `sluice alerts list` shows it.")]
 IncidentId = Annotated[str, typer.Argument(help="Id of an incident.")]
-Text = Annotated[str, typer.Argument(help="In your words.")]
+Text = Annotated[str, typer.Argument(help="Note, in your words.")]
 
 
 @alerts.command("list")
 def list_alerts(
     *,
     is_firing: Annotated[
-        bool | None, typer.Option("--firing/--over", help="Only those that fire, or are over.")
+        bool | None, typer.Option("--firing/--over", help="Only alerts in this state.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the rule.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="The newest so many.")] = 50,
+    name: Annotated[str | None, typer.Option(help="Severity of the rule.")] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="Number of rows, the newest first.")
+    ] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List alerts, the newest first."""
@@ -48,7 +52,7 @@ def show_alert(alert: AlertId, *, as_json: AsJson = False) -> None:
 
 @alerts.command("acknowledge")
 def acknowledge(
-    alert: AlertId, *, note: Annotated[str, typer.Option(help="For others.")] = ""
+    alert: AlertId, *, note: Annotated[str, typer.Option(help="Note, shown to others.")] = ""
 ) -> None:
     """Say that you look at an alert; it is not repeated to anybody from then on."""
     ask(lambda api: api.call("POST", f"/v1/alerts/{alert}/acknowledge", {"note": note}))
@@ -59,11 +63,14 @@ def acknowledge(
 def silence(
     matchers: Annotated[
         list[str],
-        typer.Argument(metavar="LABEL=VALUE...", help="All must fit; also !=, =~ and !~."),
+        typer.Argument(
+            metavar="LABEL=VALUE...",
+            help="Labels of an alert, all of which must match; also !=, =~ and !~.",
+        ),
     ],
     *,
-    for_: Annotated[str, typer.Option("--for", help="How long: 30m, 2h, 7d.")] = "2h",
-    reason: Annotated[str, typer.Option(help="Why; others read it.")],
+    for_: Annotated[str, typer.Option("--for", help="Length: 30m, 2h, 7d.")] = "2h",
+    reason: Annotated[str, typer.Option(help="Reason, shown to others.")],
     as_json: AsJson = False,
 ) -> None:
     """Let alerts tell nobody for a while, e.g. during planned work."""
@@ -92,16 +99,18 @@ def unsilence(silence_id: Annotated[str, typer.Argument(help="Id of a silence.")
 @alerts.command("try")
 def try_receivers(
     *,
-    severity: Annotated[str, typer.Option(help="Whom it reaches: P1, P2 or P3.")] = "P3",
+    severity: Annotated[
+        str, typer.Option(help="Rank, which decides the receivers: P1, P2 or P3.")
+    ] = "P3",
 ) -> None:
     """Let an alert fire for five minutes, to see whom it reaches; `sluice alerts told` shows that.
 
     One of severity P1 is a page, and opens an incident.
     """
     labels = {"alertname": "TryOut", "severity": severity}
-    alert = {"labels": labels, "annotations": {"summary": "Somebody tries whom alerts reach"}}
+    alert = {"labels": labels, "annotations": {"summary": "A test of the receivers of alerts"}}
     ask(lambda api: api.report_alerts([alert]))
-    typer.echo("TryOut fires; receivers hear of it in about 10 s, and of its end in 5 minutes")
+    typer.echo("TryOut fires; receivers get it in about 10 s, and its end in 5 minutes")
 
 
 @alerts.command("told")
@@ -113,7 +122,9 @@ def told(*, as_json: AsJson = False) -> None:
 @incidents.command("list")
 def list_incidents(
     *,
-    is_open: Annotated[bool | None, typer.Option("--open/--closed", help="Only those.")] = None,
+    is_open: Annotated[
+        bool | None, typer.Option("--open/--closed", help="Only incidents in this state.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List incidents, the newest first."""

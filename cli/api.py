@@ -210,7 +210,7 @@ class ApiClient:
 def _checked(path: str) -> str:
     """Return a path for sending; ids with other segments are refused."""
     if not all(part.strip(".") for part in path.split("/")[1:]):
-        raise ApiError(f"{path}: an id is missing, or of dots alone", 400)
+        raise ApiError(f"{path}: an id is missing, or has only dots; give one", 400)
     return quote(path, safe="/%@:+,=~")
 
 

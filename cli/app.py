@@ -41,5 +41,5 @@ def choose(
     except OSError:
         known = ", ".join(sorted(path.stem for path in file.parent.glob("*.env"))) or "none"
         raise fail(
-            f"there is no context {context!r} in {file.parent}; there are: {known}"
+            f"there is no context {context!r} in {file.parent}; choose one of: {known}"
         ) from None

@@ -30,21 +30,27 @@ class ArtifactKindOption(StrEnum):
     ADAPTER = "adapter"
 
 
-Directory = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Of its files.")]
+Directory = Annotated[
+    Path, typer.Argument(exists=True, file_okay=False, help="Directory of its files.")
+]
 Base = Annotated[str, typer.Option("--base", help="Digest of an adapter's base; none: a base.")]
 OfTenant = Annotated[
-    str, typer.Option("--tenant", help="Whose it is; default: the key's tenant, else everybody's.")
+    str, typer.Option("--tenant", help="Owner; default: the key's tenant, else all tenants.")
 ]
 Signature = Annotated[
     list[str] | None,
-    typer.Option("--signature", metavar="KEY=BASE64", help="Of the digest, by a registered key."),
+    typer.Option(
+        "--signature", metavar="KEY=BASE64", help="Signature of the digest by a registered key."
+    ),
 ]
 
 
 @artifacts.command("list")
 def list_artifacts(
     *,
-    kind: Annotated[ArtifactKindOption | None, typer.Option(help="Only of this kind.")] = None,
+    kind: Annotated[
+        ArtifactKindOption | None, typer.Option(help="Only artifacts of this kind.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the artifacts."""
@@ -130,18 +136,20 @@ def remove_artifact(digest: Digest, *, tenant: OfTenant = "") -> None:
 
 def publish(
     model: Annotated[str, typer.Argument(help="Public name.")],
-    version: Annotated[str, typer.Argument(help="Of the model; becomes MODEL@VERSION.")],
+    version: Annotated[
+        str, typer.Argument(help="Name of the version, which becomes MODEL@VERSION.")
+    ],
     adapter: Annotated[
         str,
         typer.Argument(
-            help="A directory here, sha256:DIGEST, or what can be imported; none: the base alone."
+            help="A local directory, sha256:DIGEST, or a URI to import; none: the base alone."
         ),
     ] = "",
     *,
     base_model: Annotated[
-        str, typer.Option(help="Of an adapter: a model without one, as it is served.")
+        str, typer.Option(help="For an adapter: the model of its base, without an adapter.")
     ] = "",
-    pool: Annotated[str, typer.Option(help="Of a base alone: the pool that serves it.")] = "",
+    pool: Annotated[str, typer.Option(help="For a base alone: the pool that serves it.")] = "",
     promote: Annotated[bool, typer.Option(help="Let the model serve it, at once.")] = False,
     staged: Annotated[
         bool, typer.Option("--staged", help="Roll it out; see: sluice rollouts watch.")
@@ -149,7 +157,9 @@ def publish(
     plan: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, help="Of --staged: JSON; default: the model's plan."
+            exists=True,
+            dir_okay=False,
+            help="Plan of --staged, as JSON; default: the model's plan.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -158,7 +168,7 @@ def publish(
     if plan is not None and not staged:
         raise typer.BadParameter("belongs to --staged", param_hint="--plan")
     if promote and staged:
-        raise typer.BadParameter("is one or the other", param_hint="--promote, --staged")
+        raise typer.BadParameter("exclude each other: choose one", param_hint="--promote, --staged")
     if bool(adapter) != bool(base_model) or bool(adapter) == bool(pool):
         raise typer.BadParameter("an adapter needs --base-model, a base alone --pool")
     directory = Path(adapter) if adapter and ":" not in adapter else None

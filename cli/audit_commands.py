@@ -16,13 +16,15 @@ _SHOWN = ("at", "actor_id", "actor_role", "action", "kind", "object_id", "outcom
 
 def audit(
     *,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many; 0: all.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="Number of rows; 0: all.")
+    ] = 20,
     actor: Annotated[
         str | None, typer.Option(help="Id of the admin key; bootstrap is the stack's own.")
     ] = None,
     kind: Annotated[str | None, typer.Option(help="tiers, tenants, keys, models, ...")] = None,
     object_id: Annotated[
-        str | None, typer.Option("--object", help="Id of what was written.")
+        str | None, typer.Option("--object", help="Id of the object that was written.")
     ] = None,
     since: Annotated[
         str | None, typer.Option(help="2h ago, as 2h; or a moment, as 2030-12-31T12:00:00Z.")

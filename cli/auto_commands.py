@@ -23,7 +23,7 @@ from sluice.auto.evaluation import (
 from sluice.auto.features import SCHEME
 from sluice.auto.quality import QualityCell, QualityPrior, table_of
 
-auto = typer.Typer(help="What the model `auto` may choose from, and how.", no_args_is_help=True)
+auto = typer.Typer(help="Candidates and policy of the model `auto`.", no_args_is_help=True)
 
 _PATH = "/v1/auto-policies"
 _SETTINGS = (
@@ -42,7 +42,7 @@ Since = Annotated[str, typer.Option(help="30d ago, as 30d; or a moment, as 2030-
 TableFile = Annotated[
     Path, typer.Option(exists=True, dir_okay=False, help="A table, as `sluice auto learn` writes.")
 ]
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="One that `auto` may choose.")]
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A model that `auto` may choose.")]
 
 
 @auto.command("set")
@@ -53,12 +53,12 @@ def set_policy(
         list[str] | None,
         typer.Option(
             metavar="MODEL=PROMPT,OUTPUT[,CACHED]",
-            help="May answer; prices of 1M tokens (repeat). 'MODEL=' takes it out.",
+            help="A candidate with its prices of 1M tokens (repeat). 'MODEL=' removes it.",
         ),
     ] = None,
     published: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL=ROW", help="Published results that it begins with (repeat)."),
+        typer.Option(metavar="MODEL=ROW", help="Published results to start from (repeat)."),
     ] = None,
     quality_of: Annotated[
         list[str] | None,
@@ -76,7 +76,7 @@ def set_policy(
     miss_price: Annotated[float | None, typer.Option(min=0, help="Cost of a bad answer.")] = None,
     explored: Annotated[
         float | None,
-        typer.Option(min=0, max=50, help="Percent of new conversations that draw lots."),
+        typer.Option(min=0, max=50, help="Percent of new conversations that explore at random."),
     ] = None,
     queue_from: Annotated[
         int | None,
@@ -142,7 +142,9 @@ def learn(
     candidates = {it["model"] for it in known["candidates"]}
     cells = [it for it in learned(turns, {}) if it.model in candidates]
     if not cells:
-        raise fail(f"no answer of tenant {tenant} was judged since {since}; see POST /v1/feedback")
+        raise fail(
+            f"tenant {tenant} has no judged answers since {since}; send some to POST /v1/feedback"
+        )
     table = {"scheme": SCHEME, "cells": [it._asdict() for it in cells]}
     out.write_text(json.dumps(table, indent=1) + "\n")
     judged = sum(it.good + it.bad for it in cells)
@@ -261,7 +263,7 @@ def _kept(known: Json) -> Json:
 def _pair(option: str, name: str) -> tuple[str, str]:
     model, mark, value = option.partition("=")
     if not (model and mark):
-        raise typer.BadParameter(f"{option!r} is not MODEL=...", param_hint=name)
+        raise typer.BadParameter(f"{option!r} is not MODEL=...: write it so", param_hint=name)
     return model, value
 
 
@@ -280,9 +282,7 @@ def _take_prices(models: dict[str, Json], options: list[str]) -> None:
             continue
         numbers = [_number(it, "--model") for it in prices.split(",")]
         if len(numbers) not in (2, 3):
-            raise typer.BadParameter(
-                f"{option!r} has not two prices or three", param_hint="--model"
-            )
+            raise typer.BadParameter(f"{option!r} needs two prices or three", param_hint="--model")
         prompt, output = numbers[:2]
         cached = numbers[2] if len(numbers) > 2 else prompt
         models[name] = models.get(name, {"model": name}) | {

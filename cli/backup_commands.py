@@ -25,7 +25,9 @@ Store = Annotated[
 
 
 def backup(
-    directory: Annotated[Path, typer.Argument(file_okay=False, help="Made if it is not there.")],
+    directory: Annotated[
+        Path, typer.Argument(file_okay=False, help="Directory of the backup; created if missing.")
+    ],
     *,
     database: Database = None,
     store: Store = None,
@@ -55,14 +57,15 @@ def backup(
 
 def restore(
     directory: Annotated[
-        Path, typer.Argument(exists=True, file_okay=False, help="That `sluice backup` wrote.")
+        Path,
+        typer.Argument(exists=True, file_okay=False, help="Directory that `sluice backup` wrote."),
     ],
     *,
     database: Database = None,
     store: Store = None,
     is_sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Bring a backup back while the platform serves; what was written since is set aside.
+    """Restore a backup while the platform serves; later writes are set aside.
 
     The database before stays on the server under another name.
     """
@@ -75,12 +78,14 @@ def restore(
     try:
         known = read_backup(directory)
         if not is_sure:
-            typer.confirm(f"Go back to {known.made_at}? Later writes are set aside", abort=True)
+            typer.confirm(f"Restore {known.made_at}? Later writes are set aside", abort=True)
         with byte_bar("artifacts") as on_done:
             kept = asyncio.run(bring_back(directory, *urls, on_done))
     except (BackupError, PlatformError) as error:
         raise fail(str(error)) from None
-    typer.echo(f"back at {known.made_at}; the database before is {kept}: drop it when all is well")
+    typer.echo(
+        f"restored to {known.made_at}; the old database is now {kept}: drop it when all is well"
+    )
 
 
 def _urls(database: str | None, store: str | None) -> tuple[str, str]:

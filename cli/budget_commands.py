@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # imported where it is drawn
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
-budget = typer.Typer(help="What a tenant may use in a day or month.", no_args_is_help=True)
+budget = typer.Typer(help="Budgets of a tenant for a day or a month.", no_args_is_help=True)
 
 _SETTINGS = (
     *("unit", "amount", "period", "model_id"),
@@ -48,7 +48,7 @@ class BudgetStateOption(StrEnum):
     UNKNOWN = "unknown"
 
 
-Name = Annotated[str, typer.Argument(help="Of the budget.")]
+Name = Annotated[str, typer.Argument(help="Name of the budget.")]
 
 
 @budget.command("set")
@@ -57,24 +57,30 @@ def set_budget(
     name: Name,
     *,
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="Of prompts and answers, in each period.")
+        int | None, typer.Option(min=1, help="Tokens of prompts and answers in each period.")
     ] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Instead of tokens.")] = None,
-    per: Annotated[BudgetPeriodOption | None, typer.Option(help="Of UTC. Default: month.")] = None,
+    per: Annotated[
+        BudgetPeriodOption | None, typer.Option(help="Period in UTC. Default: month.")
+    ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Only what this model answers; '' is any, the default.")
+        str | None, typer.Option(help="Only answers of this model; '' is any, the default.")
     ] = None,
     soft: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=99, help="Percent that are reported (repeat). Default: 80."),
+        typer.Option(
+            min=1, max=99, help="Percent of the budget at which to report (repeat). Default: 80."
+        ),
     ] = None,
     on_exhausted: Annotated[
         OnExhaustedOption | None,
-        typer.Option(help="Refuse new requests, or report it only. Default: stop."),
+        typer.Option(
+            help="At the end of the budget, refuse new requests, or only report. Default: stop."
+        ),
     ] = None,
     cached_percent: Annotated[
         int | None,
-        typer.Option(min=0, max=100, help="Of prompt tokens from a cache, so many count."),
+        typer.Option(min=0, max=100, help="Percent of cached prompt tokens that count."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -94,7 +100,7 @@ def set_budget(
 
     def change(known: Json) -> Json:
         if amount is None and "amount" not in known:
-            message = f"tenant {tenant} has no budget {name} yet: say --tokens or --requests"
+            message = f"tenant {tenant} has no budget {name} yet: give --tokens or --requests"
             raise typer.BadParameter(message)
         return {field: known[field] for field in _SETTINGS if field in known} | changes
 
@@ -107,7 +113,7 @@ def show_budgets(
     tenant: Annotated[str | None, typer.Argument(help="Id of a tenant; else all.")] = None,
     *,
     state: Annotated[
-        BudgetStateOption | None, typer.Option(help="Only those of one state.")
+        BudgetStateOption | None, typer.Option(help="Only budgets in this state.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -126,7 +132,7 @@ def show_budgets(
     if delays := [row["stop_delay_s"] for row in stops if row["stop_delay_s"] is not None]:
         late = duration(max(delays))
         message = f"A stop comes up to {late} after the request that uses the budget up has ended;"
-        console().print(f"{message} requests that run then go on.")
+        console().print(f"{message} running requests go on.")
 
 
 @budget.command("remove")

@@ -14,10 +14,12 @@ certificates = typer.Typer(no_args_is_help=True, help="Certificates for mutual T
 @certificates.command()
 def create(
     *,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to; CAs there are kept.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Directory of the certificates; its CAs are kept.")
+    ],
     days: Annotated[int, typer.Option(min=1, max=825, help="Validity of certificates.")] = 90,
     domain: Annotated[
-        str, typer.Option(help="The end of the roles' DNS names; MTLS__DOMAIN of all processes.")
+        str, typer.Option(help="Suffix of the roles' DNS names; MTLS__DOMAIN of all processes.")
     ] = DOMAIN,
     host: Annotated[
         list[str] | None,

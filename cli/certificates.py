@@ -167,7 +167,9 @@ def _authority(directory: Path, name: str, now: datetime) -> Authority:
     if file.exists():
         key = serialization.load_pem_private_key(key_file.read_bytes(), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise CertificateError(f"{key_file} is no key of ours; choose an empty directory")
+            raise CertificateError(
+                f"{key_file} is no key of a Sluice CA; choose an empty directory"
+            )
         return Authority(x509.load_pem_x509_certificate(file.read_bytes()), key)
     made = new_authority(f"Sluice {name} CA {now:%Y-%m-%d}", now, timedelta(days=_CA_DAYS))
     _write(key_file, _key_pem(made.key), mode=0o600)

@@ -39,7 +39,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "status": _local("stack_commands:status", "Show every process: pid, port, memory, health."),
     "doctor": CommandEntry(
         "doctor_commands:doctor",
-        "Say what is wrong on this machine and with the installation, and what to do.",
+        "Check this machine and the installation; print each fault with its fix.",
     ),
     "logs": _local("stack_commands:logs", "Print the end of a process' log."),
     "audit": CommandEntry(
@@ -50,35 +50,37 @@ COMMANDS: dict[str, CommandEntry] = {
         "request_commands:requests", "Show the latest requests, as the trace store has them."
     ),
     "usage": CommandEntry(
-        "usage_commands:usage", "Show what was used, by tenant, key and model: requests and tokens."
+        "usage_commands:usage", "Show usage by tenant, key and model: requests and tokens."
     ),
     "cost": CommandEntry(
         "cost_commands:cost",
-        "Show what the fleet costs, by pool, model, tenant or hour, and when self-hosting pays.",
+        "Show the cost of the fleet by pool, model, tenant or hour, and when self-hosting pays.",
     ),
     "explain": CommandEntry(
         "explain:explain",
-        "Show why a request is where it is, or where one would go that came now.",
+        "Explain the placement of a request, or of one that might come now.",
     ),
     "trace": CommandEntry(
         "trace_commands:trace",
-        "Show where the time of a request went; of one that still runs, what its router knows.",
+        "Show the time of a request by stage; of a running one, its router's facts.",
     ),
     "top": CommandEntry(
         "top_commands:top", "Show pools, routers, tenants and models live; q or Ctrl-C ends it."
     ),
     "version": _local(
         "version_command:version",
-        "Print the version, and which build of the router's core is installed.",
+        "Print the version, and the installed build of the router's core.",
     ),
     "tools": CommandEntry("tool_commands:tools", "Tools that the gateway runs for models."),
-    "tenants": CommandEntry("tenant_commands:tenants", "Who may use the platform."),
+    "tenants": CommandEntry(
+        "tenant_commands:tenants", "Tenants, the parties that use the platform."
+    ),
     "keys": CommandEntry("key_commands:keys", "API keys of a tenant."),
     "tiers": CommandEntry("tier_commands:tiers", "Priority classes and their limits."),
-    "models": CommandEntry("model_commands:models", "What can be asked for."),
-    "auto": CommandEntry("auto_commands:auto", "What the model `auto` may choose from, and how."),
+    "models": CommandEntry("model_commands:models", "Models, by public name."),
+    "auto": CommandEntry("auto_commands:auto", "Candidates and policy of the model `auto`."),
     "adapters": CommandEntry(
-        "adapter_commands:adapters", "Adapters across models, and where they lie."
+        "adapter_commands:adapters", "Adapters across models, and their nodes."
     ),
     "artifacts": CommandEntry("artifact_commands:artifacts", "Bases and adapters, by digest."),
     "rollouts": CommandEntry("rollout_commands:rollouts", "Releases on their way to all requests."),
@@ -87,24 +89,28 @@ COMMANDS: dict[str, CommandEntry] = {
         "Take a model back: end its rollout, else serve the release before, at once.",
     ),
     "fleet": CommandEntry("fleet_commands:fleet", "Pools, cells, replicas, nodes and routers."),
-    "scaling": CommandEntry("scaling_commands:scaling", "How many replicas pools have, and why."),
+    "scaling": CommandEntry(
+        "scaling_commands:scaling", "The number of a pool's replicas, and its reasons."
+    ),
     "golden": CommandEntry(
-        "golden_commands:golden", "Prompts that find replicas which answer wrong."
+        "golden_commands:golden", "Golden prompts, which find replicas with wrong answers."
     ),
     "alerts": CommandEntry(
-        "alert_commands:alerts", "What fires, who looks at it, and who was told."
+        "alert_commands:alerts", "Alerts, their acknowledgements, silences and receivers."
     ),
-    "incidents": CommandEntry("alert_commands:incidents", "What went wrong, from page to text."),
+    "incidents": CommandEntry(
+        "alert_commands:incidents", "Incidents, from the page to their report."
+    ),
     "backup": _local(
         "backup_commands:backup",
         "Write tenants, keys, models, rollouts, audit and all artifacts into a directory.",
     ),
     "restore": _local(
         "backup_commands:restore",
-        "Bring a backup back while the platform serves; what was written since is set aside.",
+        "Restore a backup while the platform serves; later writes are set aside.",
     ),
-    "admin-keys": CommandEntry("admin_key_commands:admin_keys", "Who may use the admin REST."),
-    "compose": _local("compose_commands:compose", "What docker-compose.yml needs besides Docker."),
+    "admin-keys": CommandEntry("admin_key_commands:admin_keys", "Keys of the admin REST."),
+    "compose": _local("compose_commands:compose", "Settings and keys for docker-compose.yml."),
     "config": _local("config_commands:config", "Check the settings of services."),
     "certificates": _local("certificate_commands:certificates", "Certificates for mutual TLS."),
 }

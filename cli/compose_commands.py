@@ -20,13 +20,13 @@ from cli.stack_commands import EngineOption, fail
 _CONTROL_PLANE_S = 60.0
 _PUSH_S = 120.0
 
-compose = typer.Typer(no_args_is_help=True, help="What docker-compose.yml needs besides Docker.")
+compose = typer.Typer(no_args_is_help=True, help="Settings and keys for docker-compose.yml.")
 
 
 @compose.command("init")
 def init(
     *,
-    file: Annotated[Path, typer.Option(help="Where Docker looks for it.")] = compose_env.ENV_FILE,
+    file: Annotated[Path, typer.Option(help="File that Docker reads.")] = compose_env.ENV_FILE,
 ) -> None:
     """Complete .env with generated secrets, and write the context `compose`; values there stay."""
     home = Home.find()
@@ -44,12 +44,14 @@ def init(
 def bootstrap(
     *,
     base: Annotated[
-        Path | None, typer.Option(help="Another base than the shipped one: its directory.")
+        Path | None, typer.Option(help="Directory of another base than the shipped one.")
     ] = None,
-    engine: Annotated[EngineOption, typer.Option(help="What serves it.")] = EngineOption.OPENVINO,
-    replicas: Annotated[int, typer.Option(min=1, max=16, help="Of the pool.")] = 1,
+    engine: Annotated[
+        EngineOption, typer.Option(help="Engine that serves the base.")
+    ] = EngineOption.OPENVINO,
+    replicas: Annotated[int, typer.Option(min=1, max=16, help="Replicas of the pool.")] = 1,
     first_token_s: Annotated[
-        float, typer.Option(min=0, help="How long to wait for a first token; 0: not at all.")
+        float, typer.Option(min=0, help="Seconds to wait for a first token; 0: no wait.")
     ] = 180.0,
 ) -> None:
     """Give an empty installation a base, its pool and model, tiers and a tenant; safe to repeat.
@@ -116,4 +118,6 @@ async def _wait_token(public: str, key: str, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             await first_token(public, key, note, verify=trust())
     except TimeoutError:
-        raise StackError(f"no token came within {timeout_s:g} s (last: {last})") from None
+        raise StackError(
+            f"no token came within {timeout_s:g} s (last: {last}); see: docker compose logs"
+        ) from None

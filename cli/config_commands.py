@@ -70,7 +70,7 @@ def _chosen(services: list[str] | None) -> "dict[str, type[ServiceSettings]]":
     known = {name.replace(" ", "-"): owner for name, owner in SETTINGS.items()}
     unknown = [name for name in services or [] if name not in known]
     if unknown:
-        raise fail(f"no service {unknown[0]!r}; there are: {', '.join(known)}", _WRONG)
+        raise fail(f"no service {unknown[0]!r}; choose from: {', '.join(known)}", _WRONG)
     found = {
         name: owner
         for name, owner in known.items()

@@ -8,7 +8,7 @@ from cli.admin import AsJson, Tenant, ask, show_one
 from cli.render import show_objects
 from cli.stack_commands import fail
 
-content = typer.Typer(help="Encrypt what a tenant stores, or erase it.", no_args_is_help=True)
+content = typer.Typer(help="Encrypt a tenant's stored content, or erase it.", no_args_is_help=True)
 
 _SHOWN = ("id", "keys", "erased_at_unix_ms")
 
@@ -33,10 +33,10 @@ def erase_content(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Erase a tenant's content for good: its keys at once, then its rows."""
-    if not yes and not typer.confirm(f"Erase all that tenant {tenant} has stored?"):
+    if not yes and not typer.confirm(f"Erase all content of tenant {tenant}?"):
         raise fail("nothing was erased")
     ask(lambda api: api.call("DELETE", _path(tenant)))
-    typer.echo(f"erased what tenant {tenant} has stored; rows are deleted within minutes")
+    typer.echo(f"erased the content of tenant {tenant}; rows are deleted within minutes")
 
 
 def _path(tenant: str) -> str:

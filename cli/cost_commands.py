@@ -40,7 +40,7 @@ class CostGroup(StrEnum):
 
 def cost(
     *,
-    by: Annotated[CostGroup, typer.Option(help="What a row is about.")] = CostGroup.MODEL,
+    by: Annotated[CostGroup, typer.Option(help="Group of a row.")] = CostGroup.MODEL,
     since: Annotated[
         str | None,
         typer.Option("--from", "--since", help="30d ago, as 30d; or a moment. Default: 1d."),
@@ -48,7 +48,7 @@ def cost(
     until: Annotated[
         str | None, typer.Option("--to", "--until", help="Like --from. Default: now.")
     ] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only its share.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only the share of this tenant.")] = None,
     prices: Annotated[
         Path | None, typer.Option(help="Price list to use instead of telemetry's.", dir_okay=False)
     ] = None,
@@ -57,11 +57,11 @@ def cost(
         typer.Option(
             "--accelerator-hours",
             "--gpu-hours",
-            help="POOL=HOURS paid in this time, instead of the list's. With --prices.",
+            help="POOL=HOURS paid in this time, instead of the hours in the list of --prices.",
         ),
     ] = None,
     is_idle_spread: Annotated[
-        bool, typer.Option("--spread-idle", help="Give idle cost to who used the pool.")
+        bool, typer.Option("--spread-idle", help="Give idle cost to the users of the pool.")
     ] = False,
     utilisation: Annotated[
         int, typer.Option(help="Percent busy, for break-even.", min=1, max=100)
@@ -72,7 +72,7 @@ def cost(
     as_json: AsJson = False,
     svg: Annotated[Path | None, typer.Option(help="Draw the rows.", dir_okay=False)] = None,
 ) -> None:
-    """Show what the fleet costs, by pool, model, tenant or hour, and when self-hosting pays."""
+    """Show the cost of the fleet by pool, model, tenant or hour, and when self-hosting pays."""
     now = datetime.now(UTC)
     query = given(
         by=by.value,
@@ -135,7 +135,7 @@ def _hours(texts: Sequence[str]) -> dict[str, float]:
     for text in texts:
         name, _, hours = text.rpartition("=")
         if not name or not re.fullmatch(r"\d{1,9}(\.\d{1,6})?", hours):
-            message = f"{text!r} is not like my-pool=730.5"
+            message = f"{text!r} is not POOL=HOURS, such as my-pool=730.5"
             raise typer.BadParameter(message, param_hint="--accelerator-hours")
         found[name] = float(hours)
     return found
@@ -145,7 +145,7 @@ def _volume(text: str) -> int:
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)([kMGT]?)", text)
     tokens = round(float(match[1]) * _UNITS[match[2]]) if match else 0
     if not 0 < tokens < 10**15:
-        message = f"{text!r} is no number of tokens like 500M"
+        message = f"{text!r} is no number of tokens; write it as 500M"
         raise typer.BadParameter(message, param_hint="--volume")
     return tokens
 

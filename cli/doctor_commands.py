@@ -30,12 +30,12 @@ MetricsUrl = Annotated[
 
 def doctor(
     *,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="That `sluice up` wants.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of `sluice up`.")] = 8000,
     admin_port: Annotated[int, typer.Option(min=1, max=65535, help="The same.")] = 8001,
     metrics_url: MetricsUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is wrong on this machine and with the installation, and what to do.
+    """Check this machine and the installation; print each fault with its fix.
 
     Reads only. Looks at this machine, and at the installation that the environment or the running
     stack names, if any: its processes, clocks, versions, certificates, database. Exit status 1:

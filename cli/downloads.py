@@ -108,7 +108,7 @@ def _replaceable(directory: Path) -> Path:
         why = "is a mount point"
     else:
         return found
-    raise ApiError(f"{directory} {why}, which nothing can replace: name one inside it")
+    raise ApiError(f"{directory} {why}, which cannot be replaced: name one inside it")
 
 
 async def find_manifest(api: ApiClient, digest: str) -> Manifest:

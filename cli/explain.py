@@ -45,28 +45,32 @@ class Question:
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="Of one that waits or runs.")] = "",
+    request_id: Annotated[str, typer.Argument(help="Id of a request that waits or runs.")] = "",
     *,
-    model: Annotated[str, typer.Option(help="Instead: of one that might come, its model.")] = "",
-    prompt: Annotated[str, typer.Option(help="Its text; 4 bytes count as a token.")] = "",
+    model: Annotated[
+        str, typer.Option(help="Instead of an id: the model of a request that might come.")
+    ] = "",
+    prompt: Annotated[str, typer.Option(help="Text of its prompt; 4 bytes count as a token.")] = "",
     prompt_tokens: Annotated[
-        int, typer.Option(min=0, max=_TOKENS_MAX, help="Or how many tokens it has.")
+        int, typer.Option(min=0, max=_TOKENS_MAX, help="Or the number of tokens of its prompt.")
     ] = 0,
     tokens_file: Annotated[
-        Path | None, typer.Option(help="Or a file with its token ids, as JSON.")
+        Path | None, typer.Option(help="Or a JSON file with the token ids of its prompt.")
     ] = None,
     cache_root: Annotated[
         str, typer.Option(help="Root of its prefix cache in hexadecimals, with --tokens-file.")
     ] = "",
     output_tokens: Annotated[int, typer.Option(min=0, help="Most tokens of the answer.")] = 0,
-    session: Annotated[str, typer.Option(help="The session it would belong to.")] = "",
-    tenant: Annotated[str, typer.Option(help="Who would ask; sets tier, weight, deadline.")] = "",
+    session: Annotated[str, typer.Option(help="Session of the request.")] = "",
+    tenant: Annotated[
+        str, typer.Option(help="Tenant of the request; sets tier, weight, deadline.")
+    ] = "",
     cell: Annotated[str, typer.Option(help="One cell; default: all of the model's pool.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show why a request is where it is, or where one would go that came now."""
+    """Explain the placement of a request, or of one that might come now."""
     if bool(request_id) == bool(model):
-        raise fail("name either the id of a request or, with --model, one that might come", 2)
+        raise fail("give either the id of a request or --model", 2)
     take_secret()
     if request_id:
         answers, silent = ask(lambda api: find_request(api, request_id))
@@ -91,7 +95,7 @@ def explain(
 
 def _prompt(text: str, tokens: int, path: Path | None) -> list[int]:
     if sum((bool(text), bool(tokens), path is not None)) != 1:
-        raise fail("say what the prompt is: --prompt, --prompt-tokens or --tokens-file", 2)
+        raise fail("give the prompt: --prompt, --prompt-tokens or --tokens-file", 2)
     if path is None:
         return [0] * (tokens or -(-len(text.encode()) // _BYTES_PER_TOKEN))
     try:
@@ -219,7 +223,7 @@ async def _ask_router(address: str, request: wire.ExplainRequest) -> wire.Explan
     try:
         link = channel_to(address, CertificateRole.ROUTER, options=_CHANNEL)
     except RuntimeError:
-        return f"the router at {address} is not asked: set INSTALLATION__SECRET to its own"
+        return f"cannot call the router at {address}: set INSTALLATION__SECRET to its own"
     async with link as channel:
         try:
             return await RouterServiceStub(channel).Explain(request, timeout=_TIMEOUT_S)
@@ -259,7 +263,7 @@ def _lines(answer: wire.Explanation) -> Iterator[str]:
     yield f"{answer.request_id}: {answer.state}{end} in {where}"
     yield answer.reason
     if answer.retry_after_ms:
-        yield f"come back in {_seconds(answer.retry_after_ms)}"
+        yield f"try again in {_seconds(answer.retry_after_ms)}"
     if answer.predicted_ttft_ms and answer.state != "rejected":
         queue = f", {_seconds(answer.predicted_queue_ms)} of it in the queue"
         wait = queue if answer.predicted_queue_ms else ""

@@ -29,19 +29,23 @@ _VIEWS = {
 }
 
 Pool = Annotated[str, typer.Argument(help="Id of a pool.")]
-Replicas = Annotated[int | None, typer.Option(min=0, help="How many replicas it shall have.")]
-CellReplicas = Annotated[int | None, typer.Option(min=0, help="Of a cell at most; 0: one cell.")]
-Role = Annotated[int | None, typer.Option(min=0, help="How many replicas do only this.")]
+Replicas = Annotated[int | None, typer.Option(min=0, help="Number of replicas.")]
+CellReplicas = Annotated[
+    int | None, typer.Option(min=0, help="Most replicas of a cell; 0: one cell.")
+]
+Role = Annotated[int | None, typer.Option(min=0, help="Number of replicas that do only this.")]
 Options = Annotated[
     list[str] | None,
-    typer.Option("--option", metavar="NAME=VALUE", help="Of the engine; 'NAME=' ends it."),
+    typer.Option(
+        "--option", metavar="NAME=VALUE", help="Option of the engine; 'NAME=' removes it."
+    ),
 ]
 MemoryGib = Annotated[
     float | None, typer.Option("--memory-gib", min=0, help="Memory of the node per replica.")
 ]
-Accelerators = Annotated[int | None, typer.Option(min=0, help="How many a replica needs.")]
+Accelerators = Annotated[int | None, typer.Option(min=0, help="Accelerators of a replica.")]
 AcceleratorGib = Annotated[
-    float | None, typer.Option("--accelerator-gib", min=0, help="On each of them.")
+    float | None, typer.Option("--accelerator-gib", min=0, help="Memory on each accelerator.")
 ]
 Dedicated = Annotated[
     bool | None, typer.Option("--dedicated/--shared", help="Whether it shares accelerators.")
@@ -63,8 +67,8 @@ def list_cells(*, as_json: AsJson = False) -> None:
 @fleet.command("replicas")
 def list_replicas(
     *,
-    pool: Annotated[str | None, typer.Option(help="Only those of this pool.")] = None,
-    node: Annotated[str | None, typer.Option(help="Only those on this node.")] = None,
+    pool: Annotated[str | None, typer.Option(help="Only replicas of this pool.")] = None,
+    node: Annotated[str | None, typer.Option(help="Only replicas on this node.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the replicas, as their agents saw them last."""

@@ -13,7 +13,9 @@ from cli.golden_texts import decode, readable_quarantine, readable_result, token
 from cli.render import show_fields, show_json, show_objects
 from cli.stack_commands import fail
 
-golden = typer.Typer(help="Prompts that find replicas which answer wrong.", no_args_is_help=True)
+golden = typer.Typer(
+    help="Golden prompts, which find replicas with wrong answers.", no_args_is_help=True
+)
 
 _SHOWN = ("id", "model_id", "prompt_text", "expected_text", "every_s", "output_tokens_max")
 _RESULTS = ("pool_id", "asking_id", "replica_id", "differs_in", "deviations", "answer", "right")
@@ -29,21 +31,27 @@ _EVERY = re.compile(r"(\d{1,6})(s|m|h)?")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 Model = Annotated[str, typer.Argument(help="Public name of a model.")]
-Quarantine = Annotated[str, typer.Argument(help="Its id; see: sluice fleet quarantines.")]
+Quarantine = Annotated[
+    str, typer.Argument(help="Id of a quarantine; see: sluice fleet quarantines.")
+]
 
 
 @golden.command("add")
 def add_prompt(
     model: Model,
     *,
-    prompt: Annotated[str | None, typer.Option(help="A text, as it is.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Text of the prompt, without a chat template.")
+    ] = None,
     messages: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="JSON list of messages of a chat."),
     ] = None,
-    expect: Annotated[str, typer.Option(help="What an answer has to begin with.")] = "",
-    every: Annotated[str, typer.Option(help="How often a replica is asked: 30s, 5m.")] = "60s",
-    tokens: Annotated[int, typer.Option(min=1, max=64, help="Of an answer.")] = 16,
+    expect: Annotated[str, typer.Option(help="Beginning of a right answer.")] = "",
+    every: Annotated[
+        str, typer.Option(help="Time between two runs on a replica: 30s, 5m.")
+    ] = "60s",
+    tokens: Annotated[int, typer.Option(min=1, max=64, help="Most tokens of an answer.")] = 16,
     as_json: AsJson = False,
 ) -> None:
     """Send a golden prompt to all releases of a model, on every replica, from now on.
@@ -74,7 +82,7 @@ def add_prompt(
 
 @golden.command("list")
 def list_prompts(
-    model: Annotated[str | None, typer.Argument(help="Only this model's.")] = None,
+    model: Annotated[str | None, typer.Argument(help="Only prompts of this model.")] = None,
     *,
     as_json: AsJson = False,
 ) -> None:
@@ -103,7 +111,7 @@ def remove_prompt(prompt: Annotated[str, typer.Argument(help="Id of a golden pro
 @golden.command("results")
 def list_results(
     *,
-    pool: Annotated[str | None, typer.Option(help="Only this pool's.")] = None,
+    pool: Annotated[str | None, typer.Option(help="Only answers of this pool.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what replicas answered last, and what of it is not what it should be.
@@ -130,7 +138,7 @@ def forget_answers(pool: Annotated[str, typer.Argument(help="Id of a pool.")]) -
     For a pool whose engine was replaced by one that rounds otherwise.
     """
     ask(lambda api: api.call("POST", f"/v1/pools/{pool}/forget-answers"))
-    typer.echo(f"forgot what pool {pool} answered")
+    typer.echo(f"forgot the answers of pool {pool}")
 
 
 def quarantines(*, as_json: AsJson = False) -> None:
@@ -164,7 +172,7 @@ def show_quarantine(quarantine: Quarantine, *, as_json: AsJson = False) -> None:
 def release_replica(
     quarantine: Quarantine,
     *,
-    reason: Annotated[str, typer.Option(help="For the audit log.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, for the audit log.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Lift a quarantine that was a false alarm; the replica serves again if it is still there."""

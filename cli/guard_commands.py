@@ -42,14 +42,14 @@ def set_rules(
     ] = None,
     fence: Annotated[
         str | None,
-        typer.Option(help="How long answers wait for classifiers: none, sentence, tokens or end."),
+        typer.Option(help="Time that answers wait for classifiers: none, sentence, tokens or end."),
     ] = None,
     fence_tokens: Annotated[
         int | None, typer.Option(help="Tokens at a time, of the fence 'tokens'.")
     ] = None,
     closed_on_failure: Annotated[
         bool | None,
-        typer.Option(help="Whether what classifiers could not judge is blocked."),
+        typer.Option(help="Whether text that no classifier could judge is blocked."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

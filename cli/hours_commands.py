@@ -27,7 +27,7 @@ class HoursGroup(StrEnum):
 def hours(
     *,
     by: Annotated[
-        HoursGroup, typer.Option(help="What a row is about; hour: and pool.")
+        HoursGroup, typer.Option(help="Group of a row; hour: hour and pool.")
     ] = HoursGroup.POOL,
     since: Annotated[
         str, typer.Option("--from", "--since", help="30d ago, as 30d; or a moment.")

@@ -48,11 +48,13 @@ _of_key = limit_options(METERED, "within the tenant's; 0: no limit.")
 
 KeyId = Annotated[str, typer.Argument(help="Id of the key, not the key.")]
 Scopes = Annotated[
-    list[Scope] | None, typer.Option("--scope", help="What it is for (repeat); default: all.")
+    list[Scope] | None, typer.Option("--scope", help="Scope (repeat); default: all.")
 ]
 Models = Annotated[
     list[str] | None,
-    typer.Option("--model", help="Name, or 'beginning*', that it may use (repeat); default: all."),
+    typer.Option(
+        "--model", help="Model that it may use, by name or 'beginning*' (repeat); default: all."
+    ),
 ]
 Expires = Annotated[
     str | None, typer.Option(help="90d, 12h, the last day as 2030-12-31, or never.")
@@ -62,10 +64,10 @@ IntervalMs = Annotated[
     typer.Option(
         min=0,
         max=INTERVAL_MS_MAX,
-        help="At most one write of a stream in so long, unless a request says otherwise; 0: live.",
+        help="Least time between two writes of a stream, unless the request sets it; 0: live.",
     ),
 ]
-Grace = Annotated[str, typer.Option(help="How long the old key still works: 1d, 12h, 30m, 45s.")]
+Grace = Annotated[str, typer.Option(help="Time that the old key still works: 1d, 12h, 30m, 45s.")]
 
 
 @keys.command("list")
@@ -112,7 +114,7 @@ def update_key(
     expires: Expires = None,
     interval_ms: IntervalMs = None,
     is_disabled: Annotated[
-        bool | None, typer.Option("--disable/--enable", help="Refuse it, or take it again.")
+        bool | None, typer.Option("--disable/--enable", help="Disable the key, or enable it again.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

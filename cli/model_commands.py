@@ -10,9 +10,9 @@ from cli.api import Json
 from cli.artifact_commands import publish
 from cli.render import show_objects
 
-models = typer.Typer(help="What can be asked for.", no_args_is_help=True)
+models = typer.Typer(help="Models, by public name.", no_args_is_help=True)
 alias = typer.Typer(help="Other public names of models and releases.", no_args_is_help=True)
-base = typer.Typer(help="Weights that models are made of.", no_args_is_help=True)
+base = typer.Typer(help="Weights of models.", no_args_is_help=True)
 pools = typer.Typer(help="Several pools behind one model.", no_args_is_help=True)
 warm = typer.Typer(help="System prompts that stay in the caches.", no_args_is_help=True)
 models.add_typer(alias, name="alias")
@@ -30,7 +30,9 @@ Pool = Annotated[str | None, typer.Option(help="Id of the pool that serves it.")
 Adapter = Annotated[
     str | None, typer.Option(help="Digest of the adapter on the base; '' for none.")
 ]
-Release = Annotated[str | None, typer.Option(help="What to call it; default: after the digests.")]
+Release = Annotated[
+    str | None, typer.Option(help="Name of the release; default: after the digests.")
+]
 
 AliasName = Annotated[str, typer.Argument(metavar="NAME", help="The public name.")]
 
@@ -62,7 +64,9 @@ def create_model(
     pool: Annotated[str, typer.Option(help="Id of the pool that serves it.")],
     adapter: Adapter = None,
     release: Release = None,
-    tenant: Annotated[str | None, typer.Option(help="Who may use it; default: everybody.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Tenant that may use it; default: all tenants.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a model, or give it other artifacts, which become a release."""
@@ -93,15 +97,15 @@ def delete_model(model: Model) -> None:
 
 @models.command("forget")
 def forget_release(
-    release: Annotated[str, typer.Argument(metavar="MODEL@RELEASE", help="What it was.")],
+    release: Annotated[str, typer.Argument(metavar="MODEL@RELEASE", help="Name of the release.")],
 ) -> None:
-    """Delete a release; refused while the model stands for it, or an alias names it."""
+    """Delete a release; refused while the model serves it, or an alias names it."""
     delete_one(f"/v1/releases/{release}", f"release {release}")
 
 
 @models.command("releases")
 def list_releases(
-    model: Annotated[str, typer.Argument(help="Only this model's; default: all.")] = "",
+    model: Annotated[str, typer.Argument(help="Only releases of this model; default: all.")] = "",
     *,
     as_json: AsJson = False,
 ) -> None:
@@ -130,7 +134,7 @@ def set_alias(
     name: AliasName,
     target: Annotated[str, typer.Argument(help="A model, or model@release.")],
     *,
-    tenant: Annotated[str, typer.Option(help="Who may use it; default: everybody.")] = "",
+    tenant: Annotated[str, typer.Option(help="Tenant that may use it; default: all tenants.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Create an alias, or let it name something else; requests that run are not touched."""
@@ -195,7 +199,9 @@ def set_model_pools(
     model: Model,
     pool: Annotated[
         list[str],
-        typer.Argument(metavar="POOL[=WEIGHT[,PRICE]]...", help="All pools, its own among them."),
+        typer.Argument(
+            metavar="POOL[=WEIGHT[,PRICE]]...", help="All pools of the model, including its own."
+        ),
     ],
     *,
     other_base: Annotated[
@@ -247,7 +253,7 @@ def set_base(
     context_tokens_max: Annotated[
         int, typer.Option(min=0, help="Tokens of prompt and answer together.")
     ],
-    name: Annotated[str, typer.Option(help="For people.")] = "",
+    name: Annotated[str, typer.Option(help="Name, for people.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Create a base, whose files the nodes have, or change how it is described."""

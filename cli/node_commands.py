@@ -21,7 +21,7 @@ _POLL_S = 1.0
 _GIB = 1 << 30
 
 Node = Annotated[str, typer.Argument(help="Id of a node.")]
-Reason = Annotated[str, typer.Option(help="In words; others see it.")]
+Reason = Annotated[str, typer.Option(help="Reason in words, shown to others.")]
 
 
 @nodes.callback()
@@ -61,7 +61,7 @@ def drain_node(
     node: Node,
     *,
     reason: Reason = "",
-    wait: Annotated[bool, typer.Option(help="Until the node is empty.")] = True,
+    wait: Annotated[bool, typer.Option(help="Wait until the node is empty.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Empty a node: what it serves is made elsewhere first, then it finishes what it runs.
@@ -77,7 +77,7 @@ def drain_node(
 @nodes.command("lift")
 def lift_cordons(
     node: Node,
-    cordon: Annotated[str, typer.Argument(help="Id of a cordon; none: all of the node.")] = "",
+    cordon: Annotated[str, typer.Argument(help="Id of a cordon; default: all of the node.")] = "",
 ) -> None:
     """Put accelerators back into service that the node's agent has cordoned."""
 
@@ -89,7 +89,7 @@ def lift_cordons(
 
     lifted = ask(lift)
     for one in lifted:
-        typer.echo(f"lifted {one}: the agent is told with its next heartbeats")
+        typer.echo(f"lifted {one}: the agent gets it with its next heartbeats")
     if not lifted:
         typer.echo(f"no accelerator of {node} is cordoned")
 
@@ -121,12 +121,12 @@ async def _until_empty(api: ApiClient, node: str) -> None:
         found = await api.call("GET", _path(node))
         if not found["replicas"] or not found["is_draining"]:
             break
-        note = f"{found['replicas']} left: {found['drain_note'] or 'not looked at yet'}"
+        note = f"{found['replicas']} left: {found['drain_note'] or 'not planned yet'}"
         if note != said:
             typer.echo(note, err=True)
             said = note
         await asyncio.sleep(_POLL_S)
-    what = "is empty" if found["is_draining"] else "is not draining any more"
+    what = "is empty" if found["is_draining"] else "no longer drains"
     typer.echo(f"node {node} {what}", err=True)
 
 

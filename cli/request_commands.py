@@ -17,12 +17,15 @@ _SHOWN = (
 
 def requests(
     *,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 20,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
-    key: Annotated[str | None, typer.Option(help="Only those with the key of this id.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only those for this public name.")] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=1000, help="Number of rows.")
+    ] = 20,
+    tenant: Annotated[str | None, typer.Option(help="Only requests of this tenant.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only requests with the key of this id.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only requests for this public name.")] = None,
     status: Annotated[
-        str | None, typer.Option(help="Only with this HTTP status, as 429, or class, as 5xx.")
+        str | None,
+        typer.Option(help="Only requests with this HTTP status, as 429, or class, as 5xx."),
     ] = None,
     since: Annotated[
         str | None, typer.Option(help="2h ago, as 2h; or a moment, as 2030-12-31T12:00:00Z.")

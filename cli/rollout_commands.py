@@ -43,7 +43,9 @@ def start_rollout(
     release: Annotated[str, typer.Argument(help="Name of one of its releases.")],
     *,
     plan: File = None,
-    later: Annotated[bool, typer.Option("--later", help="Only plan it; see: launch.")] = False,
+    later: Annotated[
+        bool, typer.Option("--later", help="Only plan the rollout; see: launch.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Roll a release of a model out, in stages."""
@@ -55,7 +57,7 @@ def start_rollout(
 @rollouts.command("list")
 def list_rollouts(
     *,
-    model: Annotated[str | None, typer.Option(help="Only this model's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only rollouts of this model.")] = None,
     phase: Annotated[
         str | None, typer.Option(help="planned, shadow, running, paused, halted, done, ...")
     ] = None,
@@ -118,7 +120,7 @@ def resume_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
 
 @rollouts.command("abort")
 def abort_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
-    """End a rollout: all traffic goes back to control to what the model stands for."""
+    """End a rollout: all traffic goes back to control."""
     _command(rollout, "abort", as_json=as_json)
 
 
@@ -127,7 +129,7 @@ def promote_rollout(
     rollout: Id,
     *,
     stage: Annotated[
-        int | None, typer.Option(min=0, help="Which one is meant; default: the one it is in.")
+        int | None, typer.Option(min=0, help="Stage; default: the present one.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -147,7 +149,7 @@ def plan_rollouts(
     *,
     file: Annotated[
         Path | None,
-        typer.Option("--set", exists=True, dir_okay=False, help="JSON that it becomes."),
+        typer.Option("--set", exists=True, dir_okay=False, help="JSON of the plan."),
     ] = None,
     default: Annotated[bool, typer.Option("--default", help="Back to the default.")] = False,
     as_json: AsJson = False,
@@ -155,7 +157,7 @@ def plan_rollouts(
     """Show or set the plan of a model's rollouts; those under way keep theirs."""
     path = f"/v1/models/{model}/rollout-plan"
     if file is not None and default:
-        raise typer.BadParameter("is one or the other", param_hint="--set, --default")
+        raise typer.BadParameter("exclude each other: choose one", param_hint="--set, --default")
     body = None if file is None else read_plan(file)
 
     async def work(api: ApiClient) -> Json:
@@ -202,7 +204,7 @@ def roll_back(
             f"{model} stays {found['release']}: rollout {found['aborted_rollout_id']} is aborted"
         )
     else:
-        typer.echo(f"{model} stands for {found['release']}; before: {found['previous_release']}")
+        typer.echo(f"{model} serves {found['release']}; before: {found['previous_release']}")
 
 
 def _command(rollout: str, command: str, *, as_json: bool) -> None:

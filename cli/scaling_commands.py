@@ -9,7 +9,9 @@ from cli.admin import AsJson, ask, given
 from cli.api import ApiClient, Json
 from cli.render import show_fields, show_json, show_objects
 
-scaling = typer.Typer(help="How many replicas pools have, and why.", no_args_is_help=True)
+scaling = typer.Typer(
+    help="The number of a pool's replicas, and its reasons.", no_args_is_help=True
+)
 
 _STATUS = (
     *("pool_id", "is_on", "wanted", "ready", "booting", "asleep", "demand", "replicas_min"),
@@ -32,7 +34,9 @@ Least = Annotated[int | None, typer.Option("--min", min=0, help="Replicas at lea
 Most = Annotated[int | None, typer.Option("--max", min=0, help="Replicas at most.")]
 Worth = Annotated[
     float | None,
-    typer.Option(min=0, help="Minutes at the maximum that one violated minute less may cost."),
+    typer.Option(
+        min=0, help="Replica-minutes at the maximum that one avoided violated minute may cost."
+    ),
 ]
 
 
@@ -50,12 +54,12 @@ def set_bounds(
     most: Most = None,
     minute_worth: Worth = None,
     idle: Annotated[
-        str | None, typer.Option(help="Without a request for so long it goes to 0, if --min is 0.")
+        str | None, typer.Option(help="Idle time after which the pool goes to 0, if --min is 0.")
     ] = None,
     hold: Annotated[
-        str | None, typer.Option(help="A replica stays so long after demand asked for it.")
+        str | None, typer.Option(help="Time that a replica stays after demand for it.")
     ] = None,
-    price: Annotated[float | None, typer.Option(min=0, help="Of a replica and hour.")] = None,
+    price: Annotated[float | None, typer.Option(min=0, help="Price of a replica per hour.")] = None,
     sleepers: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="Sleeping replicas per replica of the busiest time."),
@@ -64,7 +68,7 @@ def set_bounds(
         int | None, typer.Option(min=0, help="Sleeping replicas at least.")
     ] = None,
     actuator: Annotated[
-        str | None, typer.Option(help="Who brings nodes for it; '' for nobody.")
+        str | None, typer.Option(help="Actuator that adds nodes; '' for none.")
     ] = None,
     per_node: Annotated[
         int | None, typer.Option(min=1, help="Replicas that a node of the actuator takes.")
@@ -91,7 +95,7 @@ def set_bounds(
 
     def change(known: Json) -> Json:
         if most is None and "replicas_max" not in known:
-            raise typer.BadParameter(f"pool {pool} has no bounds yet: say --max")
+            raise typer.BadParameter(f"pool {pool} has no bounds yet: give --max")
         return {name: known[name] for name in _BOUNDS if name in known} | changes
 
     _show(ask(lambda api: api.edit(f"/v1/pools/{pool}/scaling", change, {})), as_json=as_json)
@@ -123,13 +127,13 @@ def plan(
     most: Most = None,
     minute_worth: Worth = None,
     is_dry: Annotated[
-        bool, typer.Option("--dry-run", help="Only say it; the loop does what is set.")
+        bool, typer.Option("--dry-run", help="Only show the plan; the loop keeps its settings.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Plan now, with other bounds if given, and say what would come of it."""
     if not is_dry:
-        message = "only --dry-run is done here; `sluice scaling set` changes the bounds"
+        message = "give --dry-run; `sluice scaling set` changes the bounds"
         raise typer.BadParameter(message)
     query = given(replicas_min=least, replicas_max=most, minute_worth=minute_worth)
     found = ask(lambda api: api.call("GET", f"/v1/pools/{pool}/scaling/plan", query=query))
@@ -161,10 +165,10 @@ def replay(
 @scaling.command("pin")
 def pin(
     pool: Pool,
-    replicas: Annotated[int, typer.Argument(min=0, help="So many, whatever the demand.")],
+    replicas: Annotated[int, typer.Argument(min=0, help="Replicas, whatever the demand.")],
     *,
     for_: Annotated[
-        str | None, typer.Option("--for", help="So long, as 2h; else until `resume`.")
+        str | None, typer.Option("--for", help="Time, as 2h; default: until `resume`.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -189,7 +193,7 @@ def resume(pool: Pool, *, as_json: AsJson = False) -> None:
 def history(
     pool: Pool,
     *,
-    limit: Annotated[int, typer.Option(min=1, help="So many, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Number of rows, the newest first.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List the changes of a pool's number."""
@@ -207,9 +211,11 @@ def show_actuators(*, as_json: AsJson = False) -> None:
 def budget(
     *,
     accelerators: Annotated[
-        int | None, typer.Option(min=0, help="That replicas of all pools may hold.")
+        int | None, typer.Option(min=0, help="Accelerators that replicas of all pools may use.")
     ] = None,
-    price: Annotated[float | None, typer.Option(min=0, help="Per hour, of scaled pools.")] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Cost per hour of scaled pools.")
+    ] = None,
     is_unlimited: Annotated[bool, typer.Option("--unlimited", help="Lift both.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -229,7 +235,7 @@ def budget(
 def told(found: Json) -> list[str]:
     """Return in words the reason of a pool's number."""
     if not found.get("decided_at", "") and "wanted" not in found:
-        return ["It has bounds, and nothing was decided yet: is a control plane running?"]
+        return ["The pool has bounds and no plan yet: check that a control plane runs."]
     lines = [f"{found['wanted']} replicas ({found['ready']} ready, {found['booting']} booting):"]
     lines += [f"  {reason['replicas']:>4}  {reason['text']}" for reason in found["reasons"]]
     lines += [f"Warning: {text}" for text in found["warnings"]]

@@ -14,8 +14,8 @@ from cli.render import show_fields, show_json, show_objects, size_text
 from cli.stack_commands import fail
 from sluice.manifests import ManifestError, manifest_of_directory
 
-uploads = typer.Typer(help="Artifacts on their way in.", no_args_is_help=True)
-signing_keys = typer.Typer(help="Public keys whose signatures count.", no_args_is_help=True)
+uploads = typer.Typer(help="Uploads and imports of artifacts.", no_args_is_help=True)
+signing_keys = typer.Typer(help="Public keys that may sign artifacts.", no_args_is_help=True)
 
 _JOBS = 4
 _GARBAGE = ("digest", "kind", "size", "state", "goes_at", "needed_by")
@@ -23,18 +23,20 @@ _UPLOADS = ("id", "kind", "digest", "tenant_id", "state", "size_bytes", "source"
 _KEYS = ("id", "public_key", "owner_tenant_id", "is_disabled")
 _DONE = ("noticed", "needed", "retired", "removed")
 _STATES = {
-    "running": "the sweep takes long and goes on: look again later",
-    "busy": "another control plane is sweeping: look again in a moment",
+    "running": "the sweep takes long and goes on: run this again later",
+    "busy": "another control plane is sweeping: run this again in a moment",
 }
 
-UploadId = Annotated[str, typer.Argument(help="Its id; see: sluice artifacts uploads list.")]
+UploadId = Annotated[
+    str, typer.Argument(help="Id of an upload; see: sluice artifacts uploads list.")
+]
 KeyName = Annotated[str, typer.Argument(metavar="KEY", help="Id of a signing key.")]
 
 
 def pull_artifact(
     digest: Digest,
     directory: Annotated[
-        Path, typer.Argument(help="Where it shall be; not there yet, or empty.", file_okay=False)
+        Path, typer.Argument(help="Directory to create, or an empty one.", file_okay=False)
     ],
     *,
     jobs: Annotated[int, typer.Option(min=1, max=16, help="Chunks fetched at once.")] = _JOBS,
@@ -101,7 +103,8 @@ def collect_garbage(
         bool, typer.Option("--run", help="Remove due artifacts now; no grace gets shorter.")
     ] = False,
     show_all: Annotated[
-        bool, typer.Option("--all", help="Show what is kept too, and what needs it.")
+        bool,
+        typer.Option("--all", help="Also show kept artifacts, and the objects that need them."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -134,7 +137,7 @@ def collect_garbage(
     why = ", ".join(f"{count} {reason}" for reason, count in kept.most_common())
     kept_count = len(found) - len(going)
     typer.echo(
-        f"nobody needs {len(going)} artifacts ({freed}); {kept_count} are kept"
+        f"{len(going)} artifacts are unused ({freed}); {kept_count} are kept"
         + (f", because of: {why}; see --all" if why else "")
     )
 
@@ -194,9 +197,12 @@ def set_signing_key(
     key: KeyName,
     public_key: Annotated[str, typer.Argument(help="Ed25519, 32 bytes in base64.")],
     *,
-    tenant: Annotated[str, typer.Option(help="Whose artifacts it signs; default: all.")] = "",
+    tenant: Annotated[
+        str, typer.Option(help="Tenant whose artifacts it signs; default: all.")
+    ] = "",
     is_disabled: Annotated[
-        bool, typer.Option("--disable/--enable", help="Count its signatures no more, or again.")
+        bool,
+        typer.Option("--disable/--enable", help="Disable its signatures, or enable them again."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

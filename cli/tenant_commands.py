@@ -14,14 +14,14 @@ from cli.stack_commands import fail
 from sluice.limits import KINDS, Limits
 from sluice.pacing import GATHER_MS_MAX
 
-tenants = typer.Typer(help="Who may use the platform.", no_args_is_help=True)
+tenants = typer.Typer(help="Tenants, the parties that use the platform.", no_args_is_help=True)
 
 _SHOWN = ("id", "name", "tier_id", "weight", "is_disabled", "limits", "fallbacks", "pins")
 
 _of_tenant = limit_options(KINDS, "instead of the tier's; 0: the tier's.")
 
 Tier = Annotated[str | None, typer.Option(help="Id of its tier.")]
-Name = Annotated[str | None, typer.Option(help="For people.")]
+Name = Annotated[str | None, typer.Option(help="Name, for people.")]
 Weight = Annotated[int | None, typer.Option(min=1, help="Its share among tenants of its tier.")]
 Fallback = Annotated[
     list[str] | None,
@@ -30,10 +30,11 @@ Fallback = Annotated[
         help="OTHER answers while MODEL is saturated or down; '*' is any, 'MODEL=' ends it.",
     ),
 ]
-PinnedModel = Annotated[str, typer.Argument(metavar="MODEL", help="Its own name, no alias.")]
+PinnedModel = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model, no alias.")]
 Release = Annotated[str, typer.Argument(help="Name of one of its releases.")]
 Disabled = Annotated[
-    bool | None, typer.Option("--disable/--enable", help="Refuse, or take again, all its keys.")
+    bool | None,
+    typer.Option("--disable/--enable", help="Disable all its keys, or enable them again."),
 ]
 ServerUrls = Annotated[
     bool | None,
@@ -47,14 +48,14 @@ GatherMs = Annotated[
     typer.Option(
         min=0,
         max=GATHER_MS_MAX,
-        help="In streams, pieces of reasoning and of calls wait so long for more; 0: not at all.",
+        help="Milliseconds for which a stream gathers reasoning and calls; 0: no wait.",
     ),
 ]
 RetentionHours = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Stored responses, conversations and chats go after so long; 0: with the platform's.",
+        help="Days until stored responses, conversations and chats expire; 0: the platform's.",
     ),
 ]
 
@@ -135,14 +136,14 @@ def delete_tenant(tenant: Tenant) -> None:
 
 @tenants.command("pin")
 def pin(tenant: Tenant, model: PinnedModel, release: Release, *, as_json: AsJson = False) -> None:
-    """Give a tenant one release of a model, whatever the model stands for, also in rollouts."""
+    """Pin a tenant to one release of a model, also during rollouts."""
     name = release.removeprefix(f"{model}@")
     _put_pins(tenant, lambda pins: pins | {model: name}, as_json=as_json)
 
 
 @tenants.command("unpin")
 def unpin(tenant: Tenant, model: PinnedModel, *, as_json: AsJson = False) -> None:
-    """Give a tenant again what the model stands for, or its rollout decides."""
+    """Remove a tenant's pin: the model's release, or its rollout, counts again."""
 
     def without(pins: dict[str, str]) -> dict[str, str]:
         if model not in pins:

@@ -9,7 +9,7 @@ from cli.api import ApiClient, Json
 from cli.render import console, show_objects
 from cli.stack_commands import fail
 
-texts = typer.Typer(help="Keep what requests say, redacted; off by default.", no_args_is_help=True)
+texts = typer.Typer(help="Keep texts of requests, redacted; off by default.", no_args_is_help=True)
 
 _SETTINGS = ("is_on", "share_percent", "retention_days", "redacted", "words")
 _SHOWN = ("id", *_SETTINGS)
@@ -20,33 +20,34 @@ def set_policy(
     tenant: Tenant,
     *,
     is_on: Annotated[
-        bool | None, typer.Option("--on/--off", help="Keep them, or keep no more of them.")
+        bool | None, typer.Option("--on/--off", help="Keep texts, or keep no more.")
     ] = None,
     percent: Annotated[
-        float | None, typer.Option(min=0, max=100, help="Of its requests. Default: 100.")
+        float | None, typer.Option(min=0, max=100, help="Percent of its requests. Default: 100.")
     ] = None,
     days: Annotated[
-        int | None, typer.Option(min=1, max=365, help="Until they are deleted. Default: 30.")
+        int | None, typer.Option(min=1, max=365, help="Days until texts are deleted. Default: 30.")
     ] = None,
     redact: Annotated[
         list[str] | None,
         typer.Option(
-            help="Class to take out (repeat): email, phone, iban, ip; cards and secrets always are."
+            help="Class to remove (repeat): email, phone, iban, ip; cards and secrets always are."
             " Default: all."
         ),
     ] = None,
     word: Annotated[
-        list[str] | None, typer.Option(help="To take out, too (repeat); in place of those before.")
+        list[str] | None,
+        typer.Option(help="Word to remove, too (repeat); replaces the list before."),
     ] = None,
     no_redact: Annotated[
-        bool, typer.Option("--no-redact", help="Take out cards and secrets only.")
+        bool, typer.Option("--no-redact", help="Remove cards and secrets only.")
     ] = False,
-    no_words: Annotated[bool, typer.Option("--no-words", help="Take out no words.")] = False,
+    no_words: Annotated[bool, typer.Option("--no-words", help="Remove no words.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Opt a tenant in or out, or change what is given; gateways follow within a second."""
     if (redact and no_redact) or (word and no_words):
-        raise fail("say what is to be taken out, or that nothing is; not both")
+        raise fail("give only one of --redact and --no-redact, and of --word and --no-words")
     changes = given(
         is_on=is_on,
         share_percent=percent,
@@ -80,7 +81,7 @@ def read_texts(
     tenant: Tenant,
     request_id: Annotated[str, typer.Argument(help="The answer's header x-request-id.")],
 ) -> None:
-    """Show the kept text of a request; the audit notes the reader. See also: sluice trace --text."""
+    """Show a request's kept text; the audit notes the reader. See also: sluice trace --text."""
     show_texts(tenant, request_id)
 
 

@@ -20,26 +20,31 @@ _SHOWN = (
 _of_tier = limit_options(KINDS, "of each tenant; 0: none.")
 
 Tier = Annotated[str, typer.Argument(help="Id of a tier.")]
-Priority = Annotated[int | None, typer.Option(min=0, help="The higher one is served first.")]
+Priority = Annotated[
+    int | None, typer.Option(min=0, help="Priority; the higher tier is served first.")
+]
 ModelLimit = Annotated[
     list[str] | None,
     typer.Option(
         metavar="'MODEL NAME=N ...'",
-        help=f"Of one model, within the others: {', '.join(NAMES)}; MODEL alone ends it.",
+        help=(
+            f"Limits of one model, within the others: {', '.join(NAMES)}; MODEL alone removes them."
+        ),
     ),
 ]
 Deadline = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Longest wait for a first token that is let in, in milliseconds; 0: the router's.",
+        help="Longest predicted wait for a first token, in milliseconds; 0: the router's.",
     ),
 ]
 Reserved = Annotated[
-    float | None, typer.Option(min=0, max=100, help="Of every cell, that it gets at least.")
+    float | None, typer.Option(min=0, max=100, help="Least share of every cell, in percent.")
 ]
 Preemptible = Annotated[
-    bool | None, typer.Option("--batch/--no-batch", help="Shed first, and interrupted for others.")
+    bool | None,
+    typer.Option("--batch/--no-batch", help="Whether its requests are shed first and preempted."),
 ]
 
 

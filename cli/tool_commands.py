@@ -45,25 +45,31 @@ def set_tool(
         str | None, typer.Option(help="http: an address; mcp: a server. Default: http.")
     ] = None,
     name: Name = None,
-    url: Annotated[str | None, typer.Option(help="Where it is called.")] = None,
-    description: Annotated[str | None, typer.Option(help="What models are told of it.")] = None,
+    url: Annotated[str | None, typer.Option(help="URL of the tool.")] = None,
+    description: Annotated[str | None, typer.Option(help="Description for models.")] = None,
     parameters: Schema = None,
-    method: Annotated[str | None, typer.Option(help="Of http. Default: POST.")] = None,
-    timeout_ms: Annotated[int | None, typer.Option(help="Of one attempt. Default: 10000.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method of an http tool. Default: POST.")
+    ] = None,
+    timeout_ms: Annotated[
+        int | None, typer.Option(help="Time-out of one attempt, in milliseconds. Default: 10000.")
+    ] = None,
     result_bytes_max: Annotated[
-        int | None, typer.Option(help="That models are shown. Default: 32768.")
+        int | None, typer.Option(help="Bytes of output that models see. Default: 32768.")
     ] = None,
     secret_header: SecretHeader = None,
     idempotent: Annotated[
         bool | None, typer.Option("--idempotent/--once", help="A failed call may be repeated.")
     ] = None,
     approval: Annotated[
-        str | None, typer.Option(help="always: each call needs a yes; never. Default: always.")
+        str | None, typer.Option(help="Approval of calls: always or never. Default: always.")
     ] = None,
     allow: Annotated[Names, typer.Option(help="Tool of the server (repeat). Default: all.")] = None,
     model: Annotated[Names, typer.Option(help="For this model alone (repeat).")] = None,
     key: Annotated[Names, typer.Option(help="For this key's id alone (repeat).")] = None,
-    price_micros: Annotated[int | None, typer.Option(help="Of a call, in millionths.")] = None,
+    price_micros: Annotated[
+        int | None, typer.Option(help="Price of a call, in millionths.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a tool, or change what is given of it; gateways follow within a second."""

@@ -42,13 +42,15 @@ _HOME, _END_LINE, _END_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 def top(
     *,
     interval: Annotated[
-        float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two updates.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="One picture, after an interval.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once, after one interval.")] = False,
     as_json: AsJson = False,
     metrics_url: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL|POOL=URL", help="Pages to read, instead of the stack's; often."),
+        typer.Option(
+            metavar="URL|POOL=URL", help="Pages to read, instead of the stack's (repeat)."
+        ),
     ] = None,
     prometheus: Annotated[
         str | None, typer.Option(metavar="URL", help="Or a Prometheus that scrapes all of them.")

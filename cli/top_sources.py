@@ -86,7 +86,7 @@ class Pages:
         samples = [sample for page in pages if not isinstance(page, str) for sample in page]
         silent = [page for page in (*pages, self._why) if page and isinstance(page, str)]
         if not samples:
-            raise ScrapeError("; ".join(silent[:3]) or "there is nothing to scrape")
+            raise ScrapeError("; ".join(silent[:3]) or "no page to scrape: give --metrics-url")
         scrape = gathered(at_s, samples, silent)
         before, self._last = self._last or scrape, scrape
         return ScrapeChange(before, scrape)

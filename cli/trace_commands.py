@@ -22,13 +22,13 @@ _NOT_FOUND = 404
 def trace(
     request_id: Annotated[str, typer.Argument(help="The answer's header x-request-id.")],
     *,
-    tenant: Annotated[str | None, typer.Option(help="Only if it is this tenant's.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only a request of this tenant.")] = None,
     text: Annotated[
-        bool, typer.Option("--text", help="Also what it said, if its tenant opted in; it is noted.")
+        bool, typer.Option("--text", help="Also show its kept text; the audit notes it.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show where the time of a request went; of one that still runs, what its router knows."""
+    """Show the time of a request by stage; of a running one, its router's facts."""
     if text and as_json:
         raise typer.BadParameter("--text is for people: with --json leave it out")
     query = given(tenant=tenant)
@@ -52,7 +52,7 @@ def trace(
         out.print(line, markup=False)
     for attempt in found.get("attempts") or []:
         if attempt["decision"]:
-            out.print(f"\nattempt {attempt['number']}, what its router knew when it placed it:")
+            out.print(f"\nattempt {attempt['number']}, facts of its router at placement:")
             # A newer service may tell of more.
             known = ParseDict(attempt["decision"], wire.Explanation(), ignore_unknown_fields=True)
             explain.show_answer(known)

@@ -232,16 +232,16 @@ def _notes(row: Row, has_attempts: bool) -> Iterator[str]:
     if row["choices"] > 1 and not has_attempts:
         yield f"{row['choices']} answers: stages are those of the first"
     if row["status"] >= _HTTP_ERROR and not row["replica_id"]:
-        yield "no replica was given this request"
+        yield "this request went to no replica"
     if not row["is_stream"] and row["replica_id"]:
-        yield "not streamed: when the first token was made is not known"
+        yield "not streamed: the time of the first token is unknown"
     if row["is_copy"]:
         yield "a copy for a shadow stage: no client waited for it"
 
 
 def _closings(trace: Mapping[str, Any]) -> Iterator[str]:
     if not trace["is_settled"]:
-        yield "its gateway was lost; only routers have told of it so far, stages are not known"
+        yield "its gateway was lost; only routers have reported it so far, stages are unknown"
     for it in trace["closings"]:
         yield (
             f"closed by {it['router_id']}: answer {it['part']}, {it['output_tokens']} tokens on "

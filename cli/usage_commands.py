@@ -57,7 +57,7 @@ def usage(
         bool, typer.Option("--tools", help="Calls of tools that the gateway ran instead.")
     ] = False,
 ) -> None:
-    """Show what was used, by tenant, key and model: requests and tokens."""
+    """Show usage by tenant, key and model: requests and tokens."""
     if as_json + as_csv + (parquet is not None) > 1:
         raise typer.BadParameter("choose one of --json, --csv and --parquet")
     if (reconcile or tools) and (as_csv or parquet is not None):

@@ -8,6 +8,6 @@ from cli.builds import core_build
 
 
 def version() -> None:
-    """Print the version, and which build of the router's core is installed."""
+    """Print the version, and the installed build of the router's core."""
     typer.echo(installed_version("sluice"))
     typer.echo(f"router core: {core_build()}")

@@ -319,7 +319,7 @@ class _Ours:
 
 def no_passphrase() -> str:
     """Refuse, as `password` of `load_cert_chain`: OpenSSL would wait for input at the terminal."""
-    raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the key has a passphrase, which nobody is there to give")
+    raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the key has a passphrase; give a key without one")
 
 
 def use(role: CertificateRole | None = None, called: Mapping[str, str] | None = None) -> None:

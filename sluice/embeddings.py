@@ -99,7 +99,7 @@ class EmbeddingClient:
         try:
             return read_response(answer)
         except ValueError as error:
-            message = f"{self._address} answered with something that is no embedding: {error}"
+            message = f"{self._address} sent no valid embedding: {error}"
             raise FailedError(ErrorCode.ENGINE_FAILED, message) from error
 
     async def _infer(self, request: Any, *, timeout: float) -> Any:

@@ -193,7 +193,7 @@ class HostStream:
                     raise DecodeError("no message of Triton's")  # noqa: TRY301 - the same end
                 request_id, frame, final, error = read_response(message)
             except DecodeError as broken:
-                what = f"{self._address} sent what is no frame: {broken}"
+                what = f"{self._address} sent an invalid frame: {broken}"
                 raise FailedError(ErrorCode.ENGINE_FAILED, what) from None
             if error:
                 raise FailedError(ErrorCode.ENGINE_FAILED, f"{self._address}: {error}")

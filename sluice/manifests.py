@@ -149,7 +149,7 @@ def manifest_of_directory(directory: Path) -> Manifest:
     for path in paths:
         name = path.relative_to(directory).as_posix()
         if path.is_symlink():
-            raise ManifestError(f"{name} is a symbolic link: copy what it points to in its place")
+            raise ManifestError(f"{name} is a symbolic link: copy its target in its place")
         if not path.is_file() and not path.is_dir():
             raise ManifestError(f"{name} is neither a file nor a directory: remove it")
     names = [path for path in paths if path.is_file()]

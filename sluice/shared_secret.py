@@ -156,5 +156,5 @@ def ours() -> SharedSecret:
         RuntimeError: The process has no secret.
     """
     if _Ours.secret is None:
-        raise RuntimeError("no INSTALLATION__SECRET was taken: call sluice.shared_secret.use first")
+        raise RuntimeError("no INSTALLATION__SECRET is set: call sluice.shared_secret.use first")
     return _Ours.secret

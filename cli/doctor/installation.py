@@ -93,7 +93,7 @@ def installation_findings(facts: InstallationFacts) -> Iterator[DoctorFinding]:
     if facts.database is None:
         found = "no address: SLUICE_DATABASE_URL is not set"
         yield DoctorFinding(
-            "database", DoctorLevel.UNKNOWN, found, "set it, or ask where the database is"
+            "database", DoctorLevel.UNKNOWN, found, "set it to the URL of the database"
         )
     else:
         yield from _database(facts.database)
@@ -110,7 +110,7 @@ def _versions(facts: InstallationFacts) -> DoctorFinding:
     apart = {it.name: it.version for it in facts.services if it.version != facts.version}
     apart = {name: version for name, version in apart.items() if version}
     if not any(it.version for it in facts.services):
-        return DoctorFinding("versions", DoctorLevel.UNKNOWN, "no process told its version")
+        return DoctorFinding("versions", DoctorLevel.UNKNOWN, "no process reported its version")
     if not apart:
         return ok("versions", f"all {facts.version}")
     found = ", ".join(f"{name} {version}" for name, version in apart.items())
@@ -123,7 +123,7 @@ def _clocks(facts: InstallationFacts) -> DoctorFinding:
     if facts.database is not None and facts.database.clock_ahead_s is not None:
         ahead["postgresql"] = facts.database.clock_ahead_s
     if not ahead:
-        return DoctorFinding("clocks", DoctorLevel.UNKNOWN, "no process told the time")
+        return DoctorFinding("clocks", DoctorLevel.UNKNOWN, "no process reported the time")
     worst = max(ahead, key=lambda name: abs(ahead[name]))
     apart_s = max(ahead.values()) - min(*ahead.values(), 0.0)
     apart_s = max(apart_s, abs(ahead[worst]))
@@ -139,9 +139,9 @@ def _snapshots(facts: InstallationFacts) -> Iterator[DoctorFinding]:
     known = [it for it in facts.services if it.snapshot_age_s is not None]
     old = [it for it in known if (it.snapshot_age_s or 0.0) > SNAPSHOT_S_MAX]
     if known and not old:
-        yield ok("snapshots", f"{len(known)} heard the control plane within a minute")
+        yield ok("snapshots", f"{len(known)} got a snapshot within a minute")
     for service in old:
-        found = f"{service.name} last heard the control plane {service.snapshot_age_s:.0f} s ago"
+        found = f"{service.name} last got a snapshot {service.snapshot_age_s:.0f} s ago"
         fix = (
             "it serves what it knew then: look whether it reaches CONTROL_PLANE__GRPC_ADDRESS,"
             " and at its log; docs/runbooks/ControlStateStale.md"
@@ -151,11 +151,9 @@ def _snapshots(facts: InstallationFacts) -> Iterator[DoctorFinding]:
 
 def _permissions(facts: InstallationFacts) -> DoctorFinding:
     if facts.refused is None:
-        return DoctorFinding(
-            "admin key", DoctorLevel.UNKNOWN, "the control plane could not be asked"
-        )
+        return DoctorFinding("admin key", DoctorLevel.UNKNOWN, "the control plane did not answer")
     if not facts.refused:
-        return ok("admin key", "may read all there is")
+        return ok("admin key", "may read all objects")
     paths = ", ".join(f"{path} ({status})" for path, status in facts.refused.items())
     if 401 in facts.refused.values():
         fix = "SLUICE_ADMIN_KEY is unknown or expired: `sluice admin-keys create` with a good one"
@@ -167,16 +165,16 @@ def _permissions(facts: InstallationFacts) -> DoctorFinding:
 def _presence(facts: InstallationFacts) -> DoctorFinding:
     silent = [(name, age_s) for name, age_s in facts.silent if age_s > SEEN_S_MAX]
     if not silent:
-        return ok("nodes and routers", "all were heard within a minute")
+        return ok("nodes and routers", "all reported within a minute")
     found = ", ".join(f"{name} for {age_s:.0f} s" for name, age_s in silent[:5])
     more = f" and {len(silent) - 5} more" if len(silent) > 5 else ""
-    fix = "look at the agent or router there: does it run, does it reach the control plane?"
+    fix = "check that the agent or router there runs and reaches the control plane"
     return DoctorFinding("nodes and routers", DoctorLevel.WRONG, f"silent: {found}{more}", fix)
 
 
 def _certificates(facts: InstallationFacts) -> DoctorFinding:
     if not facts.certificates:
-        return ok("certificates", "no mutual TLS here")
+        return ok("certificates", "mutual TLS is off")
     renew = "sluice certificates create --out DIR (running processes take new files by themselves)"
     broken = [(file, why) for file, why in facts.certificates if isinstance(why, str)]
     if broken:
@@ -193,7 +191,7 @@ def _certificates(facts: InstallationFacts) -> DoctorFinding:
 
 def _database(database: DatabaseFacts) -> Iterator[DoctorFinding]:
     if database.problem:
-        fix = "does PostgreSQL run, and is SLUICE_DATABASE_URL right?"
+        fix = "check that PostgreSQL runs, and that SLUICE_DATABASE_URL is right"
         yield DoctorFinding("database", DoctorLevel.WRONG, database.problem, fix)
         return
     yield _schema(database)
@@ -218,7 +216,9 @@ def _database(database: DatabaseFacts) -> Iterator[DoctorFinding]:
 def _schema(database: DatabaseFacts) -> DoctorFinding:
     if not database.revision:
         fix = "python -m control_plane.migrate"
-        return DoctorFinding("schema", DoctorLevel.WRONG, "the database has no tables of ours", fix)
+        return DoctorFinding(
+            "schema", DoctorLevel.WRONG, "the database has no tables of Sluice", fix
+        )
     if database.revision == database.newest:
         return ok("schema", f"revision {database.revision}, the newest")
     found = f"revision {database.revision}, this program's is {database.newest}"

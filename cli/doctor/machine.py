@@ -64,7 +64,9 @@ def machine_findings(facts: MachineFacts) -> Iterator[DoctorFinding]:
 def _platform(facts: MachineFacts) -> DoctorFinding:
     if facts.platform == "linux x86_64":
         return ok("platform", facts.platform)
-    fix = "use Linux on x86_64, a virtual machine or WSL 2; this command talks to others as it is"
+    fix = (
+        "use Linux on x86_64, a virtual machine or WSL 2; against a remote stack, sluice runs here"
+    )
     return DoctorFinding(
         "platform", DoctorLevel.WARNING, f"{facts.platform}: no local stack here", fix
     )
@@ -86,8 +88,8 @@ def _engine(facts: MachineFacts) -> DoctorFinding:
 
 def _memory(facts: MachineFacts) -> DoctorFinding:
     if facts.memory_bytes is None:
-        return DoctorFinding("memory", DoctorLevel.UNKNOWN, "/proc/meminfo does not tell")
-    found = f"{facts.memory_bytes >> 20} MiB can be had"
+        return DoctorFinding("memory", DoctorLevel.UNKNOWN, "/proc/meminfo has no figure")
+    found = f"{facts.memory_bytes >> 20} MiB are free"
     if facts.runs or facts.memory_bytes >= MEMORY_BYTES_WELL:
         return ok("memory", found)
     level = DoctorLevel.WRONG if facts.memory_bytes < MEMORY_BYTES_MIN else DoctorLevel.WARNING
@@ -111,12 +113,12 @@ def _home(facts: MachineFacts) -> DoctorFinding:
 
 def _disk(facts: MachineFacts) -> DoctorFinding:
     if facts.disk_bytes is None:
-        return DoctorFinding("disk", DoctorLevel.UNKNOWN, f"{facts.home} cannot be looked at")
+        return DoctorFinding("disk", DoctorLevel.UNKNOWN, f"{facts.home} cannot be read")
     found = f"{facts.disk_bytes >> 20} MiB free at {facts.home}"
     if facts.disk_bytes >= DISK_BYTES_WELL:
         return ok("disk", found)
     level = DoctorLevel.WRONG if facts.disk_bytes < DISK_BYTES_MIN else DoctorLevel.WARNING
-    fix = "free some, or set SLUICE_HOME to a folder on another disk"
+    fix = "free some space, or set SLUICE_HOME to a folder on another disk"
     return DoctorFinding("disk", level, found, fix)
 
 

@@ -167,7 +167,8 @@ def main() -> None:
         uvloop.run(_run(arguments.host, arguments.port, topics, password))
     except OSError as error:
         sys.exit(
-            f"port {arguments.port} cannot be used ({error.strerror}): stop what listens there"
+            f"port {arguments.port} cannot be used ({error.strerror}): stop the process that"
+            " listens there"
         )
     except RuntimeError as error:
         sys.exit(str(error))

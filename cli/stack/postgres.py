@@ -113,7 +113,7 @@ async def prepare_postgres(
         _claim(directory, place.account)
     if not can_traverse(place.data, place.account.uid, place.account.gid):
         raise RuntimeError(
-            f"PostgreSQL runs as {place.account.name}, who cannot enter {place.data.parent}: "
+            f"PostgreSQL runs as {place.account.name}, which cannot enter {place.data.parent}: "
             "make each part of that path enterable (chmod o+x)"
         )
     if not (place.data / "PG_VERSION").exists():
@@ -210,7 +210,8 @@ def _data_root(home: Path, account: Account) -> Path:
         return own
     if not can_traverse(_SYSTEM_ROOT, account.uid, account.gid):
         raise RuntimeError(
-            f"PostgreSQL runs as {account.name}, who cannot enter {home} nor {_SYSTEM_ROOT}: "
+            f"PostgreSQL runs as {account.name}, which can enter neither {home} nor"
+            f" {_SYSTEM_ROOT}: "
             f"open one of them (chmod o+x on each part of the path), or set SLUICE_HOME"
         )
     root = _SYSTEM_ROOT / new_id(_short_hash(home))  # new for each home, also at an old path

@@ -75,7 +75,7 @@ class Stack:
         self._phase = STARTING
         self._embeddings = embeddings.describe(is_wanted=options.has_embeddings)
         self._first_token_unix_s = 0.0
-        self.waits_for = "not all processes were up"
+        self.waits_for = "some processes did not start; see: sluice status"
         self.logs = home.logs
         self.supervisor = Supervisor(
             ServicePlan(home, options, secrets, ports).services(), self._process_changed

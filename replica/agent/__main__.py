@@ -26,7 +26,7 @@ async def _run(settings: AgentSettings) -> int:
             await build_agent(settings).run(stop)
         except (StateDirectoryInUseError, OSError) as error:
             is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            advice = "; stop what listens there, or set another AGENT__HTTP_ADDRESS"
+            advice = "; stop the process that listens there, or set another AGENT__HTTP_ADDRESS"
             sys.stderr.write(f"agent: {error}{advice if is_taken else ''}\n")
             return 1
     return 0

@@ -36,7 +36,7 @@ class LlmCanary:
         try:
             reply = await probe(address, _MODEL, _PROMPT, _TOKENS, timeout_s, channel=channel)
         except DecodeError as error:
-            message = f"{address} answered the canary with something that is no frame: {error}"
+            message = f"{address} answered the canary with an invalid frame: {error}"
             raise WrongAnswerError(message) from error
         check_count(address, reply.tokens, _TOKENS)
         check_engine(address, (reply.engine, reply.base_digest), (spec.engine, spec.base_digest))

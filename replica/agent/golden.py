@@ -235,7 +235,7 @@ async def probe_engine(target: GoldenTarget, prompt: agent.GoldenPrompt) -> engi
             wants_logprobs=True,
         )
     except DecodeError as error:
-        message = f"{target.address} answered with something that is no frame: {error}"
+        message = f"{target.address} answered with an invalid frame: {error}"
         raise WrongAnswerError(message) from error
     check_engine(
         target.address,

@@ -128,7 +128,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 def _check_size(path: Path, bytes_max: int) -> None:
     size = path.stat().st_size if path.exists() else 0
     if size > bytes_max:
-        raise ArtifactError(f"{path.name} has {size} bytes; at most {bytes_max} can be of use")
+        raise ArtifactError(f"{path.name} has {size} bytes; at most {bytes_max} are read")
 
 
 def _is_one_of(value: Any, values: Iterable[Any]) -> bool:

@@ -43,7 +43,7 @@ class RestDesk:
             self._waking.append(reply)
             self.wake()
         elif self._is_waking or held or not driver.sleep(ASLEEP_BLOCKS):
-            text = "the engine holds sequences, or is waking: it falls asleep when it is idle"
+            text = "the engine holds sequences, or is waking: it sleeps when it is idle"
             reply(refused_frame(RefusedError(ErrorCode.ENGINE_BUSY, text)))
         else:
             self.is_asleep = True

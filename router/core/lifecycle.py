@@ -101,7 +101,7 @@ class RequestLifecycle:
         _interrupted(
             dispatch,
             "",
-            f"replica {dispatch.replica_id}: interrupted for work that goes first",
+            f"replica {dispatch.replica_id}: interrupted for work of a higher tier",
             now,
         )
         self.requeue(dispatch, now)

@@ -138,7 +138,7 @@ class _Build:
         if name == "IN":
             return self._set([*value], flags)
         if name not in {"LITERAL", "NOT_LITERAL"}:
-            raise ExpressionError(f"it has what cannot be used ({name.lower()})")
+            raise ExpressionError(f"it uses an unsupported construct ({name.lower()})")
         has = self._in_any_case(frozenset(chr(value)).__contains__, flags)
         return has if name == "LITERAL" else _without(has)
 

@@ -126,29 +126,36 @@ def _rule(it: Mapping[str, Any]) -> GuardRule:
 def check(rules: Sequence[GuardRule]) -> None:
     """Raise GuardRuleError for unusable rules; it names the field and the fix."""
     if len(rules) > RULES_MAX:
-        raise GuardRuleError("rules", f"there are {len(rules)}; {RULES_MAX} may be")
+        raise GuardRuleError("rules", f"{len(rules)} rules; at most {RULES_MAX} are allowed")
     characters = sum([it.characters for it in rules])
     if characters > CHARACTERS_MAX:
-        text = f"words and expressions have {characters} characters; {CHARACTERS_MAX} may be"
+        text = (
+            f"words and expressions have {characters} characters; at most {CHARACTERS_MAX} are"
+            " allowed"
+        )
         raise GuardRuleError("rules", text + "; split the set, or shorten its dictionaries")
     words = sum([len(it.words) for it in rules])
     if words > WORDS_MAX:
-        raise GuardRuleError("rules", f"dictionaries have {words} words; {WORDS_MAX} may be")
+        raise GuardRuleError(
+            "rules", f"dictionaries have {words} words; at most {WORDS_MAX} are allowed"
+        )
     names = set[str]()
     places = Places(PLACES_MAX)
     for number, rule in enumerate(rules):
         if rule.id in names:
-            raise GuardRuleError(f"rules[{number}].id", f"'{rule.id}' is there twice")
+            raise GuardRuleError(
+                f"rules[{number}].id", f"'{rule.id}' is named twice; give each rule its own id"
+            )
         names.add(rule.id)
         _check_rule(rule, f"rules[{number}]", places)
 
 
 def _check_rewrite(rule: GuardRule, field: str) -> None:
     if rule.classifier:
-        text = "a classifier judges whole sentences: block, mark or count what it finds"
+        text = "a classifier judges whole sentences: block, mark or count its findings"
         raise GuardRuleError(f"{field}.action", text)
     if rule.targets & OF_REQUESTS:
-        text = "'rewrite' is for 'answer' and 'tool_arguments'; block or count what is asked"
+        text = "'rewrite' is for 'answer' and 'tool_arguments'; block or count prompts"
         raise GuardRuleError(f"{field}.targets", text)
 
 
@@ -166,7 +173,7 @@ def _check_rule(rule: GuardRule, field: str, places: Places) -> None:
         raise GuardRuleError(f"{field}.named", f"'{rule.named}' is not one of {known}")
     for number, word in enumerate(rule.words):
         if not 0 < len(word) <= WORD_CHARACTERS_MAX or not folded_text(word, lookalike).strip():
-            text = f"a word has 1 to {WORD_CHARACTERS_MAX} characters that are seen"
+            text = f"a word has 1 to {WORD_CHARACTERS_MAX} visible characters"
             raise GuardRuleError(f"{field}.words[{number}]", text)
     try:
         end = places.add(Ends(0))

@@ -169,7 +169,9 @@ async def fetch_manifest(address: str, digest: str) -> Manifest:
         manifest = await asyncio.to_thread(_parse, bytes(content))
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
-            raise UnknownArtifactError(f"nobody knows artifact {digest}") from None
+            raise UnknownArtifactError(
+                f"the control plane does not know artifact {digest}"
+            ) from None
         raise ConnectionError(f"the control plane cannot be asked: {error.details()}") from None
     except (TimeoutError, ValueError) as error:
         raise ConnectionError(f"the control plane sent no manifest: {error!r}") from None

@@ -426,7 +426,7 @@ class Fetcher:
             try:
                 return await self._manifest_once(digest)
             except UnknownArtifactError:
-                text = f"nobody knows artifact {digest}"
+                text = f"the control plane does not know artifact {digest}"
                 raise PlatformError(ErrorCode.ADAPTER_NOT_FOUND, text) from None
             except (ConnectionError, OSError) as error:
                 if not is_patient:

@@ -249,7 +249,7 @@ class Library:
         self._heat.pop(digest, None)
         self.spoiled += 1
         log.error("artifact_spoiled", digest=digest, found=found, moved_to=str(aside))
-        return f"artifact {digest} was spoiled on the disk of this node; it is fetched anew"
+        return f"artifact {digest} was damaged on the disk of this node; it is fetched again"
 
     def _remove_spoiled(self) -> None:
         for path in self._directory.glob(f"{_SPOILED}*"):

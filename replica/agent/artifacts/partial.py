@@ -105,7 +105,7 @@ class Partial:
         """
         piece = self.pieces[number]
         if hashlib.sha256(content).hexdigest() != piece.sha256:
-            raise CorruptChunkError(f"chunk {piece.sha256} is not what came")
+            raise CorruptChunkError(f"chunk {piece.sha256} differs from the bytes that came")
         for name, offset in piece.places:
             _write_at(self.files / name, content, offset)
         with self._lock:
@@ -140,7 +140,7 @@ class Partial:
         assert not self.missing
         if digest_directory(self.files) != self.digest:
             self.remove()
-            raise CorruptChunkError(f"the disk spoiled artifact {self.digest}")
+            raise CorruptChunkError(f"the disk damaged artifact {self.digest}")
         for directory in {self.files, *(path.parent for path in self._paths())}:
             _sync(directory)
         return self.files

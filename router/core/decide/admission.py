@@ -129,7 +129,7 @@ def room_for(
     while _excess(request, cell, config) is not None:
         victim = _cheapest_to_lose(request, cell, now)
         assert victim is not None, "admission saw that there is room to be made"
-        message = "more important work needed the room; try again later"
+        message = "work of a higher tier took the room; try again later"
         wait_s = drain_s(cell, now)
         yield (
             victim,

@@ -75,7 +75,7 @@ def recalled(dispatch: Dispatch, cost_s: float, backlog_s: float, waiting: int) 
     request = dispatch.request
     words = [
         *_history(request),
-        f"least cost: {_shown(_us(cost_s))}; what the other replicas would have cost was not kept",
+        f"least cost: {_shown(_us(cost_s))}; costs of the other replicas were not kept",
         f"{waiting} other requests waited in its cell",
     ]
     chosen = wire.Candidate(
@@ -298,7 +298,7 @@ def _why_queued(
     if not _may_start(explanation.candidates):
         words.append(_why_none(explanation.candidates, cell, now))
     elif not (may_go or explanation.requests_ahead):
-        words.append("the replicas that can take it are kept for others at the moment")
+        words.append("the replicas that can take it are reserved for others at the moment")
     return "; ".join(words) or "it is next, and will be placed at once"
 
 
@@ -308,7 +308,7 @@ def _history(request: Request) -> list[str]:
     if request.attempts:
         words.append(f"{request.attempts} attempts failed, the last on {request.avoid}")
     if request.preemptions:
-        words.append(f"it was interrupted {request.preemptions} times for more urgent work")
+        words.append(f"it was interrupted {request.preemptions} times for a higher tier")
     return words
 
 
@@ -319,7 +319,7 @@ def _why_none(found: Sequence[wire.Candidate], cell: CellBook, now: float) -> st
         return "its cell has no replicas"
     if "window" in reasons:
         opens_s = cell.fleet.opens_at(now) - now
-        return f"all replicas have work enough; the next takes more in {opens_s * 1000:.0f} ms"
+        return f"all replicas are busy; the next takes more in {opens_s * 1000:.0f} ms"
     counted = ", ".join(f"{reasons.count(reason)} {reason}" for reason in dict.fromkeys(reasons))
     return f"no replica can take it: {counted}"
 

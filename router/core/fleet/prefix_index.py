@@ -358,7 +358,7 @@ class PrefixIndex:
         while holders:
             bit = holders & -holders
             held = numbered[bit.bit_length() - 1]
-            assert held is not None, "a run is held by somebody who was dropped"
+            assert held is not None, "a dropped replica holds a run"
             yield held
             holders ^= bit
 

@@ -203,7 +203,7 @@ def test_an_ended_request_shows_the_knowledge_of_its_router(services):
     decision = MessageToDict(known, preserving_proto_field_name=True) | {"of_tomorrow": 1}
     services(trace_of(ENDED, attempts=[PLACED | {"decision": decision, "reason": ""}]))
     shown = run("request_id").stdout
-    assert "attempt 0, what its router knew when it placed it:" in shown
+    assert "attempt 0, facts of its router at placement:" in shown
     assert "5.0 ms" in shown
     assert (
         "it was placed after 2.00 ms in the queue; the first token was predicted 9 ms after it was"

@@ -162,6 +162,6 @@ def test_batch_work_that_gives_way_says_so_however_long_it_ran(bench) -> None:
     [_, first, second] = asked.generation.attempts
     assert (first.outcome, first.reason) == (
         "requeued",
-        "replica replica-0: interrupted for work that goes first",
+        "replica replica-0: interrupted for work of a higher tier",
     )
     assert second.placed is not None
