@@ -16,7 +16,7 @@ incidents = typer.Typer(help="Incidents, from the page to their report.", no_arg
 
 _ALERTS = ("id", "name", "rank", "is_firing", "is_silenced", "starts_at", "acknowledged_by")
 _SILENCES = ("id", "matchers", "reason", "created_by", "ends_at")
-_TOLD = ("receiver", "group_key", "status", "state", "attempts", "told_at", "error")
+_NOTICE_FIELDS = ("receiver", "group_key", "status", "state", "attempts", "told_at", "error")
 _INCIDENTS = ("id", "title", "is_open", "opened_at", "closed_at", "closed_by")
 _MATCHER = re.compile(r"([a-zA-Z_]\w*)(=~|!~|!=|=)(.*)", re.DOTALL)
 _UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
@@ -116,7 +116,9 @@ def try_receivers(
 @alerts.command("told")
 def told(*, as_json: AsJson = False) -> None:
     """List the last notice of each group to each receiver, and how that went."""
-    show_objects(ask(lambda api: api.list("/v1/alert-notifications")), _TOLD, as_json=as_json)
+    show_objects(
+        ask(lambda api: api.list("/v1/alert-notifications")), _NOTICE_FIELDS, as_json=as_json
+    )
 
 
 @incidents.command("list")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from cli.admin import setting_value
 from cli.api import ApiClient, ApiError, Json
 
-_ASKED_AT_ONCE = 8
+_REQUESTS_AT_ONCE = 8
 _TEXT_MAX = 120  # characters of a text in a table
 
 Tokens = tuple[int, ...]
@@ -46,7 +46,7 @@ async def decode(admin: ApiClient, wanted: Iterable[tuple[str, Sequence[int] | N
     for model in await admin.list("/v1/models"):
         if not model["owner_tenant_id"]:
             model_of.setdefault(model["pool_id"], model["id"])
-    places = asyncio.Semaphore(_ASKED_AT_ONCE)
+    places = asyncio.Semaphore(_REQUESTS_AT_ONCE)
     found: dict[tuple[str, Tokens], str] = {}
 
     async def one(gateway: ApiClient, pool: str, ids: Tokens) -> None:

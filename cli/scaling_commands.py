@@ -26,7 +26,7 @@ _REPLAY = (
     *("violation_minutes", "violated_work_share", "replica_hours", "accelerator_hours", "price"),
     *("changes", "replicas_most"),
 )
-_ASKS = ("name", "nodes_wanted", "nodes_present", "result", "short_since", "warning")
+_ACTUATOR_FIELDS = ("name", "nodes_wanted", "nodes_present", "result", "short_since", "warning")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 Pool = Annotated[str, typer.Argument(help="Id of a pool.")]
@@ -204,7 +204,9 @@ def history(
 @scaling.command("actuators")
 def show_actuators(*, as_json: AsJson = False) -> None:
     """List those who are asked for nodes, and how that goes."""
-    show_objects(ask(lambda api: api.list("/v1/scaling/actuators")), _ASKS, as_json=as_json)
+    show_objects(
+        ask(lambda api: api.list("/v1/scaling/actuators")), _ACTUATOR_FIELDS, as_json=as_json
+    )
 
 
 @scaling.command("budget")

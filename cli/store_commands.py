@@ -124,7 +124,7 @@ def collect_garbage(
         show_json({"sweep": swept, "artifacts": found})
         return
     if swept is not None:
-        _tell(swept)
+        _print_sweep(swept)
     going = [row for row in found if row["state"] != "kept"]
     rows = [
         row | {"size": size_text(row["size_bytes"]), "goes_at": row["goes_at"][:19]}
@@ -142,7 +142,7 @@ def collect_garbage(
     )
 
 
-def _tell(swept: Json) -> None:
+def _print_sweep(swept: Json) -> None:
     if swept["state"] in _STATES:
         typer.echo(_STATES[swept["state"]])
         return

@@ -79,7 +79,7 @@ def top(
             if prometheus:
                 source: ScrapeSource = Prometheus(http, prometheus, window)
             elif targets:
-                source = Pages(http, _Given(targets))
+                source = Pages(http, _TargetOptions(targets))
             else:
                 stack = _Stack()
                 models = await stack.models()
@@ -98,7 +98,7 @@ def top(
         raise fail(str(error)) from None
 
 
-class _Given:
+class _TargetOptions:
     """Targets of the command line."""
 
     def __init__(self, targets: Sequence[ScrapeTarget]) -> None:

@@ -12,7 +12,7 @@ from cli.top_scrape import INSTANCE, ScrapeChange
 _TENANTS_MAX = 10
 _MODELS_MAX = 10
 _READY = "ready"
-_GONE = ("stopped", "lost")
+_ENDED = ("stopped", "lost")
 _NAME_MIN = 8  # a name is cut down to this before columns are left out
 _QUANTILES = (0.5, 0.95)
 Number = float | None
@@ -145,7 +145,7 @@ def _pools(change: ScrapeChange) -> list[PoolView]:
             PoolView(
                 name=name,
                 ready=counts.get(_READY),
-                replicas=sum(n for state, n in counts.items() if state not in _GONE)
+                replicas=sum(n for state, n in counts.items() if state not in _ENDED)
                 if counts
                 else None,
                 queued=_total(queued.get((name,))),

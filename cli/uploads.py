@@ -12,7 +12,7 @@ _POLL_S = 0.5
 _TRIES_MAX = 30
 
 
-def _not_told(_sent_bytes: int, _all_bytes: int) -> None:
+def _no_progress(_sent_bytes: int, _all_bytes: int) -> None:
     """Do nothing: no caller watches."""
 
 
@@ -23,7 +23,7 @@ async def upload(
     body: Json,
     *,
     jobs: int = 4,
-    on_sent: Callable[[int, int], None] = _not_told,
+    on_sent: Callable[[int, int], None] = _no_progress,
 ) -> Json:
     """Upload a directory; chunks that are there are not sent, and a broken upload goes on.
 

@@ -68,7 +68,7 @@ _READY_POLL_S = 0.02
 _TEXTS_S = 2.0  # how long texts may take at the end, before usage has its time
 _RESPONSES_S = 3.0  # how long the control plane may take for the last responses
 _TEXTS_MAX = 128  # that wait in memory for the broker; one may have a few hundred kilobytes
-_LOOK_AGAIN_S = 2.0  # for bases that could not be loaded
+_RELOAD_S = 2.0  # for bases that could not be loaded
 _AZURE_TAILS = ("chat/completions", "completions", "embeddings", "responses")
 
 
@@ -328,11 +328,11 @@ class Gateway:
             settings.artifacts_dir,
             BaseShelf(settings.state_dir / "bases", settings.bases_bytes_max),
             partial(fetch_base, settings.control_address),
-            on_arrival=self._base_came,
+            on_arrival=self._note_base,
             count=lambda result: self.metrics.base_fetches.labels(result).inc(),
         )
 
-    def _base_came(self, digest: str) -> None:
+    def _note_base(self, digest: str) -> None:
         self.assets.refresh(digest)
         self.embedding_bases.refresh(digest)
         self._changed.set()
@@ -343,7 +343,7 @@ class Gateway:
         while True:
             wanted = missing
             with suppress(TimeoutError):  # no event reports a directory copied by hand
-                async with asyncio.timeout(_LOOK_AGAIN_S if missing else None):
+                async with asyncio.timeout(_RELOAD_S if missing else None):
                     await self._changed.wait()
                     self._changed.clear()
                     served = self.directory.served()

@@ -60,7 +60,7 @@ class Principal:
     )
 
 
-class _Found(NamedTuple):
+class _NameMeaning(NamedTuple):
     """The meaning of a name; its split is set when the split, and no pin, is to decide."""
 
     model: wire.Model
@@ -69,7 +69,7 @@ class _Found(NamedTuple):
 
 
 _NO_TIER = wire.Tier()
-_NOBODY = Principal(
+_NO_PRINCIPAL = Principal(
     wire.ApiKey(secret_sha256=bytes(32), is_disabled=True), wire.Tenant(is_disabled=True), _NO_TIER
 )
 
@@ -196,7 +196,7 @@ class Directory:
         """
         return self._require(principal, name).model
 
-    def _require(self, principal: Principal, name: str) -> _Found:
+    def _require(self, principal: Principal, name: str) -> _NameMeaning:
         found = self._find(principal, name)
         if found is None:
             raise BadRequestError(
@@ -317,7 +317,7 @@ class Directory:
         key = self._state.keys.get(self._key_ids.get(digest, ""))
         tenant = None if key is None else self._state.tenants.get(key.tenant_id)
         if key is None or tenant is None:
-            return _NOBODY
+            return _NO_PRINCIPAL
         tier = self._state.tiers.get(tenant.tier_id, _NO_TIER)
         policy = self._state.text_policies.get(tenant.id)
         keeps = policy is not None and policy.is_on and policy.share > 0
@@ -333,24 +333,24 @@ class Directory:
         self._principals[digest] = principal
         return principal
 
-    def _find(self, principal: Principal, name: str) -> _Found | None:
+    def _find(self, principal: Principal, name: str) -> _NameMeaning | None:
         model = self._names.find(name, principal.tenant.id)
         if model is None or not _is_allowed(principal, name, model):
             return None
         return self._as_pinned(principal.tenant, model)
 
-    def _as_pinned(self, tenant: wire.Tenant, model: wire.Model) -> _Found:
+    def _as_pinned(self, tenant: wire.Tenant, model: wire.Model) -> _NameMeaning:
         """Return a tenant's pinned form of a model; a named release stays as it is."""
         if self._state.models.get(model.id) is not model:
-            return _Found(model)
+            return _NameMeaning(model)
         release = tenant.pins.get(model.id)
         if release is None:
-            return _Found(model, split=self._state.splits.get(model.id))
+            return _NameMeaning(model, split=self._state.splits.get(model.id))
         pinned = self._names.at(model, release)
         return (
-            _Found(model, ReleaseDecision(missed=release))
+            _NameMeaning(model, ReleaseDecision(missed=release))
             if pinned is None
-            else _Found(pinned, PINNED)
+            else _NameMeaning(pinned, PINNED)
         )
 
     def _described(

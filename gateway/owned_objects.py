@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 
-class _Owned(Protocol):
+class _OwnedObject(Protocol):
     @property
     def owner_tenant_id(self) -> str: ...
 
 
-T = TypeVar("T", bound=_Owned)
+T = TypeVar("T", bound=_OwnedObject)
 
 
 class OwnedObjects(Generic[T]):

@@ -53,7 +53,7 @@ class Accusations:
         """
         self._state = state
         self._router_id = router_id
-        self._tell = tell or partial(_send, address)
+        self._report = tell or partial(_send, address)
         self._waiting: dict[str, wire.Ejection] = {}
         self._is_new = asyncio.Event()
         self._is_unheard = False
@@ -81,15 +81,15 @@ class Accusations:
         """Send queued reports until cancelled."""
         while True:
             await self._is_new.wait()
-            if not await self._is_said():
+            if not await self._is_delivered():
                 await asyncio.sleep(_RETRY_S)
             if not self._waiting:
                 self._is_new.clear()
 
-    async def _is_said(self) -> bool:
+    async def _is_delivered(self) -> bool:
         """Send the oldest reports; return whether they were received."""
         try:
-            await self._say()
+            await self._deliver()
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             if isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSED:
                 log.warning("accusations_refused", count=len(self._waiting), error=repr(error))
@@ -101,7 +101,7 @@ class Accusations:
         self._is_unheard = False
         return True
 
-    async def _say(self) -> None:
+    async def _deliver(self) -> None:
         """Send the oldest reports; AioRpcError or TimeoutError: they were not received."""
         since_ms = time.time_ns() // 1_000_000 - int(KEPT_S * 1000)
         for name, one in list(self._waiting.items()):
@@ -111,7 +111,7 @@ class Accusations:
         if not told:
             return
         async with asyncio.timeout(_DEADLINE_S):
-            await self._tell(wire.AccuseRequest(router_id=self._router_id, ejections=told))
+            await self._report(wire.AccuseRequest(router_id=self._router_id, ejections=told))
         for one in told:
             if self._waiting.get(one.replica_id) is one:
                 del self._waiting[one.replica_id]

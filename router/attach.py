@@ -180,7 +180,7 @@ class Attachment:
 
     async def _attach(self, stream: Stream, outbox: HostOutbox) -> engine.Attached:
         await stream.open(timeout_s=_OPEN_TIMEOUT_S, is_patient=True)
-        attached = await self._ask(stream, outbox.epoch, _ATTACHED_TIMEOUT_S)
+        attached = await self._request_attach(stream, outbox.epoch, _ATTACHED_TIMEOUT_S)
         self._limits = _limits(attached.limits)
         self._attempt = 0
         log.info("replica_attached", replica_id=self.replica_id, epoch=outbox.epoch)
@@ -193,7 +193,9 @@ class Attachment:
         try:
             async with asyncio.timeout(RESUME_S):
                 await stream.open(timeout_s=RESUME_S, is_patient=False)
-                attached = await self._ask(stream, epoch, None, resumed_epoch=outbox.epoch)
+                attached = await self._request_attach(
+                    stream, epoch, None, resumed_epoch=outbox.epoch
+                )
         except TimeoutError:
             message = f"not back within {RESUME_S} s"
             raise FailedError(ErrorCode.UNAVAILABLE, message) from None
@@ -205,7 +207,7 @@ class Attachment:
             raise FailedError(ErrorCode.ENGINE_FAILED, str(error)) from None
         return attached
 
-    async def _ask(
+    async def _request_attach(
         self, stream: Stream, epoch: int, timeout_s: float | None, *, resumed_epoch: int = 0
     ) -> engine.Attached:
         attach = engine.Attach(

@@ -158,9 +158,9 @@ class TokenCounts:
         self._reports += 1
         self._hour_ms = _hour(unix_ms)
         changed, self._changed = self._changed, []
-        return self._told(changed, self._reports, is_last=is_last)
+        return self._encoded(changed, self._reports, is_last=is_last)
 
-    def _told(self, changed: list[_Sum], number: int, *, is_last: bool) -> Iterator[bytes]:
+    def _encoded(self, changed: list[_Sum], number: int, *, is_last: bool) -> Iterator[bytes]:
         hour_ms = int(self._hour_ms)
         for it in changed:
             it.is_changed = False

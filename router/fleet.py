@@ -18,7 +18,7 @@ _PROFILES = ("", FRAMES.name)
 _ROLES = {"prefill": ReplicaRole.PREFILL, "decode": ReplicaRole.DECODE}
 # The replica ends its requests, and gets no new ones until it is ready again.
 _ENDING = (control.REPLICA_STATE_DRAINING, control.REPLICA_STATE_SLEEPING)
-_GONE = (control.REPLICA_STATE_STOPPED, control.REPLICA_STATE_FAILED)
+_ENDED = (control.REPLICA_STATE_STOPPED, control.REPLICA_STATE_FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ReplicaAttachments:
             for replica in state.replicas.values()
             if replica.cell_id in owned and replica.profile in _PROFILES
         ]
-        live = [entry for entry in replicas if entry.state not in _GONE]
+        live = [entry for entry in replicas if entry.state not in _ENDED]
         plans = [
             ReplicaPlan(
                 entry.id,

@@ -77,7 +77,7 @@ class PoolPeers:
         self._router_id = router_id
         self._cells: Mapping[str, Sequence[str]] = {}
         self._streams: dict[RouterPeer, asyncio.Task[None]] = {}
-        self._heard_at: dict[RouterPeer, float] = {}
+        self._received_at: dict[RouterPeer, float] = {}
         self._is_stopping = False
 
     def follow(self, state: ControlState) -> None:
@@ -89,10 +89,10 @@ class PoolPeers:
         wanted = peers_of(state, self._router_id)
         for peer in self._streams.keys() - wanted:
             self._streams.pop(peer).cancel()
-            del self._heard_at[peer]
+            del self._received_at[peer]
         for peer in wanted - self._streams.keys():
-            self._heard_at[peer] = asyncio.get_running_loop().time()
-            self._streams[peer] = self._tasks.create_task(self._hear(peer))
+            self._received_at[peer] = asyncio.get_running_loop().time()
+            self._streams[peer] = self._tasks.create_task(self._receive(peer))
 
     def stop(self) -> None:
         """End all streams."""
@@ -103,14 +103,14 @@ class PoolPeers:
     def age_s(self) -> float:
         """Return the seconds since the most silent peer was heard; 0: there is none."""
         now = asyncio.get_running_loop().time()
-        return max((now - heard_at for heard_at in self._heard_at.values()), default=0.0)
+        return max((now - heard_at for heard_at in self._received_at.values()), default=0.0)
 
-    async def _hear(self, peer: RouterPeer) -> None:
+    async def _receive(self, peer: RouterPeer) -> None:
         attempt = 0
         link = RenewedChannel(peer.address, CertificateRole.ROUTER, options=_CHANNEL_OPTIONS)
         async with aclosing(link):
             while True:
-                heard_at, reason = self._heard_at.get(peer), "the stream ended"
+                heard_at, reason = self._received_at.get(peer), "the stream ended"
                 try:
                     await self._read(peer, await link.current())
                 except grpc.aio.AioRpcError as error:
@@ -119,7 +119,7 @@ class PoolPeers:
                     reason = str(error)
                 except TimeoutError:
                     reason = f"silent for {_SILENCE_S:g} s"
-                if self._heard_at.get(peer) != heard_at:
+                if self._received_at.get(peer) != heard_at:
                     attempt = 0
                 if attempt in (0, 10):  # logged once, and again when it lasts
                     log.warning("pool_peer_lost", router_id=peer.router_id, reason=reason)
@@ -139,6 +139,6 @@ class PoolPeers:
                     return
                 for report in unpacked(message):
                     self._hub.service_elsewhere(self._cells.get(peer.pool_id, ()), report)
-                self._heard_at[peer] = asyncio.get_running_loop().time()
+                self._received_at[peer] = asyncio.get_running_loop().time()
         finally:
             call.cancel()

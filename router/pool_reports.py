@@ -111,10 +111,10 @@ class PoolReports:
         while True:
             await self._wanted.wait()
             readers = max(map(len, self._readers.values()), default=0)
-            self._tell()
+            self._send_report()
             await asyncio.sleep(max(INTERVAL_S, _INTERVAL_PER_READER_S * readers))
 
-    def _tell(self) -> None:
+    def _send_report(self) -> None:
         now = asyncio.get_running_loop().time()
         for pool_id, cells in self._cells.items():
             readers = self._readers.get(pool_id, [])

@@ -22,7 +22,7 @@ PROMOTED_S = 60.0  # a model that was changed this long ago is like any other
 ADAPTERS_MAX = 64  # per pool; more would evict adapters in use from memory
 AT_ONCE_MAX = 16  # replicas
 _LOAD_S = 60.0
-_AGAIN_S = 10.0  # after a load that failed
+_RETRY_S = 10.0  # after a load that failed
 
 # Loads adapters into a replica and returns what it holds then; FailedError.
 Load = Callable[[str, list[str], float], Awaitable[engine.AdapterList]]
@@ -60,7 +60,7 @@ class Promotions:
 
 
 @dataclass(slots=True)
-class _Told:
+class _PrefetchOrder:
     """The load orders that one replica got, and its address."""
 
     address: str
@@ -93,7 +93,7 @@ class Prefetch:
         self._held = held
         self._router_id = router_id
         self._promotions = Promotions()
-        self._told: dict[str, _Told] = {}
+        self._orders: dict[str, _PrefetchOrder] = {}
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
         self._loads: set[asyncio.Task[None]] = set()
 
@@ -111,20 +111,20 @@ class Prefetch:
         now_s = asyncio.get_running_loop().time()
         wanted = self._promotions.urgent(state, now_s)
         ready = self._ready(state, wanted) if wanted else {}
-        for replica_id in self._told.keys() - ready.keys():
-            if not self._told[replica_id].is_busy:
-                del self._told[replica_id]
+        for replica_id in self._orders.keys() - ready.keys():
+            if not self._orders[replica_id].is_busy:
+                del self._orders[replica_id]
         for replica_id, replica in ready.items():
-            told = self._told.get(replica_id)
+            told = self._orders.get(replica_id)
             if told is None or (told.address != replica.grpc_address and not told.is_busy):
-                told = self._told[replica_id] = _Told(replica.grpc_address)
+                told = self._orders[replica_id] = _PrefetchOrder(replica.grpc_address)
             if told.is_busy or now_s < told.not_before_s:
                 continue
             told.digests &= wanted[replica.pool_id]
             missing = sorted(wanted[replica.pool_id] - told.digests)
             if missing:
                 told.is_busy = True
-                task = self._tasks.create_task(self._tell(replica_id, told, missing))
+                task = self._tasks.create_task(self._order(replica_id, told, missing))
                 self._loads.add(task)
                 task.add_done_callback(self._loads.discard)
 
@@ -140,14 +140,14 @@ class Prefetch:
             and replica.state == control.REPLICA_STATE_READY
         }
 
-    async def _tell(self, replica_id: str, told: _Told, digests: list[str]) -> None:
+    async def _order(self, replica_id: str, told: _PrefetchOrder, digests: list[str]) -> None:
         now = asyncio.get_running_loop().time
         try:
             async with self._places:
                 answer = await self._load(replica_id, digests, _LOAD_S)
         except FailedError as error:
             log.info("adapters_not_loaded", replica_id=replica_id, reason=str(error))
-            told.not_before_s = now() + _AGAIN_S
+            told.not_before_s = now() + _RETRY_S
         else:
             told.digests.update(digests)
             self._held(replica_id, [adapter.digest for adapter in answer.adapters])

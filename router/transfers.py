@@ -104,29 +104,29 @@ class _Relay:
 
     def __init__(self, hashes: bytes) -> None:
         self._hashes = hashes
-        self._asked = 0  # up to here blocks were asked for
+        self._requested = 0  # up to here blocks were asked for
         self.brought = 0
 
     async def run(self, giver: "Stream", taker: "Stream") -> None:
         """Carry all blocks, or as many as possible; requests for the next ones are sent ahead."""
-        await self._ask(giver, _FIRST_BLOCKS)
+        await self._request(giver, _FIRST_BLOCKS)
         while True:
             blocks = (await _answer(giver, "exported")).exported
             count = len(blocks.hashes) // HASH_BYTES
             if not count:
                 return
-            self._asked = self.brought + count
-            is_last = self._asked * HASH_BYTES >= len(self._hashes)
+            self._requested = self.brought + count
+            is_last = self._requested * HASH_BYTES >= len(self._hashes)
             if not is_last:
-                await self._ask(giver, max(1, _MESSAGE_BYTES // max(1, blocks.block_bytes)))
+                await self._request(giver, max(1, _MESSAGE_BYTES // max(1, blocks.block_bytes)))
             await taker.send(engine.HostRequest(import_kv=engine.Import(blocks=blocks)))
             imported = (await _answer(taker, "imported")).imported.blocks
             self.brought += imported
             if is_last or imported < count:
                 return
 
-    async def _ask(self, giver: "Stream", count: int) -> None:
-        start = self._asked * HASH_BYTES
+    async def _request(self, giver: "Stream", count: int) -> None:
+        start = self._requested * HASH_BYTES
         wanted = self._hashes[start : start + count * HASH_BYTES]
         await giver.send(engine.HostRequest(export_kv=engine.Export(hashes=wanted)))
 

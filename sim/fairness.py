@@ -261,15 +261,15 @@ class Services:
         size = int(end_s) + 2
         self._jobs = jobs
         tenants = sorted({job.request.tenant for job in jobs})
-        self._asked = {tenant: [0.0] * size for tenant in tenants}
+        self._demand = {tenant: [0.0] * size for tenant in tenants}
         self._served = {tenant: [0.0] * size for tenant in tenants}
         for job in jobs:
             request = job.request
-            asked, served = self._asked[request.tenant], self._served[request.tenant]
+            asked, served = self._demand[request.tenant], self._served[request.tenant]
             asked[int(job.arrived_at)] += _service(request)
             served[int(job.admitted_at)] += request.prompt_tokens
             _spread(served, job)
-        for table in (self._asked, self._served):
+        for table in (self._demand, self._served):
             for tenant, amounts in table.items():
                 table[tenant] = [0.0]
                 for amount in amounts:  # cumulated: up to the second, not with it
@@ -277,7 +277,7 @@ class Services:
 
     def demand(self) -> dict[str, float]:
         """Return all service asked for."""
-        return {tenant: asked[-1] for tenant, asked in self._asked.items()}
+        return {tenant: asked[-1] for tenant, asked in self._demand.items()}
 
     def served(self, start: int, end: int) -> dict[str, float]:
         """Return the service between two seconds, by tenant."""
@@ -290,7 +290,7 @@ class Services:
             start, end = middle - HALF_WINDOW_S, middle + HALF_WINDOW_S
             own = self.served(start, end)
             best = max(own.values())
-            unmet = {t: max(0.0, self._asked[t][end] - self._served[t][end]) for t in own}
+            unmet = {t: max(0.0, self._demand[t][end] - self._served[t][end]) for t in own}
             out.append(sum(min(best - amount, unmet[t]) for t, amount in own.items()))
         return out
 

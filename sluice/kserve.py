@@ -25,7 +25,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 TENSOR = "frame"
 _FINAL = "triton_final_response"
-_ASK_FINAL = "triton_enable_empty_final_response"
+_FINAL_RESPONSE = "triton_enable_empty_final_response"
 _ATTACH_ID = "attach"
 
 # Frames arrive at least every 0.25 s, so pings only serve to notice a dead peer on an idle channel;
@@ -59,7 +59,7 @@ def infer_request(model: str, request: engine.HostRequest, *, request_id: str) -
     message.inputs.add(name=TENSOR, datatype="UINT8", shape=[len(payload)])
     message.raw_input_contents.append(payload)
     if request.HasField("attach"):
-        message.parameters[_ASK_FINAL].bool_param = True
+        message.parameters[_FINAL_RESPONSE].bool_param = True
     return message
 
 

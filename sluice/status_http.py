@@ -88,7 +88,7 @@ async def _other_page(
     head: bytes, page: Callable[[str], Awaitable[bytes | None]], refusal: Callable[[], str]
 ) -> bytes | None:
     """Return the answer of `page`; None: the path is not its own."""
-    method, path = _asked(head)
+    method, path = _request_line(head)
     if method != b"GET" or path in _OWN_PATHS or not path.endswith(b"/metrics"):
         return None
     if why := refusal():
@@ -100,7 +100,7 @@ async def _other_page(
     return None if found is None else _answer(HTTPStatus.OK, found)
 
 
-def _asked(head: bytes) -> tuple[bytes, bytes]:
+def _request_line(head: bytes) -> tuple[bytes, bytes]:
     """Return method and path of a request."""
     method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
     return method, rest.partition(b" ")[0].partition(b"?")[0]
@@ -113,7 +113,7 @@ def _respond(
     why_not_ready: Callable[[], str],
     refusal: Callable[[], str],
 ) -> bytes:
-    method, path = _asked(head)
+    method, path = _request_line(head)
     status, body = HTTPStatus.OK, b"ok\n"
     if method not in (b"GET", b"HEAD"):
         status, body = HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n"

@@ -270,7 +270,7 @@ class ControlWatcher:
         self._file = snapshot_file
         self._callbacks: list[Callable[[wire.WatchResponse], None]] = []
         self._preparations: list[Callable[[ControlState], Iterator[None]]] = []
-        self._heard_at: float | None = None  # on the monotonic clock
+        self._received_at: float | None = None  # on the monotonic clock
         self._synced = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._is_connected = False
@@ -283,7 +283,7 @@ class ControlWatcher:
 
     def age_s(self) -> float:
         """Return the age of the state in seconds; infinite when there never was one."""
-        return float("inf") if self._heard_at is None else time.monotonic() - self._heard_at
+        return float("inf") if self._received_at is None else time.monotonic() - self._received_at
 
     def on_change(self, callback: Callable[[wire.WatchResponse], None]) -> None:
         """Call `callback` with each change, after it was applied.
@@ -342,9 +342,9 @@ class ControlWatcher:
         except (OSError, ValueError) as error:
             log.warning("control_snapshot_ignored", file=str(self._file), error=str(error))
             return False
-        self._heard_at = time.monotonic() - max(0.0, time.time() - saved_at_unix_s)
+        self._received_at = time.monotonic() - max(0.0, time.time() - saved_at_unix_s)
         self.state.apply(response)
-        self._tell(response)
+        self._publish(response)
         self._unsaved.clear()
         self._synced.set()
         log.info("control_snapshot_loaded", version=self.state.version, age_s=round(self.age_s()))
@@ -371,7 +371,7 @@ class ControlWatcher:
                     async with aclosing(self._responses(channel)) as responses:
                         async for response in responses:
                             attempt = 0
-                            await self._hear(response)
+                            await self._receive(response)
                 except grpc.aio.AioRpcError as error:
                     reason = error.details() or error.code().name
                 except DecodeError as error:
@@ -405,12 +405,12 @@ class ControlWatcher:
         finally:
             call.cancel()
 
-    async def _hear(self, response: wire.WatchResponse) -> None:
+    async def _receive(self, response: wire.WatchResponse) -> None:
         if not self._is_connected:
             self._is_connected = True
             log.info("control_plane_connected", address=self._address, known=self.state.version)
         if response.version:  # 0: a greeting before the first snapshot, which says nothing yet
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
             if response.is_heartbeat:
                 self._synced.set()
         if response.is_snapshot:
@@ -419,7 +419,7 @@ class ControlWatcher:
             await _in_slices(self._coming.fill(response))
             await asyncio.sleep(0)  # the next part may be here already
         elif self.state.apply(response):
-            self._tell(response)
+            self._publish(response)
 
     async def _take_snapshot(self, response: wire.WatchResponse) -> None:
         """Replace the state at once, after preparation in steps; later deltas wait.
@@ -434,7 +434,7 @@ class ControlWatcher:
             await _in_slices(prepare(coming))
         before.become(self.state)
         self.state.become(coming)
-        self._tell(response)
+        self._publish(response)
         await _in_slices(before.drop())
 
     async def _forget_parts(self) -> None:
@@ -442,7 +442,7 @@ class ControlWatcher:
         partial, self._coming = self._coming, ControlState()
         await _in_slices(partial.drop())
 
-    def _tell(self, response: wire.WatchResponse) -> None:
+    def _publish(self, response: wire.WatchResponse) -> None:
         self._unsaved.set()
         for callback in self._callbacks:
             callback(response)
@@ -471,7 +471,7 @@ class ControlWatcher:
                 _write_or_warn(self.state.serialized(), file, self._true_at_unix_s())
 
     def _true_at_unix_s(self) -> float:
-        return time.time() - self.age_s() if self._heard_at is not None else 0.0
+        return time.time() - self.age_s() if self._received_at is not None else 0.0
 
     def _touch(self, file: Path) -> None:
         """Set the file's modification time to when its state was last known to be current."""

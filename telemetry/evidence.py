@@ -123,7 +123,7 @@ class ArmCounts:
     scores: ScoreCounts = field(default_factory=ScoreCounts)
 
 
-_NOBODY = ArmCounts()
+_NO_COUNTS = ArmCounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ async def rollout_windows(
     arms = {(row["window"] * window_ms, bool(row["is_canary"])): _arm(row) for row in rows}
     scores = await score_counts(store, stretch | {"quiet_ms": SESSION_QUIET_S * 1000})
     for place, counts in scores.items():
-        arms[place] = replace(arms.get(place, _NOBODY), scores=counts)
+        arms[place] = replace(arms.get(place, _NO_COUNTS), scores=counts)
     return tuple(_windows(arms, starts_ms))
 
 
@@ -182,7 +182,9 @@ def _windows(
     arms: Mapping[tuple[int, bool], ArmCounts], starts_ms: range
 ) -> Iterable[WindowCounts]:
     for start_ms in starts_ms:
-        control, canary = (arms.get((start_ms, is_canary), _NOBODY) for is_canary in (False, True))
+        control, canary = (
+            arms.get((start_ms, is_canary), _NO_COUNTS) for is_canary in (False, True)
+        )
         yield WindowCounts(start_ms, start_ms + starts_ms.step, control, canary)
 
 

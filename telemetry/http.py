@@ -100,7 +100,7 @@ class TelemetryApi:
             since_ms=params.moment_ms(request.query, "since", default_ms=0),
             are_copies=copies == "true",
         )
-        rows = await _asked(recent_requests(self._store, wanted, limit=limit))
+        rows = await _result_of(recent_requests(self._store, wanted, limit=limit))
         return web.json_response({"data": rows})
 
     async def _trace(self, request: web.Request) -> web.Response:
@@ -109,7 +109,7 @@ class TelemetryApi:
         request_id = params.ident(request.match_info, "request_id")
         tenant_id = params.ident(request.query, "tenant")
         until_ms = self._progress.until_ms  # before the query, as for windows
-        trace = await _asked(traces.find_trace(self._store, request_id, tenant_id=tenant_id))
+        trace = await _result_of(traces.find_trace(self._store, request_id, tenant_id=tenant_id))
         until = params.iso(until_ms) if until_ms else None
         if trace is None:
             raise BadRequestError(ErrorCode.NOT_FOUND, traces.missing(request_id, tenant_id, until))
@@ -120,14 +120,16 @@ class TelemetryApi:
         self._check_key(request)
         request_id = params.ident(request.match_info, "request_id")
         tenant_id = params.required(request.query, "tenant")
-        rows = await _asked(texts.find_texts(self._store, tenant_id, request_id))
+        rows = await _result_of(texts.find_texts(self._store, tenant_id, request_id))
         return web.json_response({"data": rows}, headers={"Cache-Control": "no-store"})
 
     async def _erase_texts(self, request: web.Request) -> web.Response:
         """Erase all texts of a tenant: hidden from now on, deleted a little later."""
         self._check_key(request)
         tenant_id = params.required(request.query, "tenant")
-        return web.json_response({"until": await _asked(texts.erase_texts(self._store, tenant_id))})
+        return web.json_response(
+            {"until": await _result_of(texts.erase_texts(self._store, tenant_id))}
+        )
 
     async def _windows(self, request: web.Request) -> web.Response:
         """Return the completely ingested windows of a rollout, the first 1,000 of them."""
@@ -141,7 +143,7 @@ class TelemetryApi:
         ingested_ms = self._progress.until_ms
         starts_ms = evidence.complete_windows(after_ms, min(until_ms, ingested_ms), window_ms)
         rollout_id = params.ident(request.match_info, "rollout_id")
-        windows = await _asked(evidence.rollout_windows(self._store, rollout_id, starts_ms))
+        windows = await _result_of(evidence.rollout_windows(self._store, rollout_id, starts_ms))
         return web.json_response(
             {
                 "window_ms": window_ms,
@@ -154,7 +156,7 @@ class TelemetryApi:
         """Return the service levels of the last minutes: in total, by model and over time."""
         self._check_key(request)
         minutes = params.number(request.query, "minutes", 1, slo.MINUTES_MAX, default=60)
-        return web.json_response(await _asked(slo.fared(self._store, minutes)))
+        return web.json_response(await _result_of(slo.fared(self._store, minutes)))
 
     async def _auto_turns(self, request: web.Request) -> web.Response:
         """Return a tenant's choices of `auto`, with the judgements of their answers."""
@@ -162,7 +164,7 @@ class TelemetryApi:
         tenant_id = params.required(request.query, "tenant")
         since_ms = params.moment_ms(request.query, "since", default_ms=0)
         limit = params.number(request.query, "limit", 1, TURNS_MAX, default=TURNS_MAX)
-        rows = await _asked(logged_turns(self._store, tenant_id, since_ms, limit))
+        rows = await _result_of(logged_turns(self._store, tenant_id, since_ms, limit))
         return web.json_response({"data": rows})
 
     async def _usage(self, request: web.Request) -> web.Response:
@@ -173,10 +175,10 @@ class TelemetryApi:
         name = params.choice(request.query, "format", names, default="json")
         if name != "json":
             export = _EXPORTS[name]
-            body = await _asked(exported_usage(self._store, query, export))
+            body = await _result_of(exported_usage(self._store, query, export))
             return web.Response(body=body, content_type=_CONTENT_TYPES[export])
         closed_ms = closed_until_ms(min(self._progress.until_ms, self._closer.until_ms))
-        rows = await _asked(usage(self._store, query))
+        rows = await _result_of(usage(self._store, query))
         from_ms, to_ms = query.span_ms
         return web.json_response(
             {
@@ -193,7 +195,7 @@ class TelemetryApi:
         self._check_key(request)
         query = usage_query({"granularity": "day", **request.query}, int(time.time() * 1000))
         by = params.choice(request.query, "by", tuple(UsageGroup), default=UsageGroup.TENANT)
-        found = await _asked(usage_sums(self._store, query, UsageGroup(by)))
+        found = await _result_of(usage_sums(self._store, query, UsageGroup(by)))
         from_ms, to_ms = query.span_ms
         return web.json_response({"from": params.iso(from_ms), "to": params.iso(to_ms), **found})
 
@@ -201,7 +203,7 @@ class TelemetryApi:
         """Return the usage of server tools: calls, seconds and prices."""
         self._check_key(request)
         query = usage_query(request.query, int(time.time() * 1000))
-        rows = await _asked(tool_usage(self._store, query))
+        rows = await _result_of(tool_usage(self._store, query))
         from_ms, to_ms = query.span_ms
         return web.json_response(
             {
@@ -217,7 +219,7 @@ class TelemetryApi:
         self._check_key(request)
         query = await totals_query(request)
         ingested_ms = self._progress.until_ms  # before the query, as for windows
-        rows = await _asked(totals(self._store, query))
+        rows = await _result_of(totals(self._store, query))
         return web.json_response({"ingested_until_unix_ms": ingested_ms, "data": rows})
 
     async def _reconciliation(self, request: web.Request) -> web.Response:
@@ -229,7 +231,7 @@ class TelemetryApi:
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="tenant")
         closed_ms = closed_until_ms(min(self._progress.until_ms, self._closer.until_ms))
         from_ms, to_ms = query.span_ms
-        hours = await _asked(reconciled(self._store, from_ms, to_ms, closed_ms))
+        hours = await _result_of(reconciled(self._store, from_ms, to_ms, closed_ms))
         hours = [hour for hour in hours if query.model in ("", hour.model)]
         return web.json_response(
             {
@@ -255,7 +257,7 @@ class TelemetryApi:
         hours = params.choice(request.query, "hours", ("none", "recorded"), default="none")
         if form == "costs" and self._prices is not None and self._prices.recorded_pools:
             hours = "recorded"
-        found = await _asked(measured(self._store, query.span_ms))
+        found = await _result_of(measured(self._store, query.span_ms))
         if hours == "recorded":
             found = replace(found, recorded=await self._recorded.of(query.span_ms))
         if form == "work" or self._prices is None:
@@ -290,7 +292,7 @@ class TelemetryApi:
             )
 
 
-async def _asked(query: Coroutine[Any, Any, T]) -> T:
+async def _result_of(query: Coroutine[Any, Any, T]) -> T:
     """Return the result of a query; RejectedError: the store is away or busy."""
     try:
         return await query

@@ -67,12 +67,12 @@ class SinkObserver:
             self._thread.shutdown(wait=False)
 
     async def _step(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._ask)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._read_offsets)
         self._metrics.ingested_until.set(self.progress.until_ms / 1000)
 
     # From here on: in the thread.
 
-    def _ask(self) -> None:
+    def _read_offsets(self) -> None:
         """Note the ends of partitions, and the group's offsets; KafkaException: unknown."""
         if self._client is None:
             self._client = Consumer({**self._config, "group.id": f"{self._group}.probe"})

@@ -37,7 +37,7 @@ _TABLES = """
 SELECT name, create_table_query, storage_policy FROM system.tables
 WHERE database = '{local}' AND engine LIKE '%MergeTree'
 """
-_NOTE_GONE = """
+_NOTE_REMOVED = """
 INSERT INTO {database}.rollup_progress (name, until)
 SELECT '{name}', now64(3) - toIntervalDay({days})
 """
@@ -146,7 +146,7 @@ async def needed(database: TraceDatabase, settings: StoreSettings, local: str) -
         if name in GONE:
             both = (days_of(tables[name].ttl), int(getattr(settings, f"{name}_days")))
             if least := min(filter(None, both), default=0):
-                found.append(_NOTE_GONE.format(database=where, name=GONE[name], days=least))
+                found.append(_NOTE_REMOVED.format(database=where, name=GONE[name], days=least))
         found += todo[name]
     return found
 

@@ -36,7 +36,7 @@ STORE_ERRORS: tuple[type[Exception], ...] = (
     OSError,
     TimeoutError,
 )
-_SCHEMA_GONE = (60, 81)  # UNKNOWN_TABLE, UNKNOWN_DATABASE
+_SCHEMA_MISSING = (60, 81)  # UNKNOWN_TABLE, UNKNOWN_DATABASE
 _CONNECT_S = 5.0
 _STATEMENT_S = 30.0
 _WRITE_S = 60.0
@@ -102,7 +102,7 @@ class Store:
                     await self._insert(client, table, columns, data)
         except DatabaseError as error:
             # A server with an empty disk took its place: the next call migrates again.
-            if error.code in _SCHEMA_GONE:
+            if error.code in _SCHEMA_MISSING:
                 await self.close()
             raise
 

@@ -42,7 +42,15 @@ ORDER BY part, number, ingested_at DESC
 LIMIT 1 BY part, number
 LIMIT {limit:UInt32}
 """
-_TOLD = ("event_id", "part", "router_id", "replica_id", "output_tokens", "queue_us", "outcome")
+_RELEASED_FIELDS = (
+    "event_id",
+    "part",
+    "router_id",
+    "replica_id",
+    "output_tokens",
+    "queue_us",
+    "outcome",
+)
 _SAME = ("event_id", "received_at", "tenant_id", "model", "outcome", "status", "total_us")
 
 
@@ -130,7 +138,7 @@ def build(
         request={name: value for name, value in latest.items() if name != "part"},
         is_settled=latest in rows,
         closings=[
-            {name: row[name] for name in (*_TOLD, "ingested_at")}
+            {name: row[name] for name in (*_RELEASED_FIELDS, "ingested_at")}
             for row in told
             if row["event_id"] == latest["event_id"]
         ],

@@ -54,7 +54,7 @@ class ControlPlane(agent_pb2_grpc.AgentServiceServicer):
 
     def __init__(self, wish: agent.DesiredReplica) -> None:
         self._desired = agent.SyncResponse(version=1, replicas=[wish])
-        self._news = asyncio.Condition()
+        self._changes = asyncio.Condition()
         self.reports: list[tuple[float, agent.ObservedReplica]] = []
 
     async def Sync(  # noqa: N802 - gRPC's name
@@ -65,21 +65,21 @@ class ControlPlane(agent_pb2_grpc.AgentServiceServicer):
         """Serve one agent until it leaves."""
         await context.write(self._desired)
         async for request in request_iterator:
-            async with self._news:
+            async with self._changes:
                 self.reports += [(time.monotonic(), seen) for seen in request.replicas]
-                self._news.notify_all()
+                self._changes.notify_all()
             await context.write(self._desired)
 
     async def first(
         self, since_s: float, is_meant: Callable[[agent.ObservedReplica], bool]
     ) -> tuple[float, agent.ObservedReplica]:
         """Return the first wanted report after a time, and the delay."""
-        async with asyncio.timeout(_DEADLINE_S), self._news:
+        async with asyncio.timeout(_DEADLINE_S), self._changes:
             while True:
                 for at_s, seen in self.reports:
                     if at_s > since_s and is_meant(seen):
                         return at_s - since_s, seen
-                await self._news.wait()
+                await self._changes.wait()
 
 
 def _is_ready(seen: agent.ObservedReplica) -> bool:

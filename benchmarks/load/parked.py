@@ -29,7 +29,7 @@ from sluice.wire.control.v1 import control_pb2 as control
 from tests.support.scripted_router import Plan, ScriptedRouter, serve
 
 _KEY, _MODEL, _PASSWORD = "sk-parked", "parked", "parked"
-_NOBODY = "127.0.0.1:1"
+_CLOSED_ADDRESS = "127.0.0.1:1"
 _STEP_S = 0.1
 _PARKED_PLAN, _PROGRAM = Plan([[1000]], None), ("-m", "gateway")
 _UNBEGUN_MAX = 500
@@ -113,11 +113,11 @@ def _gateway(
     settings = {
         "INSTANCE_ID": "parked",
         "HTTP_ADDRESS": f"127.0.0.1:{port}",
-        "CONTROL_ADDRESS": _NOBODY,
+        "CONTROL_ADDRESS": _CLOSED_ADDRESS,
         "STATE_DIR": str(state),
         "ARTIFACTS_DIR": str(home / "artifacts"),
         "VALKEY_URL": valkey,
-        "KAFKA_BOOTSTRAP": _NOBODY,
+        "KAFKA_BOOTSTRAP": _CLOSED_ADDRESS,
         "FLUSH_S": "0",
         "DRAIN_S": "0",
     }

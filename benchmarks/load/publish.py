@@ -64,7 +64,7 @@ def _sluice(stack: BenchmarkStack, *arguments: str) -> None:
     )
 
 
-def _ask(client: httpx.Client, model: str) -> tuple[float, float]:
+def _time_request(client: httpx.Client, model: str) -> tuple[float, float]:
     """Return when the answered request was sent, and when its first token came."""
     body = {
         "model": model,
@@ -113,7 +113,7 @@ def _publish(
     began_at, cpu_s = time.perf_counter(), _children_cpu_s()
     _sluice(stack, "models", "publish", "parrot", str(version), str(directory), base_model, option)
     published_at, cpu_s = time.perf_counter(), _children_cpu_s() - cpu_s
-    sent_at, first_at = _ask(client, name)
+    sent_at, first_at = _time_request(client, name)
     return Round(published_at - began_at, sent_at - began_at, first_at - began_at, cpu_s)
 
 

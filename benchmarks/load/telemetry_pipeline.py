@@ -100,15 +100,17 @@ def _produce(address: str, spool: Path, number: int, burst: int, rate: float) ->
             producer.emit(event.SerializeToString())
             emitted += 1
         if now_s - said_s > 0.25:
-            _say(producer, emitted, began_s, is_spooled=emitted >= burst)
+            _print_progress(producer, emitted, began_s, is_spooled=emitted >= burst)
             said_s = now_s
         time.sleep(_TICK_S)
     producer.flush(_DRAIN_S)
-    _say(producer, emitted, began_s, is_spooled=True)
+    _print_progress(producer, emitted, began_s, is_spooled=True)
     producer.close(0.1)
 
 
-def _say(producer: EventProducer, emitted: int, began_s: float, *, is_spooled: bool) -> None:
+def _print_progress(
+    producer: EventProducer, emitted: int, began_s: float, *, is_spooled: bool
+) -> None:
     stats = producer.stats
     is_burst_over = is_spooled and stats.queued < 1000
     line = {

@@ -100,7 +100,7 @@ class Watchers:
         return [json.loads(line) for line in lines]
 
 
-class _Noted:
+class _SeenVersions:
     """When the streams of this process had versions."""
 
     def __init__(self, count: int) -> None:
@@ -135,7 +135,7 @@ def _call(channel: grpc.aio.Channel, known_version: int) -> Any:
     return channel.unary_stream(_METHOD, serialize, None)(request)
 
 
-async def _watch(call: Any, number: int, noted: _Noted) -> None:
+async def _watch(call: Any, number: int, noted: _SeenVersions) -> None:
     while True:
         payload = await call.read()
         if not isinstance(payload, bytes):
@@ -146,7 +146,7 @@ async def _watch(call: Any, number: int, noted: _Noted) -> None:
 
 
 async def _main(address: str, count: int, known_version: int, is_reading: bool) -> None:
-    noted = _Noted(count)
+    noted = _SeenVersions(count)
     channels = [
         channel_to(address, CertificateRole.CONTROL_PLANE, options=_OPTIONS) for _ in range(count)
     ]

@@ -109,7 +109,7 @@ class _Site:
         return len(prompt.ids), (read_ns - started_ns) / 1e3, (ended_ns - read_ns) / 1e3
 
 
-def _said(name: str) -> str:
+def _user_text(name: str) -> str:
     return f"{name}:" + _WORDS * _REPEATS
 
 
@@ -119,11 +119,13 @@ async def _measured(site: _Site, turns: int, per_chain: int) -> dict[str, float]
     chain = list[str]()
     for number in range(_ROUNDS):
         if number % per_chain == 0:
-            chain = [await site.keep([], _said("first"))]
+            chain = [await site.keep([], _user_text("first"))]
             while len(chain) < turns - 1 - per_chain // 2:
-                chain.append(await site.keep(chain, _said(f"question {len(chain)}")))
-            await site.turn(chain[-2] if chain[1:] else None, _said(f"question {len(chain) - 1}"))
-        now = _said(f"now {number}") + _WORDS * _REPEATS
+                chain.append(await site.keep(chain, _user_text(f"question {len(chain)}")))
+            await site.turn(
+                chain[-2] if chain[1:] else None, _user_text(f"question {len(chain) - 1}")
+            )
+        now = _user_text(f"now {number}") + _WORDS * _REPEATS
         for name, value in zip(found, await site.turn(chain[-1], now), strict=True):
             found[name].append(value)
         chain.append(await site.keep(chain, now))
@@ -135,10 +137,10 @@ async def _of_another_worker(site: _Site, turns: int) -> float:
     """Return the microseconds of a turn in a worker that has seen nothing of the chain."""
     chain, found = list[str](), list[float]()
     for number in range(turns - 1):
-        chain.append(await site.keep(chain, _said(f"question {number}")))
+        chain.append(await site.keep(chain, _user_text(f"question {number}")))
     for _ in range(_OTHERS):
         site.new_worker()
-        found.append(sum((await site.turn(chain[-1], _said("now")))[1:]))
+        found.append(sum((await site.turn(chain[-1], _user_text("now")))[1:]))
     return round(statistics.median(found))
 
 

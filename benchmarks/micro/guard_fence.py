@@ -48,10 +48,10 @@ class _Stream:
     def __init__(self, plan: GuardPlan, judges: Judges, delays_s: list[float]) -> None:
         self._asked_at_s = deque[float]()
         self._judges, self._delays_s = judges, delays_s
-        self.guard = JudgedAnswer(plan, ask=self._ask)
+        self.guard = JudgedAnswer(plan, ask=self._judge)
         self.guard.on_release = self._released
 
-    def _ask(self, rules: Sequence[JudgedRule], text: str, on_verdict: OnVerdict) -> None:
+    def _judge(self, rules: Sequence[JudgedRule], text: str, on_verdict: OnVerdict) -> None:
         self._asked_at_s.append(time.perf_counter())
         self._judges.judge(rules, text, on_verdict)
 

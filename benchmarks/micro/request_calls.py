@@ -40,9 +40,9 @@ async def _counted() -> dict[str, Any]:
         program = ("-c", _PROGRAM, str(target))
         async with running_site(_STEP_S / 4, _PLAN, program) as site:
             load = replace(site.load, streams=1, max_tokens=2)
-            await _answered(site, replace(load, requests=50))
+            await _count_calls(site, replace(load, requests=50))
             site.process.send_signal(signal.SIGUSR2)
-            await _answered(site, replace(load, requests=_COUNTED))
+            await _count_calls(site, replace(load, requests=_COUNTED))
             site.process.send_signal(signal.SIGUSR2)
             async with asyncio.timeout(_WRITTEN_S):
                 while not target.exists():  # noqa: ASYNC110 - another process writes it
@@ -59,7 +59,7 @@ def _per_request(counted: dict[str, dict[str, int]]) -> dict[str, dict[str, floa
     }
 
 
-async def _answered(site: ParkedSite, load: StreamLoad) -> float:
+async def _count_calls(site: ParkedSite, load: StreamLoad) -> float:
     figures = await run_load(load, {"gateway": [site.process.pid]})
     if figures["errors"] or figures["problems"]:
         raise RuntimeError(f"not all was answered: {figures}")
@@ -72,8 +72,8 @@ async def cpu_us(rounds: int = _ROUNDS) -> list[float]:
     """Return what a request costs the process, of this many rounds."""
     async with running_site(_STEP_S, _PLAN) as site:
         load = replace(site.load, streams=_STREAMS, requests=_REQUESTS, max_tokens=2)
-        await _answered(site, replace(load, requests=_REQUESTS // 4))
-        return [await _answered(site, load) for _ in range(rounds)]
+        await _count_calls(site, replace(load, requests=_REQUESTS // 4))
+        return [await _count_calls(site, load) for _ in range(rounds)]
 
 
 def main() -> None:

@@ -38,14 +38,14 @@ async def look_at_database(url: str) -> DatabaseFacts:
         async with asyncio.timeout(_TIMEOUT_S):
             connection: Any = await asyncpg.connect(plain, timeout=_TIMEOUT_S)
             try:
-                return await _ask(connection)
+                return await _read_facts(connection)
             finally:
                 await connection.close(timeout=1.0)
     except (OSError, TimeoutError, ValueError, asyncpg.PostgresError) as error:
         return DatabaseFacts(problem=str(error).split("\n")[0][:160] or type(error).__name__)
 
 
-async def _ask(connection: Any) -> DatabaseFacts:
+async def _read_facts(connection: Any) -> DatabaseFacts:
     began_s = time.time()
     told_s = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
     ahead_s = told_s - (began_s + time.time()) / 2

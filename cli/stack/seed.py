@@ -161,7 +161,7 @@ async def first_token(
     said = ""
     async with httpx.AsyncClient(timeout=10.0, verify=verify, trust_env=False) as http:
         while True:
-            reason = await _ask(http, base_url, key)
+            reason = await _try_token(http, base_url, key)
             if not reason:
                 return
             if reason != said:
@@ -170,7 +170,7 @@ async def first_token(
             await asyncio.sleep(_CANARY_PAUSE_S)
 
 
-async def _ask(http: "httpx.AsyncClient", base_url: str, key: str) -> str:
+async def _try_token(http: "httpx.AsyncClient", base_url: str, key: str) -> str:
     """Return the reason why there was no token; empty when there was one."""
     import httpx
 

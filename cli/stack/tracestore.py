@@ -63,7 +63,7 @@ class TraceStoreLimits:
 
 
 @dataclass(slots=True)
-class _Held:
+class _BodyMemory:
     """Bytes of memory that one request's body holds."""
 
     bytes: int = 0
@@ -103,7 +103,7 @@ class TraceStore:
             "X-ClickHouse-Server-Display-Name": "tracestore",
             "X-ClickHouse-Timezone": "UTC",
         }
-        held = _Held()
+        held = _BodyMemory()
         self._waiting += 1
         try:
             answer = await self._answer(request, held)
@@ -126,7 +126,7 @@ class TraceStore:
             body=answer.body, headers=headers, content_type="application/octet-stream"
         )
 
-    async def _answer(self, request: web.Request, held: _Held) -> StatementResult:
+    async def _answer(self, request: web.Request, held: _BodyMemory) -> StatementResult:
         if self._waiting > self._limits.waiting_max:
             raise QueryError("too many statements are waiting; try again later", 202)
         _check_host(request.host)
@@ -148,7 +148,7 @@ class TraceStore:
         if not hmac.compare_digest(given.encode(), self._password.encode()):
             raise QueryError("Authentication failed: wrong or missing password", 516)
 
-    async def _statement(self, request: web.Request, held: _Held) -> Statement:
+    async def _statement(self, request: web.Request, held: _BodyMemory) -> Statement:
         fields: dict[str, str] = dict(request.query)
         if request.content_type.startswith("multipart/"):
             fields.update(await self._form(request, held))
@@ -175,7 +175,7 @@ class TraceStore:
             is_readonly=request.method in ("GET", "HEAD"),
         )
 
-    async def _body(self, request: web.Request, held: _Held) -> bytes:
+    async def _body(self, request: web.Request, held: _BodyMemory) -> bytes:
         # aiohttp decodes gzip, deflate, br and zstd by itself.
         is_lz4 = request.headers.get("Content-Encoding", "").lower() == "lz4"
         frames = Lz4Stream() if is_lz4 else None
@@ -191,7 +191,7 @@ class TraceStore:
             raise QueryError("the body ends inside an lz4 frame", 432)
         return b"".join(parts)
 
-    async def _form(self, request: web.Request, held: _Held) -> dict[str, str]:
+    async def _form(self, request: web.Request, held: _BodyMemory) -> dict[str, str]:
         """Read the fields of a form: the query and its parameters; files are refused."""
         fields: dict[str, str] = {}
         async for part in await request.multipart():
@@ -204,7 +204,7 @@ class TraceStore:
             fields[part.name] = value.decode()
         return fields
 
-    def _hold(self, held: _Held, count: int) -> None:
+    def _hold(self, held: _BodyMemory, count: int) -> None:
         """Account for `count` more bytes of a request's body."""
         held.bytes += count
         self._held_bytes += count

@@ -238,7 +238,7 @@ async def run_stack(
     stack = Stack(home, options, secrets, ports, progress)
     failure = ""
     try:
-        async with _stop_asked(home) as stop, asyncio.TaskGroup() as group:
+        async with _stop_signal(home) as stop, asyncio.TaskGroup() as group:
             stack.supervisor.start(group)
             failure = await _until_started(group, stack, base, stop)
             if not failure and stop.is_set():
@@ -309,7 +309,7 @@ async def _until_started(
 
 
 @asynccontextmanager
-async def _stop_asked(home: Home) -> AsyncGenerator[asyncio.Event]:
+async def _stop_signal(home: Home) -> AsyncGenerator[asyncio.Event]:
     """Yield an event set by the first signal; a second one kills all processes and this one."""
     stop = asyncio.Event()
 

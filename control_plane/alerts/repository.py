@@ -217,13 +217,13 @@ async def groups(connection: AsyncConnection) -> list[AlertGroup]:
             key=key,
             rank=int(key.rpartition("/P")[2]),
             firing=[dict(row) for row in rows if row["group_key"] == key],
-            told={it["receiver"]: _told(it) for it in told if it["group_key"] == key},
+            told={it["receiver"]: _told_group(it) for it in told if it["group_key"] == key},
         )
         for key in sorted(keys)
     ]
 
 
-def _told(row: RowMapping) -> ToldGroup:
+def _told_group(row: RowMapping) -> ToldGroup:
     return ToldGroup(fingerprints=frozenset(row["fingerprints"]), told_ms=_ms(row["told_at"]))
 
 

@@ -33,7 +33,7 @@ from sluice.ids import new_id
 _BODY_TIMEOUT_S = 10.0
 _EVENTS_MAX = 1000
 # The notice itself repeats labels; `receiver` and `group_key` say which.
-_TOLD = (
+_NOTICE_FIELDS = (
     *("id", "receiver", "group_key", "status", "state", "attempts", "told_at", "error"),
     "fingerprints",
 )
@@ -64,7 +64,7 @@ class AlertRoutes:
         silence = describe.shown(_SILENCE, types=columns(silences) | _MATCHERS)
         incident = describe.shown(_INCIDENT, types=columns(incidents))
         whole = describe.shown((*_INCIDENT, "events"), types=columns(incidents) | _WHOLE)
-        sent = describe.shown(_TOLD, types=columns(notifications))
+        sent = describe.shown(_NOTICE_FIELDS, types=columns(notifications))
         listed = describe.listing
         alert_filters = ("is_firing", "name", "incident_id")
         return [
@@ -204,7 +204,7 @@ class AlertRoutes:
     async def list_notifications(self, request: web.Request) -> web.Response:
         """Return a page of notices."""
         t = notifications.c
-        query = select(*(t[column] for column in _TOLD))
+        query = select(*(t[column] for column in _NOTICE_FIELDS))
         return await page(self._database, query, t.id, request, shown_times)
 
     async def list_incidents(self, request: web.Request) -> web.Response:
@@ -302,13 +302,13 @@ class AlertRoutes:
 
     async def note(self, request: web.Request) -> web.Response:
         """Add an event to an incident."""
-        return await self._tell(request, closes=False)
+        return await self._add_note(request, closes=False)
 
     async def close(self, request: web.Request) -> web.Response:
         """Close an incident; a later page of its group opens another one."""
-        return await self._tell(request, closes=True)
+        return await self._add_note(request, closes=True)
 
-    async def _tell(self, request: web.Request, *, closes: bool) -> web.Response:
+    async def _add_note(self, request: web.Request, *, closes: bool) -> web.Response:
         key, text = path_id(request), (await read_body(request, IncidentText)).text
 
         async def work(write: Write) -> WriteReply:

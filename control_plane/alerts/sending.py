@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 
 TIMEOUT_S = 10.0
 _ANSWER_BYTES_MAX = 2000
-_AGAIN = frozenset({408, 425, 429})  # and all of 500 and above
+_RETRYABLE = frozenset({408, 425, 429})  # and all of 500 and above
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def refused(status: int, said: str, wait: str) -> SendError:
     """
     after_ms = int(wait) * 1000 if wait.isdigit() and len(wait) < 6 else 0
     reason = f"status {status}: {' '.join(said.split())[:160]}"
-    return SendError(reason, may_repeat=status in _AGAIN or status >= 500, after_ms=after_ms)
+    return SendError(reason, may_repeat=status in _RETRYABLE or status >= 500, after_ms=after_ms)
 
 
 def request_of(

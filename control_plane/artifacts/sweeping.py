@@ -20,20 +20,20 @@ class SweepLoop:
     def __init__(self, sweep: Callable[[], Awaitable[Swept]], interval_s: float) -> None:
         self._sweep = sweep
         self._interval_s = interval_s
-        self._asked = asyncio.Event()
+        self._is_requested = asyncio.Event()
         self._next: asyncio.Future[Swept | None] | None = None
 
     async def run(self) -> None:
         """Sweep until cancelled."""
         while True:
-            self._asked.clear()
+            self._is_requested.clear()
             told, self._next = self._next, None
             swept = await self._step()
             if told is not None and not told.done():
                 told.set_result(swept)
             try:
                 async with asyncio.timeout(self._interval_s):
-                    await self._asked.wait()
+                    await self._is_requested.wait()
             except TimeoutError:
                 pass
 
@@ -44,7 +44,7 @@ class SweepLoop:
         """
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
-        self._asked.set()
+        self._is_requested.set()
         try:
             async with asyncio.timeout(wait_s):
                 return await asyncio.shield(self._next)

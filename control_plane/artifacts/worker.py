@@ -101,7 +101,7 @@ class InspectionWorker:
             log.warning("upload_abandoned", upload=upload["id"], attempts=ATTEMPTS_MAX)
             await self._refuse(upload, [_GIVEN_UP])
         elif upload["state"] == UploadState.IMPORTING:
-            reasons = await self._while_ours(upload, self._fetch(upload))
+            reasons = await self._while_claimed(upload, self._fetch(upload))
             if reasons is None:
                 await self._postpone(upload)
             elif reasons:
@@ -127,7 +127,7 @@ class InspectionWorker:
                 lambda found: rank_max_of_base(found, upload["base_digest"], self._bounds.rank_max)
             )
             inspection = self._inspect(upload, manifest, base, rank_max)
-            reasons = await self._while_ours(upload, inspection)
+            reasons = await self._while_claimed(upload, inspection)
         if reasons is None:
             await self._postpone(upload)
             return
@@ -158,7 +158,7 @@ class InspectionWorker:
             log.warning("import_postponed", upload=upload["id"], error=str(error))
             return None
 
-    async def _while_ours(
+    async def _while_claimed(
         self, upload: dict[str, Any], work: Coroutine[Any, Any, Result]
     ) -> Result | None:
         """Return the result of work on an upload; None when its claim was lost meanwhile."""

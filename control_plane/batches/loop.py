@@ -180,17 +180,17 @@ def _is_good(row: Any) -> bool:
 
 def _good(batch: wire.Batch, row: Any) -> bytes:
     """Return the output line of a request that was answered well; nothing for others."""
-    return _answered(batch, row) if _is_good(row) else b""
+    return _output_line(batch, row) if _is_good(row) else b""
 
 
 def _bad(batch: wire.Batch, row: Any) -> bytes:
     """Return the output line of a request that has failed, or has no answer."""
     if row.status is None:
         return unanswered(_line_id(batch, row), row.custom_id, *_WHY[batch.status])
-    return b"" if _is_good(row) else _answered(batch, row)
+    return b"" if _is_good(row) else _output_line(batch, row)
 
 
-def _answered(batch: wire.Batch, row: Any) -> bytes:
+def _output_line(batch: wire.Batch, row: Any) -> bytes:
     line_id = _line_id(batch, row)
     return answered(line_id, row.custom_id, row.status, row.request_id, row.result)
 

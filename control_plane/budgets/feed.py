@@ -130,13 +130,13 @@ class TelemetryUsage:
 _Number = Annotated[int, Field(ge=0)]
 
 
-class _Told(BaseModel):
+class _AnswerPart(BaseModel):
     """The used part of the answer; a newer service may send more."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
-class _ToldUsage(_Told):
+class _UsageRow(_AnswerPart):
     tenant_id: str
     model: str
     requests: _Number
@@ -149,6 +149,6 @@ class _ToldUsage(_Told):
         return Usage(self.requests, *sums)
 
 
-class _Answer(_Told):
+class _Answer(_AnswerPart):
     ingested_until_unix_ms: _Number
-    data: list[_ToldUsage]
+    data: list[_UsageRow]

@@ -124,7 +124,7 @@ class BudgetService:
         due, now_ms = await self._database.run(self._look)
         async with asyncio.TaskGroup() as tasks:
             asked = [
-                tasks.create_task(self._ask(period, members, now_ms))
+                tasks.create_task(self._read_usage(period, members, now_ms))
                 for period, members in due.items()
                 if members
             ]
@@ -152,7 +152,7 @@ class BudgetService:
                 pace.took(due[period])
         return due, now_ms
 
-    async def _ask(self, period: Period, due: Sequence[Due], now_ms: int) -> list[Reading]:
+    async def _read_usage(self, period: Period, due: Sequence[Due], now_ms: int) -> list[Reading]:
         """Query the ledger about all tenants of these budgets; None: it failed."""
         pace, span, asked_s = self._paces[period], span_at(period, now_ms), self._clock()
         tenant_ids = {one.tenant_id for one in due}

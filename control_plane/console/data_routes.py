@@ -64,7 +64,7 @@ class ConsoleData:
 
     async def requests(self, request: web.Request) -> web.Response:
         """Return the newest requests."""
-        return await self._told("/v1/requests", _scoped(request))
+        return await self._relay("/v1/requests", _scoped(request))
 
     async def request(self, request: web.Request) -> web.Response:
         """Return all details of one."""
@@ -72,21 +72,21 @@ class ConsoleData:
         if not is_request_id(request_id):
             message = "request_id: 1 to 128 of A-Z a-z 0-9 . _ : - are expected"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="request_id")
-        return await self._told(f"/v1/requests/{quote(request_id, safe='')}", _scoped(request))
+        return await self._relay(f"/v1/requests/{quote(request_id, safe='')}", _scoped(request))
 
     async def usage(self, request: web.Request) -> web.Response:
         """Return the ledger, as JSON or as a file."""
-        return await self._told("/v1/usage", _scoped(request))
+        return await self._relay("/v1/usage", _scoped(request))
 
     async def sums(self, request: web.Request) -> web.Response:
         """Return the sums of whole days by one column, as old as telemetry's last round."""
-        return await self._told("/v1/usage/sums", _scoped(request))
+        return await self._relay("/v1/usage/sums", _scoped(request))
 
     async def costs(self, request: web.Request) -> web.Response:
         """Return the costs by payer."""
-        return await self._told("/v1/costs", dict(request.query))
+        return await self._relay("/v1/costs", dict(request.query))
 
-    async def _told(self, path: str, query: dict[str, str]) -> web.Response:
+    async def _relay(self, path: str, query: dict[str, str]) -> web.Response:
         try:
             answer = await self._telemetry.get(path, query)
         except FeedDownError as error:

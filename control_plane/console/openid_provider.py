@@ -15,7 +15,7 @@ from control_plane.access.openid import OpenIdError, OpenIdSettings, derived, ke
 _DEADLINE_S = 10.0
 _BYTES_MAX = 1 << 20
 _FRESH_S = 3600.0  # after which the provider's keys are read again
-_AGAIN_S = 60.0  # at the earliest, for keys that are not known
+_REFRESH_PAUSE_S = 60.0  # at the earliest, for keys that are not known
 
 
 class OpenIdProvider:
@@ -38,7 +38,7 @@ class OpenIdProvider:
         """
         async with self._lock:
             if time.monotonic() - self._published_at > _FRESH_S:
-                found = await self._ask("GET", self._settings.discovery_url)
+                found = await self._fetch("GET", self._settings.discovery_url)
                 if found.get("issuer") != self._settings.issuer:
                     raise OpenIdError(
                         "wrong", "the provider names another issuer than the settings"
@@ -66,7 +66,7 @@ class OpenIdProvider:
         }
         if text := settings.client_secret.get_secret_value():
             form["client_secret"] = text
-        found = await self._ask("POST", await self.endpoint("token_endpoint"), data=form)
+        found = await self._fetch("POST", await self.endpoint("token_endpoint"), data=form)
         return str(found.get("id_token", ""))
 
     async def key_of(self, id_token: str) -> jwt.PyJWK:
@@ -78,8 +78,8 @@ class OpenIdProvider:
         wanted, url = key_id(id_token), await self.endpoint("jwks_uri")
         async with self._lock:
             age_s = time.monotonic() - self._keys_at
-            if age_s > _FRESH_S or (self._key(wanted) is None and age_s > _AGAIN_S):
-                found = await self._ask("GET", url)
+            if age_s > _FRESH_S or (self._key(wanted) is None and age_s > _REFRESH_PAUSE_S):
+                found = await self._fetch("GET", url)
                 try:
                     keys = jwt.PyJWKSet.from_dict(found).keys
                 except (jwt.PyJWTError, ValueError, TypeError) as error:
@@ -96,7 +96,7 @@ class OpenIdProvider:
             return next(iter(self._keys.values()))
         return self._keys.get(wanted)
 
-    async def _ask(self, method: str, url: str, **sent: Any) -> dict[str, Any]:
+    async def _fetch(self, method: str, url: str, **sent: Any) -> dict[str, Any]:
         try:
             async with self._session.request(method, url, allow_redirects=False, **sent) as answer:
                 body = await answer.content.read(_BYTES_MAX)

@@ -12,7 +12,7 @@ from sluice.certificates import http_options
 from sluice.identity import CertificateRole
 
 DEADLINE_S = 10.0
-_TOLD = frozenset({200, 400, 404})
+_RELAYED = frozenset({200, 400, 404})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class TelemetryReader:
                 body = await read_bounded(response)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise FeedDownError(f"telemetry does not answer: {type(error).__name__}") from error
-        if response.status not in _TOLD:
+        if response.status not in _RELAYED:
             raise FeedDownError(f"telemetry answers {response.status}")
         return TelemetryAnswer(response.status, response.content_type, body)
 

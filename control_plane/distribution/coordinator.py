@@ -35,7 +35,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sifted:
+class _SiftedMapping:
     """The known and unknown artifacts of a shared mapping, as of `known_count` known ones."""
 
     shared: Mapping[str, Priority]
@@ -61,7 +61,7 @@ class Coordinator:
         self._known: set[str] = set()
         self._fresh: list[str] = []
         self._wanted: dict[str, Wants] = {}  # wishes by node, as passed to the planner
-        self._sifted: dict[int, _Sifted] = {}  # by identity of what is shared
+        self._sifted: dict[int, _SiftedMapping] = {}  # by identity of what is shared
         # The difference of two of them, in this round: it is the same for many nodes.
         self._between: dict[tuple[int, int], _Between] = {}
         # A report that came before its artifact was known must not be lost: it is not sent again.
@@ -128,7 +128,7 @@ class Coordinator:
             else:
                 self._planner.want(node_id, digest, priority)
 
-    def _sift(self, shared: Mapping[str, Priority]) -> _Sifted:
+    def _sift(self, shared: Mapping[str, Priority]) -> _SiftedMapping:
         """Return the known part of a shared mapping; the same object while it is unchanged."""
         sifted = self._sifted.get(id(shared))
         if sifted is not None and sifted.known_count == len(self._known):
@@ -140,7 +140,7 @@ class Coordinator:
             unknown = frozenset(shared.keys() - known.keys())
         while len(self._sifted) >= _SIFTED_MAX:
             del self._sifted[next(iter(self._sifted))]  # the oldest
-        self._sifted[id(shared)] = sifted = _Sifted(shared, len(self._known), known, unknown)
+        self._sifted[id(shared)] = sifted = _SiftedMapping(shared, len(self._known), known, unknown)
         return sifted
 
     def _differing(

@@ -22,7 +22,7 @@ _REMOVE = text(
     " WHERE pair.node_id = held.node_id AND pair.digest = held.digest"
 )
 # A node that is only a moment old may speak of its artifacts before it is known itself.
-_REMOVE_GONE = text(
+_REMOVE_ORPHANS = text(
     "DELETE FROM node_artifacts AS held WHERE"
     " EXISTS (SELECT FROM nodes WHERE nodes.id = held.node_id AND nodes.is_lost)"
     " OR since < now() - interval '1 minute'"
@@ -90,4 +90,4 @@ async def write_complete(
 
 async def remove_lost(connection: AsyncConnection) -> None:
     """Delete the records of lost or unknown nodes."""
-    await connection.execute(_REMOVE_GONE)
+    await connection.execute(_REMOVE_ORPHANS)

@@ -50,9 +50,9 @@ _ROUND_S = 0.1
 _LOOK_S = 0.25  # between two looks at a state that keeps changing
 _SILENCE_S = 15.0
 _WRITE_S = 10.0
-_ASK_AGAIN_S = 2.0  # for artifacts that the database does not know
+_LOOKUP_PAUSE_S = 2.0  # for artifacts that the database does not know
 _DATABASE_S = 2.0
-_SECRET_AGAIN_S = 1.0
+_SECRET_RETRY_S = 1.0
 _PIECE_BYTES = 1 << 20
 
 Context = grpc.aio.ServicerContext[wire.DistributionReport, wire.DistributionAnswer]
@@ -139,7 +139,7 @@ class DistributionService(DistributionServiceServicer):
         self._recorder = Recorder(database)
         self._sessions: dict[str, _Session] = {}
         self._left: set[str] = set()
-        self._asked: dict[str, float] = {}  # unknown artifacts: when they were asked for last
+        self._looked_up: dict[str, float] = {}  # unknown artifacts: when they were asked for last
         self._has_work = asyncio.Event()
 
     async def Exchange(  # noqa: N802 - gRPC's name
@@ -158,7 +158,7 @@ class DistributionService(DistributionServiceServicer):
                 session = _Session(first, first.report)
                 self._join(session)
                 async with asyncio.TaskGroup() as tasks:
-                    writing = tasks.create_task(self._tell(session, context))
+                    writing = tasks.create_task(self._send(session, context))
                     refused = await self._listen(session, context)
                     writing.cancel()
         except* (TimeoutError, grpc.aio.UsageError):
@@ -229,7 +229,7 @@ class DistributionService(DistributionServiceServicer):
                 )
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("secret_not_read", error=str(getattr(error, "reason", error)))
-                await asyncio.sleep(_SECRET_AGAIN_S)
+                await asyncio.sleep(_SECRET_RETRY_S)
             else:
                 return Tickets(found)
 
@@ -285,7 +285,7 @@ class DistributionService(DistributionServiceServicer):
             self._metrics.count_chunk_failure(source, failure.trouble)
         self._has_work.set()
 
-    async def _tell(self, session: _Session, context: Context) -> None:
+    async def _send(self, session: _Session, context: Context) -> None:
         while True:
             await session.has_answer.wait()
             session.has_answer.clear()
@@ -346,8 +346,10 @@ class DistributionService(DistributionServiceServicer):
         """Look up wanted artifacts that are not known yet."""
         unknown = self._coordinator.unknown(session.wants for session in sessions)
         now_s = time.monotonic()
-        self._asked = {d: at for d, at in self._asked.items() if now_s - at < _ASK_AGAIN_S}
-        asked = sorted(unknown - self._asked.keys())
+        self._looked_up = {
+            d: at for d, at in self._looked_up.items() if now_s - at < _LOOKUP_PAUSE_S
+        }
+        asked = sorted(unknown - self._looked_up.keys())
         if not asked:
             return
         try:
@@ -357,5 +359,5 @@ class DistributionService(DistributionServiceServicer):
         except (DatabaseDownError, DBAPIError) as error:
             log.warning("artifacts_not_read", error=str(getattr(error, "reason", error)))
             return
-        self._asked |= dict.fromkeys(asked, now_s)
+        self._looked_up |= dict.fromkeys(asked, now_s)
         self._coordinator.know(found)

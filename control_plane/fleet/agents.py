@@ -124,7 +124,7 @@ class AgentService(AgentServiceServicer):
         is_one_node = True
         try:
             async with asyncio.TaskGroup() as tasks:
-                writing = tasks.create_task(self._tell(stream, context))
+                writing = tasks.create_task(self._send_desired(stream, context))
                 message: wire.SyncRequest | None = first
                 while message is not None and self._streams.get(first.node_id) is stream:
                     if not (is_one_node := message.node_id == first.node_id):
@@ -164,7 +164,7 @@ class AgentService(AgentServiceServicer):
             if (stream := self._streams.get(node_id)) is not None:
                 stream.changed.set()
 
-    async def _tell(self, stream: _Stream, context: Context) -> None:
+    async def _send_desired(self, stream: _Stream, context: Context) -> None:
         """Send the desired state when it changes, and every few seconds in any case.
 
         New golden prompts trigger no message: they change for all nodes at once, and may be large.
@@ -175,7 +175,11 @@ class AgentService(AgentServiceServicer):
             stream.changed.clear()
             response, golden = self._desired(stream)
             is_same = golden == stream.golden  # at once, while it is the same list
-            if clock() >= repeat_at or not is_same or _told(response) != _told(last):
+            if (
+                clock() >= repeat_at
+                or not is_same
+                or _urgent_fields(response) != _urgent_fields(last)
+            ):
                 if is_same and stream.keeps_golden:
                     response.golden_unchanged = True
                 else:
@@ -240,7 +244,7 @@ def repeat_at_s(node_id: str, now_s: float) -> float:
     return now_s + _REFRESH_S - (now_s - phase_s) % _REFRESH_S
 
 
-def _told(response: wire.SyncResponse) -> tuple[object, ...]:
+def _urgent_fields(response: wire.SyncResponse) -> tuple[object, ...]:
     """Return the fields whose changes an agent has to get at once, without golden prompts."""
     parts = response.replicas, response.lifted_cordons, response.trials
     return tuple(list(part) for part in parts)

@@ -166,7 +166,7 @@ def assign_cells(
         owner = routers.get(cell.router_id)
         if owner is not None and owner.absent_s <= 0:
             chosen = owner
-        elif not live or (cell.router_id and not _is_gone(owner, may_take=may_take)):
+        elif not live or (cell.router_id and not _is_lost(owner, may_take=may_take)):
             continue
         else:
             pool_id = cell.pool_id
@@ -239,5 +239,5 @@ def _given(cell: Cell, router: Router) -> Cell:
     return replace(cell, router_id=router.id, router_address=router.address, epoch=cell.epoch + 1)
 
 
-def _is_gone(owner: Router | None, *, may_take: bool) -> bool:
+def _is_lost(owner: Router | None, *, may_take: bool) -> bool:
     return may_take and (owner is None or owner.is_gone or owner.absent_s > ROUTER_GRACE_S)

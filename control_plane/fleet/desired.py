@@ -71,7 +71,7 @@ class DesiredIndex:
                 changed.add(pool_id)
         for pool in delta.upserts.pools:
             before = self._pools.get(pool.id)
-            if before is None or _said(before) != _said(pool):
+            if before is None or _agent_fields(before) != _agent_fields(pool):
                 changed.add(pool.id)
             self._pools[pool.id] = pool
         return changed
@@ -94,6 +94,6 @@ class DesiredIndex:
         return before.node_id
 
 
-def _said(pool: control.Pool) -> tuple[object, ...]:
+def _agent_fields(pool: control.Pool) -> tuple[object, ...]:
     """Return the settings of a pool for agents."""
     return pool.base_digest, pool.engine, dict(pool.engine_options)

@@ -28,7 +28,7 @@ _FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _HoursQuery:
     """The parameters of a request; times are Unix microseconds."""
 
     by: str
@@ -55,7 +55,7 @@ class HoursRoutes:
 
     async def list(self, request: web.Request) -> web.Response:
         """Return a page; `?after=` with a page's last id continues it, with the same `from`."""
-        asked = _asked(request, datetime.now(UTC))
+        asked = _query(request, datetime.now(UTC))
         are_hours = asked.by == "hour"
         width_us = hours.HOUR_US if are_hours else _ONE_BUCKET_US
 
@@ -77,7 +77,7 @@ class HoursRoutes:
         return shown(request, body)
 
 
-def _asked(request: web.Request, now: datetime) -> _Asked:
+def _query(request: web.Request, now: datetime) -> _HoursQuery:
     query = request.query
     by = query.get("by", "pool")
     if by not in _GROUPS:
@@ -95,7 +95,7 @@ def _asked(request: web.Request, now: datetime) -> _Asked:
     if not (re.fullmatch(r"[0-9]{1,5}", text) and 1 <= int(text) <= PAGE_MAX):
         message = f"limit must be a number from 1 to {PAGE_MAX}"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="limit")
-    return _Asked(by, (_unix_us(begin), _unix_us(end)), int(text), query.get("after", ""))
+    return _HoursQuery(by, (_unix_us(begin), _unix_us(end)), int(text), query.get("after", ""))
 
 
 def _unix_us(at: datetime) -> int:

@@ -45,7 +45,7 @@ class Liveness:
 
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
-        self._watched: dict[tuple[str, str], _Pinged] = {}
+        self._watched: dict[tuple[str, str], _PingedLink] = {}
 
     async def run(self) -> None:
         """Ping until cancelled."""
@@ -63,7 +63,7 @@ class Liveness:
         """Ping the routers that hold a watch now, at their present addresses."""
         wanted = set(self._presence.watched().items())
         for key in wanted - self._watched.keys():
-            self._watched[key] = _Pinged(key[1])
+            self._watched[key] = _PingedLink(key[1])
         for key in self._watched.keys() - wanted:
             await self._watched.pop(key).close()
 
@@ -76,7 +76,7 @@ class Liveness:
                 await pinged.close()
 
 
-class _Pinged:
+class _PingedLink:
     """A router's connection, with the length of its silence.
 
     Attributes:
@@ -87,12 +87,12 @@ class _Pinged:
     def __init__(self, address: str) -> None:
         self._link = RenewedChannel(address, CertificateRole.ROUTER, options=_CHANNEL_OPTIONS)
         self._call: _Call | None = None
-        self._has_ever_answered = False
+        self._was_alive = False
         self._naps = 0
 
     @property
     def is_silent(self) -> bool:
-        return self._has_ever_answered and self._naps >= SILENT_NAPS_MAX
+        return self._was_alive and self._naps >= SILENT_NAPS_MAX
 
     async def has_answered(self) -> bool:
         """Check once per round whether the ping under way was answered; send the next one."""
@@ -108,7 +108,7 @@ class _Pinged:
         self._call = None
         if await call.code() in _SILENCE:
             return False
-        self._has_ever_answered = True
+        self._was_alive = True
         self._naps = 0
         return True
 

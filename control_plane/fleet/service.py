@@ -108,7 +108,7 @@ class FleetLoop:
     async def _stored(self) -> tuple[set[str], set[str]]:
         """Decide, or while all is quiet mostly only store which routers live."""
         if self._quiet_steps > _QUIET_AFTER and self._quiet_steps % _QUIET_EVERY:
-            return await self._database.run_singly(self._tell)
+            return await self._database.run_singly(self._store_liveness)
         return await self._database.run(self._step)
 
     async def _look_for_missing(self) -> None:
@@ -142,7 +142,7 @@ class FleetLoop:
                 task.cancel()
         return not (self._wake.is_set() or changed.is_set())
 
-    async def _tell(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
+    async def _store_liveness(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
         """Store which routers live; return the stored departures."""
         await end_frozen(connection)  # a leader that is one holds rows of routers, too
         departed, gone = set(self.presence.departed), set(self.presence.gone)
@@ -151,7 +151,7 @@ class FleetLoop:
 
     async def _step(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
         """Decide once; return the stored departures."""
-        departed, gone = await self._tell(connection)
+        departed, gone = await self._store_liveness(connection)
         heard_s = time.monotonic() - self._heard_since
         if await repository.try_lead(connection):
             if heard_s > _NODES_RETURN_S:

@@ -16,7 +16,7 @@ Bases = frozenset[str]
 
 
 @dataclass(slots=True)
-class _Shared:
+class _SharedMessage:
     """A message, and the number of sets that contain it."""
 
     asking: Asking
@@ -30,7 +30,7 @@ class _Set:
     """The messages for nodes with one set of bases in a round."""
 
     round: int
-    shared: list[_Shared]
+    shared: list[_SharedMessage]
     messages: list[wire.GoldenPrompt] = field(default_factory=list[wire.GoldenPrompt])
 
 
@@ -45,7 +45,7 @@ class Messages:
         self.size = 0
         self._bytes_max = bytes_max
         self._sets: dict[Bases, _Set] = {}  # the one that was asked for longest ago is the first
-        self._shared: dict[str, _Shared] = {}
+        self._shared: dict[str, _SharedMessage] = {}
 
     def of(
         self, bases: Bases, round_: int, choose: Callable[[], Iterable[Asking]]
@@ -83,11 +83,11 @@ class Messages:
         made.messages = [one.message for one in made.shared]
         return made
 
-    def _use(self, asking: Asking) -> _Shared:
+    def _use(self, asking: Asking) -> _SharedMessage:
         shared = self._shared.get(asking.id)
         if shared is None or shared.asking != asking:
             message = asking.wire()
-            shared = _Shared(asking, message, message.ByteSize() + _FIELD_BYTES)
+            shared = _SharedMessage(asking, message, message.ByteSize() + _FIELD_BYTES)
             self._shared[asking.id] = shared
         if shared.users == 0:
             self.size += shared.size
@@ -104,7 +104,7 @@ class Messages:
                     del self._shared[shared.asking.id]
 
 
-def _are_same(some: Sequence[_Shared], others: Sequence[_Shared]) -> bool:
+def _are_same(some: Sequence[_SharedMessage], others: Sequence[_SharedMessage]) -> bool:
     return len(some) == len(others) and all(
         one is other for one, other in zip(some, others, strict=True)
     )

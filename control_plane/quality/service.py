@@ -192,7 +192,7 @@ class Quality:
             is_idle = not any(it.judged or it.failures or not it.is_last for it in outcomes)
             self._judge_at_s = now_s + (_IDLE_S if is_idle else _TICK_S / 2)
             for outcome in outcomes:
-                self._tell(outcome)
+                self._log_outcome(outcome)
         counts = dict.fromkeys(map(str, Alert), 0)
         for group, (at_s, alerts) in list(self._alerts.items()):
             if now_s - at_s > _ALERT_S:
@@ -218,7 +218,7 @@ class Quality:
         self._accused = await ejection_rows.accused(connection)
         self._suspected = await suspicion_rows.suspected(connection)
 
-    def _tell(self, outcome: JudgingOutcome) -> None:
+    def _log_outcome(self, outcome: JudgingOutcome) -> None:
         """Log and count decisions."""
         ruling = outcome.ruling
         for replica_id in outcome.cleared:
@@ -231,7 +231,7 @@ class Quality:
         for difference, count in ruling.deviations.items():
             self._meter.count_deviations(difference, count)
         now_s = time.monotonic()
-        self._tell_held(ruling)
+        self._log_held(ruling)
         for group, alerts in ruling.alerts.items():
             before = self._alerts.pop(group, (0.0, {}))[1]
             if alerts:
@@ -250,7 +250,7 @@ class Quality:
         while len(self._alerts) > _ALERTS_MAX:
             del self._alerts[next(iter(self._alerts))]
 
-    def _tell_held(self, ruling: Ruling) -> None:
+    def _log_held(self, ruling: Ruling) -> None:
         """Count and log the quarantines that are beyond a budget."""
         for one in ruling.held:
             self._meter.count_held(one.budget)

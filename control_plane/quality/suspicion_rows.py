@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.quality.tables import suspicions
 
 _OPEN = timedelta(minutes=15)  # agents that are away for longer do not hear of it
-_AGAIN = timedelta(hours=1)
+_FRESH = timedelta(hours=1)
 _OPEN_SUSPICIONS = select(suspicions.c.replica_id, suspicions.c.suspected_at).where(
     suspicions.c.suspected_at > func.now() - _OPEN
 )
@@ -29,7 +29,7 @@ async def add(connection: AsyncConnection, replica_ids: Iterable[str]) -> None:
     again = added.on_conflict_do_update(
         index_elements=[suspicions.c.replica_id],
         set_={"suspected_at": func.now()},
-        where=suspicions.c.suspected_at < func.now() - _AGAIN,
+        where=suspicions.c.suspected_at < func.now() - _FRESH,
     )
     await connection.execute(again)
 
@@ -42,5 +42,5 @@ async def suspected(connection: AsyncConnection) -> dict[str, int]:
 
 async def prune(connection: AsyncConnection) -> None:
     """Delete old suspicions."""
-    is_old = suspicions.c.suspected_at < func.now() - 2 * _AGAIN
+    is_old = suspicions.c.suspected_at < func.now() - 2 * _FRESH
     await connection.execute(delete(suspicions).where(is_old))

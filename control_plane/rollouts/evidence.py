@@ -178,12 +178,16 @@ class Arm:
         are neither good nor bad and left out. They depend on callers and capacity, come in bursts,
         and would let one misbehaving client roll a release back.
         """
-        bad = sum(count for code, count in self.errors.items() if _says(code, ErrorEvidence.FAULT))
+        bad = sum(
+            count for code, count in self.errors.items() if _is_evidence(code, ErrorEvidence.FAULT)
+        )
         return Count(bad, self.answers + bad)
 
     def slow_first_tokens(self, bucket: int) -> Count:
         """Return the first tokens in higher buckets, with requests that missed the deadline."""
-        late = sum(count for code, count in self.errors.items() if _says(code, ErrorEvidence.LATE))
+        late = sum(
+            count for code, count in self.errors.items() if _is_evidence(code, ErrorEvidence.LATE)
+        )
         return self.ttft_ms.above(bucket) + Count(late, late)
 
 
@@ -404,5 +408,5 @@ def _tail_buckets(counts: Iterable[int], total: int) -> int:
     return min(sum(1 for _ in within), BUCKETS - 1)
 
 
-def _says(code: ErrorCode, evidence: ErrorEvidence) -> bool:
+def _is_evidence(code: ErrorCode, evidence: ErrorEvidence) -> bool:
     return code.policy.release is evidence

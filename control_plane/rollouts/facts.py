@@ -174,14 +174,14 @@ def events(rollout: Rollout, facts: Facts) -> tuple[Event, ...]:
         told.append(NotReady(rollout.stage))
     if facts.windows:
         told.append(Evidence(facts.windows))
-    told += [Ready(stage) for stage in sorted(facts.ready) if _is_news(rollout, stage)]
+    told += [Ready(stage) for stage in sorted(facts.ready) if _is_new(rollout, stage)]
     # Gateways have confirmed the split before this step, not its changes.
     if rollout.phase is Phase.HALTED and facts.is_confirmed:
         told.append(SentBack())
     return tuple(told) or (Tick(),)
 
 
-def _is_news(rollout: Rollout, stage: int) -> bool:
+def _is_new(rollout: Rollout, stage: int) -> bool:
     return stage != rollout.stage or not rollout.is_ready
 
 

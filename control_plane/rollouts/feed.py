@@ -22,7 +22,7 @@ _DEADLINE_S = 5.0
 # Windows per call, so that a control plane that was away for long catches up in short steps.
 _WINDOWS_MAX = 60
 _ROLLOUTS_MAX = 1_000
-_ASKED_MAX = 1_000
+_SPANS_MAX = 1_000
 
 
 class EvidenceFeed(Protocol):
@@ -93,13 +93,13 @@ class TelemetryFeed:
         last_ms = min(last_ms, first_ms + _WINDOWS_MAX * self._window_ms)
         if first_ms >= last_ms:
             return ()
-        answer = await self._ask(rollout_id, first_ms, last_ms)
+        answer = await self._fetch(rollout_id, first_ms, last_ms)
         settled_ms = settling.settled(answer.ingested_until_unix_ms)
         windows = tuple(answer.windows())
         self._check(windows, first_ms, last_ms)
         return tuple(window for window in windows if window.end_ms <= settled_ms)
 
-    async def _ask(self, rollout_id: str, first_ms: int, last_ms: int) -> "_Answer":
+    async def _fetch(self, rollout_id: str, first_ms: int, last_ms: int) -> "_Answer":
         url = f"{self._url}/v1/rollouts/{quote(rollout_id, safe='')}/windows"
         query = {"after_ms": first_ms, "until_ms": last_ms, "window_ms": self._window_ms}
         try:
@@ -150,25 +150,25 @@ class Settling:
 
     def __init__(self) -> None:
         self._settled_ms = 0
-        self._asked: deque[tuple[int, int]] = deque()
+        self._spans: deque[tuple[int, int]] = deque()
 
     def asked(self, now_ms: int, until_ms: int) -> None:
         """Note at one time that all requests before another one have ended, both in Unix time.
 
         Of more than some hundred waiting notes, later ones are left out.
         """
-        newest_ms = self._asked[-1][1] if self._asked else self._settled_ms
-        if until_ms > newest_ms and len(self._asked) < _ASKED_MAX:
-            self._asked.append((now_ms, until_ms))
+        newest_ms = self._spans[-1][1] if self._spans else self._settled_ms
+        if until_ms > newest_ms and len(self._spans) < _SPANS_MAX:
+            self._spans.append((now_ms, until_ms))
 
     def settled(self, ingested_ms: int) -> int:
         """Return until when all requests are counted, if the store has all up to a time."""
-        while self._asked and self._asked[0][0] <= ingested_ms:
-            self._settled_ms = self._asked.popleft()[1]
+        while self._spans and self._spans[0][0] <= ingested_ms:
+            self._settled_ms = self._spans.popleft()[1]
         return self._settled_ms
 
 
-class _Told(BaseModel):
+class _AnswerPart(BaseModel):
     """The used part of the answer; a newer service may send more."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
@@ -178,7 +178,7 @@ _Number = Annotated[int, Field(ge=0)]
 _Buckets = dict[Annotated[int, Field(ge=0, lt=BUCKETS)], _Number]
 
 
-class _ToldScores(_Told):
+class _ScoresRow(_AnswerPart):
     answers: _Number = 0
     base_like: _Number = 0
     surprisal_mnats: _Buckets = {}
@@ -196,7 +196,7 @@ class _ToldScores(_Told):
         return ScoreEvidence(self.answers, self.base_like, surprisal, entropy)
 
 
-class _ToldArm(_Told):
+class _ArmRow(_AnswerPart):
     requests: _Number
     errors: dict[ErrorCode, _Number]
     refusals: _Number
@@ -208,7 +208,7 @@ class _ToldArm(_Told):
     ttft_ms: _Buckets
     tpot_us: _Buckets
     output_tokens: _Buckets
-    scores: _ToldScores = _ToldScores()  # of a newer service
+    scores: _ScoresRow = _ScoresRow()  # of a newer service
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -237,11 +237,11 @@ class _ToldArm(_Told):
         )
 
 
-class _ToldWindow(_Told):
+class _ToldWindow(_AnswerPart):
     start_ms: _Number
     end_ms: _Number
-    control: _ToldArm
-    canary: _ToldArm
+    control: _ArmRow
+    canary: _ArmRow
 
     @model_validator(mode="after")
     def _lasts(self) -> Self:
@@ -250,7 +250,7 @@ class _ToldWindow(_Told):
         return self
 
 
-class _Answer(_Told):
+class _Answer(_AnswerPart):
     ingested_until_unix_ms: _Number
     data: list[_ToldWindow]
 

@@ -130,15 +130,15 @@ class RolloutRoutes:
     async def promote(self, request: web.Request) -> web.Response:
         """End a stage early."""
         body = await read_body(request, PromoteBody)
-        return await self._tell(request, Promote(body.stage))
+        return await self._apply(request, Promote(body.stage))
 
     def _command(self, command: Event) -> Handler:
         async def handle(request: web.Request) -> web.Response:
-            return await self._tell(request, command)
+            return await self._apply(request, command)
 
         return handle
 
-    async def _tell(self, request: web.Request, command: Event) -> web.Response:
+    async def _apply(self, request: web.Request, command: Event) -> web.Response:
         """Step a rollout by an operator's command."""
         rollout_id = path_id(request)
 
@@ -151,7 +151,7 @@ class RolloutRoutes:
             write.require(owner)
             before = self._show(await _row(connection, rollout_id))
             write.check(before)
-            await _told(write, locked, command)
+            await _step_locked(write, locked, command)
             after = self._show(await _row(connection, rollout_id))
             write.record(command.kind, rollout_id, _short(before), _short(after), owners=[owner])
             return WriteReply(after, rollout_id)
@@ -184,7 +184,7 @@ class RolloutRoutes:
         return listing.summary(row, {}) | more
 
 
-async def _told(write: Write, locked: RowMapping, command: Event) -> None:
+async def _step_locked(write: Write, locked: RowMapping, command: Event) -> None:
     """Step a rollout whose row is locked; an unreadable one can still be aborted."""
     now_ms = await repository.clock_ms(write.connection)
     try:

@@ -22,8 +22,8 @@ from sluice.ids import new_id
 
 log = structlog.get_logger(__name__)
 
-_AGAIN_MAX_S = 300.0
-_FIRST_AGAIN_S = 5.0
+_RETRY_MAX_S = 300.0
+_RETRY_FIRST_S = 5.0
 _FAILURES_MAX = 8
 # A webhook gets the same request again after this time: it may have lost the first.
 _REPEAT_S = 60.0
@@ -94,13 +94,13 @@ class _Asker:
         self._is_offered = asyncio.Event()
         self._failures = 0
         self._set: int | None = None  # number that we have set last
-        self._told: tuple[NodesAsk, float] | None = None
+        self._last: tuple[NodesAsk, float] | None = None
         self.outcome: AskOutcome | None = None
 
     def offer(self, ask: NodesAsk | None) -> None:
         self._ask = ask
         if ask is None:
-            self.outcome, self._set, self._told = None, None, None
+            self.outcome, self._set, self._last = None, None, None
             self._is_offered.clear()
         else:
             self._is_offered.set()
@@ -114,7 +114,7 @@ class _Asker:
                 continue
             again_s = 0.0
             try:
-                outcome = await self._asked(ask)
+                outcome = await self._send(ask)
                 self._failures = 0
             except SendError as error:
                 outcome = AskOutcome("failed", error.reason)
@@ -124,15 +124,15 @@ class _Asker:
                 outcome = AskOutcome("failed", f"{type(error).__name__}: see the log")
                 again_s = self._again_s()
             if self._ask is not None:  # else another control plane leads by now
-                self._tell(outcome, ask)
-            await asyncio.sleep(min(_AGAIN_MAX_S, again_s))
+                self._log_outcome(outcome, ask)
+            await asyncio.sleep(min(_RETRY_MAX_S, again_s))
 
     def _again_s(self) -> float:
         """Count a failure; return the seconds until the next request."""
         self._failures = min(_FAILURES_MAX, self._failures + 1)
-        return _FIRST_AGAIN_S * 2 ** (self._failures - 1)
+        return _RETRY_FIRST_S * 2 ** (self._failures - 1)
 
-    def _tell(self, outcome: AskOutcome, ask: NodesAsk) -> None:
+    def _log_outcome(self, outcome: AskOutcome, ask: NodesAsk) -> None:
         name = self._actuator.name
         self._count(name, outcome.result)
         if outcome != self.outcome or outcome.result == "changed":
@@ -141,7 +141,7 @@ class _Asker:
             told("nodes_asked", actuator=name, nodes=ask.wanted, **said)
         self.outcome = outcome
 
-    async def _asked(self, ask: NodesAsk) -> AskOutcome:
+    async def _send(self, ask: NodesAsk) -> AskOutcome:
         if self._actuator.kind == "webhook":
             return await self._webhook(ask)
         before, (found, now) = self._set, await set_scale(self._actuator, ask)
@@ -152,8 +152,8 @@ class _Asker:
         return AskOutcome("kept" if found == now else "changed", text)
 
     async def _webhook(self, ask: NodesAsk) -> AskOutcome:
-        is_same = self._told is not None and self._told[0] == ask
-        if is_same and self._told is not None and time.monotonic() - self._told[1] < _REPEAT_S:
+        is_same = self._last is not None and self._last[0] == ask
+        if is_same and self._last is not None and time.monotonic() - self._last[1] < _REPEAT_S:
             return AskOutcome("kept")
         actuator = self._actuator
         body = encoded(body_of(actuator, ask))
@@ -166,7 +166,7 @@ class _Asker:
             ),
         }
         await post(actuator.url, body, headers, is_internal=actuator.is_internal)
-        self._told = (ask, time.monotonic())
+        self._last = (ask, time.monotonic())
         return AskOutcome("kept" if is_same else "changed")
 
 

@@ -79,7 +79,7 @@ def remember(state: PoolState, decided: PoolPlan, now: float) -> None:
 def _plan_pool(state: PoolState, now: float) -> PoolPlan:
     settings, facts = state.settings, state.facts
     have = facts.have
-    reasons, ask = _asked(state)
+    reasons, ask = _demand_reasons(state)
     warnings = _warnings(state)
     if settings.pin is not None and now < settings.pin_until:
         text = f"an operator set {settings.pin}"
@@ -99,7 +99,7 @@ def _plan_pool(state: PoolState, now: float) -> PoolPlan:
     return PoolPlan(wanted, ask, tuple(reasons), warnings)
 
 
-def _asked(state: PoolState) -> tuple[list[ScalingReason], float]:
+def _demand_reasons(state: PoolState) -> tuple[list[ScalingReason], float]:
     """Return the replicas for demand, spare and backlog, and the ask that hysteresis keeps."""
     facts = state.facts
     forecast = state.history.forecast(state.boot_s(1.0) + state.history.bucket_s)

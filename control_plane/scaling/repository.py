@@ -152,11 +152,11 @@ async def scaled_pools(
     ids = [row["id"] for row in rows]
     if not ids:
         return []
-    seen = await _Seen.read(connection, ids, fresh_s)
+    seen = await _PoolRows.read(connection, ids, fresh_s)
     return [_scaled_pool(row, seen) for row in rows]
 
 
-def _scaled_pool(row: Mapping[Any, Any], seen: "_Seen") -> ScaledPool:
+def _scaled_pool(row: Mapping[Any, Any], seen: "_PoolRows") -> ScaledPool:
     key = row["id"]
     needs, options = row["needs"], row["engine_options"]
     floor = row["rollout_replicas"] or 0
@@ -207,7 +207,7 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_Seen") -> ScaledPool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _PoolRows:
     """Rows about some pools, by pool."""
 
     reports: dict[str, list[Any]]
@@ -220,7 +220,9 @@ class _Seen:
     deferrable_s: dict[int, float]
 
     @classmethod
-    async def read(cls, connection: AsyncConnection, ids: Sequence[str], fresh_s: float) -> "_Seen":
+    async def read(
+        cls, connection: AsyncConnection, ids: Sequence[str], fresh_s: float
+    ) -> "_PoolRows":
         """Read it."""
         reports, fresh, unheard = await _reports(connection, ids, fresh_s)
         return cls(

@@ -66,7 +66,7 @@ _DECISION: dict[str, Any] = {
 _LISTED = ("pool_id", *_SETTINGS, *_BY_HAND, *_DECISION)
 _CHANGE = ("id", "pool_id", "changed_at", "before", "after", "cause", "text")
 _BUDGET = tuple(ScalingBudgetBody.model_fields)
-_ASKED = ("replicas_min", "replicas_max", "minute_worth")
+_PLAN_FIELDS = ("replicas_min", "replicas_max", "minute_worth")
 _HOURS, _HOURS_MAX = 24, 48
 _REPLAYED: dict[str, Any] = {
     "hours": describe.NUMBER,
@@ -147,7 +147,9 @@ class ScalingRoutes:
         change = describe.shown(_CHANGE, types=count)
         told, listing = describe.operation, describe.listing
         status = listing("List the pools that have bounds, with their last decisions", row)
-        plan = told("Plan for a pool, with other bounds if given", answer=decision, query=_ASKED)
+        plan = told(
+            "Plan for a pool, with other bounds if given", answer=decision, query=_PLAN_FIELDS
+        )
         asked = listing(
             "List the actuators of pools, with the state of their requests for nodes",
             describe.shown(actuator_asks.c.keys(), types=columns(actuator_asks)),
@@ -155,7 +157,7 @@ class ScalingRoutes:
         replayed = told(
             "Replay the kept demand of a pool, with its bounds and with others",
             answer=describe.shown(("pool_id", *_REPLAYED), types=_REPLAYED),
-            query=(*_ASKED, "hours"),
+            query=(*_PLAN_FIELDS, "hours"),
         )
         history = listing("List the changes of a pool's number, the newest first", change)
         return [
@@ -193,7 +195,7 @@ class ScalingRoutes:
 
     async def plan(self, request: web.Request) -> web.Response:
         """Return the decision of a look at this moment, without carrying it out."""
-        key, asked = path_id(request), _asked(request)
+        key, asked = path_id(request), _bounds_of(request)
 
         async def work(connection: AsyncConnection) -> Values:
             found = await repository.scaled_pools(connection, 2 * self._interval_s, None)
@@ -213,7 +215,7 @@ class ScalingRoutes:
 
     async def replay(self, request: web.Request) -> web.Response:
         """Return the results of the present bounds and of others on past demand; takes seconds."""
-        key, asked, hours = path_id(request), _asked(request), _hours(request)
+        key, asked, hours = path_id(request), _bounds_of(request), _hours(request)
 
         async def work(connection: AsyncConnection) -> Looked:
             found = await repository.scaled_pools(connection, 2 * self._interval_s, [key])
@@ -426,10 +428,10 @@ def _budget(row: Values | None) -> Values:
     return dict.fromkeys(_BUDGET) if row is None else {name: row[name] for name in _BUDGET}
 
 
-def _asked(request: web.Request) -> dict[str, Any]:
+def _bounds_of(request: web.Request) -> dict[str, Any]:
     """Return the bounds in a query, based on the present ones."""
     found: dict[str, Any] = {}
-    for name in _ASKED:
+    for name in _PLAN_FIELDS:
         text = request.query.get(name)
         if text is None:
             continue

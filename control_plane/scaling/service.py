@@ -120,7 +120,7 @@ class Scaling:
             while (left_s := until_s - time.monotonic()) > 0:
                 await asyncio.sleep(min(left_s, _WAKE_LOOK_S) if self._sleepers else left_s)
                 if self._sleepers and time.monotonic() < until_s:
-                    await self._wake_or_tell()
+                    await self._wake_or_warn()
 
     def _rest(self) -> None:
         """Show no figures and request no nodes: it is unknown whether this control plane leads."""
@@ -141,7 +141,7 @@ class Scaling:
             log.info("pool_woken", pool=pool_id)
         return woken
 
-    async def _wake_or_tell(self) -> None:
+    async def _wake_or_warn(self) -> None:
         try:
             await self.wake()
         except (DatabaseDownError, DBAPIError) as error:
@@ -171,7 +171,7 @@ class Scaling:
         self._asking.offer(asks)
         self._show({one.pool.id: _shown(one) for one in looked})
         self._sleepers = frozenset(it.pool.id for it in looked if it.decided.asleep)
-        self._tell(looked)
+        self._log_changes(looked)
 
     async def report(self, message: wire.ReportDemandRequest) -> int:
         """Keep a router's report; return milliseconds until the next one.
@@ -213,7 +213,7 @@ class Scaling:
         boots_s = {it.pool.id: it.state.boot_s(1.0) for it in looked}
         return looked, await self._asking.look(connection, boots_s)
 
-    def _tell(self, looked: Sequence[Looked]) -> None:
+    def _log_changes(self, looked: Sequence[Looked]) -> None:
         for one in looked:
             before = one.pool.sight.planned
             if one.pool.is_on and before != one.decided.wanted:

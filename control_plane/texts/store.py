@@ -16,7 +16,7 @@ from sluice.identity import CertificateRole
 from sluice.ids import is_request_id
 
 DEADLINE_S = 10.0
-_SAID_BYTES_MAX = 200
+_ERROR_BYTES_MAX = 200
 _Rows = TypeAdapter(dict[str, list[dict[str, Any]]])
 
 
@@ -81,7 +81,7 @@ class TelemetryTexts:
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="request_id")
         url = f"{self._url}/{quote(request_id, safe='')}"
         try:
-            rows = _Rows.validate_json(await self._asked("GET", url, tenant_id))["data"]
+            rows = _Rows.validate_json(await self._fetch("GET", url, tenant_id))["data"]
         except (ValidationError, KeyError) as error:
             raise FeedDownError(f"{self._url} is not understood") from error
         if any(row.get("tenant_id") != tenant_id for row in rows):
@@ -90,9 +90,9 @@ class TelemetryTexts:
 
     async def erase(self, tenant_id: str) -> None:
         """Erase all texts of a tenant; BadRequestError: the tenant's id is not valid."""
-        await self._asked("DELETE", self._url, tenant_id)
+        await self._fetch("DELETE", self._url, tenant_id)
 
-    async def _asked(self, method: str, url: str, tenant_id: str) -> bytes:
+    async def _fetch(self, method: str, url: str, tenant_id: str) -> bytes:
         try:
             async with (
                 asyncio.timeout(DEADLINE_S),
@@ -105,7 +105,7 @@ class TelemetryTexts:
             ):
                 body = await read_bounded(response)
                 if response.status == 400:
-                    said = body[:_SAID_BYTES_MAX].decode(errors="replace")
+                    said = body[:_ERROR_BYTES_MAX].decode(errors="replace")
                     raise BadRequestError(ErrorCode.INVALID_REQUEST, f"telemetry says: {said}")
                 if response.status != 200:
                     raise FeedDownError(f"{self._url} answers {response.status}")

@@ -60,7 +60,7 @@ class AskedTask(Protocol):
         ...
 
 
-class _Known(NamedTuple):
+class _ReadyPolicy(NamedTuple):
     """A policy of a tenant, and the policy made ready for use from it."""
 
     told: wire.AutoPolicy
@@ -90,7 +90,7 @@ class AutoBoard:
         self._views = views
         self._memory, self._hasher, self._shared = ConversationMemory(), hasher, shared
         self._speeds = LearnedSpeeds()
-        self._policies: dict[str, _Known] = {}
+        self._policies: dict[str, _ReadyPolicy] = {}
         self._is_used = False
 
     async def decide(self, principal: Principal, task: AskedTask, uid: str) -> AutoDecision | None:
@@ -181,7 +181,7 @@ class AutoBoard:
             output_token_s=speed.output_token_s,
         )
 
-    def _policy(self, policy: wire.AutoPolicy) -> _Known:
+    def _policy(self, policy: wire.AutoPolicy) -> _ReadyPolicy:
         """Return a policy ready for use; each is made ready once, at its first use."""
         known = self._policies.get(policy.id)
         if known is not None and known.told is policy:
@@ -201,7 +201,7 @@ class AutoBoard:
             queue_priority_min=policy.queue_priority_min,
             pin=policy.pin,
         )
-        made = _Known(policy, table_of(cells, priors, policy.scheme), rules)
+        made = _ReadyPolicy(policy, table_of(cells, priors, policy.scheme), rules)
         self._policies[policy.id] = made
         return made
 

@@ -10,7 +10,7 @@ from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
 
 AUTO = "auto"
 # Alternatives that a header names.
-_TOLD_MAX = 4
+_CANDIDATES_SHOWN_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,12 @@ class AutoDecision:
         """Headers that report the choice; costs are in the currency of the tenant's prices."""
         options = [self.choice.chosen, *self.choice.alternatives]
         own = next(it for it in options if it.name == self.model)
-        rest = [it for it in options if it is not own][:_TOLD_MAX]
+        rest = [it for it in options if it is not own][:_CANDIDATES_SHOWN_MAX]
         return {
-            "x-sluice-auto": f"{self.reason}; {_told(own)}",
-            "x-sluice-auto-alternatives": ", ".join(f"{it.name}; {_told(it)}" for it in rest),
+            "x-sluice-auto": f"{self.reason}; {_option_text(own)}",
+            "x-sluice-auto-alternatives": ", ".join(
+                f"{it.name}; {_option_text(it)}" for it in rest
+            ),
         }
 
     def write(self, event: wire.AutoChoice) -> None:
@@ -75,5 +77,5 @@ class AutoDecision:
         return replace(self, answered=model)
 
 
-def _told(option: AutoOption) -> str:
+def _option_text(option: AutoOption) -> str:
     return f"cost={option.cost:.6g}; price={option.price:.6g}; quality={option.quality:.3f}"

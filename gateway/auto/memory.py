@@ -41,24 +41,24 @@ class ConversationMemory:
 
     def __init__(self, prefixes_max: int = _PREFIXES_MAX) -> None:
         self._prefixes_max = prefixes_max
-        self._known: OrderedDict[bytes, KnownPrefix] = OrderedDict()
+        self._prefixes: OrderedDict[bytes, KnownPrefix] = OrderedDict()
 
     def __len__(self) -> int:
         """Return how many prompts are known."""
-        return len(self._known)
+        return len(self._prefixes)
 
     def look(self, keys: PromptKeys, now_s: float) -> CachedPrefixes:
         """Return the cached prefixes of a prompt, as of `now_s` on the worker's clock."""
-        found = (self._known.get(key) for key in keys.longest_first)
+        found = (self._prefixes.get(key) for key in keys.longest_first)
         return prefixes_of(it for it in found if it is not None and it.until_s >= now_s)
 
     def note(self, keys: PromptKeys, model: str, tokens: int, now_s: float) -> None:
         """Remember the model that has answered a prompt."""
         for key in keys.whole:
-            self._known[key] = KnownPrefix(model, tokens, now_s + CACHED_S)
-            self._known.move_to_end(key)
-        while len(self._known) > self._prefixes_max:
-            self._known.popitem(last=False)
+            self._prefixes[key] = KnownPrefix(model, tokens, now_s + CACHED_S)
+            self._prefixes.move_to_end(key)
+        while len(self._prefixes) > self._prefixes_max:
+            self._prefixes.popitem(last=False)
 
 
 def prefixes_of(known: Iterable[KnownPrefix]) -> CachedPrefixes:

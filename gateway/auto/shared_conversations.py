@@ -26,7 +26,7 @@ class SharedConversations:
             found = await self._commands.call(words, deadline_s=_DEADLINE_S)
         except ValkeyDownError:
             return CachedPrefixes("", {})
-        return prefixes_of(_known(it) for it in cast("list[bytes | None]", found) if it)
+        return prefixes_of(_parse_prefix(it) for it in cast("list[bytes | None]", found) if it)
 
     def note(self, keys: PromptKeys, model: str, tokens: int) -> None:
         """Tell the other workers which model has answered a prompt, without waiting for Valkey."""
@@ -35,6 +35,6 @@ class SharedConversations:
             self._commands.send_only((b"SET", _KEY + key, value, b"PX", _CACHED_MS))
 
 
-def _known(value: bytes) -> KnownPrefix:
+def _parse_prefix(value: bytes) -> KnownPrefix:
     tokens, _, model = value.decode().partition(" ")
     return KnownPrefix(model, int(tokens), until_s=0.0)

@@ -37,29 +37,29 @@ class LearnedSpeeds:
     """The speeds of all pools that this worker has asked."""
 
     def __init__(self) -> None:
-        self._known: dict[str, LearnedSpeed] = {}
+        self._speeds: dict[str, LearnedSpeed] = {}
 
     def of(self, pool_id: str) -> LearnedSpeed:
         """Return the learned speed of a pool."""
-        return self._known.get(pool_id, _UNKNOWN)
+        return self._speeds.get(pool_id, _UNKNOWN)
 
     def note(self, pool_id: str, tally: Tally, answers: int, ended_at_s: float) -> None:
         """Learn from a request that has ended well, on the worker's clock."""
-        if pool_id not in self._known and len(self._known) >= _POOLS_MAX:
+        if pool_id not in self._speeds and len(self._speeds) >= _POOLS_MAX:
             return
-        speed = self._known.setdefault(pool_id, LearnedSpeed())
+        speed = self._speeds.setdefault(pool_id, LearnedSpeed())
         uncached = tally.placed_prompt_tokens - tally.cached_tokens
         if tally.prefill_us and uncached >= _UNCACHED_LEAST:
             measured = tally.prefill_us / 1e6 / uncached
-            speed.prompt_token_s = _moved(speed.prompt_token_s, measured)
+            speed.prompt_token_s = _smoothed(speed.prompt_token_s, measured)
         each = tally.output_tokens / max(1, answers)
         if not each:
             return
-        speed.output_tokens = _moved(speed.output_tokens, each)
+        speed.output_tokens = _smoothed(speed.output_tokens, each)
         if tally.first_at_s and each >= _OUTPUT_LEAST:
             measured = max(0.0, ended_at_s - tally.first_at_s) / each
-            speed.output_token_s = _moved(speed.output_token_s, measured)
+            speed.output_token_s = _smoothed(speed.output_token_s, measured)
 
 
-def _moved(known: float, new: float) -> float:
+def _smoothed(known: float, new: float) -> float:
     return new if not known else known + _NEW * (new - known)

@@ -197,7 +197,7 @@ class BaseAssets:
     ) -> EncodedPrompt:
         """Return a prompt that came as ids, with block hashes; for `owner` see `encode_chat`."""
         if len(ids) <= _INLINE_TOKENS_MAX:
-            return self._hashed(ids, cache_root)
+            return self._with_hashes(ids, cache_root)
         return await self._in_thread(owner, self._hashing(ids, cache_root))
 
     def require_fit(self, characters: int, context_tokens_max: int, param: str) -> None:
@@ -247,9 +247,9 @@ class BaseAssets:
         is_reasoning = self.dialect.opens_reasoning(pieces[-1][-ENDING_CHARACTERS:])
         if chat is not None and self._grown.can_keep(place, chat):
             tokens = yield from self._grown.encode(place, chat, None, tokenizing)
-            return _encoded(tokens, is_reasoning=is_reasoning)
+            return _without_hashes(tokens, is_reasoning=is_reasoning)
         ids = yield from self._encoder.encode(pieces, place.root, tokenizing)
-        return self._hashed(ids, place.root, is_reasoning=is_reasoning)
+        return self._with_hashes(ids, place.root, is_reasoning=is_reasoning)
 
     def _encode_more(
         self,
@@ -264,7 +264,7 @@ class BaseAssets:
         require_fit(known.characters + len(new))
         ending = (known.ending + new)[-ENDING_CHARACTERS:]
         tokens = yield from self._grown.encode(place, chat, known, tokenizing)
-        return _encoded(tokens, is_reasoning=self.dialect.opens_reasoning(ending))
+        return _without_hashes(tokens, is_reasoning=self.dialect.opens_reasoning(ending))
 
     def _encode_text(
         self, text: str, cache_root: bytes, add_special_tokens: bool, tokenizing: Executor | None
@@ -273,9 +273,9 @@ class BaseAssets:
             ids = yield from self._encoder.encode_whole(text, tokenizing)
         else:
             ids = yield from self._encoder.encode([text], cache_root, tokenizing)
-        return self._hashed(ids, cache_root)
+        return self._with_hashes(ids, cache_root)
 
-    def _hashed(
+    def _with_hashes(
         self, ids: Sequence[int], cache_root: bytes, *, is_reasoning: bool = False
     ) -> EncodedPrompt:
         """Return a prompt with its hashes; packed as well, if it is long."""
@@ -288,10 +288,10 @@ class BaseAssets:
     def _hashing(self, ids: Sequence[int], cache_root: bytes) -> Steps[EncodedPrompt]:
         """Hash a prompt that came as ids, in one step."""
         yield from ()
-        return self._hashed(ids, cache_root)
+        return self._with_hashes(ids, cache_root)
 
 
-def _encoded(tokens: PromptTokens, *, is_reasoning: bool) -> EncodedPrompt:
+def _without_hashes(tokens: PromptTokens, *, is_reasoning: bool) -> EncodedPrompt:
     return EncodedPrompt(tokens.ids, tokens.hashes, is_reasoning, PackedPrompt(tokens.packed))
 
 

@@ -129,13 +129,13 @@ def _bare(tokenizer: Tokenizer) -> Tokenizer:
     added = tokenizer.get_added_tokens_decoder()
     for _, token in sorted(added.items()):
         (bare.add_special_tokens if token.special else bare.add_tokens)([token])
-    if _described(bare.get_added_tokens_decoder()) == _described(added):
+    if _added_texts(bare.get_added_tokens_decoder()) == _added_texts(added):
         return bare
     described = json.loads(tokenizer.to_str())
     return Tokenizer.from_str(json.dumps(described | {"post_processor": None}))
 
 
-def _described(added: Mapping[int, AddedToken]) -> dict[int, str]:
+def _added_texts(added: Mapping[int, AddedToken]) -> dict[int, str]:
     return {number: repr(token) for number, token in added.items()}
 
 

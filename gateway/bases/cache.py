@@ -41,7 +41,7 @@ class BaseCache(Generic[_Loaded]):
         self._lock = asyncio.Lock()
         self._not_before_s: dict[str, float] = {}  # bases that were not loaded: when to look again
         self._arrivals = 0  # number of announced arrivals of files
-        self._told: dict[str, str] = {}  # logged messages, by digest
+        self._logged: dict[str, str] = {}  # logged messages, by digest
 
     async def get(self, digest: str) -> _Loaded:
         """Return the parts of a base; RejectedError when this gateway does not have its files."""
@@ -68,8 +68,8 @@ class BaseCache(Generic[_Loaded]):
             del self._loaded[digest]
         for digest in self._not_before_s.keys() - digests:
             del self._not_before_s[digest]
-        for digest in self._told.keys() - digests:
-            del self._told[digest]
+        for digest in self._logged.keys() - digests:
+            del self._logged[digest]
 
     async def _load(self, digest: str) -> _Loaded:
         is_begun = False
@@ -81,7 +81,7 @@ class BaseCache(Generic[_Loaded]):
                 raise _not_ready()
             loop = asyncio.get_running_loop()
             load = loop.run_in_executor(None, self._find_and_read, digest)
-            load.add_done_callback(partial(self._ended, digest, self._arrivals))
+            load.add_done_callback(partial(self._finish_load, digest, self._arrivals))
             is_begun = True
         finally:
             if not is_begun:
@@ -98,7 +98,7 @@ class BaseCache(Generic[_Loaded]):
             raise _MissingError from error
         return self._read(directory)
 
-    def _ended(self, digest: str, arrivals: int, load: "asyncio.Future[_Loaded]") -> None:
+    def _finish_load(self, digest: str, arrivals: int, load: "asyncio.Future[_Loaded]") -> None:
         """Note the result of a load, then let the next one begin."""
         try:
             if not load.cancelled():
@@ -116,8 +116,8 @@ class BaseCache(Generic[_Loaded]):
             self._not_before_s[digest] = time.monotonic() + _RETRY_LOAD_S
         if isinstance(error, _MissingError):
             self._on_missing(digest)
-        elif self._told.get(digest) != str(error):
-            self._told[digest] = str(error)
+        elif self._logged.get(digest) != str(error):
+            self._logged[digest] = str(error)
             log.warning("base_not_loaded", digest=digest, error=str(error))
 
 

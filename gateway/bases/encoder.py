@@ -46,7 +46,7 @@ class PromptEncoder:
         words = "|".join(map(re.escape, sorted(self._cuts, key=len, reverse=True)))
         self._split = re.compile(f"({words})").split
         self._characters_max = characters_max
-        self._kept: OrderedDict[tuple[bytes, str], array[int]] = OrderedDict()
+        self._cache: OrderedDict[tuple[bytes, str], array[int]] = OrderedDict()
         self._lock = Lock()
         self.characters = 0
 
@@ -105,7 +105,7 @@ class PromptEncoder:
         return self._slicing.encode_whole(text, tokenizing)
 
     def _find(self, owner: bytes, segments: Sequence[str]) -> "list[array[int] | None]":
-        cuts, kept = self._cuts, self._kept
+        cuts, kept = self._cuts, self._cache
         found: list[array[int] | None] = []
         with self._lock:
             for segment in segments:
@@ -121,11 +121,11 @@ class PromptEncoder:
         if len(segment) > min(_SEGMENT_MAX, self._characters_max):
             return
         with self._lock:
-            if (owner, segment) not in self._kept:
+            if (owner, segment) not in self._cache:
                 self.characters += len(segment)
-            self._kept[owner, segment] = ids
+            self._cache[owner, segment] = ids
             while self.characters > self._characters_max:
-                (_, oldest), _ = self._kept.popitem(last=False)
+                (_, oldest), _ = self._cache.popitem(last=False)
                 self.characters -= len(oldest)
 
 

@@ -28,7 +28,7 @@ Fetch = Callable[[str], Awaitable[dict[str, bytes]]]
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _WantedBase:
     not_before_s: float
     attempt: int = 0
 
@@ -59,8 +59,8 @@ class BaseFetcher:
         self._fetch = fetch
         self._on_arrival = on_arrival
         self._count = count
-        self._wanted: dict[str, _Wanted] = {}
-        self._asked = asyncio.Event()
+        self._wanted: dict[str, _WantedBase] = {}
+        self._has_wanted = asyncio.Event()
 
     def find(self, digest: str) -> Path:
         """Return the directory of a base; blocks; FileNotFoundError when the base is not here."""
@@ -75,8 +75,8 @@ class BaseFetcher:
         """Add a missing base to the bases to fetch."""
         if digest not in self._wanted:
             spread_s = random.uniform(0.0, _FIRST_SPREAD_S)  # noqa: S311 - spreads
-            self._wanted[digest] = _Wanted(time.monotonic() + spread_s)
-            self._asked.set()
+            self._wanted[digest] = _WantedBase(time.monotonic() + spread_s)
+            self._has_wanted.set()
 
     def keep_only(self, digests: Collection[str]) -> None:
         """Give up the bases that no longer exist."""
@@ -91,7 +91,7 @@ class BaseFetcher:
     async def run(self) -> None:
         """Fetch until cancelled."""
         while True:
-            self._asked.clear()
+            self._has_wanted.clear()
             now_s = time.monotonic()
             due = min(self._wanted.items(), key=lambda it: it[1].not_before_s, default=None)
             if due is not None and due[1].not_before_s <= now_s:
@@ -99,11 +99,11 @@ class BaseFetcher:
                 continue
             try:
                 async with asyncio.timeout(None if due is None else due[1].not_before_s - now_s):
-                    await self._asked.wait()
+                    await self._has_wanted.wait()
             except TimeoutError:
                 continue
 
-    async def _try(self, digest: str, wanted: _Wanted) -> None:
+    async def _try(self, digest: str, wanted: _WantedBase) -> None:
         try:
             is_there = await self._bring(digest)
         except (BaseFetchError, OSError) as error:

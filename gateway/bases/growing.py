@@ -72,7 +72,7 @@ def going_on(tree: nodes.Template) -> nodes.Template:
     """Return a template with seams that writes the messages in `_new`, the first `_kept` not."""
     loop = _main_loop(tree)
     assert loop is not None, "it was looked for"
-    shifted = _Shifted()
+    shifted = _ShiftedLoop()
     loop.body = [cast("nodes.Node", shifted.visit(node)) for node in loop.body]
     loop.iter = nodes.Name(NEW, "load", lineno=loop.lineno)
     return _with_seams(tree, loop)
@@ -172,8 +172,8 @@ class _Check:
         if not _is_name(left, MESSAGES):  # there are some, always
             self.visit(left, place, is_behind_first=is_behind_first)
         if place is _Place.LOOP:
-            is_first = isinstance(node, nodes.Or) and _says_first(left)
-            is_later = isinstance(node, nodes.And) and _says_later(left)
+            is_first = isinstance(node, nodes.Or) and _is_first_flag(left)
+            is_later = isinstance(node, nodes.And) and _is_later_flag(left)
             is_behind_first = is_behind_first or is_first or is_later
         self.visit(node.right, place, is_behind_first=is_behind_first)
 
@@ -193,7 +193,7 @@ def _is_refused(node: nodes.Node, place: _Place) -> bool:
             return False
 
 
-class _Shifted(NodeTransformer):
+class _ShiftedLoop(NodeTransformer):
     """Numbers messages as if the loop had begun with the first one, which it never is at."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - the library's name
@@ -238,12 +238,12 @@ def _of_loop(node: nodes.Node) -> str:
             return ""
 
 
-def _says_first(node: nodes.Node) -> bool:
+def _is_first_flag(node: nodes.Node) -> bool:
     return _of_loop(node) == "first" or _compares(node, "eq")
 
 
-def _says_later(node: nodes.Node) -> bool:
-    is_negated = isinstance(node, nodes.Not) and _says_first(node.node)
+def _is_later_flag(node: nodes.Node) -> bool:
+    is_negated = isinstance(node, nodes.Not) and _is_first_flag(node.node)
     return is_negated or _compares(node, "gt") or _compares(node, "ne")
 
 

@@ -94,7 +94,7 @@ class GrownPrompts:
         self._encoder, self._spans, self._bytes_max = encoder, spans, bytes_max
         self._clock = clock
         # With the time of the last use; the oldest use is first.
-        self._kept: OrderedDict[PromptPlace, tuple[GrownPrompt, float]] = OrderedDict()
+        self._prompts: OrderedDict[PromptPlace, tuple[GrownPrompt, float]] = OrderedDict()
         self._lock = Lock()
         self.held_bytes = 0
 
@@ -103,20 +103,20 @@ class GrownPrompts:
         if not place.session:
             return None
         with self._lock:
-            if place not in self._kept:
+            if place not in self._prompts:
                 return None
-            known, _ = self._kept[place]
+            known, _ = self._prompts[place]
             if not known.begins(messages):
                 return None
-            self._kept[place] = known, self._clock()
-            self._kept.move_to_end(place)
+            self._prompts[place] = known, self._clock()
+            self._prompts.move_to_end(place)
             return known
 
     def forget_idle(self) -> None:
         """Drop prompts that no turn has continued for `IDLE_S`."""
         with self._lock:
             before_s = self._clock() - IDLE_S
-            while self._kept and next(iter(self._kept.values()))[1] <= before_s:
+            while self._prompts and next(iter(self._prompts.values()))[1] <= before_s:
                 self._drop_oldest()
 
     def can_keep(self, place: PromptPlace, chat: WrittenChat | None) -> bool:
@@ -171,16 +171,16 @@ class GrownPrompts:
 
     def _keep(self, place: PromptPlace, grown: GrownPrompt) -> None:
         with self._lock:
-            before, _ = self._kept.pop(place, (None, 0.0))
+            before, _ = self._prompts.pop(place, (None, 0.0))
             if before is not None:
                 self.held_bytes -= before.size
             if grown.size > self._bytes_max // _SHARE_MAX:
                 return
-            self._kept[place] = grown, self._clock()
+            self._prompts[place] = grown, self._clock()
             self.held_bytes += grown.size
             while self.held_bytes > self._bytes_max:
                 self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        _, (oldest, _) = self._kept.popitem(last=False)
+        _, (oldest, _) = self._prompts.popitem(last=False)
         self.held_bytes -= oldest.size

@@ -42,7 +42,7 @@ class PromptSpans:
         """Prepare an empty cache."""
         self._bytes_max, self._clock = bytes_max, clock
         # With the time of the last use; the oldest use is first.
-        self._kept: OrderedDict[bytes, tuple[_Span, float]] = OrderedDict()
+        self._spans: OrderedDict[bytes, tuple[_Span, float]] = OrderedDict()
         self._lock = Lock()
         self.held_bytes = 0
 
@@ -62,45 +62,45 @@ class PromptSpans:
             key = so_far.digest()
             span = self._find(key)
             if span is None:
-                span = _made(ids[start : start + SPAN_TOKENS], last or root)
+                span = _new_span(ids[start : start + SPAN_TOKENS], last or root)
                 self._keep(key, span)
             hashes.append(span.hashes)
             packed.append(span.packed)
             last = span.hashes[-HASH_BYTES:]
-        rest = _made(ids[end:], last or root)
+        rest = _new_span(ids[end:], last or root)
         return b"".join([*hashes, rest.hashes]), b"".join([*packed, rest.packed])
 
     def _find(self, key: bytes) -> _Span | None:
         with self._lock:
-            if key not in self._kept:
+            if key not in self._spans:
                 return None
-            span, _ = self._kept[key]
-            self._kept[key] = span, self._clock()
-            self._kept.move_to_end(key)
+            span, _ = self._spans[key]
+            self._spans[key] = span, self._clock()
+            self._spans.move_to_end(key)
             return span
 
     def forget_idle(self) -> None:
         """Drop spans that no prompt has had for `IDLE_S`."""
         with self._lock:
             before_s = self._clock() - IDLE_S
-            while self._kept and next(iter(self._kept.values()))[1] <= before_s:
+            while self._spans and next(iter(self._spans.values()))[1] <= before_s:
                 self._drop_oldest()
 
     def _keep(self, key: bytes, span: _Span) -> None:
         with self._lock:
-            if key not in self._kept:
+            if key not in self._spans:
                 self.held_bytes += _size(span)
-            self._kept[key] = span, self._clock()
-            self._kept.move_to_end(key)
+            self._spans[key] = span, self._clock()
+            self._spans.move_to_end(key)
             while self.held_bytes > self._bytes_max:
                 self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        _, (oldest, _) = self._kept.popitem(last=False)
+        _, (oldest, _) = self._spans.popitem(last=False)
         self.held_bytes -= _size(oldest)
 
 
-def _made(ids: Sequence[int], root: bytes) -> _Span:
+def _new_span(ids: Sequence[int], root: bytes) -> _Span:
     return _Span(chained_hashes(ids, root), packed_ids(ids))
 
 

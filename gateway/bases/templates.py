@@ -130,7 +130,7 @@ class ChatTemplate:
         )
         self._head: int | None = None
         self._going_on: Template | None = None
-        self._template = self._environment.compiled(source, self._seamed)
+        self._template = self._environment.compiled(source, self._with_seams)
         if self._head is not None:
             self._going_on = self._environment.compiled(source, going_on)
         self._special_tokens = special_tokens
@@ -141,7 +141,7 @@ class ChatTemplate:
         self._reserved = re.compile(words) if words else None
         self._first_character = re.compile(f"(?={words})(.)", re.DOTALL)
 
-    def _seamed(self, tree: nodes.Template) -> nodes.Template:
+    def _with_seams(self, tree: nodes.Template) -> nodes.Template:
         self._head = head_messages(tree)
         return tree if self._head is None else with_seams(tree)
 
@@ -186,7 +186,7 @@ class ChatTemplate:
         Raises:
             BadRequestError: These messages do not fit the template.
         """
-        listed = _listed(tools) if tools else []
+        listed = _template_tools(tools) if tools else []
         rows = [self._row(message) for message in messages]
         texts = _texts(rows, listed)
         try:
@@ -199,7 +199,7 @@ class ChatTemplate:
                 chat = WrittenChat(messages, rows, listed, options, given, 0, before, own, behind)
                 return ["".join(parts)], chat
             mark = _unused_mark(texts)
-            rows, listed = self._marked(rows, mark), self._marked(listed, mark)
+            rows, listed = self._with_marks(rows, mark), self._with_marks(listed, mark)
             parts = self._rendered(self._template, rows, listed, options, cpu_s, given)
             return "".join(parts).split(mark), None
         except Exception as error:
@@ -228,7 +228,7 @@ class ChatTemplate:
         kept = len(known.messages) - 1
         if self._going_on is None or kept < max(1, (self._head or 1) - 1):
             return None
-        listed = _listed(tools) if tools else []
+        listed = _template_tools(tools) if tools else []
         if listed != known.tools or options != known.options:
             return None
         new = [self._row(message) for message in messages[kept + 1 :]]
@@ -246,15 +246,17 @@ class ChatTemplate:
             return None
         return WrittenChat(messages, rows, listed, options, given, kept, before, own, behind)
 
-    def _marked(self, value: Any, mark: str) -> Any:
+    def _with_marks(self, value: Any, mark: str) -> Any:
         """Return `value` with a mark after the first character of every special token's text."""
         if isinstance(value, str):
             return self._first_character.sub(rf"\1{mark}", value)
         if isinstance(value, dict):
             items = cast("dict[Any, Any]", value).items()
-            return {self._marked(key, mark): self._marked(item, mark) for key, item in items}
+            return {
+                self._with_marks(key, mark): self._with_marks(item, mark) for key, item in items
+            }
         if isinstance(value, list):
-            return [self._marked(item, mark) for item in cast("list[Any]", value)]
+            return [self._with_marks(item, mark) for item in cast("list[Any]", value)]
         return value
 
     def _rendered(
@@ -306,7 +308,7 @@ class ChatTemplate:
         return hashlib.blake2b(call_id.encode(), digest_size=8).hexdigest()[:9]
 
 
-def _listed(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def _template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Return tools as templates take them; BadRequestError for one that is nested too deep."""
     listed = [tool.model_dump(exclude_none=True) for tool in tools]
     if _levels(listed) > _LEVELS_MAX:

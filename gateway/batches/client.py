@@ -47,7 +47,7 @@ class BatchClient:
         try:
             return await (await self._stub()).Begin(batch, timeout=_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
-            raise _told(error, batch.id) from None
+            raise _error_of(error, batch.id) from None
 
     async def show(self, tenant_id: str, batch_id: str) -> wire.Batch:
         """Return a batch; PlatformError NOT_FOUND."""
@@ -55,7 +55,7 @@ class BatchClient:
         try:
             return await (await self._stub()).Show(request, timeout=_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
-            raise _told(error, batch_id) from None
+            raise _error_of(error, batch_id) from None
 
     async def cancel(self, tenant_id: str, batch_id: str) -> wire.Batch:
         """Begin to cancel a batch; PlatformError NOT_FOUND, CONFLICT: the batch has ended."""
@@ -63,7 +63,7 @@ class BatchClient:
         try:
             return await (await self._stub()).Cancel(request, timeout=_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
-            raise _told(error, batch_id) from None
+            raise _error_of(error, batch_id) from None
 
     async def listed(self, tenant_id: str, limit: int, after: str) -> Sequence[wire.Batch]:
         """Return batches, newest first; PlatformError NOT_FOUND: `after` is no id of a batch."""
@@ -74,14 +74,14 @@ class BatchClient:
             call = (await self._stub()).List(wanted, timeout=_LIST_S)
             return [batch async for batch in call]
         except grpc.aio.AioRpcError as error:
-            raise _told(error, after) from None
+            raise _error_of(error, after) from None
 
     async def sync(self, request: wire.SyncLinesRequest) -> wire.SyncLinesResponse:
         """Report the results of lines, and take further lines."""
         try:
             return await (await self._stub()).Sync(request, timeout=_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
-            raise _told(error, "") from None
+            raise _error_of(error, "") from None
 
     async def _stub(self) -> BatchServiceStub:
         return BatchServiceStub(await self._link.current())
@@ -92,7 +92,7 @@ class BatchClient:
         return wire.RecordRequest(tenant_id=tenant_id, id=batch_id)
 
 
-def _told(error: grpc.aio.AioRpcError, batch_id: str) -> PlatformError:
+def _error_of(error: grpc.aio.AioRpcError, batch_id: str) -> PlatformError:
     if error.code() is grpc.StatusCode.NOT_FOUND:
         return missing(batch_id)
     if error.code() is grpc.StatusCode.FAILED_PRECONDITION:

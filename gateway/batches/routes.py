@@ -83,7 +83,7 @@ class Batches:
 
     async def list_all(self, request: web.Request) -> web.Response:
         """GET /v1/batches, newest first."""
-        tenant_id = self._admitted(request).tenant.id
+        tenant_id = self._authorise(request).tenant.id
         limit, is_ascending, after = page_of(request)
         if is_ascending:
             raise bad_value("order", "batches are listed from the newest one on")
@@ -94,23 +94,23 @@ class Batches:
 
     async def get(self, request: web.Request) -> web.Response:
         """GET /v1/batches/{id}."""
-        tenant_id = self._admitted(request).tenant.id
-        batch_id = _one(request, path_rest(request, _PREFIX))
+        tenant_id = self._authorise(request).tenant.id
+        batch_id = _batch_id(request, path_rest(request, _PREFIX))
         return _answer(await self._client.show(tenant_id, batch_id))
 
     async def post(self, request: web.Request) -> web.Response:
         """POST /v1/batches/{id}/cancel."""
-        tenant_id, rest = self._admitted(request).tenant.id, path_rest(request, _PREFIX)
+        tenant_id, rest = self._authorise(request).tenant.id, path_rest(request, _PREFIX)
         if not rest.endswith(_CANCEL):
             raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
-        batch_id = _one(request, rest[: -len(_CANCEL)])
+        batch_id = _batch_id(request, rest[: -len(_CANCEL)])
         return _answer(await self._client.cancel(tenant_id, batch_id))
 
-    def _admitted(self, request: web.Request) -> Principal:
+    def _authorise(self, request: web.Request) -> Principal:
         return authenticate(self._directory, request)
 
 
-def _one(request: web.Request, batch_id: str) -> str:
+def _batch_id(request: web.Request, batch_id: str) -> str:
     """Return the batch id in a path; PlatformError when the path has another form."""
     if "/" in batch_id or not batch_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))

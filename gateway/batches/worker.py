@@ -60,7 +60,7 @@ class BatchWorker:
         self._gateway_id = gateway_id
         self._running: dict[_Place, asyncio.Task[None]] = {}
         self._results: list[wire.LineResult] = []
-        self._given_back: list[wire.LineName] = []
+        self._returned: list[wire.LineName] = []
         self._room = LINES_MAX // 4
         self._calls_in_vain = 0  # in a row
         self._is_awaited = asyncio.Event()
@@ -115,7 +115,7 @@ class BatchWorker:
             await asyncio.wait(running, timeout=_STOP_S)
         with suppress(PlatformError, TimeoutError):
             async with asyncio.timeout(_STOP_S):
-                while self._results or self._given_back:
+                while self._results or self._returned:
                     await self._sync(0)
 
     async def _step(self, tasks: asyncio.TaskGroup) -> None:
@@ -138,7 +138,7 @@ class BatchWorker:
             if results and size > _CALL_BYTES_MAX:
                 break
             results.append(result)
-        given_back = list(self._given_back)
+        given_back = list(self._returned)
         under_way = [wire.LineName(batch_id=it[0], number=it[1]) for it in self._running]
         response = await self._client.sync(
             wire.SyncLinesRequest(
@@ -150,22 +150,22 @@ class BatchWorker:
             )
         )
         del self._results[: len(results)]
-        del self._given_back[: len(given_back)]
+        del self._returned[: len(given_back)]
         return response
 
     async def _answer(self, line: wire.BatchLine) -> None:
         identity = _identity(line)
         try:
             async with asyncio.timeout(_LINE_S):
-                status, body = await self._served(line, identity)
+                status, body = await self._serve(line, identity)
         except (asyncio.CancelledError, TimeoutError, ConnectionError) as error:
-            self._given_back.append(line.name)
+            self._returned.append(line.name)
             if isinstance(error, asyncio.CancelledError):
                 raise
             return
         if is_passing(status, body):
             self._room = max(1, self._room // 2)
-            self._given_back.append(line.name)
+            self._returned.append(line.name)
             return
         self._room = min(LINES_MAX, self._room + 1)
         self._results.append(
@@ -174,7 +174,7 @@ class BatchWorker:
             )
         )
 
-    async def _served(self, line: wire.BatchLine, identity: CallerIdentity) -> tuple[int, bytes]:
+    async def _serve(self, line: wire.BatchLine, identity: CallerIdentity) -> tuple[int, bytes]:
         """Return status and body of the answer to a line."""
         collected = bytearray()
         try:

@@ -203,9 +203,9 @@ class _Turns:
                     )
         self._require_results()
         if texts:
-            self._say("\n".join(texts))
+            self._add_user_text("\n".join(texts))
 
-    def _say(self, text: str) -> None:
+    def _add_user_text(self, text: str) -> None:
         """Add text of the user; user messages in a row become one turn, as templates expect."""
         last = self.messages[-1] if self.messages else None
         if last is not None and last.role == "user":

@@ -43,7 +43,7 @@ _DEADLINE_MS_MAX = 600_000
 # The engine reads 0 as "off". So little of the distribution is always the one best token.
 _TOP_P_LEAST = 1e-6
 _REPETITION_LEAST = 0.01
-_REPETITION_TOLD_LEAST = 0.01 + 1e-9  # in the wire's 32 bits 0.01 is below the engine's bound
+_REPETITION_SENT_LEAST = 0.01 + 1e-9  # in the wire's 32 bits 0.01 is below the engine's bound
 
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 Share = Annotated[Number, Field(ge=0, le=1)]
@@ -356,7 +356,7 @@ def _shared_sampling(
         min_p=min_p,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
-        repetition_penalty=repetition_penalty and max(repetition_penalty, _REPETITION_TOLD_LEAST),
+        repetition_penalty=repetition_penalty and max(repetition_penalty, _REPETITION_SENT_LEAST),
         tokens_min=tokens_min,
         logprobs=logprobs,
     )

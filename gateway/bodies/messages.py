@@ -48,20 +48,20 @@ _FunctionType = Annotated[
 ]
 
 
-class _Answered(BaseModel):
+class _EchoedPart(BaseModel):
     """A part that clients or SDKs send back as they received it; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class FunctionCall(_Answered):
+class FunctionCall(_EchoedPart):
     """A call by the assistant; `arguments` is JSON text."""
 
     name: ShortText
     arguments: Text = ""
 
 
-class ToolCall(_Answered):
+class ToolCall(_EchoedPart):
     """A tool call in the history."""
 
     id: ShortText = _NO_ID
@@ -69,7 +69,7 @@ class ToolCall(_Answered):
     function: FunctionCall
 
 
-class Message(_Answered):
+class Message(_EchoedPart):
     """A message of a chat.
 
     Attributes:
@@ -228,13 +228,13 @@ def _check_message(at: str, message: Message) -> None:
                 raise bad_value(
                     f"{at}.content[{index}]", "only messages of the assistant have refusals"
                 )
-    elif not _says_something(message):
+    elif not _has_content(message):
         raise bad_value(f"{at}.content", "send it: the message has no calls, reasoning or refusal")
     if message.role == "tool" and message.tool_call_id is None:
         raise bad_value(f"{at}.tool_call_id", "name the call that it answers")
 
 
-def _says_something(message: Message) -> bool:
+def _has_content(message: Message) -> bool:
     """Return whether an assistant's message may stand in the history.
 
     A content of null is allowed: the gateway's own answer has it where a forced call was cut.

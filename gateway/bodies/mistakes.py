@@ -67,7 +67,7 @@ def first_mistake(error: ValidationError, document: object) -> BadRequestError:
     ]
     best = max(range(len(details)), key=ranks.__getitem__)
     path = paths[best]
-    return _told(details[best], _shown(path), _value_at(path, document))
+    return _field_error(details[best], _shown(path), _value_at(path, document))
 
 
 def _value_at(path: Sequence[str | int], value: Any) -> object:
@@ -77,7 +77,7 @@ def _value_at(path: Sequence[str | int], value: Any) -> object:
     return value
 
 
-def _told(detail: ErrorDetails, param: str, value: object) -> BadRequestError:
+def _field_error(detail: ErrorDetails, param: str, value: object) -> BadRequestError:
     message = _PYDANTIC_S.sub("it must", detail["msg"]).replace(" after validation", "")
     message = message[:_TEXT_CHARACTERS_MAX]
     match detail["type"]:

@@ -223,14 +223,14 @@ class ItemTurns:
         self.messages: list[Message] = []
         self._turn = _Turn()
         self._open: dict[str, int] = {}  # calls without a result -> number of the item
-        self._answered: set[str] = set()
+        self._with_output: set[str] = set()
 
     def copy(self) -> "ItemTurns":
         """Return the same, to go on from here."""
         made = ItemTurns(self._param)
         made.messages = [*self.messages]
         made._turn = replace(self._turn, calls=[*self._turn.calls])
-        made._open, made._answered = dict(self._open), {*self._answered}
+        made._open, made._with_output = dict(self._open), {*self._with_output}
         return made
 
     def take(self, items: Sequence[InputItem], start: int) -> None:
@@ -252,17 +252,17 @@ class ItemTurns:
             self._add_result(at, item)
             return
         if self._open and not self._turn.calls:
-            raise self._unanswered()
+            raise self._missing_output()
         if isinstance(item, MessageItem) and item.role != "assistant":
             self.end_turn()
-            _require_said(at, item)
+            _require_input_parts(at, item)
             message = Message.model_construct(role=item.role, content=item.text())
             self.messages.append(message)
             return
         if not self._turn.takes(item):
             self.end_turn()
         if isinstance(item, CallItem):
-            if item.call_id in self._open or item.call_id in self._answered:
+            if item.call_id in self._open or item.call_id in self._with_output:
                 raise bad_value(
                     f"{at}.call_id", "another call has this id; each call needs its own"
                 )
@@ -270,7 +270,7 @@ class ItemTurns:
         self._turn.add(item)
 
     def _add_result(self, at: str, item: ResultItem) -> None:
-        if item.call_id in self._answered:
+        if item.call_id in self._with_output:
             raise bad_value(f"{at}.call_id", "this call has an output already; send one")
         if item.call_id not in self._open:
             raise bad_value(
@@ -278,7 +278,7 @@ class ItemTurns:
             )
         self._close_turn()
         del self._open[item.call_id]
-        self._answered.add(item.call_id)
+        self._with_output.add(item.call_id)
         self.messages.append(
             Message.model_construct(role="tool", content=item.text(), tool_call_id=item.call_id)
         )
@@ -286,7 +286,7 @@ class ItemTurns:
     def end_turn(self) -> None:
         """End the turn; each of its calls must have a result."""
         if self._open:
-            raise self._unanswered()
+            raise self._missing_output()
         self._close_turn()
 
     def _close_turn(self) -> None:
@@ -294,7 +294,7 @@ class ItemTurns:
             self.messages.append(self._turn.message())
             self._turn = _Turn()
 
-    def _unanswered(self) -> Exception:
+    def _missing_output(self) -> Exception:
         call_id, index = next(iter(self._open.items()))
         return bad_value(
             self._param if index < 0 else f"{self._param}[{index}].call_id",
@@ -303,7 +303,7 @@ class ItemTurns:
         )
 
 
-def _require_said(at: str, item: MessageItem) -> None:
+def _require_input_parts(at: str, item: MessageItem) -> None:
     for number, part in enumerate(() if isinstance(item.content, str) else item.content):
         if not isinstance(part, InputText):
             raise bad_value(
@@ -436,7 +436,7 @@ def stored_items(items: Sequence[InputItem], stem: str) -> list[dict[str, Any]]:
         fields = item.model_dump(exclude_none=True)
         own = {"id": item.id or f"{prefix}_{stem}i{index:02x}", **_status_of(item)}
         if isinstance(item, MessageItem):
-            own["content"] = _parts_told(item)
+            own["content"] = _output_parts(item)
         told.append(fields | own)
     return told
 
@@ -461,7 +461,7 @@ def _status_of(item: InputItem) -> dict[str, str]:
     return {"status": "failed" if is_failed else "completed"}
 
 
-def _parts_told(item: MessageItem) -> Any:
+def _output_parts(item: MessageItem) -> Any:
     kind = "output_text" if item.role == "assistant" else "input_text"
     if isinstance(item.content, str):
         parts: list[dict[str, Any]] = [{"type": kind, "text": item.content}]

@@ -417,7 +417,7 @@ def _response_format(text: TextConfig) -> ResponseFormat | None:
 def echo_of(request: ResponseRequest) -> Mapping[str, object]:
     """Return the fields of the request that every answer repeats."""
     text, reasoning = request.text or TextConfig(), request.reasoning or ReasoningConfig()
-    form = {"type": "text"} if text.format is None else _format_told(text.format)
+    form = {"type": "text"} if text.format is None else _format_fields(text.format)
     told_text: dict[str, object] = {"format": form}
     if text.verbosity is not None:
         told_text["verbosity"] = text.verbosity
@@ -436,8 +436,8 @@ def echo_of(request: ResponseRequest) -> Mapping[str, object]:
         "reasoning": {"effort": reasoning.effort, "summary": None},
         "safety_identifier": request.safety_identifier,
         "text": told_text,
-        "tool_choice": choice if isinstance(choice, str) else _choice_told(choice),
-        "tools": [_tool_told(tool) for tool in request.tools or ()],
+        "tool_choice": choice if isinstance(choice, str) else _choice_fields(choice),
+        "tools": [_tool_fields(tool) for tool in request.tools or ()],
         "top_logprobs": request.top_logprobs or 0,
         "truncation": request.truncation or "disabled",
         "user": request.user,
@@ -446,7 +446,7 @@ def echo_of(request: ResponseRequest) -> Mapping[str, object]:
     }
 
 
-def _format_told(form: TextFormat | JsonObjectFormat | SchemaFormat) -> dict[str, Any]:
+def _format_fields(form: TextFormat | JsonObjectFormat | SchemaFormat) -> dict[str, Any]:
     if not isinstance(form, SchemaFormat):
         return {"type": form.type}
     return {
@@ -458,11 +458,11 @@ def _format_told(form: TextFormat | JsonObjectFormat | SchemaFormat) -> dict[str
     }
 
 
-def _choice_told(choice: ChosenFunction | AllowedFunctions | None) -> object:
+def _choice_fields(choice: ChosenFunction | AllowedFunctions | None) -> object:
     return "auto" if choice is None else choice.model_dump()
 
 
-def _tool_told(tool: ResponseFunction | McpServerTool) -> dict[str, Any]:
+def _tool_fields(tool: ResponseFunction | McpServerTool) -> dict[str, Any]:
     if isinstance(tool, McpServerTool):
         return tool.public_fields()
     told: dict[str, Any] = {"server": True} if tool.server else {}

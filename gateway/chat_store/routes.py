@@ -51,7 +51,7 @@ class KeptCompletions:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
-        principal = self._admitted(request)
+        principal = self._authorise(request)
         # Not by a name: a stream keeps nothing of its body.
         return await self._completer.answer(
             request,
@@ -69,7 +69,7 @@ class KeptCompletions:
 
     async def list_all(self, request: web.Request) -> web.Response:
         """GET /v1/chat/completions: the stored ones, oldest first."""
-        tenant_id = self._admitted(request).tenant.id
+        tenant_id = self._authorise(request).tenant.id
         filters = {key: value for key, value in request.query.items() if key.startswith("metadata")}
         limit, is_ascending, after = page_of(request, "model", *filters, default_order="asc")
         await self.keeper.settled(_SETTLE_S)
@@ -82,18 +82,18 @@ class KeptCompletions:
             metadata=_metadata(filters),
             model=request.query.get("model", ""),
         )
-        found = [_told(record) for record in await self._records.listed(wanted)]
+        found = [_document(record) for record in await self._records.listed(wanted)]
         body = listed(found[:limit], has_more=len(found) > limit)
         return web.Response(body=body, content_type=_JSON)
 
     async def get(self, request: web.Request) -> web.Response:
         """GET /v1/chat/completions/{id}, and its messages."""
-        tenant_id, rest = self._admitted(request).tenant.id, path_rest(request, _PREFIX)
+        tenant_id, rest = self._authorise(request).tenant.id, path_rest(request, _PREFIX)
         await self.keeper.settled(_SETTLE_S)
-        completion_id = _one(request, rest.removesuffix(_MESSAGES))
+        completion_id = _completion_id(request, rest.removesuffix(_MESSAGES))
         record = await self._record(tenant_id, completion_id)
         if not rest.endswith(_MESSAGES):
-            return _answer(_told(record))
+            return _answer(_document(record))
         limit, is_ascending, after = page_of(request, default_order="asc")
         wanted = wire.ListItemsRequest(
             tenant_id=tenant_id,
@@ -108,18 +108,18 @@ class KeptCompletions:
 
     async def change(self, request: web.Request) -> web.Response:
         """POST /v1/chat/completions/{id}: replace metadata."""
-        tenant_id = self._admitted(request).tenant.id
-        completion_id = _one(request, path_rest(request, _PREFIX))
+        tenant_id = self._authorise(request).tenant.id
+        completion_id = _completion_id(request, path_rest(request, _PREFIX))
         change = await read_parsed(request, partial(parse, MetadataChange))
         await self.keeper.settled(_SETTLE_S)
         await self._record(tenant_id, completion_id)
         record = await self._records.change(tenant_id, completion_id, change.metadata)
-        return _answer(_told(record))
+        return _answer(_document(record))
 
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /v1/chat/completions/{id}."""
-        tenant_id = self._admitted(request).tenant.id
-        completion_id = _one(request, path_rest(request, _PREFIX))
+        tenant_id = self._authorise(request).tenant.id
+        completion_id = _completion_id(request, path_rest(request, _PREFIX))
         await self.keeper.settled(_SETTLE_S)
         await self._record(tenant_id, completion_id)
         await self._records.remove(tenant_id, completion_id)
@@ -131,7 +131,7 @@ class KeptCompletions:
             raise missing(completion_id)
         return record
 
-    def _admitted(self, request: web.Request) -> Principal:
+    def _authorise(self, request: web.Request) -> Principal:
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
         return principal
@@ -150,14 +150,14 @@ def _metadata(filters: dict[str, str]) -> dict[str, str]:
     return wanted
 
 
-def _one(request: web.Request, completion_id: str) -> str:
+def _completion_id(request: web.Request, completion_id: str) -> str:
     """Return the id in a path; PlatformError when the path has another form."""
     if "/" in completion_id or not completion_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return completion_id
 
 
-def _told(record: wire.Record) -> dict[str, Any]:
+def _document(record: wire.Record) -> dict[str, Any]:
     return orjson.loads(record.content) | {"metadata": dict(record.metadata)}
 
 

@@ -48,14 +48,14 @@ class Conversations:
         tenant_id = self._tenant(request)
         wanted = await read_parsed(request, partial(parse, ConversationRequest))
         record = await self._store.begin(tenant_id, wanted.items or (), wanted.metadata or {})
-        return _answer(_told(record))
+        return _answer(_document(record))
 
     async def get(self, request: web.Request) -> web.Response:
         """GET /v1/conversations/{id}, its items, or one of them."""
         tenant_id, (conversation_id, *rest) = self._tenant(request), _place(request)
         match rest:
             case []:
-                return _answer(_told(await self._store.show(tenant_id, conversation_id)))
+                return _answer(_document(await self._store.show(tenant_id, conversation_id)))
             case [_]:
                 limit, is_ascending, after = page_of(request, "include")
                 items = await self._store.page(
@@ -72,7 +72,7 @@ class Conversations:
         if not rest:
             change = await read_parsed(request, partial(parse, MetadataChange))
             record = await self._store.change(tenant_id, conversation_id, change.metadata)
-            return _answer(_told(record))
+            return _answer(_document(record))
         if len(rest) > 1:
             raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
         added = await read_parsed(request, partial(parse, AddedItems))
@@ -90,7 +90,7 @@ class Conversations:
                 return _answer(told)
             case [_, item_id]:
                 await self._store.remove_item(tenant_id, conversation_id, item_id)
-                return _answer(_told(await self._store.show(tenant_id, conversation_id)))
+                return _answer(_document(await self._store.show(tenant_id, conversation_id)))
             case _:
                 raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
 
@@ -108,7 +108,7 @@ def _place(request: web.Request) -> list[str]:
     return parts
 
 
-def _told(record: wire.Record) -> dict[str, Any]:
+def _document(record: wire.Record) -> dict[str, Any]:
     return {
         "id": record.id,
         "object": "conversation",

@@ -30,7 +30,7 @@ class _Inside(Enum):
     SCALAR = auto()  # a number, or one of JSON's three words
 
 
-class _Expected(Enum):
+class _Expectation(Enum):
     VALUE = auto()
     VALUE_OR_END = auto()
     KEY = auto()
@@ -62,7 +62,7 @@ class JsonText:
         """Wait for the value."""
         self._open: list[str] = []  # containers, innermost last
         self._inside = _Inside.STRUCTURE
-        self._expected = _Expected.VALUE
+        self._expected = _Expectation.VALUE
         self._is_key = False
         self._digits = 0  # that are still to come
         self._scalar = ""
@@ -103,7 +103,7 @@ class JsonText:
             return
         self._inside = _Inside.STRUCTURE
         if self._is_key:
-            self._expected = _Expected.COLON
+            self._expected = _Expectation.COLON
         else:
             self._end_value()
 
@@ -145,18 +145,20 @@ class JsonText:
     def _is_fitting(self, character: str) -> bool:
         """Take the next character outside strings; False when it is not valid JSON here."""
         expected = self._expected
-        if expected is _Expected.COLON:
-            self._expected = _Expected.VALUE
+        if expected is _Expectation.COLON:
+            self._expected = _Expectation.VALUE
             return character == ":"
-        if expected is _Expected.VALUE or (expected is _Expected.VALUE_OR_END and character != "]"):
+        if expected is _Expectation.VALUE or (
+            expected is _Expectation.VALUE_OR_END and character != "]"
+        ):
             return self._is_value(character)
-        if expected is _Expected.NEXT and character == ",":
-            self._expected = _Expected.KEY if self._open[-1] == "{" else _Expected.VALUE
+        if expected is _Expectation.NEXT and character == ",":
+            self._expected = _Expectation.KEY if self._open[-1] == "{" else _Expectation.VALUE
             return True
-        if expected in (_Expected.KEY, _Expected.KEY_OR_END) and character == '"':
+        if expected in (_Expectation.KEY, _Expectation.KEY_OR_END) and character == '"':
             self._inside, self._is_key = _Inside.STRING, True
             return True
-        return expected is not _Expected.KEY and self._is_end(character)
+        return expected is not _Expectation.KEY and self._is_end(character)
 
     def _is_value(self, character: str) -> bool:
         if character == '"':
@@ -165,7 +167,9 @@ class JsonText:
             self._inside = _Inside.SCALAR
         elif character in _CLOSING and len(self._open) < DEPTH_MAX:
             self._open.append(character)
-            self._expected = _Expected.KEY_OR_END if character == "{" else _Expected.VALUE_OR_END
+            self._expected = (
+                _Expectation.KEY_OR_END if character == "{" else _Expectation.VALUE_OR_END
+            )
         else:
             return False
         return True
@@ -178,5 +182,5 @@ class JsonText:
         return True
 
     def _end_value(self) -> None:
-        self._expected = _Expected.NEXT
+        self._expected = _Expectation.NEXT
         self.is_complete = not self._open and not self.is_broken

@@ -28,7 +28,7 @@ class Answers:
     """
 
     __slots__ = (
-        *("_awaits_end", "_due", "_ended", "_generations", "_has_begun", "_links", "_news"),
+        *("_awaits_end", "_due", "_ended", "_generations", "_has_begun", "_links", "_change"),
         *("_on_close", "_per_prompt", "_pursuits", "_retries", "_woken", "refusal"),
     )
 
@@ -52,7 +52,7 @@ class Answers:
         self._pursuits: list[Pursuit] = []
         self._woken: list[Pursuit] = []
         self._ended: deque[Generation] = deque()
-        self._news: asyncio.Future[None] | None = None
+        self._change: asyncio.Future[None] | None = None
 
     @property
     def open(self) -> int:
@@ -118,24 +118,24 @@ class Answers:
             self._pursue(generation, [])
         self._due.clear()
         if not self._woken:
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
+            self._change = asyncio.get_running_loop().create_future()
+            await self._change
         self._look()
 
     def _pursue(self, generation: Generation, siblings: list[Generation]) -> None:
         pursuit = Pursuit(generation, siblings, self._links, self._retries, self._wake)
         self._pursuits.append(pursuit)
-        generation.listener = partial(self._hear, pursuit)
+        generation.listener = partial(self._note, pursuit)
         pursuit.begin(asyncio.get_running_loop().time())
 
-    def _hear(self, pursuit: Pursuit) -> None:
+    def _note(self, pursuit: Pursuit) -> None:
         """Note first tokens, an end, or a nudge of a generation; wake the reader if necessary."""
         if not self._awaits_end or pursuit.siblings or pursuit.generation.ending is not None:
             self._wake(pursuit)
 
     def _wake(self, pursuit: Pursuit) -> None:
         self._woken.append(pursuit)
-        news, self._news = self._news, None
+        news, self._change = self._change, None
         if news is not None and not news.done():
             news.set_result(None)
 

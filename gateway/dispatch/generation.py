@@ -268,7 +268,7 @@ class Generation(ABC):
             self.is_fresh = False
             if self.attempts:
                 self.attempts[-1].first_at_s = now_s
-            self._tell()
+            self._notify()
             if self.first_at_s == 0.0:
                 self.first_at_s = self.last_at_s = now_s
                 if self.spec.packed_prompt is not None:
@@ -317,12 +317,12 @@ class Generation(ABC):
         """End the current attempt; the first end counts."""
         if self.ending is None:
             self.ending = ending
-            self._tell()
+            self._notify()
 
     def nudge(self) -> None:
         """Tell the listener that a keep-alive is due: no token has come for long."""
         self.was_nudged = True
-        self._tell()
+        self._notify()
 
     @property
     def has_begun(self) -> bool:
@@ -432,7 +432,7 @@ class Generation(ABC):
             return ""
         return attempt_traceparent(spec.traceparent, spec.choice, self._number)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self.listener is not None:
             self.listener()
 

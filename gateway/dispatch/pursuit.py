@@ -19,7 +19,7 @@ from sluice.errors import ErrorCode
 _GRACE_S = 2.0  # the router decides about deadlines; beyond this it does not answer at all
 
 _SUCCESS = (EndKind.STOP, EndKind.LENGTH, EndKind.FILTERED)
-_NOBODY = GenerationEnd(
+_NO_ROUTER = GenerationEnd(
     EndKind.REFUSED,
     ErrorCode.NO_CAPACITY,
     "No router serves this model at the moment; try again shortly.",
@@ -156,7 +156,7 @@ class Pursuit:
             self._patience.home = None  # any cell will do
             self._seek(now_s)
         else:
-            self.generation.end(_NOBODY)
+            self.generation.end(_NO_ROUTER)
 
     def _leave(self) -> None:
         """Cancel the answer at its router, and end any wait."""
@@ -184,7 +184,7 @@ class Pursuit:
         return None
 
     def _start_timer(self, at_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_at(at_s, self._fall_due)
+        self._timer = asyncio.get_running_loop().call_at(at_s, self._mark_due)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -196,7 +196,7 @@ class Pursuit:
         self._links.unwatch(self.on_routers_changed)
         self._stop_timer()
 
-    def _fall_due(self) -> None:
+    def _mark_due(self) -> None:
         self._timer = None
         self._is_due = True
         self._wake(self)

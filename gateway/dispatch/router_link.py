@@ -110,7 +110,7 @@ class RouterLink:
         self._cancel_took: list[int] = []
         self._cancel_placed: list[bool] = []
         self._has_outgoing = asyncio.Event()
-        self._heard_at_s = 0.0
+        self._received_at_s = 0.0
         self._writes = 0
         self._is_writing = False
 
@@ -171,7 +171,7 @@ class RouterLink:
             except* _EXPECTED as errors:
                 reason = "; ".join(_text(error) for error in errors.exceptions)
             finally:
-                was_up = self._go_down()
+                was_up = self._disconnect()
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # together with an error, which won
                 raise asyncio.CancelledError
@@ -191,7 +191,7 @@ class RouterLink:
                 first = await call.read()
             if not isinstance(first, wire.ConnectResponse):  # grpc.aio.EOF
                 raise EOFError("no welcome")  # noqa: TRY004 - not about a type
-            self._go_up(first)
+            self._connect(first)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(call))
                 tasks.create_task(self._watch())
@@ -204,8 +204,8 @@ class RouterLink:
             message = await call.read()
             if not isinstance(message, wire.ConnectResponse):  # grpc.aio.EOF
                 raise EOFError("the router ended the stream")  # noqa: TRY004 - not about a type
-            self._heard_at_s = time.monotonic()  # the loop's own time has only milliseconds
-            self.deliver(message, self._heard_at_s)
+            self._received_at_s = time.monotonic()  # the loop's own time has only milliseconds
+            self.deliver(message, self._received_at_s)
 
     async def _write(self, call: "_Call") -> None:
         while True:
@@ -241,13 +241,13 @@ class RouterLink:
 
         A timer for each write would cost more than what is in most of them.
         """
-        heard_at_s, silent_naps = self._heard_at_s, 0
+        heard_at_s, silent_naps = self._received_at_s, 0
         writes, stuck_naps = self._writes, 0
         while silent_naps < _SILENT_NAPS_MAX and stuck_naps < _STUCK_NAPS_MAX:
             await asyncio.sleep(_NAP_S)
             silent_naps += 1
-            if heard_at_s != self._heard_at_s:
-                heard_at_s, silent_naps = self._heard_at_s, 0
+            if heard_at_s != self._received_at_s:
+                heard_at_s, silent_naps = self._received_at_s, 0
             stuck_naps = stuck_naps + 1 if self._is_writing and writes == self._writes else 0
             writes = self._writes
         naps, what = (stuck_naps, "takes nothing") if stuck_naps else (silent_naps, "is silent")
@@ -339,15 +339,15 @@ class RouterLink:
         if has_news and self.is_up:
             self._on_change()
 
-    def _go_up(self, first: wire.ConnectResponse) -> None:
+    def _connect(self, first: wire.ConnectResponse) -> None:
         self.router_id = first.welcome.router_id
         self.is_up = True
-        self._heard_at_s = time.monotonic()
+        self._received_at_s = time.monotonic()
         log.info("router_connected", address=self.address, router_id=self.router_id)
-        self.deliver(first, self._heard_at_s)
+        self.deliver(first, self._received_at_s)
         self._on_change()
 
-    def _go_down(self) -> bool:
+    def _disconnect(self) -> bool:
         """End all requests at the router; return whether the link was up."""
         was_up, self.is_up = self.is_up, False
         self._is_writing = False

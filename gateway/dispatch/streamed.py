@@ -212,7 +212,7 @@ class StreamedGeneration(Generation):
         """Send whole events, at once or with the first chunk."""
         if self._early is not None:
             self._early.append(chunk)
-        elif chunk := self._taken_held() + chunk:
+        elif chunk := self._take_held() + chunk:
             self._write_frame(b"%x\r\n%b\r\n" % (len(chunk), chunk))
             self._check_reader()
 
@@ -221,11 +221,11 @@ class StreamedGeneration(Generation):
         if self._held:
             self.send(b"")
 
-    def _taken_held(self) -> bytes:
+    def _take_held(self) -> bytes:
         held, self._held = self._held, b""
         return held
 
-    def _taken_rest(self) -> bytes:
+    def _take_rest(self) -> bytes:
         """Return all that waits, in its order; nothing is gathered any more."""
         rest, self._held = self._held, b""
         if self._gatherer is not None:
@@ -287,7 +287,7 @@ class StreamedGeneration(Generation):
         if self._interval is not None:
             interval, self._interval = self._interval, None
             interval.close()
-        unsent = self._taken_rest()
+        unsent = self._take_rest()
         self._early = []
         return unsent
 
@@ -302,7 +302,7 @@ class StreamedGeneration(Generation):
     def last_chunks(self, reason: str) -> bytes:
         """Return the chunks held back until the end of the answer, with the finish reason."""
         delta, entries = self.held_back()
-        held = self._taken_rest()
+        held = self._take_rest()
         if delta.content or delta.reasoning or delta.calls or entries:
             held += self._chunk(delta, entries)
         found = None if self.guard is None else self.guard.annotations()

@@ -280,7 +280,7 @@ class Embedders:
                 raise failure or _all_ejected(standings)
             tried.append(chosen.replica_id)
             try:
-                return await _ask(usable[chosen.replica_id], tokens, give_up_at_s)
+                return await _call(usable[chosen.replica_id], tokens, give_up_at_s)
             except FailedError as error:
                 if error.code is ErrorCode.DEADLINE_EXCEEDED:
                     raise
@@ -291,7 +291,7 @@ class Embedders:
         raise failure
 
 
-async def _ask(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) -> Vector:
+async def _call(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) -> Vector:
     """Return a replica's answer, and note its outcome."""
     standing, begun_at_s = replica.standing, _now_s()
     left_s = give_up_at_s - begun_at_s

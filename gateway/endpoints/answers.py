@@ -151,7 +151,7 @@ class ChatChoice(Shape):
     content_filter_results: FilterResults | None = None
 
 
-class _Generated(Shape):
+class _AnswerRun(Shape):
     id: str
     created: Count
     model: str
@@ -161,7 +161,7 @@ class _Generated(Shape):
     prompt_filter_results: list[PromptFilterResults] | None = None
 
 
-class ChatCompletion(_Generated):
+class ChatCompletion(_AnswerRun):
     """A whole answer; a stream has the same as `chat.completion.chunk` objects."""
 
     object: Literal["chat.completion"]
@@ -187,7 +187,7 @@ class TextChoice(Shape):
     content_filter_results: FilterResults | None = None
 
 
-class TextCompletion(_Generated):
+class TextCompletion(_AnswerRun):
     """A whole answer; a stream has `text_completion` objects with pieces of the text."""
 
     object: Literal["text_completion"]

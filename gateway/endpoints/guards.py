@@ -92,7 +92,7 @@ class GuardBoard:
         findings = await look_at(task.texts(table), plan)
         if judges(plan) and not findings.blocked_by:
             await self._judge(findings, texts_by_target(task.texts(table), plan), plan)
-        self._tell(findings.found, principal.tenant.id, request_id)
+        self._count_and_log(findings.found, principal.tenant.id, request_id)
         if findings.blocked_by:
             message = f"The request was blocked by the rule '{findings.blocked_by}' of its tenant."
             raise PlatformError(ErrorCode.CONTENT_FILTER, message)
@@ -157,10 +157,10 @@ class GuardBoard:
         for it in guards:
             it.close()
             found += it.findings()
-        self._tell(found, tenant_id, request_id)
+        self._count_and_log(found, tenant_id, request_id)
         return found + guards[0].request if guards else found
 
-    def _tell(self, found: Findings, tenant_id: str, request_id: str) -> None:
+    def _count_and_log(self, found: Findings, tenant_id: str, request_id: str) -> None:
         """Count matches, and log the ids of matched rules; never the text."""
         for it, count in sorted(found.items()):
             (self._acting if it.acts else self._shadow).inc(count)

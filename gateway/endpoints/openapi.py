@@ -303,7 +303,7 @@ def _conversations() -> Json:
     }
 
 
-class _Untitled(GenerateJsonSchema):
+class _TitleFilter(GenerateJsonSchema):
     """Leaves out titles of fields, which only repeat their names."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
@@ -340,7 +340,7 @@ def _schemas() -> Json:
             *[(shape, "serialization") for shape in shapes],
         ],
         ref_template=_SCHEMAS + "{model}",
-        schema_generator=_Untitled,
+        schema_generator=_TitleFilter,
     )
     return found["$defs"]
 
@@ -365,13 +365,13 @@ def _post(post: _Endpoint) -> Json:
         },
         "responses": {
             "200": {"description": "the answer", "headers": headers, "content": content},
-            **_errors(_told(post.path), post.error),
+            **_errors(_statuses(post.path), post.error),
             **{status: _error(text, {}, post.error) for status, text in _HTTP_STATUSES.items()},
         },
     }
 
 
-def _told(path: str) -> frozenset[int]:
+def _statuses(path: str) -> frozenset[int]:
     """Return the statuses of an endpoint; one that continues an object may be busy."""
     untold = _UNTOLD - {409} if path.startswith("/v1/responses") else _UNTOLD
     return frozenset(it.status for it in POLICIES.values()) - untold

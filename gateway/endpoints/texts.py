@@ -53,7 +53,7 @@ class KeptRequest(NamedTuple):
     task: TextTask
 
 
-class _Ended(NamedTuple):
+class _EndedText(NamedTuple):
     kept: KeptRequest
     event: TextEvent
     specs: Sequence[GenerationSpec]
@@ -67,7 +67,7 @@ class Texts:
     def __init__(self, ship: Callable[[TextEvent], None], metrics: GatewayMetrics) -> None:
         """Prepare; `ship` takes finished events and never blocks."""
         self._ship = ship
-        self._waiting: deque[_Ended] = deque()
+        self._waiting: deque[_EndedText] = deque()
         self._tokens = 0
         self._has_some = asyncio.Event()
         self._is_idle = asyncio.Event()
@@ -91,7 +91,7 @@ class Texts:
             self._full.inc()
             return
         event = _event(kept.policy, exchange)
-        self._waiting.append(_Ended(kept, event, specs, answers, tokens))
+        self._waiting.append(_EndedText(kept, event, specs, answers, tokens))
         self._tokens += tokens
         self._has_some.set()
         self._is_idle.clear()
@@ -115,7 +115,7 @@ class Texts:
             async with asyncio.timeout(timeout_s):
                 await self._is_idle.wait()
 
-    async def _make(self, ended: _Ended) -> None:
+    async def _make(self, ended: _EndedText) -> None:
         try:
             rules = rules_of(ended.kept.policy.redacted, ended.kept.policy.words)
             table = ended.specs[0].new_pipe().table
@@ -131,7 +131,7 @@ class Texts:
             self._made.inc()
 
 
-def _answers(ended: _Ended) -> Iterator[object]:
+def _answers(ended: _EndedText) -> Iterator[object]:
     for spec, ids in zip(ended.specs, ended.answers, strict=False):  # none may have been asked for
         yield TextTokens(spec.new_pipe(), ids, is_answer=True)
 

@@ -110,7 +110,16 @@ class AnswerGuard:
     """
 
     __slots__ = (
-        *("_calls", "_content", "_entries", "_is_told", "_marks", "_plan", "_reasoning", "_seen"),
+        *(
+            "_calls",
+            "_content",
+            "_entries",
+            "_shows_findings",
+            "_marks",
+            "_plan",
+            "_reasoning",
+            "_seen",
+        ),
         *("_shown_tokens", "blocked_by", "request", "unjudged"),
     )
 
@@ -126,7 +135,7 @@ class AnswerGuard:
     ) -> None:
         """Begin an answer; `is_told`: the client has asked for annotations."""
         self._plan = plan
-        self._is_told = is_told
+        self._shows_findings = is_told
         self._marks = deque[tuple[int, int]]()  # tokens, and characters that came with them
         self._shown_tokens = 0
         self.request = Findings() if request is None else request
@@ -153,7 +162,7 @@ class AnswerGuard:
         content = self._push(self._content, delta.content)
         calls = tuple([it for call in delta.calls for it in self._call(call)])
         self._note_tokens(tokens)
-        return AnswerDelta(content, reasoning, calls), self._told(entries)
+        return AnswerDelta(content, reasoning, calls), self._visible(entries)
 
     def finished(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob], tokens: int
@@ -177,11 +186,13 @@ class AnswerGuard:
     def annotations(self) -> dict[str, object] | None:
         """Return the annotations on an ended answer; None: there are none."""
         found = self.findings()
-        return annotations(found, self.unjudged) if self._is_told or has_marks(found) else None
+        return (
+            annotations(found, self.unjudged) if self._shows_findings or has_marks(found) else None
+        )
 
     def request_annotations(self) -> dict[str, object] | None:
         """Return the annotations on the request; None: there are none."""
-        is_told = self._is_told or has_marks(self.request)
+        is_told = self._shows_findings or has_marks(self.request)
         return annotations(self.request) if is_told else None
 
     def flush(self) -> AnswerDelta:
@@ -198,7 +209,7 @@ class AnswerGuard:
 
     def rest(self) -> list[TokenLogprob]:
         """Return the waiting entries of an ended answer."""
-        return self._told(())
+        return self._visible(())
 
     def findings(self) -> Findings:
         """Return the numbers of matches by rule."""
@@ -247,7 +258,7 @@ class AnswerGuard:
     def _note_block(self, lane: Lane) -> None:
         self.blocked_by = self.blocked_by or lane.blocked_by
 
-    def _told(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+    def _visible(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
         """Return the entries of visible tokens; entries beside removed text are dropped."""
         self._entries += entries
         lanes = (self._content, self._reasoning, *self._calls[-1:])

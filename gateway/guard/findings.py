@@ -8,7 +8,7 @@ from sluice.guard.rules import GuardAction
 
 _RULES_MAX = 16  # ids that an event has
 # The actions shown to clients, and whether they withhold text.
-_TOLD = {GuardAction.BLOCK: True, GuardAction.REWRITE: True, GuardAction.MARK: False}
+_FILTERED = {GuardAction.BLOCK: True, GuardAction.REWRITE: True, GuardAction.MARK: False}
 
 
 class RuleMatch(NamedTuple):
@@ -51,7 +51,9 @@ def annotations(
         unjudged: Classifiers that have not answered.
     """
     details = [
-        {"id": it.rule, "filtered": _TOLD[it.action]} for it in sorted(found) if it.action in _TOLD
+        {"id": it.rule, "filtered": _FILTERED[it.action]}
+        for it in sorted(found)
+        if it.action in _FILTERED
     ]
     is_filtered = any(it["filtered"] for it in details)
     told: dict[str, object] = {"custom_blocklists": {"filtered": is_filtered, "details": details}}

@@ -28,7 +28,7 @@ class JudgedAnswer(AnswerGuard):
     """
 
     __slots__ = (
-        *("_ask", "_fence", "_is_closed", "_is_cut", "_judged", "_left_tokens", "_open"),
+        *("_judge", "_fence", "_is_closed", "_is_cut", "_judged", "_left_tokens", "_open"),
         *("on_release", "on_settled"),
     )
 
@@ -45,7 +45,7 @@ class JudgedAnswer(AnswerGuard):
     ) -> None:
         """Begin an answer; `ask` queues texts for judgement."""
         super().__init__(plan, request, unjudged, is_told=is_told)
-        self._ask = ask
+        self._judge = ask
         self._fence = ReleaseFence(plan.fence, plan.judged_of_answers)
         self._open = dict[int, int]()  # verdicts that a segment waits for
         self._judged = Findings()
@@ -104,7 +104,7 @@ class JudgedAnswer(AnswerGuard):
         number = segment.number
         self._open[number] = len(segment.texts)
         for target, text in segment.texts.items():
-            self._ask(self._plan.judged[target], text, lambda it: self._take(number, it))
+            self._judge(self._plan.judged[target], text, lambda it: self._take(number, it))
 
     def _take(self, number: int, verdict: GuardVerdict) -> None:
         if self._is_closed:

@@ -320,7 +320,7 @@ class Http2Connection(asyncio.Protocol):
             if stream.size:
                 self.note_due(stream)
 
-    def _ping_answered(self, event: PingAckReceived) -> None:
+    def _note_pong(self, event: PingAckReceived) -> None:
         if event.ping_data == _GOODBYE and self._is_leaving:
             self.refuse_more()
 
@@ -337,6 +337,6 @@ class Http2Connection(asyncio.Protocol):
         StreamReset: _reset_by_client,
         WindowUpdated: _window,
         RemoteSettingsChanged: _settings,
-        PingAckReceived: _ping_answered,
+        PingAckReceived: _note_pong,
         ConnectionTerminated: _left,
     }

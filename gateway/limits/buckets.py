@@ -22,11 +22,11 @@ HEAD_FORMAT, LIMIT_FORMAT, NEWS_FORMAT = "<BBI", "<BBId", "<IIId"
 LIMIT_BYTES = Struct(LIMIT_FORMAT).size
 _pack_head = Struct(HEAD_FORMAT).pack
 _pack_limit = Struct(LIMIT_FORMAT).pack
-_pack_news = Struct(NEWS_FORMAT).pack
+_pack_change = Struct(NEWS_FORMAT).pack
 
 # Requests and tokens to be put back, requests and tokens that are untold: see `BucketScope`.
 News = tuple[int, int, int, int]
-_NO_NEWS = (0, 0, 0, 0)
+_NO_CHANGE = (0, 0, 0, 0)
 
 
 class BucketScope:
@@ -107,7 +107,7 @@ class BucketScope:
             [_pack_limit(kind.number, kind.counted, kind.window_ms, value) for kind, value in kinds]
         )
         # How many are held matters only where that is limited.
-        self._rest = b"" if self.is_leased else self._pack(_NO_NEWS, 0)
+        self._rest = b"" if self.is_leased else self._pack(_NO_CHANGE, 0)
         self.rest = b""
 
     def restore_changes(self, news: News) -> None:
@@ -130,14 +130,14 @@ class BucketScope:
         """Return the complete row of the scope, and the changes that it contains, if any."""
         self.is_waiting = False
         news = self.take_changes()
-        return self._pack(news, self.held), news if news != _NO_NEWS else None
+        return self._pack(news, self.held), news if news != _NO_CHANGE else None
 
     def _pack(self, news: News, held: int) -> bytes:
         count = len(self.limits)
-        if news == _NO_NEWS:
+        if news == _NO_CHANGE:
             return _pack_head(count, 0, held) + self._packed
         back_requests, back_tokens, untold_requests, untold_tokens = news
-        told = _pack_news(
+        told = _pack_change(
             back_requests + max(0, -untold_requests),
             min(UNSIGNED_MAX, max(0, untold_requests)),
             min(UNSIGNED_MAX, max(0, untold_tokens)),

@@ -26,8 +26,8 @@ log = structlog.get_logger(__name__)
 
 _CALLS_MAX = 20_000  # waiting; more would not be answered within the deadline
 _BATCH_CALLS = 256  # keeps a run of the script below some 3 ms
-_BATCH_NEWS = 256
-_NEWS_MAX = 100_000  # scopes with unsent changes
+_BATCH_CHANGES = 256
+_CHANGES_MAX = 100_000  # scopes with unsent changes
 _DEAD_AFTER_S = 1.0  # a reply that is this late means: the connection is no good
 _DOUBT_S = 0.001
 _REFRESH_S = 2.0  # of the requests held: a fifth of their lease, and what a flush costs
@@ -44,7 +44,7 @@ _TOO_FEW_REPLICAS = "NOREPLICAS"
 _BUSY_CALLS_PER_S = 2500.0
 _BUSY_CALLS, _BUSY_CALLS_MAX = 16.0, 32.0
 _PACE_S = 0.002
-_NEWS_PACE_S = 0.005
+_CHANGES_PACE_S = 0.005
 _FLUSH_POLL_S = 0.001
 
 
@@ -66,7 +66,7 @@ class SharedBuckets:
         self.lost_settlements = 0
         self._calls: list[Call] = []
         self._called_at_s = 0.0  # the first of them
-        self._news: deque[BucketScope] = deque()
+        self._changes: deque[BucketScope] = deque()
         self._leased: set[BucketScope] = set()
         self._probe_scope = BucketScope(
             "limits:probe", "", requests_max=1
@@ -75,7 +75,7 @@ class SharedBuckets:
         self._sent_at_s = 0.0
         self._batch_called_at_s = 0.0
         self._doubted: LimitBatch | None = None  # is overdue, if it is still under way after a look
-        self._is_scheduled = self._is_news_scheduled = self._is_watched = False
+        self._is_scheduled = self._is_changes_scheduled = self._is_watched = False
         self._has_free_place = False  # among the news, perhaps
         self._load = 0.0  # calls beyond the busy rate
         self._failures = 0
@@ -105,21 +105,21 @@ class SharedBuckets:
         for scope in scopes:
             if scope.is_waiting or scope.rest:
                 continue
-            if len(self._news) >= _NEWS_MAX:
+            if len(self._changes) >= _CHANGES_MAX:
                 self.lost_settlements += 1
                 continue
             scope.is_waiting = True
-            self._news.append(scope)
+            self._changes.append(scope)
             if scope.is_leased:
                 self._has_free_place = True
-        if self.is_up and self._news:
-            self._wake_for_news()
+        if self.is_up and self._changes:
+            self._schedule_changes()
 
     async def flush(self) -> None:
         """Wait until all changes are sent, at most as long as a call may take."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._deadline_s):
-                while self.is_up and (self._news or self._batch is not None):  # noqa: ASYNC110 - at exit only
+                while self.is_up and (self._changes or self._batch is not None):  # noqa: ASYNC110 - at exit only
                     await asyncio.sleep(_FLUSH_POLL_S)
 
     def hold(self, scopes: Sequence[BucketScope]) -> None:
@@ -173,8 +173,8 @@ class SharedBuckets:
             log.info("limits_restored")
         if self._calls:
             self._wake()
-        elif self._news:
-            self._wake_for_news()
+        elif self._changes:
+            self._schedule_changes()
 
     def refused(self, error: ResponseError) -> None:
         """Send the script if the server lacks it; else let the calls decide for themselves."""
@@ -186,7 +186,7 @@ class SharedBuckets:
         self._fail(f"{type(error).__name__}: {error}", is_primary=not _is_demotion(error))
         if batch is not None:
             batch.restore()
-            self._let_go(batch.calls)
+            self._release(batch.calls)
             self.send_changes(batch.rows)
 
     def disconnected(self) -> None:
@@ -195,7 +195,7 @@ class SharedBuckets:
         self._stall("disconnected")
         if batch is not None:
             self.lost_settlements += batch.settlements
-            self._let_go(batch.calls)
+            self._release(batch.calls)
             self.send_changes(batch.rows)  # corrects the number of held requests
         for timer in (self._probe_timer, self._refresh_timer):
             if timer is not None:
@@ -215,7 +215,7 @@ class SharedBuckets:
                 return
         self._loop.call_soon(self._send)
 
-    def _wake_for_news(self) -> None:
+    def _schedule_changes(self) -> None:
         """Send within a bounded time, or with the next call: no caller here waits for it.
 
         A caller at another gateway may: one with a limit of concurrent requests sends the next
@@ -224,13 +224,13 @@ class SharedBuckets:
         if self._has_free_place:
             self._wake()
             return
-        if self._is_news_scheduled or self._is_scheduled or self._batch is not None:
+        if self._is_changes_scheduled or self._is_scheduled or self._batch is not None:
             return
-        self._is_news_scheduled = True
-        self._loop.call_later(_NEWS_PACE_S, self._send_news)
+        self._is_changes_scheduled = True
+        self._loop.call_later(_CHANGES_PACE_S, self._send_changes)
 
-    def _send_news(self) -> None:
-        self._is_news_scheduled = False
+    def _send_changes(self) -> None:
+        self._is_changes_scheduled = False
         if self.is_up and not self._is_scheduled:
             self._send()
 
@@ -241,11 +241,11 @@ class SharedBuckets:
         now_s = self._loop.time()
         calls, self._calls = self._calls[:_BATCH_CALLS], self._calls[_BATCH_CALLS:]
         news: list[BucketScope] = [] if self.is_up else [self._probe_scope]
-        while self._news and len(news) < _BATCH_NEWS:
-            scope = self._news.popleft()
+        while self._changes and len(news) < _BATCH_CHANGES:
+            scope = self._changes.popleft()
             if scope.is_waiting:
                 news.append(scope)
-        self._has_free_place = self._has_free_place and bool(self._news)
+        self._has_free_place = self._has_free_place and bool(self._changes)
         if not calls and not news:
             return
         batch = self._batch = LimitBatch(self._tag, calls, news)
@@ -282,7 +282,7 @@ class SharedBuckets:
                 return
             if self.is_up:
                 self._stall("no reply in time")
-                self._let_go(batch.calls)
+                self._release(batch.calls)
             due_s = self._sent_at_s + _DEAD_AFTER_S
             if now_s >= due_s:
                 self._is_watched = False
@@ -296,7 +296,7 @@ class SharedBuckets:
             log.warning("limits_degraded", reason=reason)
         self.is_up = False
         calls, self._calls = self._calls, []
-        self._let_go(calls)
+        self._release(calls)
 
     def _fail(self, reason: str, *, is_primary: bool = True) -> None:
         """Stall, and probe later: the pause grows with recent failures."""
@@ -333,7 +333,7 @@ class SharedBuckets:
                 leased.update([it for it in scopes if it.is_leased and it.held])
             future.set_result(verdict)
 
-    def _let_go(self, calls: Sequence[Call]) -> None:
+    def _release(self, calls: Sequence[Call]) -> None:
         for future, _, _, _ in calls:
             if not future.done():
                 future.set_result(None)

@@ -170,7 +170,10 @@ class ValkeyClient:
         # A Sentinel may be silent twice: while it is connected to, and while it is asked.
         sentinels = len(place.hosts) if place.primary else 0
         self._connect_timeout_s = _CONNECT_TIMEOUT_S + 2 * _SENTINEL_TIMEOUT_S * sentinels
-        self._told = {"host": ",".join(host for host, _ in place.hosts), "port": place.hosts[0][1]}
+        self._reason = {
+            "host": ",".join(host for host, _ in place.hosts),
+            "port": place.hosts[0][1],
+        }
         self.deadline_s = deadline_s
         self._commands_max = commands_max
         self._listener: ValkeyListener | None = None
@@ -197,7 +200,7 @@ class ValkeyClient:
     def drop(self, reason: str) -> None:
         """Close the connection and make a new one."""
         if self._leash is not None and self._leash.when() is None:
-            log.info("valkey_dropped", **self._told, reason=reason)
+            log.info("valkey_dropped", **self._reason, reason=reason)
             self._leash.reschedule(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
@@ -210,9 +213,9 @@ class ValkeyClient:
                 try:
                     connection = await self._connect()
                 except (OSError, TimeoutError, RedisError, ValkeyError) as error:
-                    log.warning("valkey_lost", **self._told, reason=_told(error))
+                    log.warning("valkey_lost", **self._reason, reason=_reason(error))
                 else:
-                    log.info("valkey_connected", **self._told)
+                    log.info("valkey_connected", **self._reason)
                     attempt = 0
                     await self._use(connection, listener)
                 pause_s = backoff_s(attempt, first_s=0.05, max_s=_BACKOFF_MAX_S)
@@ -255,7 +258,7 @@ class ValkeyClient:
         except TimeoutError:
             pass  # it was dropped
         except (OSError, RedisError) as lost:
-            log.warning("valkey_lost", **self._told, reason=_told(lost))
+            log.warning("valkey_lost", **self._reason, reason=_reason(lost))
         finally:
             self._leash = None
 
@@ -290,6 +293,6 @@ async def _read(connection: AbstractConnection, listener: ValkeyListener) -> Non
             listener.replied(reply)
 
 
-def _told(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """Return an error with its text, which redis-py's own form leaves out."""
     return f"{type(error).__name__}: {error}"

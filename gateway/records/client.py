@@ -61,7 +61,7 @@ class RecordClient:
         try:
             return [record async for record in call]
         except grpc.aio.AioRpcError as error:
-            raise _told(error, wanted.after, "after") from None
+            raise _error_of(error, wanted.after, "after") from None
 
     async def change(
         self, tenant_id: str, record_id: str, metadata: Mapping[str, str], content: bytes = b""
@@ -96,7 +96,7 @@ class RecordClient:
             async for item in call:
                 yield item
         except grpc.aio.AioRpcError as error:
-            raise _told(error, wanted.after or wanted.id, None) from None
+            raise _error_of(error, wanted.after or wanted.id, None) from None
 
     async def remove_item(self, tenant_id: str, record_id: str, item_id: str) -> None:
         """Remove an item; PlatformError NOT_FOUND."""
@@ -110,7 +110,7 @@ class RecordClient:
         try:
             return await getattr(stub, name)(request, timeout=_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
-            raise _told(error, shown_id, param) from None
+            raise _error_of(error, shown_id, param) from None
 
 
 def missing(record_id: str, param: str | None = None) -> PlatformError:
@@ -120,7 +120,7 @@ def missing(record_id: str, param: str | None = None) -> PlatformError:
     return PlatformError(ErrorCode.NOT_FOUND, text, param=param)
 
 
-def _told(error: grpc.aio.AioRpcError, shown_id: str, param: str | None) -> PlatformError:
+def _error_of(error: grpc.aio.AioRpcError, shown_id: str, param: str | None) -> PlatformError:
     code = error.code()
     if code is grpc.StatusCode.NOT_FOUND:
         return missing(shown_id, param)

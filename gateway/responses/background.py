@@ -30,7 +30,7 @@ _BEAT_S, _BATCH_S = 1.0, 0.05
 _SILENT_MS = 15_000  # a gateway that says nothing for so long is dead
 _SWEEP_S, _SWEEP_STEP_S, _TAKEN_MAX = 5.0, 10.0, 32
 _STOP_S = 3.0
-_GONE = "The gateway that made this response has ended; ask for it again."
+_GATEWAY_ENDED = "The gateway that made this response has ended; ask for it again."
 _NOT_STORED = (
     "The response could not be stored: it is too large, or its conversation is full or deleted."
 )
@@ -271,7 +271,7 @@ class BackgroundResponses:
 
     async def _fail(self, turn: wire.StoredResponse, blocks: int) -> bytes:
         """Store a dead gateway's response as failed; return the events that report it."""
-        gone = {"code": str(ErrorCode.UNAVAILABLE), "message": _GONE}
+        gone = {"code": str(ErrorCode.UNAVAILABLE), "message": _GATEWAY_ENDED}
         turn.response = _as(turn.response, "failed", gone)
         if not await self._store.keep_if_missing(turn):
             return b""

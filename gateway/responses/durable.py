@@ -83,7 +83,7 @@ class Durable:
             async with asyncio.timeout(timeout_s):
                 await event.wait()
         except TimeoutError:
-            self._let_go(stored.id)
+            self._forget(stored.id)
             return False
         else:
             return True
@@ -123,7 +123,7 @@ class Durable:
 
     async def delete(self, tenant_id: str, response_id: str) -> bool:
         """Delete a response for good; return whether it existed. DurableDownError."""
-        self._let_go(response_id)
+        self._forget(response_id)
         try:
             stub = StateServiceStub(await self._link.current())
             request = wire.DeleteRequest(tenant_id=tenant_id, id=response_id)
@@ -154,7 +154,7 @@ class Durable:
             return False
         self.is_up = True
         for stored in batch:
-            self._let_go(stored.id)
+            self._forget(stored.id)
             if (event := self._kept.get(stored.id)) is not None:
                 event.set()
             await self._settled(stored.id)
@@ -169,7 +169,7 @@ class Durable:
             batch.append(stored)
         return batch
 
-    def _let_go(self, response_id: str) -> None:
+    def _forget(self, response_id: str) -> None:
         stored = self._waiting.pop(response_id, None)
         if stored is not None:
             self._bytes -= stored.ByteSize()

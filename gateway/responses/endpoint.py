@@ -80,7 +80,7 @@ class Responses:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/responses."""
-        principal = self._admitted(request)
+        principal = self._authorise(request)
         wanted = await read_parsed(request, partial(parse, ResponseRequest))
         answering = self.answer(request, principal, wanted)
         del wanted  # a stream keeps nothing of its body
@@ -190,7 +190,7 @@ class Responses:
 
     async def count_input(self, request: web.Request) -> web.Response:
         """POST /v1/responses/input_tokens: the tokens that a response's input would cost."""
-        principal = self._admitted(request)
+        principal = self._authorise(request)
         wanted = await read_parsed(request, partial(parse, InputTokensRequest))
         context = await self._contexts.read(principal, wanted)
         rounds = await self._tools.rounds(principal, wanted, context)
@@ -233,7 +233,7 @@ class Responses:
 
         return publish
 
-    def _admitted(self, request: web.Request) -> Principal:
+    def _authorise(self, request: web.Request) -> Principal:
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
         return principal

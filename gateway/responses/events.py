@@ -272,17 +272,17 @@ class ResponseEvents:
     def failed(self, error: PlatformError, *, is_stored: bool = False) -> bytes:
         """Return the failed response."""
         told = {"code": str(error.code), "message": error.message}
-        return self._frame.written("failed", self._so_far(), is_stored=is_stored, error=told)
+        return self._frame.written("failed", self._snapshot(), is_stored=is_stored, error=told)
 
     def cancelled(self) -> bytes:
         """Return the cancelled response, which is stored."""
-        return self._frame.written("cancelled", self._so_far(), is_stored=True)
+        return self._frame.written("cancelled", self._snapshot(), is_stored=True)
 
     def cut(self, status: str, response: bytes) -> bytes:
         """Return the event that ends an incomplete response."""
         return cut_at(self._number, status, response)
 
-    def _so_far(self) -> list[bytes]:
+    def _snapshot(self) -> list[bytes]:
         items = [*self._items]
         if self._open is not None:
             items.append(self._open.item("incomplete"))

@@ -54,7 +54,7 @@ class Following:
             if behind is not None:
                 text = "the events of this response have expired: leave it out, and get all again"
                 raise bad_value("starting_after", text)
-            return await _sent(request, _one(retold(found.stored.response)))
+            return await _sent(request, _single(retold(found.stored.response)))
         if found.stored is None and not orjson.loads(found.under_way)["background"]:
             text = "only background responses can be followed; get this one when it has ended"
             raise bad_value("stream", text)
@@ -100,7 +100,7 @@ async def _sent(request: web.Request, events: AsyncIterator[bytes]) -> web.Strea
     return response
 
 
-async def _one(events: bytes) -> AsyncIterator[bytes]:
+async def _single(events: bytes) -> AsyncIterator[bytes]:
     yield events
 
 

@@ -103,7 +103,7 @@ class HotStore:
         reply = await self.run(_LOAD, keys, (self._idle_ms, told))
         kinds, *values = cast("list[bytes | None]", reply)
         assert kinds is not None, "it is a text"
-        return [*_found_known(kinds, known), *map(_found, values)]
+        return [*_parse_known(kinds, known), *map(_parse_state, values)]
 
     async def delete(self, response_id: str) -> None:
         """Mark a response as deleted; ValkeyDownError."""
@@ -145,7 +145,7 @@ def key_of(response_id: str) -> bytes:
     return _KEY + response_id.encode()
 
 
-def _found_known(kinds: bytes, known: int) -> list[Found]:
+def _parse_known(kinds: bytes, known: int) -> list[Found]:
     """Return the states of responses, by the first byte of each value; a space: there is none."""
     if kinds == _STORED * known:
         return [_THERE] * known
@@ -153,7 +153,7 @@ def _found_known(kinds: bytes, known: int) -> list[Found]:
     return [states.get(kinds[at : at + 1], Found(is_deleted=True)) for at in range(known)]
 
 
-def _found(value: bytes | None) -> Found:
+def _parse_state(value: bytes | None) -> Found:
     if value is None:
         return NOTHING
     kind, rest = value[:1], value[1:]

@@ -45,13 +45,13 @@ class StoredResponses:
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/responses/{id}, and /v1/responses/{id}/input_items."""
-        principal = self._admitted(request)
+        principal = self._authorise(request)
         rest = path_rest(request, PREFIX)
         if rest.endswith(_INPUT_ITEMS):
             response_id = rest.removesuffix(_INPUT_ITEMS)
-            return await self._input_items(request, principal, _one(request, response_id))
-        response_id = _one(request, rest)
-        is_stream, behind = _wanted(request)
+            return await self._input_items(request, principal, _response_id(request, response_id))
+        response_id = _response_id(request, rest)
+        is_stream, behind = _stream_query(request)
         if is_stream:
             return await self._following.answer(request, principal.tenant.id, response_id, behind)
         found = await self._store.find(principal.tenant.id, response_id)
@@ -60,11 +60,11 @@ class StoredResponses:
 
     async def post(self, request: web.Request) -> web.Response:
         """POST /v1/responses/{id}/cancel."""
-        principal = self._admitted(request)
+        principal = self._authorise(request)
         rest = path_rest(request, PREFIX)
         if not rest.endswith(_CANCEL):
             raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
-        response_id = _one(request, rest.removesuffix(_CANCEL))
+        response_id = _response_id(request, rest.removesuffix(_CANCEL))
         tenant_id = principal.tenant.id
         found = await self._store.find(tenant_id, response_id)
         if found.stored is None:
@@ -90,8 +90,8 @@ class StoredResponses:
 
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /v1/responses/{id}."""
-        principal = self._admitted(request)
-        response_id = _one(request, path_rest(request, PREFIX))
+        principal = self._authorise(request)
+        response_id = _response_id(request, path_rest(request, PREFIX))
         await self._store.delete(principal.tenant.id, response_id)
         told = {"id": response_id, "object": "response", "deleted": True}
         return web.Response(body=orjson.dumps(told), content_type=_JSON)
@@ -115,13 +115,13 @@ class StoredResponses:
         page = items[:limit]
         return web.Response(body=listed(page, has_more=len(items) > len(page)), content_type=_JSON)
 
-    def _admitted(self, request: web.Request) -> Principal:
+    def _authorise(self, request: web.Request) -> Principal:
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
         return principal
 
 
-def _one(request: web.Request, response_id: str) -> str:
+def _response_id(request: web.Request, response_id: str) -> str:
     """Return the id in a path; PlatformError when the path has another form."""
     if "/" in response_id or not response_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
@@ -137,7 +137,7 @@ def _require_background(response_id: str, response: bytes) -> None:
         raise BadRequestError(ErrorCode.INVALID_REQUEST, text)
 
 
-def _wanted(request: web.Request) -> tuple[bool, int | None]:
+def _stream_query(request: web.Request) -> tuple[bool, int | None]:
     """Return whether a stream is wanted, and the number of the last event that the client has."""
     query = request.query
     if unknown := query.keys() - _SHOWN:

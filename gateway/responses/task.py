@@ -147,8 +147,8 @@ class ResponseTask(ChatTask):
         self, model: str, sampling: engine.Sampling, dropped_turns: int = 0
     ) -> ResponseFrame:
         used: dict[str, object] = {
-            "temperature": _told(self.temperature, sampling.temperature),
-            "top_p": _told(self.top_p, sampling.top_p),
+            "temperature": _effective(self.temperature, sampling.temperature),
+            "top_p": _effective(self.top_p, sampling.top_p),
             "service_tier": self.served_tier or "default",
         }
         if dropped_turns:
@@ -212,7 +212,7 @@ def messages_for(
     return messages
 
 
-def _told(asked: float | None, used: float) -> float:
+def _effective(asked: float | None, used: float) -> float:
     return round(used, _DIGITS) if asked is None else asked
 
 

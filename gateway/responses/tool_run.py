@@ -98,13 +98,13 @@ class ToolAnswering:
         calls = min(self._budget.calls, task.max_tool_calls or self._budget.calls)
         budget = LoopBudget(calls, self._budget.tokens, self._budget.seconds, self._budget.micros)
         run = _ToolRun(self._answering, self._runner, self._leases, request, principal, task)
-        run.tell = partial(self._tell, run.caller)
+        run.tell = partial(self._send_event, run.caller)
         try:
             return await run.answer(ToolLoop(budget, time.monotonic()), self._keep_alive_s)
         finally:
             run.tell_cut()
 
-    def _tell(self, caller: "_Caller", tool: PlannedTool, facts: CallFacts) -> None:
+    def _send_event(self, caller: "_Caller", tool: PlannedTool, facts: CallFacts) -> None:
         """Emit the event of a call."""
         identity = caller.identity
         event = event_of(
@@ -149,7 +149,7 @@ class _ToolRun:
         headers = {**STREAM_HEADERS, **self._identity.headers}
         self._client = RelayedResponse(request, headers, is_stream=bool(task.stream))
         self._usage: dict[str, Any] = {}
-        self._asked = self._run = 0
+        self._rounds_begun = self._run = 0
         self._calls = dict[str, tuple[PlannedTool, str]]()
         self._outputs: dict[str, str] = {}
         self._leased: dict[str, ApprovedWork] = {}
@@ -157,7 +157,7 @@ class _ToolRun:
         self._error: PlatformError | None = None
         self._began = dict[str, tuple[int, float]]()  # Unix time in ms, and monotonic time
         self.caller = _Caller(self._identity, principal, task.model, task.endpoint)
-        self.tell: Callable[[PlannedTool, CallFacts], None] = _nobody
+        self.tell: Callable[[PlannedTool, CallFacts], None] = _drop
 
     @property
     def _events(self) -> ToolEvents:
@@ -230,7 +230,7 @@ class _ToolRun:
                         case StopCall(call_id):
                             running.pop(call_id).cancel()
                         case AnswerCall() as answer:
-                            self._tell(answer)
+                            self._send_event(answer)
                         case AskModel() | EndLoop() as last:
                             return last
                 wait_s = min(keep_alive_s, max(0.0, loop.ends_at_s - time.monotonic()))
@@ -275,7 +275,7 @@ class _ToolRun:
             raise ToolCallError(known.failure, is_fault=False)
         return known.output or ""
 
-    def _tell(self, answer: AnswerCall) -> None:
+    def _send_event(self, answer: AnswerCall) -> None:
         output = self._outputs.pop(answer.call_id, "")
         self._settle(answer, output)
         tool, _ = self._calls.pop(answer.call_id)
@@ -334,10 +334,10 @@ class _ToolRun:
         Raises:
             PlatformError: The round was refused before anything was written or run.
         """
-        is_first, task = not self._asked, self._round_task()
+        is_first, task = not self._rounds_begun, self._round_task()
         identity = self._identity if is_first else further_identity(self._identity)
         request = in_process_request(task.endpoint, b"", self._client.sink(), identity)
-        self._asked += 1
+        self._rounds_begun += 1
         try:
             await self._answering.answer(request, self._principal, task)
         except PlatformError as error:
@@ -360,7 +360,7 @@ class _ToolRun:
             "stream": True,
             "max_completion_tokens": self._tokens_left(),
         }
-        if self._asked and self._task.must_call:
+        if self._rounds_begun and self._task.must_call:
             changes["tool_choice"] = "auto"  # the forced call was made
         return self._task.model_copy(update=changes)
 
@@ -409,7 +409,7 @@ class _ToolRun:
         return web.Response(body=response, content_type="application/json", headers=headers)
 
 
-def _nobody(tool: PlannedTool, facts: CallFacts) -> None:
+def _drop(tool: PlannedTool, facts: CallFacts) -> None:
     """Drop an event: none is composed yet."""
 
 

@@ -61,7 +61,7 @@ class ConfirmationSender:
         self._state = state
         self._open = open_requests
         self._missing = missing
-        self._told_missing: list[str] = []
+        self._sent_missing: list[str] = []
         self._has_splits = False
         self._changed = asyncio.Event()
 
@@ -74,7 +74,7 @@ class ConfirmationSender:
 
     def refresh(self) -> None:
         """Confirm soon, if other bases are missing than in the last confirmation."""
-        if self._has_splits and self._now_missing() != self._told_missing:
+        if self._has_splits and self._find_missing() != self._sent_missing:
             self._changed.set()
 
     async def run(self) -> None:
@@ -95,7 +95,7 @@ class ConfirmationSender:
                     stub = ControlServiceStub(await link.current())
                     await stub.Confirm(request, timeout=_DEADLINE_S)
                     attempt = 0
-                    self._told_missing = list(request.missing_bases)
+                    self._sent_missing = list(request.missing_bases)
                 except grpc.aio.AioRpcError as error:
                     if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # it expects no confirmations
                         attempt = 0
@@ -116,8 +116,8 @@ class ConfirmationSender:
             gateway_id=self._gateway_id,
             version=self._state.version,
             oldest_open_unix_ms=self._open.oldest_unix_ms,
-            missing_bases=self._now_missing(),
+            missing_bases=self._find_missing(),
         )
 
-    def _now_missing(self) -> list[str]:
+    def _find_missing(self) -> list[str]:
         return sorted(self._missing())[:MISSING_BASES_MAX]

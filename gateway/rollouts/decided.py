@@ -7,7 +7,7 @@ from gateway.rollouts.decision import KINDS, ReleaseDecision
 
 log = structlog.get_logger(__name__)
 
-_TOLD_MAX = 1024
+_LOGGED_MAX = 1024
 
 
 class Decided:
@@ -16,7 +16,7 @@ class Decided:
     def __init__(self, metrics: GatewayMetrics) -> None:
         """Prepare."""
         self._count = {kind: metrics.decided.labels(kind).inc for kind in KINDS}
-        self._told: set[tuple[str, str, str]] = set()
+        self._logged: set[tuple[str, str, str]] = set()
 
     def note(self, tenant_id: str, model_id: str, decision: ReleaseDecision) -> None:
         """Count one accepted request; each kind of problem is logged once."""
@@ -25,10 +25,10 @@ class Decided:
         if not release:
             return
         case = (tenant_id, model_id, release)
-        if case in self._told:
+        if case in self._logged:
             return
-        if len(self._told) >= _TOLD_MAX:
-            self._told.clear()
-        self._told.add(case)
+        if len(self._logged) >= _LOGGED_MAX:
+            self._logged.clear()
+        self._logged.add(case)
         event = f"release_{decision.kind}"
         log.warning(event, tenant_id=tenant_id, model=model_id, release=release)

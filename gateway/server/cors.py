@@ -18,7 +18,7 @@ _SHOWN_HEADERS = (
     " x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
 _KEPT_S = 600
-_ASKED_MAX = 4096
+_HEADERS_CHARACTERS_MAX = 4096
 
 
 class Cors:
@@ -48,7 +48,9 @@ class Cors:
         if hdrs.ACCESS_CONTROL_REQUEST_METHOD not in request.headers:
             return None
         # SDKs send headers of their own, more with each release; a key is what protects the API.
-        asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")[:_ASKED_MAX]
+        asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")[
+            :_HEADERS_CHARACTERS_MAX
+        ]
         return web.Response(
             status=204,
             headers={

@@ -347,14 +347,14 @@ class HttpProtocol(RequestHandler):
         try:
             while not self._force_close:
                 if not self._messages:
-                    await self._message_comes()
+                    await self._await_message()
                 request, handler = self._next_request()
                 self._answering = request
                 try:
                     response, is_broken = await self._handle_request(request, None, handler)
                 finally:
                     request.end()
-                if is_broken or not await self._goes_on(request, response):
+                if is_broken or not await self._may_continue(request, response):
                     break
                 self._answering = None
                 del request, handler, response  # the connection may be silent for long
@@ -373,7 +373,7 @@ class HttpProtocol(RequestHandler):
             if self.transport is not None:
                 self.transport.close()
 
-    async def _message_comes(self) -> None:
+    async def _await_message(self) -> None:
         self._waiter = self._loop.create_future()
         if self._head_bytes:  # it came behind the request before
             self._server.heads.begin(self)
@@ -399,7 +399,7 @@ class HttpProtocol(RequestHandler):
             message, handler = ERROR, self._make_error_handler(message)
         return server.make_request(message, payload, self, writer, task), handler
 
-    async def _goes_on(self, request: web.BaseRequest, response: web.StreamResponse) -> bool:
+    async def _may_continue(self, request: web.BaseRequest, response: web.StreamResponse) -> bool:
         """Clean up behind an answer; return whether another request may follow."""
         may_follow = bool(response.keep_alive)
         if not request.content.is_eof() and not self._force_close:

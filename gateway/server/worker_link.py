@@ -90,7 +90,7 @@ class ParentEnd:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._asked: list[asyncio.Future[bytes]] = []
+        self._calls: list[asyncio.Future[bytes]] = []
         self.is_serving = self.is_stopping = False
         self.not_ready_because = "it is starting"
 
@@ -109,8 +109,8 @@ class ParentEnd:
         except (ConnectionError, ValueError):
             return False
         if "metrics" in said:
-            if self._asked:
-                answer = self._asked.pop(0)
+            if self._calls:
+                answer = self._calls.pop(0)
                 if not answer.done():
                     answer.set_result(said["metrics"].encode())
         else:
@@ -122,7 +122,7 @@ class ParentEnd:
     async def metrics(self) -> bytes:
         """Return the worker's page; an empty one when it does not answer in two seconds."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._asked.append(answer)
+        self._calls.append(answer)
         with suppress(TimeoutError, ConnectionError):
             self._writer.write(_METRICS)
             async with asyncio.timeout(_METRICS_TIMEOUT_S):
@@ -136,5 +136,5 @@ class ParentEnd:
     def close(self) -> None:
         """Close the socket."""
         self._writer.close()
-        for answer in self._asked:
+        for answer in self._calls:
             answer.cancel()

@@ -30,7 +30,7 @@ class TokenLogprob(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldEntry:
     entry: TokenLogprob
     start: int  # characters of the answer before it
 
@@ -48,7 +48,7 @@ class LogprobLine:
         """Prepare; tokens in `hidden` (end of sequence, special ones) are not part of the text."""
         self._hidden = hidden
         self._has_begun = False
-        self._held: deque[_Held] = deque()
+        self._held: deque[_HeldEntry] = deque()
         self._known: list[tuple[float, Sequence[tuple[int, float]]]] = []
         self._length = 0  # characters that all tokens so far have brought
 
@@ -72,7 +72,7 @@ class LogprobLine:
             if entry.token not in self._hidden:
                 it = entry if self._has_begun else entry._replace(is_first=True)
                 self._has_begun = True
-                self._held.append(_Held(it, self._length))
+                self._held.append(_HeldEntry(it, self._length))
         self._length += characters
 
     def shown(self, length: int) -> list[TokenLogprob]:

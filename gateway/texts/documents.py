@@ -31,7 +31,7 @@ _ESCAPES_AT_ONCE = 256
 _FOUND_AT_ONCE = 512
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|([\"\\/bfnrt]))")
 _ESCAPED_CHARACTERS = 6  # of JSON text, at most, for one that is meant
-_MEANT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 # Names of fields of our API, which need not be looked at.
 _KNOWN = frozenset(
     {
@@ -255,7 +255,7 @@ def _unescaped(text: str, enough: int) -> Steps:
     whole, parts, at, characters = list[str](), list[str](), 0, 0
     for number, match in enumerate(_ESCAPE.finditer(text)):
         code, short = match.groups()
-        meant = _MEANT.get(short, short) if code is None else chr(int(code, 16))
+        meant = _ESCAPES.get(short, short) if code is None else chr(int(code, 16))
         parts += (text[at : match.start()], meant)
         at = match.end()
         if number % _ESCAPES_AT_ONCE == _ESCAPES_AT_ONCE - 1:

@@ -73,10 +73,10 @@ def redacted(text: str, rules: RedactionRules, most: int) -> Generator[None, Non
     seen = text[: most + OVERLAP]
     scans = [Scan(seen, it) for it in LOOKS if it.kind in rules.classes | ALWAYS]
     keys = yield from _keys(seen)
-    written, later = _Written(seen, most), list[_Found]()
+    written, later = _Written(seen, most), list[_Match]()
     for start in range(0, len(seen), SLICE_CHARACTERS):
         end = start + SLICE_CHARACTERS
-        found = later + [_Found(*it, Class.SECRET) for it in keys if start <= it[0] < end]
+        found = later + [_Match(*it, Class.SECRET) for it in keys if start <= it[0] < end]
         for scan in scans:
             yield from _some_at_once(scan.slice(start, end), found)
             yield
@@ -90,7 +90,7 @@ def redacted(text: str, rules: RedactionRules, most: int) -> Generator[None, Non
 
 
 def _some_at_once(
-    places: Iterable["_Found | None"], found: list["_Found"]
+    places: Iterable["_Found | None"], found: list["_Match"]
 ) -> Generator[None, None, None]:
     """Add matches; None: a candidate was checked, and is no match."""
     for number, place in enumerate(places):
@@ -100,7 +100,7 @@ def _some_at_once(
             yield
 
 
-class _Found(NamedTuple):
+class _Match(NamedTuple):
     start: int
     end: int
     kind: Class
@@ -115,9 +115,9 @@ class _Written:
         self._parts: list[str] = []
         self._kinds: list[Class] = []
         self._at = 0
-        self._open: _Found | None = None
+        self._open: _Match | None = None
 
-    def add(self, places: Iterable[_Found]) -> None:
+    def add(self, places: Iterable[_Match]) -> None:
         """Take places behind earlier ones; overlapping ones are joined, in the first class."""
         for it in places:
             if self._open is not None and it.start < self._open.end:
@@ -148,7 +148,7 @@ class Scan:
         self._group = look.group
         self._at = 0  # earlier text was searched, or taken
 
-    def slice(self, start: int, end: int) -> Iterator[_Found | None]:
+    def slice(self, start: int, end: int) -> Iterator[_Match | None]:
         """Yield matches that begin in a slice, and None for candidates that are none."""
         text, pattern, group = self._text, self._look.pattern, self._group
         until = min(len(text), end + OVERLAP)
@@ -162,7 +162,7 @@ class Scan:
             self._at = max(match.end(), begin + 1)
             yield None
             for first, last in self._look.check(matched):
-                yield _Found(begin + first, begin + last, self._look.kind)
+                yield _Match(begin + first, begin + last, self._look.kind)
 
 
 def _keys(text: str) -> Generator[None, None, list[Span]]:
@@ -189,7 +189,7 @@ def _end_of_key(text: str, at: int) -> Generator[None, None, int]:
 
 
 def _words(
-    text: str, start: int, words: Sequence[str], found: list[_Found]
+    text: str, start: int, words: Sequence[str], found: list[_Match]
 ) -> Generator[None, None, None]:
     """Add the places where words begin in a slice."""
     longest = max(map(len, words), default=0)
@@ -200,7 +200,7 @@ def _words(
             yield
 
 
-def _places(small: str, word: str, start: int) -> Iterator[_Found | None]:
+def _places(small: str, word: str, start: int) -> Iterator[_Match | None]:
     """Yield the places where words begin in a slice; overlapping ones are joined."""
     until = SLICE_CHARACTERS + len(word) - 1
     at = small.find(word, 0, until)
@@ -208,10 +208,10 @@ def _places(small: str, word: str, start: int) -> Iterator[_Found | None]:
     while at >= 0:
         if at >= last:
             if at > first:
-                yield _Found(start + first, start + last, Class.WORD)
+                yield _Match(start + first, start + last, Class.WORD)
             first = at
         last = at + len(word)
         yield None
         at = small.find(word, at + 1, until)
     if last > first:
-        yield _Found(start + first, start + last, Class.WORD)
+        yield _Match(start + first, start + last, Class.WORD)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from gateway.tools.failures import ToolCallError
 
-_AGAIN = frozenset({408, 425, 429})  # and all of 500 and above
+_RETRYABLE = frozenset({408, 425, 429})  # and all of 500 and above
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,6 @@ def require_ok(reply: OutgoingReply, said: str = "") -> None:
     """Raise ToolCallError unless a status is a success; `said` is the tool's text."""
     if reply.status < 300:
         return
-    may_repeat = reply.status in _AGAIN or reply.status >= 500
+    may_repeat = reply.status in _RETRYABLE or reply.status >= 500
     text = f"status {reply.status}" + (f": {said}" if said else "")
     raise ToolCallError(text, may_repeat=may_repeat, is_fault=may_repeat)

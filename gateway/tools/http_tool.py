@@ -10,7 +10,7 @@ from gateway.tools.failures import ToolCallError
 from gateway.tools.http_messages import OutgoingReply, OutgoingRequest, require_ok
 
 _IN_QUERY = frozenset({"GET", "DELETE"})
-_SAID_CHARACTERS_MAX = 500
+_ERROR_CHARACTERS_MAX = 500
 _JSON = "application/json"
 
 
@@ -35,8 +35,8 @@ def result_of(reply: OutgoingReply) -> str:
         ToolCallError: The tool reports a failure, or does not answer with JSON.
     """
     is_json = reply.kind == _JSON or reply.kind.endswith("+json")
-    said = reply.body[: 4 * _SAID_CHARACTERS_MAX].decode(errors="replace") if is_json else ""
-    require_ok(reply, said[:_SAID_CHARACTERS_MAX])
+    said = reply.body[: 4 * _ERROR_CHARACTERS_MAX].decode(errors="replace") if is_json else ""
+    require_ok(reply, said[:_ERROR_CHARACTERS_MAX])
     if not reply.body:
         return "null"
     if not is_json:

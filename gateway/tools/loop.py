@@ -171,7 +171,7 @@ class ToolLoop:
 
     def begin(self, approved: Sequence[LoopCall], now_s: float) -> list[LoopAction]:
         """Begin with calls that a person has approved or refused; without any, ask the model."""
-        return self._take(approved, now_s) + self._go_on(now_s)
+        return self._take(approved, now_s) + self._advance(now_s)
 
     def on_round(
         self, calls: Sequence[LoopCall], tokens: int, now_s: float, *, is_cut: bool = False
@@ -189,17 +189,17 @@ class ToolLoop:
         self.rounds += 1
         if is_cut:
             self._end = EndLoop(None)
-            calls = [_refused(it, "the answer was cut.") for it in calls if _is_ours(it)]
+            calls = [_refused(it, "the answer was cut.") for it in calls if _is_server_call(it)]
         elif not calls or not all(it.mode in (CallMode.RUN, CallMode.REFUSE) for it in calls):
             self._end = EndLoop(None)
-        return self._take(calls, now_s) + self._go_on(now_s)
+        return self._take(calls, now_s) + self._advance(now_s)
 
     def on_result(self, call_id: str, now_s: float) -> list[LoopAction]:
         """Take the result of a tool."""
         running = self._running.pop(call_id, None)
         if running is None:
             return []
-        return [_answer(running, None, now_s), *self._go_on(now_s)]
+        return [_answer(running, None, now_s), *self._advance(now_s)]
 
     def on_failure(self, call_id: str, failure: CallFailure, now_s: float) -> list[LoopAction]:
         """Take the failure of an attempt: try again, or report the failure to the model."""
@@ -215,7 +215,7 @@ class ToolLoop:
             timeout_s = min(running.call.timeout_s, self.ends_at_s - now_s - wait_s)
             return [StartCall(call_id, running.attempt, timeout_s, wait_s)]
         del self._running[call_id]
-        return [_answer(running, failure.message, now_s), *self._go_on(now_s)]
+        return [_answer(running, failure.message, now_s), *self._advance(now_s)]
 
     def on_time(self, now_s: float) -> list[LoopAction]:
         """Take the time; running calls are cancelled after the loop's deadline."""
@@ -227,7 +227,7 @@ class ToolLoop:
             actions += [StopCall(running.call.call_id), _answer(running, text, now_s)]
         self._running.clear()
         self._end = self._end or EndLoop(LoopEnd.SECONDS)
-        return [*actions, *self._go_on(now_s)]
+        return [*actions, *self._advance(now_s)]
 
     def _take(self, calls: Sequence[LoopCall], now_s: float) -> list[LoopAction]:
         """Begin the calls that fit into the budget, and answer those that are not run."""
@@ -255,7 +255,7 @@ class ToolLoop:
             return LoopEnd.COST
         return LoopEnd.SECONDS if now_s >= self.ends_at_s else None
 
-    def _go_on(self, now_s: float) -> list[LoopAction]:
+    def _advance(self, now_s: float) -> list[LoopAction]:
         if self._running or self._has_ended:
             return []
         end = self._end
@@ -271,7 +271,7 @@ class ToolLoop:
         return [end]
 
 
-def _is_ours(call: LoopCall) -> bool:
+def _is_server_call(call: LoopCall) -> bool:
     return call.mode is not CallMode.CLIENT
 
 

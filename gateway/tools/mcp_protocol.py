@@ -33,7 +33,7 @@ _JSON, _EVENTS = "application/json", "text/event-stream"
 _PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _LINES = re.compile(r"\r\n|\r|\n")
 _TTL_MS, _TTL_MS_MAX = 60_000, 3_600_000
-_SAID_MAX = 300
+_ERROR_CHARACTERS_MAX = 300
 
 
 class McpRefusalError(ToolCallError):
@@ -46,7 +46,9 @@ class McpRefusalError(ToolCallError):
 
     def __init__(self, code: int, message: str, supported: Sequence[str]) -> None:
         """Take the server's error."""
-        super().__init__(f"the server says: {message[:_SAID_MAX]} ({code})", is_fault=False)
+        super().__init__(
+            f"the server says: {message[:_ERROR_CHARACTERS_MAX]} ({code})", is_fault=False
+        )
         self.code, self.supported = code, supported
 
 

@@ -38,11 +38,11 @@ class Lanes(Generic[_Wanted]):
         lane = self._lanes.get(stream_id)
         if lane is None:
             if len(self._lanes) >= STREAMS_MAX:
-                raise _too_many(f"at most {STREAMS_MAX} streams have requests at once")
+                raise _overload(f"at most {STREAMS_MAX} streams have requests at once")
             self._lanes[stream_id] = deque()
             return True
         if self._waiting >= WAITING_MAX or self._bytes + size > WAITING_BYTES_MAX:
-            raise _too_many(f"at most {WAITING_MAX} requests, and 8 MiB of them, may wait")
+            raise _overload(f"at most {WAITING_MAX} requests, and 8 MiB of them, may wait")
         self._budget.take(size)
         lane.append((wanted, size))
         self._waiting += 1
@@ -68,6 +68,6 @@ class Lanes(Generic[_Wanted]):
         self._waiting = self._bytes = 0
 
 
-def _too_many(bound: str) -> RejectedError:
+def _overload(bound: str) -> RejectedError:
     text = f"Too many requests over this socket: {bound}. Wait until some end."
     return RejectedError(ErrorCode.RATE_LIMIT_CONCURRENCY, text, retry_after_s=1.0)

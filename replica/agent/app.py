@@ -352,13 +352,13 @@ def build_agent(settings: AgentSettings) -> Agent:
         engines=settings.engine_names,
         host=host,
         user=engine_user(settings),
-        metrics_told=_told(settings.http_address, host),
+        metrics_told=_reachable(settings.http_address, host),
         hides_secrets=settings.hides_secrets,
     )
     return Agent(settings, launcher, open_hardware=NvmlReader.open)
 
 
-def _told(address: str, host: str) -> str:
+def _reachable(address: str, host: str) -> str:
     """Return a listener's address for other nodes: a wildcard becomes the node's address."""
     bound, port = host_and_port(address)
     return f"{host}:{port}" if bound in {"0.0.0.0", "::"} else address

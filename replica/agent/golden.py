@@ -156,7 +156,7 @@ class GoldenAsker:
         """
         self._targets = targets
         self._observer = observer
-        self._ask = ask or probe_engine
+        self._probe = ask or probe_engine
         self._schedule = GoldenSchedule()
         self._busy: set[str] = set()
         self._results: deque[agent.GoldenResult] = deque(maxlen=RESULTS_MAX)
@@ -204,7 +204,7 @@ class GoldenAsker:
         )
         try:
             async with asyncio.timeout(DEADLINE_S):
-                reply = await self._ask(target, prompt)
+                reply = await self._probe(target, prompt)
             result.token_ids.extend(reply.tokens)
             result.logprobs.extend(reply.logprobs)
         except (PlatformError, OSError, TimeoutError) as error:

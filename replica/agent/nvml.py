@@ -39,8 +39,8 @@ class NvmlReader:
                 log.warning("gpu_unreadable", index=index, error=str(error))
                 continue
             wanted = nvml.nvmlEventTypeXidCriticalError
-            if self._ask("nvmlDeviceGetSupportedEventTypes", handle, otherwise=0) & wanted:
-                self._ask("nvmlDeviceRegisterEvents", handle, wanted, self._events, otherwise=None)
+            if self._read("nvmlDeviceGetSupportedEventTypes", handle, otherwise=0) & wanted:
+                self._read("nvmlDeviceRegisterEvents", handle, wanted, self._events, otherwise=None)
 
     @classmethod
     def open(cls) -> "NvmlReader | None":
@@ -65,7 +65,7 @@ class NvmlReader:
         return Readings(tuple(self._reading(handle, known) for handle, known in self._gpus), xids)
 
     def _identity(self, index: int, handle: Any) -> GpuReading:
-        name = _text(self._ask("nvmlDeviceGetName", handle, otherwise=""))
+        name = _text(self._read("nvmlDeviceGetName", handle, otherwise=""))
         memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
         return GpuReading(index, uuid, name, int(memory.total))
@@ -76,11 +76,11 @@ class NvmlReader:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         except nvml.NVMLError as error:
             return replace(known, is_lost=error.value == nvml.NVML_ERROR_GPU_IS_LOST)
-        celsius = self._ask(
+        celsius = self._read(
             "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU, otherwise=0
         )
-        milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle, otherwise=0)
-        uncorrected = self._ask(
+        milliwatts = self._read("nvmlDeviceGetPowerUsage", handle, otherwise=0)
+        uncorrected = self._read(
             "nvmlDeviceGetTotalEccErrors",
             handle,
             nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
@@ -88,7 +88,7 @@ class NvmlReader:
             otherwise=0,
         )
         # (corrected, uncorrected, whether one is pending, whether one has failed)
-        remapped = self._ask("nvmlDeviceGetRemappedRows", handle, otherwise=(0, 0, 0, 0))
+        remapped = self._read("nvmlDeviceGetRemappedRows", handle, otherwise=(0, 0, 0, 0))
         return replace(
             known,
             memory_used_bytes=int(memory.used),
@@ -112,12 +112,12 @@ class NvmlReader:
                     time.sleep(timeout_ms / 1000)
                 break
             # A GPU that has fallen off the bus may not even report its name.
-            uuid = _text(self._ask("nvmlDeviceGetUUID", event.device, otherwise=""))
+            uuid = _text(self._read("nvmlDeviceGetUUID", event.device, otherwise=""))
             found.append(Xid(uuid, int(event.eventData)))
             timeout_ms = 0
         return tuple(found)
 
-    def _ask(self, function: str, *arguments: Any, otherwise: Any) -> Any:
+    def _read(self, function: str, *arguments: Any, otherwise: Any) -> Any:
         """Return a reading, or the default where the GPU has none: consumer cards lack many."""
         try:
             return getattr(self._nvml, function)(*arguments)

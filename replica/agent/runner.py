@@ -366,7 +366,7 @@ class ReplicaRunner:
         problem, active, is_wrong = "", 0, False
         async with ProbeWatch(self._members, timeout_s) as watch:
             try:
-                active = await self._ask(launch, spec, timeout_s)
+                active = await self._probe_engine(launch, spec, timeout_s)
             except (PlatformError, OSError, TimeoutError) as error:
                 problem = str(error) or repr(error)
                 is_wrong = isinstance(error, WrongAnswerError)
@@ -398,7 +398,7 @@ class ReplicaRunner:
         await asyncio.to_thread(launch.run_file.mark_asleep, is_asleep=is_now)
         return Rested(run, is_now)
 
-    async def _ask(self, launch: Launch, spec: EngineSpec, timeout_s: float) -> int:
+    async def _probe_engine(self, launch: Launch, spec: EngineSpec, timeout_s: float) -> int:
         if self.state.phase is ReplicaPhase.STARTING:
             # A plain connection is refused at once without a listener; gRPC would pause first.
             async with asyncio.timeout(timeout_s):
@@ -409,7 +409,7 @@ class ReplicaRunner:
         after = self.state
         if after.phase is not ReplicaPhase.ADOPTING:
             self.has_settled.set()
-        if _told(after) == _told(before):
+        if _reported(after) == _reported(before):
             return
         if after.phase is not before.phase:
             log.info(
@@ -436,6 +436,6 @@ class ReplicaRunner:
         self._runs[self.state.run].became_ready.set()
 
 
-def _told(state: LocalReplicaState) -> tuple[object, ...]:
+def _reported(state: LocalReplicaState) -> tuple[object, ...]:
     """Return the part of the state with changes that are reported."""
     return state.phase, state.is_draining, state.pid, state.rest.is_hidden, state.rest.problem

@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 TRIALS_MAX = 256  # per node
 FAILURES_MAX = 3  # per engine able to load it; then the adapter is at fault
 _DEADLINE_S = 60.0  # per attempt: the adapter may have to be fetched
-_AGAIN_S = 2.0
+_RETRY_S = 2.0
 _LOOK_S = 0.25
 _PROMPT = [1, 2, 3, 4]  # in the vocabulary of every model
 _MESSAGE_MAX = 500
@@ -137,7 +137,7 @@ class AdapterTrials:
         told = (message.partition(_REFUSED)[2] or message)[:_MESSAGE_MAX]
         log.info("trial_failed", rollout=wish.rollout_id, replica=target.replica_id, reason=told)
         trial.failures += not code.policy.spares_adapter
-        trial.not_before_s = time.monotonic() + _AGAIN_S
+        trial.not_before_s = time.monotonic() + _RETRY_S
         if is_fault(code, trial.failures):
             trial.result = agent.TrialResult(rollout_id=wish.rollout_id, code=code, message=told)
             self._on_change()

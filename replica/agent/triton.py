@@ -178,7 +178,7 @@ class TritonLauncher:
         self._host = host
         self._model_source = model_source
         self._user = user
-        self._metrics_told = metrics_told
+        self._metrics_address = metrics_told
         self._hides_secrets = hides_secrets
         self.owner = _short_hash(str(self._state_dir))
 
@@ -303,7 +303,8 @@ class TritonLauncher:
             process,
             ports,
             grpc_address=f"{self._host}:{ports.grpc}",
-            metrics_address=self._metrics_told and f"{self._metrics_told}/engines/{replica_id}",
+            metrics_address=self._metrics_address
+            and f"{self._metrics_address}/engines/{replica_id}",
             vital_program=STUB,
             run_file=run_file,
             uid=self.uid,

@@ -28,7 +28,7 @@ class BlockTranslator:
         # Tokens of a first block -> roots of requests that began with it, oldest first.
         self._roots: OrderedDict[bytes, list[bytes]] = OrderedDict()
         # (window, their hash) -> our hash; None for blocks that are not full or not ours.
-        self._ours: dict[tuple[int, Any], bytes | None] = {}
+        self._hashes: dict[tuple[int, Any], bytes | None] = {}
         self._holders: dict[bytes, int] = {}  # our hash -> how many of theirs it stands for
 
     def expect(self, prompt: Sequence[int], root: bytes) -> None:
@@ -63,8 +63,8 @@ class BlockTranslator:
             their = block["block_hash"]
             tokens = [token["token_id"] for token in block["tokens"]]
             ours = self._translate(window, parent, tokens)
-            if (window, their) not in self._ours:
-                self._ours[window, their] = ours
+            if (window, their) not in self._hashes:
+                self._hashes[window, their] = ours
                 if ours is not None:
                     self._holders[ours] = self._holders.get(ours, 0) + 1
                     changed[ours] = True
@@ -74,14 +74,14 @@ class BlockTranslator:
         if len(tokens) != BLOCK_TOKENS:
             return None
         if parent is not None:
-            before = self._ours.get((window, parent))
+            before = self._hashes.get((window, parent))
             return None if before is None else block_hashes(tokens, before, 1)[0]
         hashes = [block_hashes(tokens, root, 1)[0] for root in self._roots.get(_key(tokens), ())]
         fresh = [key for key in hashes if key not in self._holders]
         return next(iter(fresh or hashes), None)
 
     def _remove(self, their: tuple[int, Any], changed: dict[bytes, bool]) -> None:
-        ours = self._ours.pop(their, None)
+        ours = self._hashes.pop(their, None)
         if ours is None:
             return
         self._holders[ours] -= 1

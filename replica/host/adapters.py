@@ -178,13 +178,13 @@ class AdapterDesk:
         if isinstance(outcome, _Missing):
             if self._shelf is None:
                 outcome = outcome.error
-            elif self._is_asked(digest, self._shelf):
+            elif self._request_fetch(digest, self._shelf):
                 return
             else:
                 outcome = _busy(f"{len(self._fetching)} adapters are being fetched")
         self._end(digest, self._put(digest, outcome))
 
-    def _is_asked(self, digest: str, shelf: AdapterShelf) -> bool:
+    def _request_fetch(self, digest: str, shelf: AdapterShelf) -> bool:
         """Request an adapter that is not on the disk; False when too many are requested."""
         asked = self._fetching.get(digest, 0)
         if asked >= _FETCHES_MAX or not shelf.want(digest, partial(self._was_fetched, digest)):

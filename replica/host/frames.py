@@ -18,7 +18,7 @@ class FrameEncoder:
         """Begin an attachment whose router knows that `adapters_told` are resident."""
         self._kv_blocks = kv_blocks
         self._kv_number = 0
-        self._adapters_told = adapters_told
+        self._adapters_sent = adapters_told
 
     def encode(self, news: StepNews) -> bytes:
         """Return the HostFrame."""
@@ -40,10 +40,10 @@ class FrameEncoder:
             self._fill_kv(frame.kv_events, news)
         fill_state(frame.state, news.load, self._kv_blocks)
         resident = news.load.adapters_resident
-        if resident is not self._adapters_told:
-            if resident != self._adapters_told:
+        if resident is not self._adapters_sent:
+            if resident != self._adapters_sent:
                 fill_adapters(frame.state, resident)
-            self._adapters_told = resident
+            self._adapters_sent = resident
         return host_frame.SerializeToString()
 
     def _fill_kv(self, events: wire.KvEvents, news: StepNews) -> None:

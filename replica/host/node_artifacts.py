@@ -69,7 +69,7 @@ class NodeArtifacts:
         self._waits: dict[str, _Wait] = {}
         self._reads: frozenset[str] = frozenset()
         self._uses: Counter[str] = Counter()
-        self._is_news = False  # whether a message to the agent is due at once
+        self._is_due = False  # whether a message to the agent is due at once
         self._is_closing = False
         self._away_since_s: float | None = None
         self._awake, self._waker = socket.socketpair()
@@ -96,7 +96,7 @@ class NodeArtifacts:
             if len(self._waits) >= WAITS_MAX:
                 return False
             self._waits[digest] = _Wait(done, self._clock())
-            self._is_news = True
+            self._is_due = True
         self._wake()
         return True
 
@@ -111,7 +111,7 @@ class NodeArtifacts:
             if digests == self._reads:
                 return
             self._reads = digests
-            self._is_news = True
+            self._is_due = True
         self._wake()
 
     def _wake(self) -> None:
@@ -154,35 +154,35 @@ class NodeArtifacts:
     def _talk(self, connection: socket.socket) -> None:
         """Exchange messages until the connection ends."""
         with self._lock:
-            self._is_news = True  # a new agent knows no requests
+            self._is_due = True  # a new agent knows no requests
         heard = b""
         said_s = self._clock()
         try:
             while not self._is_closing:
-                if self._is_news or self._clock() - said_s >= _USES_EVERY_S:
+                if self._is_due or self._clock() - said_s >= _USES_EVERY_S:
                     said_s = self._clock()
-                    self._say(connection)
+                    self._send(connection)
                 if self._wait(_USES_EVERY_S, connection):
                     received = connection.recv(65536)
                     if not received or len(heard) > LINE_BYTES_MAX:
                         return
                     *lines, heard = (heard + received).split(b"\n")
                     for line in lines:
-                        self._hear(decode_outcome(line))
+                        self._receive(decode_outcome(line))
                 self._end_late()
         except (OSError, LineError) as error:
             log.warning("agent_lost: %r", error)
 
-    def _say(self, connection: socket.socket) -> None:
+    def _send(self, connection: socket.socket) -> None:
         with self._lock:
-            if not self._is_news and not self._uses:
+            if not self._is_due and not self._uses:
                 return
             ask = Ask(frozenset(self._waits), self._reads, dict(self._uses))
             self._uses.clear()
-            self._is_news = False
+            self._is_due = False
         connection.sendall(encode_request(ask))
 
-    def _hear(self, told: ArtifactOutcome) -> None:
+    def _receive(self, told: ArtifactOutcome) -> None:
         error = None
         if told.code:
             error = RefusedError(
@@ -194,7 +194,7 @@ class NodeArtifacts:
     def _end(self, digest: str, error: RefusedError | None) -> None:
         with self._lock:
             wait = self._waits.pop(digest, None)
-            self._is_news = True
+            self._is_due = True
         if wait is not None:
             self._deliver(lambda: wait.done(error))
 

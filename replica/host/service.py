@@ -230,7 +230,7 @@ class EngineHost:
                 self._open[kind] += 1
                 answer = _Answer(self, kind, responder)
                 self._answers.add(answer)
-                self._inbox.append(lambda: self._ask(kind, request, answer, seen_at_s))
+                self._inbox.append(lambda: self._carry_out(kind, request, answer, seen_at_s))
             else:
                 self._inbox.append(lambda: self._apply(request))
             self._inbox_bytes += payload_bytes
@@ -338,7 +338,7 @@ class EngineHost:
         else:
             self._core.detach(request.detach.epoch)
 
-    def _ask(
+    def _carry_out(
         self, kind: str, request: wire.HostRequest, answer: "_Answer", seen_at_s: float
     ) -> None:
         """Carry out an action with an answer, now or later."""

@@ -48,7 +48,7 @@ _GATHER_S = 0.4  # between two groups of prompts for a replica whose memory is f
 _SUPPLY_KEPT_S = 0.01
 _SUPPLY_KEPT_PER_REPLICA_S = 0.0005
 _RUNS_KEPT_S = 0.05
-_PREEMPT_AGAIN_S = 0.05  # after a walk that found no sequence to interrupt
+_PREEMPT_PAUSE_S = 0.05  # after a walk that found no sequence to interrupt
 
 
 class CellReadiness(IntEnum):
@@ -351,7 +351,7 @@ class CellBook:
         for book in books:
             room = self._room(book, request, now)
             if preemption.fits(room, due_s):
-                self._preempt_at = now + _PREEMPT_AGAIN_S
+                self._preempt_at = now + _PREEMPT_PAUSE_S
                 return []
             has_victims = any(_may_stop(one, request) for one in book.dispatches.values())
             rooms.append(room if has_victims else None)
@@ -364,7 +364,7 @@ class CellBook:
         deadline_s = request.deadline_at - now
         found = preemption.cheapest_replica(rooms, running, due_s=due_s, deadline_s=deadline_s)
         if found is None:
-            self._preempt_at = now + _PREEMPT_AGAIN_S
+            self._preempt_at = now + _PREEMPT_PAUSE_S
             return []
         index, chosen = found
         book, made = books[index], rooms[index]

@@ -52,7 +52,7 @@ class RouterCore:
         self.dispatcher = QueueDispatcher(self.lifecycle, self.handovers, decisions)
         self.engine_news = EngineNews(config, self.lifecycle, self.dispatcher)
         self.is_draining = False
-        self._news = CellNews(config.cell_state_interval_s)
+        self._cell_news = CellNews(config.cell_state_interval_s)
         self._alive_at = float("-inf")
 
     # --- gateways ---------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class RouterCore:
         is_sign_of_life = now - self._alive_at >= SIGN_OF_LIFE_S
         if is_sign_of_life:
             self._alive_at = now
-        self._news.tell(
+        self._cell_news.tell(
             self.cells.values(),
             self.gateways.values(),
             now,
@@ -276,7 +276,7 @@ class RouterCore:
         due = [self._alive_at + SIGN_OF_LIFE_S, self.lifecycle.next_deadline()]
         for cell in self.cells.values():
             if cell.is_dirty:
-                due.append(self._news.due_at())
+                due.append(self._cell_news.due_at())
             if cell.queue.requests:
                 due.append(cell.fleet.retry_at(now))
             due.append(cell.fleet.health.next_at(now))

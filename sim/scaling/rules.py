@@ -76,7 +76,7 @@ class StepRule:
 
 
 @dataclass(slots=True)
-class _Held:
+class _RecentAsk:
     """Greatest ask of the last seconds."""
 
     hold_s: float
@@ -95,7 +95,7 @@ class HpaRule:
 
     terms: Terms
     every_s: int = _EVERY_S
-    _held: _Held = field(default_factory=lambda: _Held(300))
+    _held: _RecentAsk = field(default_factory=lambda: _RecentAsk(300))
 
     def target(self, t: int, sight: Sight) -> float:
         """Return the replicas by the ratio of utilisation to its target."""
@@ -117,7 +117,7 @@ class KpaRule:
     terms: Terms
     every_s: int = _EVERY_S
     _panic_at: float = -999.0
-    _held: _Held = field(default_factory=lambda: _Held(300))
+    _held: _RecentAsk = field(default_factory=lambda: _RecentAsk(300))
 
     def target(self, t: int, sight: Sight) -> float:
         """Return the replicas by the stable window, or by the panic window."""

@@ -148,7 +148,7 @@ class Automaton:
         finds = list[Find]()
         for origin, group in enumerate(state.groups):
             finds += self._ended(self._resolved(group, state.left, None) - group, origin, 0)
-        return self._told(finds)
+        return self._visible_finds(finds)
 
     # --- making -----------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Automaton:
         self._add(-1, moved, taken, groups, origins)
         is_same = origins == [*range(len(state.groups))]
         following = self._state(before(character), tuple(groups))
-        return AutomatonStep(following, tuple(origins), self._told(finds), is_same)
+        return AutomatonStep(following, tuple(origins), self._visible_finds(finds), is_same)
 
     def _add(
         self,
@@ -242,7 +242,7 @@ class Automaton:
     def _is_end(self, node: Node) -> bool:
         return isinstance(node, int) and isinstance(self._places[node], Ends)
 
-    def _told(self, finds: list[Find]) -> tuple[Find, ...]:
+    def _visible_finds(self, finds: list[Find]) -> tuple[Find, ...]:
         """Return matches by their end; of a rule without a check only the earliest origin."""
         if not finds:
             return ()

@@ -17,7 +17,7 @@ _PAGE_ROWS = 10_000
 _ROWS_MAX = 100_000
 
 
-class _Told(BaseModel):
+class _HoursRow(BaseModel):
     """A row of `GET /v1/replica-hours`; a newer control plane may send more fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -32,7 +32,7 @@ class _Told(BaseModel):
 class _Page(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    data: list[_Told]
+    data: list[_HoursRow]
     has_more: bool
 
 

@@ -176,7 +176,7 @@ async def running(*actuators: Actuator) -> AsyncIterator[Running]:
 async def test_a_webhook_is_called_once_and_signed(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "_FIRST_AGAIN_S", 0.01)
+    monkeypatch.setattr(asking, "_RETRY_FIRST_S", 0.01)
     cloud.statuses = [503]
     async with running(_hook(cloud)) as asks:
         asks.asking.offer({"cloud": THREE})
@@ -202,7 +202,7 @@ async def test_an_actuator_that_hangs_delays_no_other_one(
     api: StandInApi, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "TIMEOUT_S", 0.5)
-    monkeypatch.setattr(asking, "_FIRST_AGAIN_S", 0.01)
+    monkeypatch.setattr(asking, "_RETRY_FIRST_S", 0.01)
     api.hangs = True
     async with running(_actuator(api), _hook(cloud)) as asks:
         asks.asking.offer({"gpu": THREE, "cloud": THREE})

@@ -96,17 +96,17 @@ class ClassifierLine:
             self._note_failure(str(error))
             self._failed.inc(len(batch))
             for it in batch:
-                self._tell(it, None)
+                self._resolve(it, None)
             return
         self._pause.note(_now_s(), has_failed=False)
         for it, one in zip(batch, scores, strict=True):
-            self._tell(it, one)
+            self._resolve(it, one)
 
     def _note_failure(self, reason: str) -> None:
         log.warning("classifier_failed", classifier=self.entry.name, reason=reason)
         self._pause.note(_now_s(), has_failed=True)
 
-    def _tell(self, question: _Question, scores: Scores | None) -> None:
+    def _resolve(self, question: _Question, scores: Scores | None) -> None:
         """Answer a question, unless its deadline has passed."""
         if question.timer.cancelled() or question.give_up_at_s <= _now_s():
             return

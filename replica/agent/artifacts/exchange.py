@@ -87,7 +87,7 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
         self._identity = identity
         self._fetcher = fetcher
         self._keys = keys
-        self._news = news
+        self._changes = news
         self._directory = directory
         self._boot_id = new_id("boot")
         self._is_full_due = True
@@ -96,7 +96,7 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
     def serve_at(self, peer_address: str) -> None:
         """Set the address at which other nodes are served, host:port; empty: none."""
         self._peer_address = peer_address
-        self._news.note()
+        self._changes.note()
 
     async def _end_of_session(self) -> str:
         try:
@@ -115,7 +115,7 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
     async def _speak(self, call: _Call) -> None:
         while True:
             await self._write(call, self._report())
-            await self._news.wait(_FETCHING_S if self._fetcher.is_fetching else _IDLE_S)
+            await self._changes.wait(_FETCHING_S if self._fetcher.is_fetching else _IDLE_S)
 
     def _report(self) -> wire.DistributionReport:
         report = self._fetcher.report(is_full=self._is_full_due)
@@ -136,7 +136,7 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
         self._fetcher.take(received)
         if received.wants_full:
             self._is_full_due = True
-            self._news.note()
+            self._changes.note()
 
 
 def free_bytes(directory: Path) -> int:

@@ -120,7 +120,7 @@ class Fetcher:
         self._source = source
         self._ask_manifest = fetch_manifest
         self._downloads_max = downloads_max
-        self._on_news = on_news
+        self._on_change = on_news
         self._orders: tuple[wire.Order, ...] = ()
         self._ordered_s = 0.0
         self._shared: Mapping[str, int] = {}  # the last `wanted` that came
@@ -200,7 +200,7 @@ class Fetcher:
         wait.needed += needed
         try:
             await self._manifest(digest, is_patient=not needed)
-            self._on_news()
+            self._on_change()
             self._note_change()
             while not self._library.has(digest):
                 if needed and (problem := self._problem(digest)):
@@ -328,7 +328,7 @@ class Fetcher:
             text = f"the node has no room for an artifact of {size_bytes} bytes"
             self._state.declined[digest] = time.monotonic() + _DECLINED_S
             self._hold_up(digest, _DISK_PAUSE_S, text)
-            self._on_news()
+            self._on_change()
             return None
         log.info("artifact_download_begun", digest=digest, size_bytes=size_bytes)
         try:
@@ -346,7 +346,7 @@ class Fetcher:
             self._library.give_up(partial.digest)  # it is begun anew, if it is asked for still
         else:
             log.info("artifact_download_completed", digest=partial.digest)
-        self._on_news()
+        self._on_change()
 
     async def _drop_idle(self, after_s: float) -> bool:
         """Remove partial artifacts that were not requested for so long; return if there was any."""
@@ -394,7 +394,7 @@ class Fetcher:
             if digest in self._holdings.partials:
                 await self._prepare(digest)
         elif not self._state.running:
-            self._on_news()  # nothing is left to do: the next answer has more
+            self._on_change()  # nothing is left to do: the next answer has more
 
     def _failed(self, order: wire.Order, number: int, trouble: wire.Trouble) -> None:
         key = (order.digest, number, order.source_node_id)
@@ -408,7 +408,7 @@ class Fetcher:
                     trouble=trouble,
                 )
             )
-        self._on_news()
+        self._on_change()
 
     def _disk_failed(self, digest: str, error: OSError) -> None:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)

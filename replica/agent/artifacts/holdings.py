@@ -38,7 +38,7 @@ class Holdings:
         self.partials: dict[str, Partial] = {}
         self._directory = directory
         self._pieces: dict[str, tuple[Piece, ...]] = {}  # of whole artifacts
-        self._told: dict[str, tuple[int, bool]] = {}
+        self._reported: dict[str, tuple[int, bool]] = {}
         self._spoiled: set[str] = set()  # not what their names say
 
     async def start(self) -> None:
@@ -139,10 +139,10 @@ class Holdings:
         """Return all chunks, or those that changed since the last call."""
         now = self._now()
         if is_full:
-            self._told = {}
-        changed = {d: has for d, has in now.items() if self._told.get(d) != has}
-        changed |= dict.fromkeys(self._told.keys() - now.keys(), (0, False))
-        self._told = dict(now)
+            self._reported = {}
+        changed = {d: has for d, has in now.items() if self._reported.get(d) != has}
+        changed |= dict.fromkeys(self._reported.keys() - now.keys(), (0, False))
+        self._reported = dict(now)
         return [
             wire.Held(digest=digest, chunks=bitmap(chunks), is_complete=is_complete)
             for digest, (chunks, is_complete) in changed.items()

@@ -117,7 +117,7 @@ class LocalApi:
         self._engines.add(writer)
         try:
             while len(self._engines) <= _ENGINES_MAX and (line := await reader.readline()):
-                self._hear(name, writer, decode_request(line))
+                self._handle(name, writer, decode_request(line))
         except (OSError, ValueError) as error:
             log.warning("engine_message_unreadable", error=repr(error))
         finally:
@@ -126,7 +126,7 @@ class LocalApi:
             self._forget(writer, frozenset())
             writer.close()
 
-    def _hear(self, name: str, writer: asyncio.StreamWriter, ask: Ask) -> None:
+    def _handle(self, name: str, writer: asyncio.StreamWriter, ask: Ask) -> None:
         self._library.use(name, ask.reads | ask.waits)
         for digest, count in ask.uses.items():
             self._library.used(digest, count)

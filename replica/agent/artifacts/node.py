@@ -31,8 +31,8 @@ log = structlog.get_logger(__name__)
 
 _LOOK_S = 0.5
 _STARTING_LOOK_S = 0.05
-_START_AGAIN_S = 5.0
-_ASK_AGAIN_S = 5.0  # before an unknown base is looked up again
+_RESTART_PAUSE_S = 5.0
+_LOOKUP_PAUSE_S = 5.0  # before an unknown base is looked up again
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class ArtifactCache:
             except* OSError as errors:
                 self._trouble = "; ".join(str(error) for error in errors.exceptions)
                 log.warning("artifacts_not_fetched", error=self._trouble)
-            await asyncio.sleep(_START_AGAIN_S)
+            await asyncio.sleep(_RESTART_PAUSE_S)
 
     async def _run(self) -> None:
         options, news = self._options, ArtifactNews()
@@ -197,14 +197,14 @@ class ArtifactCache:
             except OSError as error:
                 log.warning("artifacts_not_served", address=options.peer_address, error=str(error))
             is_tried.set()
-            await asyncio.sleep(_START_AGAIN_S)
+            await asyncio.sleep(_RESTART_PAUSE_S)
 
     async def ensure(self, digest: str, *, needed: bool) -> None:
         """Return when an artifact is complete in the library; see `Fetcher.ensure`."""
         while not self._is_up.is_set():
             if needed and self._trouble:
                 text = f"the node cannot fetch artifacts: {self._trouble}"
-                raise PlatformError(ErrorCode.UNAVAILABLE, text, retry_after_s=_START_AGAIN_S)
+                raise PlatformError(ErrorCode.UNAVAILABLE, text, retry_after_s=_RESTART_PAUSE_S)
             await asyncio.sleep(_STARTING_LOOK_S)
         assert self._fetcher is not None
         await self._fetcher.ensure(digest, needed=needed)
@@ -251,6 +251,6 @@ class ArtifactCache:
         except PlatformError as error:
             if error.code is not ErrorCode.ADAPTER_NOT_FOUND:
                 raise
-            self._unknown[digest] = time.monotonic() + _ASK_AGAIN_S
+            self._unknown[digest] = time.monotonic() + _LOOKUP_PAUSE_S
         finally:
             self._warming.discard(digest)

@@ -53,10 +53,10 @@ class DecisionLog:
         is_slow = dispatch.first_at - request.arrived_at > request.objective_s > 0.0
         is_interrupted = request.attempts or request.preemptions
         is_notable = is_slow or is_interrupted or outcome.kind == wire.OUTCOME_KIND_EVICTED
-        if outcome.kind in _FAILED or (is_notable and self._may_tell(now)):
+        if outcome.kind in _FAILED or (is_notable and self._may_log(now)):
             outcome.decision.CopyFrom(explain.recalled(dispatch, *dispatch.known))
 
-    def _may_tell(self, now: float) -> bool:
+    def _may_log(self, now: float) -> bool:
         if now - self._told_at < self._pause_s:
             return False
         self._told_at = now

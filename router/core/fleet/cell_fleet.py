@@ -17,7 +17,7 @@ from router.core.types.request import Dispatch, Request
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 _MEAN_SPEED_KEPT_S = 0.1
-_LOOK_AGAIN_S = 0.001  # frames come as often; this is for those that are late
+_RECHECK_S = 0.001  # frames come as often; this is for those that are late
 
 
 class CellFleet:
@@ -178,7 +178,7 @@ class CellFleet:
 
     def retry_at(self, now: float) -> float:
         """Return when the next step ends without an event; inf: unknown."""
-        first, soonest = float("inf"), now + _LOOK_AGAIN_S
+        first, soonest = float("inf"), now + _RECHECK_S
         for book in self.open_replicas.values():
             at = book.engine_model.boundary_at
             if now < at < first:

@@ -36,7 +36,7 @@ _FIRST_PROBE_S = 0.25  # after the attachment, so that a pool's first answers co
 _TRIAL_PROBE_S = 0.2
 _FAILURES_MAX = 3  # incidents in a row
 _PROBES_MISSED_MAX = 2  # in a row
-_ASK_AGAIN_S = 0.1  # so that the next answer comes from another batch
+_PROBE_PAUSE_S = 0.1  # so that the next answer comes from another batch
 
 _NEVER = float("inf")
 _RELEASE_ORDER = {SLOW: 0, LOST: 1, FAILING: 2, LYING: 3}  # order of return in a panic
@@ -435,7 +435,7 @@ class CellHealth:
         """Ask again soon; after repeated doubts, eject."""
         replica.good = 0
         if replica.record.suspicion < Suspicion.ACCUSED:
-            replica.probe_at = now + _ASK_AGAIN_S
+            replica.probe_at = now + _PROBE_PAUSE_S
             self._due = min(self._due, replica.probe_at)
         elif self._may_eject():
             self._eject(replica, LYING, now)

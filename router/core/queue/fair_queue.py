@@ -114,7 +114,7 @@ class FairQueue:
             tier.follow_provisions(now)
         tiers = {tenant: tier for tier in self._descending for tenant in tier.ledger.recent()}
         chosen = largest_changes(tiers, accounts_max)
-        told = self._told(chosen, tiers)
+        told = self._services(chosen, tiers)
         for tier in self._descending:
             tier.ledger.told((one for one in chosen if tiers[one] is tier), self.reports)
         return told
@@ -122,10 +122,10 @@ class FairQueue:
     def recent(self, accounts_max: int) -> list[TenantService]:
         """Return the accounts with recent changes, for a new reader of reports."""
         tiers = {tenant: tier for tier in self._descending for tenant in tier.ledger.recent()}
-        return self._told(list(tiers)[:accounts_max], tiers)
+        return self._services(list(tiers)[:accounts_max], tiers)
 
     @staticmethod
-    def _told(
+    def _services(
         tenants: Iterable[TenantQueue], tiers: Mapping[TenantQueue, Tier]
     ) -> list[TenantService]:
         return [

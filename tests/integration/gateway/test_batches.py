@@ -253,7 +253,7 @@ async def test_no_line_is_recorded_twice_and_none_is_lost(
         for task in list(lines._running.values()):  # the gateway dies: nothing is told of them
             task.cancel()
         await asyncio.sleep(0)
-        lines._given_back.clear()
+        lines._returned.clear()
         w.router.plan = w.default_plan
         step = w.loop._move
 

@@ -52,7 +52,7 @@ def test_the_tier_is_told_and_the_session_decides_about_the_cell() -> None:
 def test_sent_tokens_count_until_the_routers_next_report() -> None:
     changes: list[None] = []
     link = RouterLink("a:1", "g", lambda: changes.append(None), AttemptPace(NeverLags()))
-    link._go_up(wire.ConnectResponse(welcome=wire.Welcome(router_id="r")))
+    link._connect(wire.ConnectResponse(welcome=wire.Welcome(router_id="r")))
     told = wire.CellState(cell_id="c", replicas_ready=2, tokens_owed=50, wait_ms=9)
     link.deliver(wire.ConnectResponse(cells=[told]), 1.0)
     assert len(changes) == 2, "it came up, and later owned a cell"

@@ -132,7 +132,7 @@ async def test_a_reservation_is_settled_once() -> None:
 async def test_a_settlement_leaves_with_the_next_call_and_keeps_none_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shared, "_NEWS_PACE_S", 3600.0)
+    monkeypatch.setattr(shared, "_CHANGES_PACE_S", 3600.0)
     valkey, limiter = await ready()
     async with asyncio.TaskGroup() as tasks:
         placed = tasks.create_task(reserve(limiter))
@@ -161,7 +161,7 @@ async def test_a_place_that_gets_free_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch, is_batch_under_way: bool
 ) -> None:
     """Who keeps to the limit of requests at once may come back at another gateway."""
-    monkeypatch.setattr(shared, "_NEWS_PACE_S", 3600.0)
+    monkeypatch.setattr(shared, "_CHANGES_PACE_S", 3600.0)
     valkey, limiter = await ready()
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(reserve(limiter))

@@ -36,7 +36,7 @@ class BrokenPipe(TextPipe):
 
 def up() -> RouterLink:
     link = RouterLink("a:1", "g", lambda: None, AttemptPace(NeverLags()))
-    link._go_up(wire.ConnectResponse(welcome=wire.Welcome(router_id="r")))
+    link._connect(wire.ConnectResponse(welcome=wire.Welcome(router_id="r")))
     return link
 
 
@@ -124,7 +124,7 @@ async def test_a_router_that_takes_nothing_is_given_up_though_it_speaks(monkeypa
 
     async def speak() -> None:
         for number in itertools.count():
-            link._heard_at_s = float(number)
+            link._received_at_s = float(number)
             await asyncio.sleep(0.0005)
 
     link.submit(WholeGeneration(SPEC), "c", 0, 0)

@@ -53,7 +53,7 @@ def made(directory, tmp_path, peer_address: str = "127.0.0.1:0") -> ArtifactCach
 
 
 async def test_a_folder_that_cannot_be_used_is_said_and_tried_again(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(module, "_START_AGAIN_S", 0.1)
+    monkeypatch.setattr(module, "_RESTART_PAUSE_S", 0.1)
     (tmp_path / "artifacts").write_text("not a folder")
     node = made(tmp_path / "artifacts", tmp_path)
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
@@ -67,7 +67,7 @@ async def test_a_folder_that_cannot_be_used_is_said_and_tried_again(tmp_path, mo
 
 
 async def test_a_taken_address_is_retried_and_no_peer_is_sent_there(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(module, "_START_AGAIN_S", 0.1)
+    monkeypatch.setattr(module, "_RESTART_PAUSE_S", 0.1)
     told: asyncio.Queue[str] = asyncio.Queue()
     monkeypatch.setattr(ArtifactExchange, "serve_at", lambda _, address: told.put_nowait(address))
     with socket.socket() as taken:

@@ -81,7 +81,7 @@ async def test_each_is_tried_once_in_its_own_pool() -> None:
 
 
 async def test_an_engine_that_has_no_time_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(module, "_RETRY_S", 0.0)
     left = [ErrorCode.ADAPTER_NOT_FOUND, *[ErrorCode.ENGINE_BUSY] * FAILURES_MAX]
 
     async def attempt(*_: object) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.agent.app import _told
+from replica.agent.app import _reachable
 from replica.agent.runs import RunFile
 from replica.agent.triton import Ports, TritonLauncher
 
@@ -25,7 +25,7 @@ def test_metrics_are_where_the_agent_is_never_where_triton_is(
         state_dir=tmp_path,
         artifacts_dir=tmp_path,
         host="10.1.2.3",
-        metrics_told=_told(address, "10.1.2.3"),
+        metrics_told=_reachable(address, "10.1.2.3"),
     )
     launch = launcher._launch("r-1", Ports(9000, 9001), RunFile(tmp_path))
     assert launch.metrics_address == f"{told}/engines/r-1"

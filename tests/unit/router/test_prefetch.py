@@ -107,7 +107,7 @@ async def test_the_current_target_of_a_model_is_loaded_too() -> None:
 
 
 async def test_a_load_that_failed_is_tried_again_later(monkeypatch) -> None:
-    monkeypatch.setattr(prefetch_module, "_AGAIN_S", 3600.0)
+    monkeypatch.setattr(prefetch_module, "_RETRY_S", 3600.0)
     replicas, state = Replicas(), in_rollout(site())
     replicas.fails = True
     async with asyncio.TaskGroup() as tasks:
@@ -116,7 +116,7 @@ async def test_a_load_that_failed_is_tried_again_later(monkeypatch) -> None:
             prefetch.follow(state)
             await settle()
         assert len(replicas.loads) == 1
-        prefetch._told["r0"].not_before_s = 0.0  # the pause is over
+        prefetch._orders["r0"].not_before_s = 0.0  # the pause is over
         replicas.fails = False
         prefetch.follow(state)
     assert len(replicas.loads) == 2

@@ -195,10 +195,10 @@ async def test_a_snapshot_in_parts_is_taken_when_its_last_part_is_here() -> None
     *parts, last = _parts(truth)
     assert len(parts) == 3
     for part in parts:
-        await watcher._hear(part)
+        await watcher._receive(part)
         assert (watcher.state.version, watcher.state.keys) == (0, {})
         assert math.isinf(watcher.age_s())
-    await watcher._hear(last)
+    await watcher._receive(last)
     assert _content(watcher.state) == _content(truth)
     assert [(it.version, it.is_snapshot) for it in told] == [(7, True)]
 
@@ -243,15 +243,15 @@ def test_an_older_reader_takes_the_parts_in_a_row_for_one_snapshot() -> None:
 
 async def test_there_is_a_state_when_the_server_says_that_it_is_the_newest() -> None:
     watcher = _watcher(None)
-    await watcher._hear(wire.WatchResponse(version=0, is_heartbeat=True))
+    await watcher._receive(wire.WatchResponse(version=0, is_heartbeat=True))
     assert watcher.is_connected
     assert math.isinf(watcher.age_s())
     assert not await watcher.wait_synced(0.0)
-    await watcher._hear(wire.WatchResponse(version=9, is_snapshot=True))
+    await watcher._receive(wire.WatchResponse(version=9, is_snapshot=True))
     assert watcher.age_s() < 60
     assert not await watcher.wait_synced(0.0), "others may have seen more"
-    await watcher._hear(_delta(10, {("tiers", "new"): 1}))
-    await watcher._hear(wire.WatchResponse(version=10, is_heartbeat=True))
+    await watcher._receive(_delta(10, {("tiers", "new"): 1}))
+    await watcher._receive(wire.WatchResponse(version=10, is_heartbeat=True))
     assert await watcher.wait_synced(0.0)
     assert "new" in watcher.state.tiers
 

@@ -118,9 +118,9 @@ async def test_the_file_says_when_its_state_was_last_true_not_when_it_was_writte
     assert 3600 <= watcher.age_s() < 3700
     watcher._touch(file)  # nothing was heard since
     assert time.time() - file.stat().st_mtime >= 3600
-    await watcher._hear(wire.WatchResponse(version=0, is_heartbeat=True))
+    await watcher._receive(wire.WatchResponse(version=0, is_heartbeat=True))
     assert watcher.age_s() >= 3600, "a greeting confirms nothing"
-    await watcher._hear(wire.WatchResponse(version=7, is_heartbeat=True))
+    await watcher._receive(wire.WatchResponse(version=7, is_heartbeat=True))
     watcher._touch(file)
     again = _watcher(file)
     assert again.load_from_disk()
