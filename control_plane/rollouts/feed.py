@@ -237,7 +237,7 @@ class _ArmRow(_AnswerPart):
         )
 
 
-class _ToldWindow(_AnswerPart):
+class _WindowRow(_AnswerPart):
     start_ms: _Number
     end_ms: _Number
     control: _ArmRow
@@ -252,7 +252,7 @@ class _ToldWindow(_AnswerPart):
 
 class _Answer(_AnswerPart):
     ingested_until_unix_ms: _Number
-    data: list[_ToldWindow]
+    data: list[_WindowRow]
 
     def windows(self) -> Iterable[Window]:
         for it in self.data:

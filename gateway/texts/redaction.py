@@ -90,7 +90,7 @@ def redacted(text: str, rules: RedactionRules, most: int) -> Generator[None, Non
 
 
 def _some_at_once(
-    places: Iterable["_Found | None"], found: list["_Match"]
+    places: Iterable["_Match | None"], found: list["_Match"]
 ) -> Generator[None, None, None]:
     """Add matches; None: a candidate was checked, and is no match."""
     for number, place in enumerate(places):
