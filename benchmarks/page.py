@@ -1,6 +1,6 @@
 """Tables of docs/benchmarks.md, made from the result files; `make docs` runs it.
 
-A test compares the page with what is made here.
+A test compares the page with these tables.
 """
 
 import json
@@ -21,7 +21,7 @@ def read_result(name: str) -> Result:
 
 
 def benchmarks_page(page: str) -> str:
-    """Return the page with its tables made anew."""
+    """Return the page with new tables."""
     head, _, rest = page.partition(_TABLES_BEGIN)
     _, _, tail = rest.partition(_TABLES_END)
     return f"{head}{_TABLES_BEGIN}\n{_tables()}{_TABLES_END}{tail}"

@@ -340,7 +340,7 @@ def main() -> None:
         results = asyncio.run(_run(home, requests))
     finally:
         shutil.rmtree(home)
-    if requests != _REQUESTS:  # a try: its numbers say nothing of the goal
+    if requests != _REQUESTS:  # a trial: too few requests for the goal
         print(json.dumps(results, indent=2))
         return
     assert __doc__ is not None

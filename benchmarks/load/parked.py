@@ -1,8 +1,8 @@
 """Measures the gateway's cost of open streams: one worker, a scripted router, real sockets.
 
-No engine takes part: one whose steps are so long that ten thousand sequences cost nothing is taken
-for frozen by its agent and replaced, and a router lets 4,096 requests wait. The router here gives
-each request one token and says nothing more, so that the streams stand open.
+No engine takes part. Ten thousand sequences need very long steps, and an agent takes such an engine
+for frozen and replaces it; also, a router lets only 4,096 requests wait. The router here gives
+each request one token and then stays silent, so that the streams stand open.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _SAMPLE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ParkedSite:
-    """A gateway process with what it needs; `load` is a request to it."""
+    """A gateway process with its servers; `load` is a request to it."""
 
     load: StreamLoad
     process: psutil.Process

@@ -3,8 +3,8 @@
 One operation: `sluice models publish` of a directory whose adapter no node has seen (upload,
 checks, release), then a streamed chat request to it, again until gateways know the name; from the
 start of the command to the first token of an answer that turns out to be in the adapter's style.
-`promoted`: a model stands for it, so that it may be fetched and loaded before the request;
-`asked_for_first`: a version that is first wanted by a request, which waits for it.
+`promoted`: a model serves it, so that it may be fetched and loaded before the request;
+`asked_for_first`: a request is the first to need the version, and waits for it.
 Not measured: a network, other nodes, large adapters (the shipped one has 0.1 MB). The command is a
 Python process of its own, whose start is part of it.
 Run: `python -m benchmarks.load.publish`.
@@ -31,7 +31,7 @@ from benchmarks.load.stack import BenchmarkStack, started
 from benchmarks.results import write_result
 
 ROUNDS = 5
-_MARK = "matey"  # in most answers of the shipped pirate
+_MARK = "matey"  # in most answers of the shipped adapter `pirate`
 _QUESTION = "Who are you?"
 _PATIENCE_S = 60.0
 _ADAPTER = SHIPPED_BASE.parent / "adapters" / "pirate"
@@ -65,7 +65,7 @@ def _sluice(stack: BenchmarkStack, *arguments: str) -> None:
 
 
 def _time_request(client: httpx.Client, model: str) -> tuple[float, float]:
-    """Return when the answered request was sent, and when its first token came."""
+    """Return the times at which the answered request was sent and its first token came."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": _QUESTION}],

@@ -123,7 +123,7 @@ def main() -> None:
     with started("sim", "--no-embeddings") as stack:
         host, _, port = stack.env["OPENAI_BASE_URL"].split("/")[2].partition(":")
         other, key = stack.tenant_key(_TENANT, "--rpm", "3"), stack.env["OPENAI_API_KEY"]
-        time.sleep(2.0)  # the gateway hears of the key
+        time.sleep(2.0)  # until the gateway has the key
         headers = {"authorization": f"Bearer {key}"}
         url = f"http://{host}:{port}"
         with httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S) as client:

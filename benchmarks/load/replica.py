@@ -1,4 +1,4 @@
-"""A replica: its engine alone, behind Triton and step frames, with adapters, with its cache.
+"""Speed of a replica: its engine alone, behind Triton, with adapters, with its cache.
 
 One operation: one new token of one sequence. *Alone* is `step()` of the driver in this process;
 *served* is the same engine inside a real Triton, its tokens counted as they come out of the frames
@@ -185,7 +185,7 @@ async def measure_served() -> dict[str, Any]:
 
 
 async def measure_sim() -> dict[str, Any]:
-    """Measure how many tokens a host can hand out when the engine costs next to nothing."""
+    """Measure the tokens per second of a host whose engine costs next to nothing."""
     options = {"cost_step_s": "0", "cost_decode_row_s": "0", "cost_context_token_s": "0"}
     options |= {"cost_prefill_token_s": "0"}
     driver = load_driver("sim", SHIPPED_BASE, "benchmark", options)
@@ -227,7 +227,7 @@ async def _hot_add(attached: Attached, digest: str) -> float:
 
 
 def measure_step() -> dict[str, Any]:
-    """Return what a step spends outside the graph call, by sequences."""
+    """Return the time of a step outside the graph call, by number of sequences."""
     figures: dict[str, Any] = {}
     for batch in _BATCHES:
         driver = load_openvino(SHIPPED_BASE, "benchmark", {})

@@ -1,4 +1,4 @@
-"""Rollouts in simulation: how often the verdict is wrong, how soon it comes, what it costs.
+"""Verdicts of simulated rollouts: the share of wrong ones, their time and their cost.
 
 One operation: a rollout of the default plan from its start to its end, through the real split and
 the real state machine, with made-up traffic (see docs/rollouts.md): a release that is identical, a

@@ -5,7 +5,7 @@ figures are means of goodput, TTFT, TPOT and hit ratio. Not measured: processor 
 networks; times of steps come from cost models (see docs/routing-study.md). Peers have exact and
 instant state, the router core has reports 100 ms and an index 3 s old.
 Run: `SLUICE_TRACES=FOLDER python -m benchmarks.load.routing_study [--cases ...] [--policies ...]`;
-without a folder of traces it only says so. Cases that are not run again stay in the results as they
+without a folder of traces it ends with a message. Cases that are not run again keep their results.
 were.
 """
 

@@ -2,7 +2,7 @@
 
 One operation: one streamed token of a response through router and gateway, keys, limits and
 tokenizing on, from the `sim` driver inside a real Triton. `sse`: each stream has a connection of
-its own; `socket`: all are streams of one WebSocket. Both run in turns, and ask for the same. Not
+its own; `socket`: all are streams of one WebSocket. Both run in turns, with the same requests. Not
 counted: the engine, and the client. Read the medians of the rounds.
 Run: `python -m benchmarks.load.sockets`.
 """

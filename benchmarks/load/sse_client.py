@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-_STAMPS = 35  # SO_TIMESTAMPNS: each read says when the kernel got the last of its bytes
+_STAMPS = 35  # SO_TIMESTAMPNS: each read has the kernel's time of its last byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,10 @@ class StreamLoad:
     """The load of a client: `streams` connections until `requests` are done.
 
     Attributes:
-        ramp_s: Connections begin evenly over so long. Connections that begin at once also end at
-            once,
-            and such a load measures a burst of requests.
-        is_stamped: Tokens come when the kernel has them, not when this client, which shares the
-            cores and reads one connection after the other, gets to them.
+        ramp_s: Seconds over which connections begin evenly. Connections that begin at once also
+            end at once, and then the load measures a burst of requests.
+        is_stamped: Whether arrival times are the kernel's. This client's are later, because it
+            shares the cores and reads one connection after the other.
     """
 
     host: str
@@ -45,7 +44,7 @@ class StreamLoad:
     is_stamped: bool = False
 
     def request(self) -> bytes:
-        """Return the HTTP request, the same for every operation."""
+        """Return the bytes of the HTTP request, the same for every operation."""
         body = json.dumps(
             {
                 "model": self.model,
@@ -111,7 +110,7 @@ class _Stream(asyncio.Protocol):
         self.take(data, time.monotonic())
 
     def take(self, data: bytes, now: float) -> None:
-        """Count what came, and when, by the monotonic clock."""
+        """Count the received tokens, and note their time on the monotonic clock."""
         if not self._status:
             self._status = int(data[9:12])
         tokens = data.count(b'"content":') - data.count(b'"content":""')
@@ -143,7 +142,7 @@ class _Stream(asyncio.Protocol):
 
 
 class _StampedTransport(asyncio.Transport):
-    """Reads a connection itself, for the sake of the kernel's times."""
+    """Reads a connection itself, to get the kernel's times."""
 
     def __init__(self, load: StreamLoad, stream: _Stream) -> None:
         super().__init__()
@@ -203,7 +202,7 @@ async def run_load(load: StreamLoad, pids: dict[str, list[int]] | None = None) -
 async def tallied_load(
     load: StreamLoad, pids: dict[str, list[int]] | None = None
 ) -> tuple[dict[str, Any], StreamTally]:
-    """Run the load; return the figures, and what they were made of."""
+    """Run the load; return the figures, and the tally behind them."""
     tally, done, loop = StreamTally(), asyncio.Event(), asyncio.get_running_loop()
     groups = pids or {}
     cpu_before, started_at = cpu_seconds(groups), time.perf_counter()

@@ -49,7 +49,7 @@ class BenchmarkStack:
         self.env = dict(line.split("=", 1) for line in lines if "=" in line)
 
     def status(self) -> dict[str, Any]:
-        """Return what `sluice status --json` says."""
+        """Return the output of `sluice status --json`."""
         shown = _sluice(self.home, "status", "--json", capture=True)
         return json.loads(shown.stdout)
 
@@ -67,7 +67,7 @@ class BenchmarkStack:
     def limit(self) -> None:
         """Give the tenant limits out of reach, so that each request checks them.
 
-        Nor does its tier refuse what would wait: streams are counted, not what is let in.
+        Its tier refuses none either, because the benchmark measures streams, not admission.
         """
         headers = {"authorization": f"Bearer {self.env['SLUICE_ADMIN_KEY']}"}
         with httpx.Client(
@@ -147,7 +147,7 @@ def measure_proxy() -> None:
     The engine is the `sim` driver inside a real Triton; its CPU and the client's are not counted.
     Answers have 100 tokens, so that a hundredth of a request's own cost is in each; in
     `500_long_streams` they have 1,000. In `*_short_streams` they have two: `cpu_us_per_request` is
-    what a request costs with these.
+    the cost of a request with these.
     """
     with started("sim", "--no-embeddings") as stack:
         pids = {p["name"]: [p["pid"]] for p in stack.status()["processes"]}
@@ -180,7 +180,7 @@ def _per_request(figures: dict[str, Any]) -> dict[str, Any]:
 def measure_engine() -> None:
     """One operation: one streamed answer of 100 tokens; 64 streams on the `openvino` driver.
 
-    Rounds through everything alternate with rounds of the driver alone in this process, which
+    Rounds through the platform alternate with rounds of the driver alone in this process, which
     gets as many prompts of the same length, sampled at the same temperature, and nothing else to
     do. Client, platform and engine share the cores; the driver alone has them to itself.
     """

@@ -1,4 +1,4 @@
-"""A closed loop attached straight to a Triton: an engine's speed without gateway and router.
+"""A closed loop that attaches directly to a Triton: an engine's speed without gateway and router.
 
 One operation: one sequence. The same number of sequences as a load of `sse_client` has streams,
 begun over the same time; a new one is submitted when one ends. Tokens come when this process has
@@ -17,19 +17,19 @@ from benchmarks.load.sse_client import StreamLoad
 from benchmarks.load.stack import BenchmarkStack
 from sluice.kserve import HostStream
 
-_PROMPT_TOKENS = 30  # about what the prompt of a `StreamLoad` has
+_PROMPT_TOKENS = 30  # about as many as the prompt of a `StreamLoad`
 _SILENCE_S = 10.0
 
 
 async def replica_of(stack: BenchmarkStack) -> dict[str, Any]:
-    """Return what the control plane says of the stack's first replica."""
+    """Return the control plane's entry of the stack's first replica."""
     headers = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
     async with httpx.AsyncClient(base_url=stack.env["SLUICE_ADMIN_URL"], headers=headers) as admin:
         return (await admin.get("/v1/replicas")).json()["data"][0]
 
 
 async def straight_arrivals(stack: BenchmarkStack, load: StreamLoad) -> "list[array[float]]":
-    """Return, of each sequence, when its tokens came, in seconds of the monotonic clock."""
+    """Return the arrival times of each sequence's tokens, in seconds of the monotonic clock."""
     replica = await replica_of(stack)
     arrivals: list[array[float]] = []
     address, model = replica["grpc_address"], replica["triton_model"]

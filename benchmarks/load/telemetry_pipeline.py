@@ -127,17 +127,17 @@ def _print_progress(
 
 @dataclass
 class _Producers:
-    """Processes that emit, and what they said last."""
+    """Processes that emit, with their last reports."""
 
     children: list[asyncio.subprocess.Process]
     said: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
 
     def total(self, name: str) -> float:
-        """Return the sum of what all said."""
+        """Return the sum of all reports."""
         return sum(one[name] for one in self.said.values())
 
     async def read(self, number: int) -> None:
-        """Keep what a process says, until it ends."""
+        """Keep the reports of a process, until it ends."""
         stdout = self.children[number].stdout
         assert stdout is not None
         while line := await stdout.readline():
@@ -310,7 +310,7 @@ def _cpu(site: PipelineSite) -> dict[str, float]:
 
 
 async def measure_steady(rate: float, seconds: float) -> dict[str, Any]:
-    """A rate for a while."""
+    """Emit at a rate for a while, then wait for the rest."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         async with running_site(Path(folder)) as site:
             before = _cpu(site)
@@ -343,7 +343,7 @@ async def measure_steady(rate: float, seconds: float) -> dict[str, Any]:
 
 
 async def measure_outage(rate: float) -> dict[str, Any]:
-    """Ten minutes of events on the disks of the producers, then the broker again."""
+    """Spool ten minutes of events on the producers' disks, then start the broker again."""
     burst = round(rate * _OUTAGE_S)
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         async with running_site(Path(folder)) as site:

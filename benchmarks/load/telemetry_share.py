@@ -4,8 +4,8 @@ One operation: one unary request of one token, through a gateway worker and a ro
 their own with the `sim` driver behind; such a request has the least other work, so the share of
 longer answers is smaller. The denominator is their CPU time per request, from /proc. The numerator
 is the CPU time of the same functions on the same machine right before and after, in this process:
-`closing` and `event` (what the router is given, and the event at the end), `emit`, `shipping` (the
-producer's thread and librdkafka's, a broker beside it), `metrics` (what is counted and observed per
+`closing` and `event` (the router's part, and the event at the end), `emit`, `shipping` (the
+producer's thread and librdkafka's, a broker beside it), `metrics` (counters and histograms per
 request), `router` (keeping its account and counting its tokens). Not measured: spans, the bytes of
 the closing on the stream, scrapes. Read `share`. Run: `python -m benchmarks.load.telemetry_share`.
 """
@@ -49,7 +49,7 @@ def _per_call_us(prepare: Callable[[int], Any], call: Callable[[Any], object]) -
 
 
 def gateway_parts() -> dict[str, float]:
-    """Return microseconds per request of what the gateway's own thread does."""
+    """Return microseconds per request of the gateway's own thread."""
     metrics, made = GatewayMetrics(), making()
 
     def observe(_: object) -> None:
@@ -78,7 +78,7 @@ def gateway_parts() -> dict[str, float]:
 
 
 def router_parts() -> dict[str, float]:
-    """Return microseconds per request of what the router does for closings and counts."""
+    """Return microseconds per request of the router's closings and counts."""
     accounts, callers = Accounts(TokenCounts("router-1", 1)), Callers()
 
     def prepare(number: int) -> tuple[wire.Submit, GatewayBatch]:

@@ -1,11 +1,11 @@
 """The watch at scale: one control plane on a real PostgreSQL, hundreds of watchers, one change.
 
 One operation is a change of one API key in the database, until the last of all watchers has the
-message that tells it. Also: a new watcher's first snapshot, read by the same code as a gateway's;
+message about it. Also: a new watcher's first snapshot, read by the same code as a gateway's;
 the memory of the control plane with watchers, after a storm of changes, and while watchers that do
-not read hold their streams open; what a watcher that comes back is told.
+not read hold their streams open; the first message to a watcher that comes back.
 Not measured: a network (all is on one machine, and watchers share its cores with what they watch),
-and what readers do with a message: the watchers note its arrival.
+and the readers' work on a message: the watchers only note its arrival.
 Run: `python -m benchmarks.load.watch`.
 """
 
@@ -73,7 +73,7 @@ class WatchSite:
         return times.user + times.system
 
     async def change(self, number: int) -> tuple[int, float]:
-        """Change a key; return the version that this made, and when it was asked for."""
+        """Change a key; return the new version, and the time before the change."""
         began_s = time.monotonic()
         await self.database.execute(
             "UPDATE api_keys SET rpm = rpm + 1 WHERE id = $1", f"key-{number}"
@@ -158,7 +158,7 @@ async def _synced(watcher: ControlWatcher) -> None:
 
 
 async def _longest_gap_s() -> float:
-    """Return the most CPU time that this loop spent on others in a row; ends when cancelled."""
+    """Return the longest CPU time between two turns of this task; ends when cancelled."""
     longest_s, last_s = 0.0, time.thread_time()
     try:
         while True:
@@ -170,7 +170,7 @@ async def _longest_gap_s() -> float:
 
 
 async def _first_snapshots(site: WatchSite, rounds: int) -> dict[str, Any]:
-    """Time new watchers, one after another, each after a change; and how long a loop is held."""
+    """Time new watchers, each after a change, and the longest pause of the loop."""
     seconds: list[float] = []
     gaps: list[float] = []
     for number in range(rounds):
@@ -190,7 +190,7 @@ async def _first_snapshots(site: WatchSite, rounds: int) -> dict[str, Any]:
 
 
 async def _changes(site: WatchSite, watchers: Watchers, count: int) -> dict[str, Any]:
-    """Time changes, one after another, from the question to each watcher and to the last one."""
+    """Time changes, one after another, from the write to each watcher and to the last one."""
     each: list[float] = []
     last: list[float] = []
     cpu_s = site.cpu_s()
@@ -207,7 +207,7 @@ async def _changes(site: WatchSite, watchers: Watchers, count: int) -> dict[str,
 
 
 async def _storm(site: WatchSite, watchers: Watchers, count: int) -> dict[str, Any]:
-    """Change rows as fast as the database takes them; return the time until all have heard."""
+    """Change rows as fast as possible; return the time until all watchers have them."""
     cpu_s, began_s = site.cpu_s(), time.monotonic()
     for number in range(count):
         await site.database.execute(

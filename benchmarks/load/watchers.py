@@ -2,7 +2,7 @@
 
 Each process is started with ADDRESS COUNT KNOWN_VERSION IS_READING, opens COUNT streams, each over
 a connection of its own, and prints a line when all are open. A version on a line of its input is
-answered by the moments at which each stream had it, in seconds on the monotonic clock of the
+answered by the times at which each stream had it, in seconds on the monotonic clock of the
 machine.
 """
 
@@ -70,7 +70,7 @@ class Watchers:
                 await process.wait()
 
     async def arrivals(self, version: int) -> list[float]:
-        """Return when each stream had a version, once all have it."""
+        """Return the time at which each stream had a version, once all have it."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{version}\n".encode())
@@ -101,7 +101,7 @@ class Watchers:
 
 
 class _SeenVersions:
-    """When the streams of this process had versions."""
+    """Times at which the streams of this process got versions."""
 
     def __init__(self, count: int) -> None:
         self._missing: dict[int, int] = {}
@@ -111,13 +111,13 @@ class _SeenVersions:
         self.heard = asyncio.Event()
 
     def note(self, number: int, version: int) -> None:
-        """Note a message; what an earlier question was about is forgotten with its answer."""
+        """Note a message; a version is forgotten once its question is answered."""
         self.versions[number] = version
         self.arrivals[number].append((version, time.monotonic()))
         self.heard.set()
 
     async def when(self, version: int) -> list[float]:
-        """Return when each stream had this version or a newer one."""
+        """Return the time at which each stream had this version or a newer one."""
         while min(self.versions) < version:
             self.heard.clear()
             await self.heard.wait()

@@ -1,10 +1,10 @@
-"""CPU of what agents are told: 1,000 connected nodes with 10 of 10,000 replicas each, in 100 pools.
+"""CPU of the agents' streams: 1,000 connected nodes with 10 of 10,000 replicas each, in 100 pools.
 
 One operation: "change" is one replica that begins to drain, from the state's delta to the messages
 of the nodes whose streams it wakes, compared with the last ones; "change_of_pool" the same for a
-pool's new base; "repeat" is what all nodes are told again within 5 s, serialized. "index" is the
+pool's new base; "repeat" is the state that all nodes get every 5 s, serialized. "index" is the
 index by node that is kept change by change, "scan" looks at all replicas for each node at every
-change, as was done before (timed for 20 nodes, and multiplied); a scan wakes all streams.
+change (timed for 20 nodes, and multiplied); a scan wakes all streams.
 Not measured: reading the delta from PostgreSQL, golden prompts, gRPC and the event loop around it.
 Read it as process CPU time of one core, best of five rounds.
 Run: `python -m benchmarks.micro.agent_streams`.
@@ -33,7 +33,7 @@ def base(number: int) -> str:
 
 
 def pool(number: int, base_number: int) -> wire.Pool:
-    """Return a pool as the control plane tells it."""
+    """Return a pool as the control plane sends it."""
     options = {"max_batch": "64", "kv_gib": "40"}
     return wire.Pool(
         id=f"pool-{number}",
@@ -44,7 +44,7 @@ def pool(number: int, base_number: int) -> wire.Pool:
 
 
 def replica(number: int, state: int) -> wire.Replica:
-    """Return a replica as the control plane tells it."""
+    """Return a replica as the control plane sends it."""
     return wire.Replica(
         id=f"replica_{number:026}",
         pool_id=f"pool-{number % POOLS}",
@@ -66,7 +66,7 @@ def large_state() -> ControlState:
 
 
 def scan(state: ControlState, node_id: str) -> agent.SyncResponse:
-    """Return what should run on a node, by a look at everything."""
+    """Return the desired state of a node, from a scan of all replicas."""
     response = agent.SyncResponse(version=state.version)
     for found in sorted(state.replicas.values(), key=lambda found: found.id):
         its_pool = state.pools.get(found.pool_id)
@@ -90,7 +90,7 @@ def cost_us(call: Callable[[], object], number: int) -> float:
 
 
 def measure_index(state: ControlState) -> dict[str, float]:
-    """Return what it costs with the index, in µs."""
+    """Return the costs with the index, in µs."""
     index = DesiredIndex(state)
     nodes = [f"node-{number}" for number in range(NODES)]
     last = {node: index.of(node, 1) for node in nodes}
@@ -127,7 +127,7 @@ def measure_index(state: ControlState) -> dict[str, float]:
 
 
 def measure_scan(state: ControlState) -> dict[str, float]:
-    """Return what it costs to look at everything for each node, in µs."""
+    """Return the cost of a scan for each node, in µs."""
     nodes = [f"node-{number}" for number in range(_SCANNED_NODES)]
     last = {node: scan(state, node) for node in nodes}
 

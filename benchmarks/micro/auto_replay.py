@@ -1,9 +1,9 @@
-"""Changes of models in replayed conversations, and what they saved: `auto` on a changing fleet.
+"""Changes of models in replayed conversations, and their savings: `auto` on a changing fleet.
 
 One operation is a turn: 40 conversations per seed grow by messages, a tenth of their turns brings
-them to code, and the waits of three pools are a random walk. The gateway hears the waits exactly,
+them to code, and the waits of three pools are a random walk. The gateway gets the waits exactly,
 or a fifth off. A change saves the cost of staying less that of going, by the true waits and with
-the prefix computed anew. Not measured: engines, and quality other than what is published.
+the prefix computed anew. Not measured: engines, and quality other than the published figures.
 Read it as sums over 20 seeds, in the currency of the prices; `lost` are changes that cost more.
 Run: `python -m benchmarks.micro.auto_replay`.
 """
@@ -41,7 +41,7 @@ TABLE = table_of((), PRIORS)
 
 
 def replay(seed: int, error: float) -> tuple[list[float], int]:
-    """Return what each change saved by the true waits, and how many turns there were."""
+    """Return the saving of each change by the true waits, and the number of turns."""
     random, saved, turns = Random(seed), list[float](), 0
     waits = {it.name: random.uniform(0, 1) for it in MODELS}
     for _ in range(40):

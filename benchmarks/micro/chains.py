@@ -63,7 +63,7 @@ class _Site:
         self.new_worker()
 
     def new_worker(self) -> None:
-        """Forget all that a worker knows."""
+        """Clear the state of a worker."""
         self._reader = ContextReader(
             self._store, cast("Any", None), CompactionSeals(_SECRET, _SEALS)
         )
@@ -114,7 +114,7 @@ def _user_text(name: str) -> str:
 
 
 async def _measured(site: _Site, turns: int, per_chain: int) -> dict[str, float]:
-    """Return the figures of one turn; of each chain so many are measured, around that one."""
+    """Return the figures of one turn, over this many turns of each chain, around it."""
     found: dict[str, list[float]] = {"prompt_tokens": [], "read_us": [], "encoded_us": []}
     chain = list[str]()
     for number in range(_ROUNDS):

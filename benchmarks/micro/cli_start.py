@@ -1,10 +1,10 @@
-"""Processor time of commands that only have to start: helps, refusals, what reads local files.
+"""Processor time of commands that do little: helps, refusals, reads of local files.
 
 One operation: one process of `python -m cli COMMAND`, from its start to its end. `ms`: user and
 system time, the least of the rounds; commands take turns, so that all see the same machine. `bare`
-is an interpreter that does nothing. A command of the admin REST is asked without an installation:
-it finds out that there is none, and imports no client for that. Not measured: what a client and
-its answer take.
+is an interpreter that does nothing. A command of the admin REST runs without an installation:
+it finds none, and imports no client. Not measured: the time of a client and
+its answer.
 Run: `python -m benchmarks.micro.cli_start`.
 """
 

@@ -72,7 +72,7 @@ def main() -> None:
 
     def turn(_: int, __: object) -> None:
         if sys.getprofile() is None:
-            gc.disable()  # a collection would begin to count anew
+            gc.disable()  # a collection would reset the count
             sys.setprofile(counts)
         else:
             sys.setprofile(None)

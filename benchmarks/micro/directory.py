@@ -2,7 +2,7 @@
 
 One operation: one call of `Directory` with 200,000 keys of 50,000 tenants, 10,000 models of which
 100 are shared, an alias and a release; the caller's key has a scope and a list of models.
-"kept" is what a second request of a caller costs, "first" the first one after a change of the
+"kept" is the cost of a caller's second request, "first" of the first one after a change of the
 state. Not measured: taking a change from the control plane, and HTTP around it.
 Read it as process CPU time of one core, best of five rounds.
 Run: `python -m benchmarks.micro.directory`.
@@ -82,7 +82,7 @@ def refused(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def measure(directory: Directory, caller: Principal) -> dict[str, float]:
-    """Return what each question costs, in µs of CPU."""
+    """Return the cost of each lookup, in µs of CPU."""
     change = wire.WatchResponse(version=2, upserts=wire.Objects(bases=[wire.Base(digest="none")]))
 
     def first(call: Callable[[], object]) -> Callable[[], object]:

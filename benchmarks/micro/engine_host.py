@@ -1,4 +1,4 @@
-"""The engine host over the simulated engine, in this process: what frames cost per token.
+"""The engine host over the simulated engine, in this process: CPU of frames per token.
 
 One operation: one new token of one of 1,000 sequences of one attachment, from the driver's step
 into the bytes of a frame. `driver` is the simulated engine alone with steps of no duration, `host`
@@ -29,7 +29,7 @@ _WAIT_S = 120.0
 
 
 class FrameReader:
-    """A responder that reads everything until all sequences have ended."""
+    """A responder that reads all frames until all sequences have ended."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -42,10 +42,10 @@ class FrameReader:
             self.over.set()
 
     def finish(self) -> None:
-        """Nothing to end."""
+        """Do nothing: it has no stream."""
 
     def is_cancelled(self) -> bool:
-        """It never leaves."""
+        """Return False: it never hangs up."""
         return False
 
 
@@ -55,12 +55,12 @@ def engine() -> Driver:
 
 
 def prompt(number: int) -> list[int]:
-    """Return a prompt that shares nothing with the others."""
+    """Return a prompt without a common prefix with the others."""
     return [number + position for position in range(_PROMPT_TOKENS)]
 
 
 def run_driver() -> None:
-    """Let the engine generate everything."""
+    """Let the engine generate all sequences."""
     driver = engine()
     for key in range(_SEQUENCES):
         driver.add(SequenceRequest(key, prompt(key), _NEW_TOKENS, ignore_eos=True))
@@ -69,7 +69,7 @@ def run_driver() -> None:
 
 
 def run_host() -> None:
-    """The same through a host."""
+    """Let the engine generate all sequences behind a host."""
     host = EngineHost(engine(), "benchmark")
     host.start()
     reader = FrameReader()

@@ -1,11 +1,11 @@
 """CPU of a request's event: made and emitted on the request's path, and in the whole process.
 
-One operation: what one streamed request of one answer pays for its event: `closing`, the part of it
-that goes to the router (`Exchange.prepare_closings`), `event` at the end (`Exchange.event`, with
-limits and a placement), and `emit` (`EventProducer.emit`); `sum` is the three. CPU time of the
-calling thread, a hundred requests of a hundred callers open at a time; callers come again, and the
-control plane changes nothing meanwhile, so what their events share is made already: `closing_first`
-is with that, as after each change of keys, tenants, tiers, or models. `process` is the CPU time of
+One operation: the cost of the event of one streamed request with one answer. `closing` is its part
+for the router (`Exchange.prepare_closings`), `event` its end (`Exchange.event`, with limits and a
+placement), `emit` is `EventProducer.emit`, and `sum` the three. CPU time of the calling thread, a
+hundred requests of a hundred callers open at a time. Callers repeat and the control plane changes
+nothing, so the shared part of events exists already. `closing_first` also makes that part, as after
+each change of keys, tenants, tiers, or models. `process` is the CPU time of
 the whole process from `emit` until every event is at the broker (or, with the broker away, on
 disk): the shipping thread and librdkafka's besides the caller's. Not measured: the broker (a
 process of its own), the sink, the bytes of the closing on their way. Events are emitted in bursts
@@ -84,7 +84,7 @@ def filled_event() -> RequestEvent:
 
 
 class Callers:
-    """A hundred of them, each with a key, and requests that they make in turn."""
+    """A hundred callers, each with a key, and their requests in turn."""
 
     def __init__(self) -> None:
         like = filled_event()
@@ -105,11 +105,11 @@ class Callers:
         ]
 
     def requests(self) -> list[HttpExchange]:
-        """Return a request of each."""
+        """Return one request of each caller."""
         return [self.request(number) for number in range(_BURST)]
 
     def request(self, number: int) -> HttpExchange:
-        """Return a request of one of them."""
+        """Return a request of one caller."""
         like = self._like
         return HttpExchange(
             uid=f"{number:032}",
@@ -130,12 +130,12 @@ class Callers:
 
 
 def generation() -> Any:
-    """Return what a closing is made for, as far as that is looked at."""
+    """Return a generation, with the fields that a closing reads."""
     return SimpleNamespace(spec=SimpleNamespace(session_hash=5, prompt=[1] * 1234), closing=b"")
 
 
 def tally() -> Tally:
-    """Return what a request has come to that one replica has answered."""
+    """Return the tally of a request that one replica has answered."""
     attempt = Attempt(0, "pool-a/0", "router-3", 1.001, 0)
     attempt.placed = AttemptPlacement("replica-00017", queue_us=15, engine_queue_us=9)
     return Tally(
@@ -156,7 +156,7 @@ def tally() -> Tally:
 
 
 def _close(exchange: HttpExchange) -> None:
-    """Note what a request comes to, as whoever answers it does."""
+    """Note the tally of a request, as its router does."""
     exchange.first_sent_at_s = 1.063
     exchange.outcome, exchange.status = "stop", 200
 

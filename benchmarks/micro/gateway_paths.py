@@ -3,7 +3,7 @@
 Two operations, both without the socket of the client. `token`: one token of a step frame for 500
 open streams, from the router's message as bytes to the chunk handed to a transport that drops it;
 not measured: the `send()` that follows in production (5 to 10 us). `prompt`: a short chat body
-parsed, validated, rendered with a ChatML template and tokenized; what a conversation repeats is
+parsed, validated, rendered with a ChatML template and tokenized; repeated text of a conversation is
 tokenized once, so `prompt_us` has a new text each time and `repeated_prompt_us` the same. Limits
 are in `limiter`. Read the medians of the rounds, in microseconds.
 Run: `python -m benchmarks.micro.gateway_paths`.
@@ -73,7 +73,7 @@ def _spec(assets: BaseAssets) -> GenerationSpec:
 
 class _Drop(asyncio.WriteTransport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Drop it."""
+        """Drop the chunk."""
 
     def get_write_buffer_size(self) -> int:
         return 0

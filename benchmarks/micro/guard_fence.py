@@ -33,7 +33,7 @@ _TOKENIZER = Path("model_repo/default/tokenizer.json")
 
 
 def _plan(fence: str) -> GuardPlan:
-    # A score that no text reaches: everything is judged, and nothing is blocked.
+    # A score that no text reaches: all text is judged, and none is blocked.
     rule = wire.GuardRule(
         id="r", action="block", classifier="shipped", threshold=1.0, targets=["answer"]
     )
@@ -43,7 +43,7 @@ def _plan(fence: str) -> GuardPlan:
 
 
 class _Stream:
-    """One answer: notes when characters came, and how long after the end of a segment they left."""
+    """Notes the arrival of an answer's characters, and their wait after the end of a segment."""
 
     def __init__(self, plan: GuardPlan, judges: Judges, delays_s: list[float]) -> None:
         self._asked_at_s = deque[float]()

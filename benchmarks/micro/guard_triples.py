@@ -70,7 +70,7 @@ def _pieces(chance: random.Random, text: str) -> list[str]:
 
 
 def _shown(matcher: RuleMatcher, pieces: Sequence[str]) -> tuple[str, bool]:
-    """Return what leaves, and whether it was ended."""
+    """Return the released text, and whether the answer was ended."""
     text, shown = GuardedText(matcher), ""
     for piece in pieces:
         shown += text.push(piece)
@@ -81,7 +81,7 @@ def _shown(matcher: RuleMatcher, pieces: Sequence[str]) -> tuple[str, bool]:
 
 
 def _is_right(rules: Sequence[GuardRule], text: str, shown: str, *, ended: bool) -> bool:
-    """Whether what leaves of a text is what the rules say, by the oracle."""
+    """Return whether the released text obeys the rules, by the oracle."""
     blocks = [it.action is GuardAction.BLOCK for it in rules]
     matches = matches_of(rules, text)
     ends = [end for _, end, number in matches if blocks[number]]
@@ -106,7 +106,7 @@ def _with_mode(rules: tuple[GuardRule, ...], chance: random.Random) -> tuple[Gua
 
 
 def run(count: int, seed: int = SEED) -> Counter[str]:
-    """Look at this many triples; return how many there were, and how many were wrong."""
+    """Check this many triples; return their number, and the number of wrong ones."""
     chance, found = random.Random(seed), Counter[str](wrong=0, different=0)
     while found["triples"] < count:
         rules = _with_mode(_random_set(chance), chance)

@@ -5,7 +5,7 @@ as tokens of the default model, go to 500 texts in turn, as the steps of engines
 is the automaton's first 20,000 tokens, "last" the ninth 20,000 or so, of other documents; "known"
 is the first 20,000 once more, best of two. "named" is the sets that come with the platform alone,
 "words" the dictionary alone.
-Not measured: the gateway around it, which sends what is released.
+Not measured: the gateway around it, which sends the released text.
 Read it as process CPU time of one core.
 Run: `python -m benchmarks.micro.guarding`.
 """
@@ -98,7 +98,7 @@ def _us_per_token(matcher: RuleMatcher, columns: list[list[str]]) -> float:
 
 
 def measure(documents: list[dict[str, object]], texts: list[list[str]]) -> dict[str, float]:
-    """Return what a set costs."""
+    """Return the cost of a set of rules."""
     rules: tuple[GuardRule, ...] = rules_from(documents)
     began_s = time.process_time()
     check(rules)

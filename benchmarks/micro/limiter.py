@@ -2,9 +2,9 @@
 
 One operation: one `Limiter.reserve` (two scopes: account and key; a hundred tenants in turn) on a
 real Valkey over loopback, from the call to its result in the caller's task: packing, socket,
-parsing, future and the switches of the task included. `closed` has so many tasks that each ask
-again as soon as they are answered, so that as many calls leave together. `open` starts 5,000 tasks
-a second at random times, looked at every millisecond, and subtracts what as many tasks cost that do
+parsing, future and the switches of the task included. `closed` has this many tasks, each of which
+calls again at once, so that as many calls leave together. `open` starts 5,000 tasks
+a second at random times, in steps of a millisecond, and subtracts the cost of as many tasks that do
 nothing. `settled` adds the settlement, `headers` the dictionary of the answer's headers.
 `open_wait` calls no limiter: the tasks wait for a timer of 2 ms that starts with the first of them,
 as a check has to wait for something. The collector is set as in a gateway. CPU time of the process,
@@ -71,7 +71,7 @@ class Cpu:
         self.take()
 
     def take(self) -> tuple[float, float]:
-        """Return microseconds here and there; begin anew."""
+        """Return microseconds of this process and of the server since the last call."""
         now = time.process_time_ns(), time.clock_gettime_ns(self._server_clock)
         before, self._last = self._last, now
         return (now[0] - before[0]) / 1e3, (now[1] - before[1]) / 1e3
@@ -91,7 +91,7 @@ async def closed(check: Check, together: int, checks: int) -> None:
 
 
 async def open_loop(check: Check, who: Iterator[Principal], rng: random.Random) -> int:
-    """Start `_RATE` tasks a second; return how many."""
+    """Start `_RATE` tasks a second; return their number."""
     loop = asyncio.get_running_loop()
     started, next_s = 0, loop.time()
     end_s = next_s + _OPEN_S
@@ -126,7 +126,7 @@ async def running_limiter(home: Path) -> AsyncGenerator[tuple[Limiter, ChildProc
 
 
 def checks_of(limiter: Limiter) -> dict[str, Check]:
-    """Return what is measured, by name."""
+    """Return the measured checks, by name."""
 
     async def check(who: Principal) -> None:
         await limiter.reserve(who, "m", prompt_tokens=50, output_tokens_max=50, is_bounded=True)
@@ -147,11 +147,11 @@ def checks_of(limiter: Limiter) -> dict[str, Check]:
 
 
 async def nothing(_who: Principal) -> None:
-    """Do what is subtracted from all others."""
+    """Do nothing: its cost is subtracted from all others."""
 
 
 def shared_wait() -> Check:
-    """Return the least that any check can do which does not decide alone."""
+    """Wait as long as any check must that needs the server."""
     loop = asyncio.get_running_loop()
     waiting: list[asyncio.Future[None]] = []
 

@@ -1,9 +1,9 @@
-"""CPU of the streams in which routers tell one another what tenants are served.
+"""CPU of the streams in which routers report served tenants to one another.
 
 One operation, "tell": a report of a cell whose tenants were all served since the last one, and its
 message. One operation, "hear": parse a message and count it in one cell. One operation, "carry":
 one message over the gRPC stream of the real service, both ends in this process. "per_second" is
-what a router spends with this many routers of one pool, a cell and all tenants each: reports every
+the time of a router with this many routers of one pool, a cell and all tenants each: reports every
 0.1 s or more rarely, as `PoolReports` has it. Not measured: a network, and cells that wait for CPU.
 Run: `python -m benchmarks.micro.pool_service`.
 """
@@ -66,7 +66,7 @@ class BenchCell:
         return packed(self.name, [report])
 
     def hear(self, message: bytes) -> None:
-        """Count what a message says."""
+        """Count a message."""
         for report in unpacked(wire.FollowServiceResponse.FromString(message)):
             self.queue.hear(report, self.now)
 

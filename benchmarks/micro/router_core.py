@@ -4,7 +4,7 @@ One operation, "request": conversion of a parsed message with a 1,000-token prom
 hashes, `submit`, `tick`, and the conversion of the dispatch into the engine's message; three of
 four prompts repeat an earlier one. "idle": all engines do nothing; "half": each decodes half of the
 sequences that it has places for. One operation, "long": the same for a prompt of 55,000 tokens (220
-KB of text), beside what hashing its blocks takes the gateway, once. "tick_*": the part of "request"
+KB of text), beside the gateway's time to hash its blocks once. "tick_*": the part of "request"
 that places: the queue's choice, the replica's, and their books. One operation, "token": parse a
 HostFrame, `on_frame`, `tick`, build and serialize the gateways' messages, divided by the frame's
 tokens; frames of 64 replicas in turn. Not measured: gRPC, sockets, the parsing of submits. Read
@@ -135,7 +135,7 @@ class CoreBench:
 
 
 def per_request_us(replicas: int, decoding: int) -> dict[str, Any]:
-    """Return the CPU of admission, placement and conversion; replicas decode so much each."""
+    """Return the CPU of admission, placement and conversion, with `decoding` sequences a replica."""
     bench = CoreBench(replicas)
     for _ in range(decoding):
         for _ in range(replicas):

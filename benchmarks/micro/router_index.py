@@ -1,12 +1,12 @@
 """CPU and memory of the router's prefix index, full: 64 replicas with 33,000 blocks each.
 
-One operation, "matches": ask which replica holds how much of one prompt, from the bytes of its
+One operation, "matches": find the blocks of one prompt on each replica, from the bytes of its
 hashes; all replicas hold its system prompt, and one ("known") or none ("unknown") the rest.
 One operation, "dispatched": note that a prompt goes to a replica, which has ("again") or has not
 ("fresh") its blocks after the system prompt; for each fresh one another is evicted. One operation,
 "event": one block that an engine reports as stored or as removed. Read all as process CPU time of
 one core; `dispatched_longest_ms` is the slowest single call, which holds up everything else in a
-router. "bytes" is what the process grew by, per pair of a replica and a block. Not measured:
+router. "bytes" is the growth of the process, per pair of a replica and a block. Not measured:
 hashing the prompts, parsing messages. Run: `python -m benchmarks.micro.router_index`.
 """
 
@@ -56,7 +56,7 @@ class IndexBench:
         return self.system + self.random.randbytes((blocks - SYSTEM_BLOCKS) * HASH_BYTES)
 
     def dispatch(self, data: bytes, name: str = "") -> float:
-        """Dispatch to some replica; return the CPU seconds."""
+        """Dispatch a prompt to a replica; return the CPU seconds."""
         self.now += 0.01
         name = name or self.random.choice(self.names)
         started_s = time.process_time()
@@ -83,7 +83,7 @@ def mean_us(samples: list[float]) -> float:
 
 
 def per_prompt(bench: IndexBench, tokens: int) -> dict[str, Any]:
-    """Return the CPU of what is done for prompts of one size."""
+    """Return the CPU of lookups and dispatches for prompts of one size."""
     prompts = [bench.prompt(tokens // BLOCK_TOKENS) for _ in range(ROUNDS)]
     unknown = [bench.match(data) for data in prompts]
     fresh: list[float] = []

@@ -2,7 +2,7 @@
 
 One operation: a Triton response with one step frame (one token per row) from bytes through
 `read_response`, the hub and the core, one tick of the loop, and the gateway's bytes. One replica,
-one gateway; `waiting`: so many prompts wait in the engine meanwhile, as after a burst. Frames come
+one gateway; `waiting`: the prompts that wait in the engine meanwhile, as after a burst. Frames come
 faster here than from any engine, so neither ticks nor messages to the gateway wait for each other.
 `steps`: a frame of eight rows from each of many replicas, one after the other within a millisecond,
 with the ticks that follow and the one message to the gateway; `us_per_step`: of all of them. Not
@@ -41,7 +41,7 @@ _PAUSE_S = outgoing.PAUSE_S
 
 
 async def dispatched(hub: Hub, outbox: HostOutbox, rows: int) -> list[int]:
-    """Submit requests; return their sequences once the replica has been sent all of them."""
+    """Submit requests; return their sequences once all are dispatched."""
     sequences: list[int] = []
     for _ in range(100 * rows):
         hub.tick()
@@ -55,7 +55,7 @@ async def dispatched(hub: Hub, outbox: HostOutbox, rows: int) -> list[int]:
 
 
 def response(sequences: list[int], waiting: int, step: int) -> bytes:
-    """Return what Triton sends for a step while this many others wait."""
+    """Return Triton's response for a step while this many prompts wait."""
     rows = len(sequences)
     frame = engine.StepFrame(
         step=step,

@@ -1,4 +1,4 @@
-"""CPU of choosing tokens, per row: what a step pays outside the graph for each kind of sampling.
+"""CPU of choosing tokens, per row: the cost of a step outside the graph for each kind of sampling.
 
 One operation: `prepare` and `sample` of one step, divided by its rows; all rows want the same. The
 sequences have 200 prompt tokens and 50 emitted ones. Masks are filled by one thread. Logits are

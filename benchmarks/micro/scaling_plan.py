@@ -1,4 +1,4 @@
-"""How long scaling thinks about 200 pools.
+"""Processor time of a scaling plan of 200 pools.
 
 One operation: one `plan` of 200 pools that have half an hour of buckets, eight days of quarters and
 the boot times of 16 replicas each; `within`: under a budget that cuts half of them. Milliseconds of

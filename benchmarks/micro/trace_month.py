@@ -1,11 +1,11 @@
-"""How long the trace store takes for a tenant's month among 50 million requests.
+"""Time of the trace store for a tenant's month among 50 million requests.
 
 One operation is one query through the service's own client, on the local trace store, with 50
 million requests of 2,000 tenants in the last 30 days: the largest has 8 % of them, the median one
 0.01 %; 1 % were written twice. Asked are a month's usage by day and by hour, before there are
 rollups (everything from events) and with them (the last ten minutes from events, as always); a
-rollout that has half of the requests of the last hour; the fleet's costs of a day, which rollups
-cannot tell. The rows are made inside the store, half a day at a time, in `fill_s`; rollups of hours
+rollout with half of the requests of the last hour; the fleet's costs of a day, which rollups
+do not have. The rows are made inside the store, half a day at a time, in `fill_s`; rollups of hours
 by the service's own loop, in `rollup_s`. Rollups of minutes are left out but for the last ones: a
 month's usage reads no others.
 
@@ -219,7 +219,7 @@ async def _measure(store: Store, pid: int, requests: int) -> dict[str, object]:
     await roll_month(store, to_ms)
     rolled_s, rolled_cpu_s = time.perf_counter() - started, cpu_s([pid]) - spent_s
     print(f"rolled up in {rolled_s:.0f} s, {rolled_cpu_s:.0f} s of CPU", flush=True)
-    # New events since: requests of the last ten minutes, told again.
+    # New events since then: requests of the last ten minutes, sent again.
     first = requests - requests * 10 // (_DAYS * 24 * 60)
     fresh = {"from_ms": to_ms - _DAYS * DAY_MS, "length_ms": _DAYS * DAY_MS, "requests": requests}
     fresh |= {"tenants": _TENANTS, "is_last": True, "first": first, "count": requests - first}
@@ -256,13 +256,13 @@ async def _run(home: Path, requests: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run all cases; what 50 million requests took is `benchmarks/results/trace_month.json`."""
+    """Run all cases; `benchmarks/results/trace_month.json` keeps figures of 50 million."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=_REQUESTS)
     requests = parser.parse_args().requests
     with tempfile.TemporaryDirectory() as folder:
         results = asyncio.run(_run(Path(folder), requests))
-    if requests != _REQUESTS:  # a try: its numbers say nothing of the goal
+    if requests != _REQUESTS:  # a trial: too few requests for the goal
         print(json.dumps(results, indent=2))
         return
     parameters = {"requests": requests, "tenants": _TENANTS, "days": _DAYS, "rounds": _ROUNDS}

@@ -1,4 +1,4 @@
-"""How long the trace store takes for what rollouts and the ledger ask of it.
+"""Time of the trace store for the queries of rollouts and of the ledger.
 
 One operation is one query through the service's own client, on the local trace store, with 300,000
 requests of the last month in it, written in the order of their time: a rollout that has half of the

@@ -39,7 +39,7 @@ changes = st.tuples(
 
 
 def scan(state: ControlState, node_id: str) -> list[agent_pb2.DesiredReplica]:
-    """Return what should run on a node, by a look at everything."""
+    """Return the desired state of a node, from a scan of all replicas."""
     found: list[agent_pb2.DesiredReplica] = []
     for replica in sorted(state.replicas.values(), key=lambda replica: replica.id):
         pool = state.pools.get(replica.pool_id)
