@@ -135,7 +135,7 @@ class CoreBench:
 
 
 def per_request_us(replicas: int, decoding: int) -> dict[str, Any]:
-    """Return the CPU of admission, placement and conversion, with `decoding` sequences a replica."""
+    """Return the CPU of admission, placement and conversion, `decoding` sequences a replica."""
     bench = CoreBench(replicas)
     for _ in range(decoding):
         for _ in range(replicas):
