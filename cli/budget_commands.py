@@ -117,7 +117,7 @@ def show_budgets(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is used of budgets, as of the last look at the ledger."""
+    """Show budgets and their used part, as of the last read of the ledger."""
     query = given(tenant_id=tenant, state=None if state is None else state.value)
     found = ask(lambda api: api.list("/v1/budgets", **query))
     if as_json:

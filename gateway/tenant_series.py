@@ -13,7 +13,7 @@ from gateway.objectives import ObjectiveResult
 OTHER = "other"
 NAMED_MAX = 20
 _KINDS = ("prompt", "output")
-_KNOWN_MAX = 5_000  # tenants whose use is remembered; a choice looks at all
+_KNOWN_MAX = 5_000  # tenants whose use is remembered; each choice of names scans all of them
 _CHOOSE_S = 15.0  # between choices, by whomever and how often this is read
 _FADE = 0.5  # of what was used before, per choice
 _EDGE = 2.0  # a tenant takes another's series when it uses this many times as much

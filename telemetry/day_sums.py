@@ -63,7 +63,7 @@ class DaySums:
         while self._todo:
             if clock() >= end_s:
                 return False
-            # The store's time from before its hours are read: of two rounds the later one wins.
+            # The store's time before its hours are read: a later round replaces this row.
             known = await progress(self._store)
             await self._store.write(_ROLL, {"day_ms": self._todo[-1], "now_ms": known.now_ms})
             self._todo.pop()

@@ -1,8 +1,8 @@
-"""Two prompts of 220 KB per second, from a process of their own, and what else costs as much.
+"""Two prompts of 220 KB per second, from a process of their own, beside other work of equal cost.
 
-`gateway`: through everything. `engine`: as many ids, straight to the same Triton; there is no
-gateway or router on their way. `tokenizer`: tokenized in that process, and sent nowhere: what any
-work of this size does to others that share the cores.
+`gateway`: through the whole platform. `engine`: as many ids, directly to the same Triton, with no
+gateway or router on their way. `tokenizer`: tokenized in that process, and sent nowhere, as any
+other work of this size on shared cores.
 """
 
 import asyncio

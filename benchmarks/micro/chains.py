@@ -114,7 +114,7 @@ def _user_text(name: str) -> str:
 
 
 async def _measured(site: _Site, turns: int, per_chain: int) -> dict[str, float]:
-    """Return the figures of one turn, over this many turns of each chain, around it."""
+    """Return the figures of a turn: medians over the turns around it, in this many per chain."""
     found: dict[str, list[float]] = {"prompt_tokens": [], "read_us": [], "encoded_us": []}
     chain = list[str]()
     for number in range(_ROUNDS):

@@ -23,7 +23,7 @@ _AGENT = "agent"
 
 @dataclass(frozen=True, slots=True)
 class HealthRow:
-    """A process.
+    """A process of the stack, as a row of `sluice status`.
 
     Attributes:
         memory_mib: Proportional set size with all descendants; resident size where the kernel does

@@ -133,7 +133,7 @@ function Told({ found, me }) {
     ${row.total_us ? `, took ${us(row.total_us)}` : ""}${row.resumes
       ? `, resumed ${row.resumes} times: its client saw a pause` : ""}</p>
     ${found.is_settled ? null : html`<${Note}
-      tone="warn">Its gateway was lost; only routers have told of it so far.<//>`}
+      tone="warn">Its gateway was lost; only routers have reported it so far.<//>`}
     <h2>Where its time went</h2><${Timeline} row=${row} attempts=${attempts} />
     ${row.is_stream ? null : html`<p
       class="hint">Not streamed: when the client could have had the first token is not known.</p>`}

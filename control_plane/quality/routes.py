@@ -66,7 +66,7 @@ _QUARANTINE = tuple(quarantines.c.keys())
 
 
 class QualityRoutes:
-    """Handlers; those below models come before theirs, whose names may hold slashes."""
+    """Handlers; these routes precede the models', whose names may hold slashes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -12,7 +12,7 @@ from control_plane.scaling.model import BOOT_PRIOR_S, PoolFacts, PoolState, Scal
 from control_plane.scaling.work import CellWork, PoolSpeed, Seen, Sums, news
 
 _ABSENT_LOOKS = 4.0  # intervals without a look after which past decisions are unknown
-_OBSERVE_LOOKS = 2  # after that; then numbers change again
+_OBSERVE_LOOKS = 2  # rounds after a start in which numbers stay as they are
 EFFECT_FACTOR = 1.5  # times the longest boot: later than that an actuator has done nothing
 
 

@@ -134,7 +134,7 @@ class Copies:
             answers_per_prompt=task.choices,
             is_copy=True,
         )
-        del task  # an answer keeps nothing of its body
+        del task  # so that the body is freed while the answer is awaited
         self._open.add(identity.uid, exchange.received_at_unix_ms)
         error: BaseException | None = None
         try:

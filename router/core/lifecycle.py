@@ -84,7 +84,7 @@ class RequestLifecycle:
             request.attempts += 1
             request.avoid = dispatch.replica_id
             if request.attempts > self._config.retries_max:
-                # For the client as well: the dispatch names the replica.
+                # The client sees this text, too; the dispatch names the replica.
                 text = f"gave up after {request.attempts} attempts; last: the replica{what}"
                 self.end(request, Ending(wire.OUTCOME_KIND_FAILED, code, text))
                 return

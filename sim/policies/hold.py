@@ -12,7 +12,7 @@ class HoldQueue:
     A key is computed anew only when a block of its job was stored or removed somewhere.
 
     Args:
-        key: Depends on the job and on which of its blocks are cached where, and on nothing else.
+        key: Depends only on the job, and on the replicas that cache its blocks.
     """
 
     def __init__(self, key: Callable[[Job], float]) -> None:

@@ -36,7 +36,7 @@ class AutoReason(StrEnum):
     SWITCHED = "switched"  # the conversation changes, and that pays for its prefix
     SATURATED = "saturated"  # a cheaper one's queue is too long for this tier
     BELOW_FLOOR = "below_floor"  # the best there is: none reaches the floor of quality
-    EXPLORED = "explored"  # by lot
+    EXPLORED = "explored"  # at random, to learn
     PINNED = "pinned"  # the policy names it
     ONLY = "only"  # no other could answer
     STAND_IN = "stand_in"  # the chosen one refused
@@ -331,7 +331,7 @@ def _decide(
             reason = why if best is current else AutoReason.KEPT
             return _chosen(current, served, reason, cluster)
         return _chosen(best, served, AutoReason.SWITCHED, cluster)
-    if len(eligible) == 1 or turn.current:  # no lots where a conversation has a prefix somewhere
+    if len(eligible) == 1 or turn.current:  # no exploration while a replica caches the prefix
         reason = AutoReason.ONLY if len(served) == 1 and why is AutoReason.CHEAPEST else why
         return _chosen(best, served, reason, cluster)
     chances = propensities([it.cost for it in eligible], rules.explored_share)

@@ -123,7 +123,7 @@ def evaluate(
         table: The new table.
         quality_min: The tenant's floor.
         miss_price: The tenant's price of a bad answer.
-        explored_share: Share of turns that draw lots under the new table.
+        explored_share: Share of turns that explore at random under the new table.
     """
     turns = [it for it in logged if it.is_open]
     judged = [it for it in turns if it.good is not None]

@@ -108,7 +108,7 @@ async def test_a_model_is_created_changed_and_deleted(sluice) -> None:
     assert (tuned["adapter_digest"], tuned["release"]) == (ADAPTER, f"{ADAPTER[:8]}-{BASE[:8]}")
     assert await as_json(sluice, "models", "show", "cli-admin/m") == tuned
     refused = await sluice("models", "forget", f"cli-admin/m@{tuned['release']}", status=1)
-    assert "stands for this release" in refused
+    assert "serves this release" in refused
     assert "deleted release cli-admin/m@1" in await sluice("models", "forget", "cli-admin/m@1")
     assert "deleted model" in await sluice("models", "delete", "cli-admin/m")
     assert "there is no models/cli-admin/m" in await sluice(

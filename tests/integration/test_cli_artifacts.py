@@ -80,7 +80,7 @@ async def test_an_adapter_from_publish_to_remove(site, sluice, tmp_path) -> None
     assert "there is no model nothing" in await sluice(*show, "nothing", status=1)
     assert "there is no adapter" in await sluice(*show, "00" * 32, status=1)
     remove = ("adapters", "remove")
-    assert "stands for this release" in await sluice(*remove, "voice@1", status=1)
+    assert "serves this release" in await sluice(*remove, "voice@1", status=1)
     assert "delete them first" in await sluice(*remove, digests["two"], status=1)
     assert "removed voice@2" in await sluice(*remove, "voice@2")
     assert "removed" in await sluice(*remove, digests["two"][:8])

@@ -171,7 +171,7 @@ async def test_chunks_that_lie_are_refused(site, base, acme, adapter_dir) -> Non
             yield piece
 
     for body, text in (
-        (changed, "is not what was sent"),
+        (changed, "has another SHA-256"),
         (content[:-1], "bytes, not"),
         (content + b"x", "bytes, not"),
         (slowly([content, b"x"]), "more were sent"),

@@ -92,7 +92,7 @@ async def test_releases_are_served_where_their_base_is(plane) -> None:
     assert (kept.status_code, kept.json()["code"]) == (409, "conflict")
     assert "used by releases" in kept.json()["detail"]
     current = await plane.admin.delete("/v1/releases/m@3")
-    assert (current.status_code, "stands for this release" in current.text) == (409, True)
+    assert (current.status_code, "serves this release" in current.text) == (409, True)
     assert (await plane.admin.delete("/v1/releases/m@1")).status_code == 204
     assert (await plane.admin.delete(f"/v1/bases/{BASE}")).status_code == 204
     assert (await plane.admin.delete("/v1/models/m")).status_code == 204

@@ -19,7 +19,7 @@ GATEWAYS = 100
 PATIENCE_S = 240.0
 # All that may be said to one that has asked for what is there: too many ask, or the machine stalls.
 COME_BACK = (
-    "come back later",
+    "try again later",
     "the database cannot be reached",
     "the control plane does not answer",
     "failed to connect",

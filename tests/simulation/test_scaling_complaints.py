@@ -168,7 +168,7 @@ def test_dynamo_12430_a_pool_of_unmeasured_speed_keeps_its_number() -> None:
     world = World(_settings(), demand=5.0, ready=6, speed=None)
     decided = world.run(30)
     assert decided.wanted == 6
-    assert "nobody has measured" in decided.reasons[-1].text
+    assert "is not measured yet" in decided.reasons[-1].text
 
 
 def test_dynamo_11624_an_objective_that_one_request_misses_is_no_floor() -> None:

@@ -61,8 +61,8 @@ def answers(monkeypatch):
     [
         ((), "either the id of a request or"),
         (("req-1", "--model", "m"), "either the id of a request or"),
-        (("--model", "m"), "say what the prompt is"),
-        (("--model", "m", "--prompt", "x", "--prompt-tokens", "3"), "say what the prompt is"),
+        (("--model", "m"), "give the prompt"),
+        (("--model", "m", "--prompt", "x", "--prompt-tokens", "3"), "give the prompt"),
         (("--model", "m", "--tokens-file", "/nowhere.json"), "cannot be read as JSON"),
         (("--model", "m", "--prompt-tokens", "3", "--cache-root", "00"), "32 hexadecimals"),
     ],
@@ -114,7 +114,7 @@ def test_a_refusal_says_when_to_come_back(answers):
     answers(REFUSED)
     lines = run("--model", "m", "--prompt-tokens", "9").stdout.splitlines()
     assert lines[0] == "req-7: rejected (overloaded) in cell cell-2, router router-2"
-    assert lines[2] == "come back in 10.00 s"
+    assert lines[2] == "try again in 10.00 s"
     assert len(lines) == 3
 
 

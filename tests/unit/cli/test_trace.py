@@ -166,7 +166,7 @@ def test_the_trace_of_a_lost_gateway_shows_the_routers_closings():
     lost = ENDED | dict.fromkeys((name for name in NUMBERS if name.endswith("_us")), 0)
     closing = told | {"ingested_at": "2030-01-01T00:00:01.000+00:00"}
     shown = "\n".join(lines(trace_of(lost, is_settled=False, closings=[closing]), 120))
-    assert "only routers have told of it so far" in shown
+    assert "only routers have reported it so far" in shown
     assert "closed by router-1: answer 0, 9 tokens on r" in shown
     assert "█" not in shown
 

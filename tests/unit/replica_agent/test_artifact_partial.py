@@ -67,7 +67,7 @@ def test_a_disk_that_lies_is_found_out_at_the_end(tmp_path, manifest, contents) 
     for number, content in enumerate(contents):
         partial.write(number, content)
     (partial.files / "weights.bin").write_bytes(bytes(2 * CHUNK_BYTES + 100))
-    with pytest.raises(CorruptChunkError, match="the disk spoiled"):
+    with pytest.raises(CorruptChunkError, match="the disk damaged"):
         partial.seal()
     assert not partial.root.exists()
 

@@ -204,7 +204,7 @@ def test_a_failed_request_keeps_the_rest_of_its_decision_to_the_end(bench):
         decision = told_of[handle].decision
         assert (decision.chosen, decision.state) == ("replica-0", "placed")
         assert [it.replica_id for it in decision.candidates] == ["replica-0"]
-        assert "would have cost was not kept" in decision.reason
+        assert "replicas were not kept" in decision.reason
 
 
 def test_decisions_of_slow_requests_are_sampled_and_of_failed_ones_always_reported(bench):
@@ -338,7 +338,7 @@ def test_an_explanation_predicts_the_placement_and_changes_nothing(worlds, comin
         assert dispatches[0].replica_id == explanation.chosen
     elif explanation.requests_ahead:
         assert "are served before it" in explanation.reason
-        assert "kept for others" not in explanation.reason
+        assert "reserved for others" not in explanation.reason
     else:
         assert not dispatches
 
