@@ -119,8 +119,8 @@ class Arm:
 
     Counted when all of them have ended or timed out: by the end of the window only the quick ones
     have. Requests of pinned tenants are left out, since they were not assigned at random. Of each
-    session only the first request in the window counts. Properties of answers count once per session: its turns
-    are alike, and counting them as independent ones would be wrong.
+    session only the first request in the window counts. Properties of answers count once per
+    session: its turns are alike, and counting them as independent ones would be wrong.
 
     Attributes:
         requests: All requests.
