@@ -60,7 +60,9 @@ class MatcherBody(AdminBody):
             except re.error as error:
                 raise ValueError(f"{self.value!r} is no pattern: {error}") from None
             if re.search(r"[+*}]\)*[+*{]|\\[1-9]|\(\?", self.value):
-                raise ValueError("nested repetition takes too long: write it without")
+                raise ValueError(
+                    "the pattern may take too long: avoid nested repeats, references, look-around"
+                )
         return self
 
 

@@ -109,7 +109,7 @@ def database(**facts: object) -> dict[str, object]:
             "create",
         ),
         ({"certificates": (("a.pem", "no PEM"),)}, "certificates", DoctorLevel.WRONG, "create"),
-        ({"database": None}, "database", DoctorLevel.UNKNOWN, "ask"),
+        ({"database": None}, "database", DoctorLevel.UNKNOWN, "set it to"),
         (database(problem="refused"), "database", DoctorLevel.WRONG, "SLUICE_DATABASE_URL"),
         (database(revision=""), "schema", DoctorLevel.WRONG, "control_plane.migrate"),
         (database(revision="0020", is_older=True), "schema", DoctorLevel.WRONG, "migrate"),

@@ -98,7 +98,7 @@ def test_no_room_in_the_cache_and_windows_are_named(bench):
     explanation = told(world, asked())
     assert explanation.candidates[0].excluded_by == "window"
     assert explanation.requests_ahead > 0
-    assert "have work enough" in explanation.reason
+    assert "are busy" in explanation.reason
     assert explanation.predicted_ttft_ms >= explanation.predicted_queue_ms > 0
 
 
