@@ -136,9 +136,7 @@ def remove_artifact(digest: Digest, *, tenant: OfTenant = "") -> None:
 
 def publish(
     model: Annotated[str, typer.Argument(help="Public name.")],
-    version: Annotated[
-        str, typer.Argument(help="Name of the version, which becomes MODEL@VERSION.")
-    ],
+    version: Annotated[str, typer.Argument(help="Name, as in MODEL@VERSION.")],
     adapter: Annotated[
         str,
         typer.Argument(

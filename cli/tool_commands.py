@@ -48,9 +48,7 @@ def set_tool(
     url: Annotated[str | None, typer.Option(help="URL of the tool.")] = None,
     description: Annotated[str | None, typer.Option(help="Description for models.")] = None,
     parameters: Schema = None,
-    method: Annotated[
-        str | None, typer.Option(help="Method of an http tool. Default: POST.")
-    ] = None,
+    method: Annotated[str | None, typer.Option(help="HTTP method. Default: POST.")] = None,
     timeout_ms: Annotated[
         int | None, typer.Option(help="Time-out of one attempt, in milliseconds. Default: 10000.")
     ] = None,
@@ -67,9 +65,7 @@ def set_tool(
     allow: Annotated[Names, typer.Option(help="Tool of the server (repeat). Default: all.")] = None,
     model: Annotated[Names, typer.Option(help="For this model alone (repeat).")] = None,
     key: Annotated[Names, typer.Option(help="For this key's id alone (repeat).")] = None,
-    price_micros: Annotated[
-        int | None, typer.Option(help="Price of a call, in millionths.")
-    ] = None,
+    price_micros: Annotated[int | None, typer.Option(help="Price per call, in millionths.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a tool, or change what is given of it; gateways follow within a second."""

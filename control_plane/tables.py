@@ -287,7 +287,7 @@ text_policies = Table(
     list_column("words"),
 )
 
-# Rules on what a tenant's requests say and are answered: the newest, and those that act.
+# Rules on a tenant's prompts and answers: the newest version, and the acting one.
 guard_sets = Table(
     "guard_sets",
     metadata,

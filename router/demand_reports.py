@@ -57,7 +57,7 @@ class DemandReports:
                 pause_s = await self._report(await link.current())
 
     async def _report(self, channel: grpc.aio.Channel) -> float:
-        """Report once; return when to do so again, in seconds."""
+        """Report once; return the seconds until the next report."""
         request = packed(self._router_id, self._hub.work_reports()[:_CELLS_MAX])
         try:
             answer = await ControlServiceStub(channel).ReportDemand(request, timeout=_TIMEOUT_S)

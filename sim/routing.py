@@ -32,9 +32,9 @@ class RoutingResult:
 
     Attributes:
         policy: Name of the policy, or of its group.
-        winner: Policy of the figures.
+        winner: Policy that the figures belong to: of a group, its best one.
         run: Run of the first seed.
-        seeds: All.
+        seeds: Seeds of all runs.
         by_seed: Figures, one per seed.
         candidates: Goodput of a group's policies on the first seed.
     """

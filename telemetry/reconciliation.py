@@ -272,7 +272,7 @@ def stretches(hours: Iterable[int]) -> list[Range]:
 
 
 class Reconciler:
-    """Updates the metric; `run` belongs into a TaskGroup."""
+    """Updates the metric of the reconciliation; the owner runs `run` in a TaskGroup."""
 
     def __init__(
         self, store: Store, progress: IngestProgress, closer: Closer, metrics: TelemetryMetrics

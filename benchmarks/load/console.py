@@ -109,7 +109,7 @@ kv_bytes_per_token = 327_680
 
 
 def pages(request_id: str) -> dict[str, Sequence[str]]:
-    """Return what each page asks for; `console/pages` has the same paths."""
+    """Return the requests of each page; `console/pages` has the same paths."""
     data = "/console/data"
     return {
         "overview": [f"{data}/overview"],

@@ -226,7 +226,7 @@ class Churn:
 
 
 async def churned(site: ParkedSite, streams: int, per_s: int, minutes: int) -> Churn:
-    """Hold streams open, the oldest of which leave as others come, so many in each second.
+    """Hold streams open; each second this many new ones replace the oldest.
 
     Raises:
         RuntimeError: One of the first was refused; the text says why.

@@ -64,7 +64,7 @@ class ResponseTask(ChatTask):
 
     @property
     def include_usage(self) -> bool:
-        """See `GenerationFields`: the last event always has it."""
+        """Whether usage is sent (see `GenerationFields`): always, in the last event."""
         return True
 
     @property

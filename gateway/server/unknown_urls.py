@@ -51,7 +51,7 @@ def unknown_url(path: str, known: Collection[str]) -> str:
 
 
 def shown_path(path: str) -> str:
-    """Return a path as messages show it: a long one only as far as it goes."""
+    """Return a path for messages; a long one is cut."""
     return path if len(path) <= _SHOWN_MAX else f"{path[:_SHOWN_MAX]}..."
 
 

@@ -96,7 +96,7 @@ class StepNews:
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether there is nothing but the sign of life."""
+        """Whether the news is a heartbeat alone."""
         return not (
             self.columns
             or self.admitted

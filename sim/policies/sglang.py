@@ -6,14 +6,16 @@ from sim.pool import SimPool
 
 
 class SglangCacheAware(ArrivalPolicy):
-    """Imbalanced: least in flight. Else the longest prefix match if it is long enough, else the
-    smallest tree. Its eviction (after 120 s, or 2^26 characters) is left out.
+    """Chooses the longest prefix match; the smallest tree where none is long enough.
+
+    Where replicas are imbalanced, it chooses the one with the fewest requests in flight. The
+    eviction of the original (after 120 s, or 2^26 characters) is left out.
 
     Args:
         match_ratio: Share of the prompt that must match.
-        imbalance: Difference of requests in flight that counts, and
-        imbalance_ratio: the ratio that must be exceeded too.
-    """  # noqa: D205
+        imbalance: Difference of requests in flight above which replicas are imbalanced.
+        imbalance_ratio: Ratio of requests in flight that must be exceeded as well.
+    """
 
     def __init__(
         self, name: str, *, match_ratio: float, imbalance: int, imbalance_ratio: float

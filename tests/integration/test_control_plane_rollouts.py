@@ -215,9 +215,7 @@ async def test_people_hold_it_and_end_it(
         assert stale.status_code == 412
         assert "running" in await sluice("resume", rollout)
         assert "cannot do this: resume" in await sluice("resume", rollout, status=1)
-        assert "is not the present stage" in await sluice(
-            "promote", rollout, "--stage", "1", status=1
-        )
+        assert "not the present" in await sluice("promote", rollout, "--stage", "1", status=1)
         await sluice("promote", rollout)
         await eventually(reaches(plane, rollout, share_percent=100), "the last stage opens")
         assert rollout in await sluice("list", "--model", "m", "--phase", "running")

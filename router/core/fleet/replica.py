@@ -305,7 +305,7 @@ class ReplicaBook:
         return min(blocks * limits.block_tokens, prompt_tokens - 1)
 
     def prefill_s(self, uncached: int, cached: int) -> float:
-        """Return the time that a prompt would take here, after what is owed already."""
+        """Return the time until a prompt would be computed here, behind work already sent."""
         return self.speed.prefill_s(uncached, cached)
 
     def opens_at(self, now: float) -> float:

@@ -33,7 +33,7 @@ class MeanSpeed:
     __slots__ = ("attention_s", "token_s")
 
     def __init__(self, speeds: "Sequence[Speed]" = ()) -> None:
-        """Take the mean; without replicas all costs are zero."""
+        """Set the mean speed of replicas; all costs are zero without replicas."""
         count = max(1, len(speeds))
         self.token_s = sum(speed.token_s + speed.decode_step_s / speed.budget for speed in speeds)
         self.token_s /= count
