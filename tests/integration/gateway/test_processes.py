@@ -195,34 +195,6 @@ async def many(sdk: openai.AsyncOpenAI, tokens: int, disturb=None) -> list[tuple
     return [call.result() for call in calls]
 
 
-async def test_answers_survive_the_death_of_a_replica_and_of_the_router(site, tritons) -> None:
-    place = site()
-    async with running(place.router()) as router, running(place.gateway()), place.sdk() as sdk:
-        await place.until_ready()
-        undisturbed = await many(sdk, 150)
-        assert {count for _, count in undisturbed} == {150}
-        assert all(text for text, _ in undisturbed)
-
-        async def kill_replica() -> None:
-            tritons[0].signal(signal.SIGKILL)
-
-        assert await many(sdk, 150, kill_replica) == undisturbed
-        await tritons[0].restart()
-
-        async def restart_router() -> None:
-            os.kill(router.pid, signal.SIGKILL)
-            await router.stop()
-            again = await ChildProcess.start(place.router())
-            restarted.append(again)
-
-        restarted: list[ChildProcess] = []
-        try:
-            assert await many(sdk, 150, restart_router) == undisturbed
-        finally:
-            for child in restarted:
-                await child.stop()
-
-
 async def test_sigterm_finishes_streams_and_exits_0(site) -> None:
     place = site()
     async with running(place.router()), running(place.gateway()) as gateway, place.sdk() as sdk:
