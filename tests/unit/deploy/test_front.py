@@ -50,7 +50,11 @@ def test_envoy_cuts_no_answer_and_asks_for_none_twice() -> None:
 
 
 def test_envoy_takes_gateways_out_before_they_close() -> None:
-    (cluster,) = envoy()["clusters"]
+    for cluster in envoy()["clusters"]:
+        takes_out_before_a_close(cluster)
+
+
+def takes_out_before_a_close(cluster: dict[str, Any]) -> None:
     (check,) = cluster["health_checks"]
     noticed_s = seconds(check["interval"]) * check["unhealthy_threshold"] + seconds(
         check["timeout"]
@@ -59,7 +63,20 @@ def test_envoy_takes_gateways_out_before_they_close() -> None:
     assert noticed_s < given("UNREADY_S")
     (options,) = cluster["typed_extension_protocol_options"].values()
     assert seconds(options["common_http_protocol_options"]["idle_timeout"]) < IDLE_S
-    assert "http_protocol_options" in options["explicit_http_config"]  # gateways speak no h2
+
+
+def test_envoy_speaks_http2_to_gateways_but_for_websockets() -> None:
+    clusters = envoy()["clusters"]
+    options = [it["typed_extension_protocol_options"].popitem()[1] for it in clusters]
+    protocols = [set(it["explicit_http_config"]) for it in options]
+    assert [it["name"] for it in clusters] == ["gateways", "gateways-http1"]
+    assert protocols == [{"http2_protocol_options"}, {"http_protocol_options"}]
+    routes = envoy()["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    (host,) = routes["route_config"]["virtual_hosts"]
+    upgrade, rest = (it["route"] for it in host["routes"][-2:])
+    assert upgrade["cluster"] == "gateways-http1"
+    assert upgrade["upgrade_configs"] == [{"upgrade_type": "websocket"}]
+    assert rest["cluster"] == "gateways"
 
 
 def test_haproxy_cuts_no_answer_and_asks_for_none_twice() -> None:
@@ -72,7 +89,7 @@ def test_haproxy_cuts_no_answer_and_asks_for_none_twice() -> None:
 
 
 def test_haproxy_takes_gateways_out_before_they_close() -> None:
-    inter_s, fall = re.search(r"inter (\d+)s fall (\d+)", haproxy("default-server")).groups()
+    inter_s, fall = re.search(r"inter (\d+)s fall (\d+)", haproxy("default-server check")).groups()
     assert haproxy("option httpchk") == "GET /readyz"
     assert int(inter_s) * int(fall) < given("UNREADY_S")
 
@@ -91,7 +108,7 @@ def test_both_reach_gateways_by_the_name_of_the_manifests() -> None:
     (headless,) = [it for it in services if it["spec"].get("clusterIP") == "None"]
     address = f"{headless['metadata']['name']}:{headless['spec']['ports'][0]['port']}"
     assert address in haproxy("server-template")
-    (cluster,) = envoy()["clusters"]
-    (endpoint,) = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
-    socket = endpoint["endpoint"]["address"]["socket_address"]
-    assert f"{socket['address']}:{socket['port_value']}" == address
+    for cluster in envoy()["clusters"]:
+        (endpoint,) = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+        socket = endpoint["endpoint"]["address"]["socket_address"]
+        assert f"{socket['address']}:{socket['port_value']}" == address
