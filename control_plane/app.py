@@ -25,6 +25,7 @@ from control_plane.alerts.routes import AlertRoutes
 from control_plane.alerts.rules import RulesError
 from control_plane.alerts.service import AlertService
 from control_plane.artifacts.model import Bounds
+from control_plane.artifacts.rank_limits import pool_check
 from control_plane.artifacts.ranks import adapter_check
 from control_plane.artifacts.routes import ArtifactRoutes
 from control_plane.artifacts.service import Artifacts
@@ -49,12 +50,12 @@ from control_plane.fleet.agents import AgentService
 from control_plane.fleet.hours import Clock
 from control_plane.fleet.hours_repository import prune_intervals
 from control_plane.fleet.hours_routes import HoursRoutes
-from control_plane.fleet.routes import FleetRoutes
+from control_plane.fleet.routes import FleetRoutes, accept_pool
 from control_plane.fleet.service import FleetLoop
 from control_plane.guard.routes import GUARD_SETS
 from control_plane.http.keys import KeyRoutes
 from control_plane.http.openapi import document
-from control_plane.http.resources import ResourceRoutes
+from control_plane.http.resources import Hook, ResourceRoutes
 from control_plane.http.routes import AdminRoute
 from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import ControlPlaneMetrics
@@ -62,7 +63,8 @@ from control_plane.models import routes as models
 from control_plane.models.routes import AdapterCheck, accept_adapter
 from control_plane.quality.base_prompts import BasePrompts
 from control_plane.quality.ejection_routes import EjectionRoutes
-from control_plane.quality.repository import golden_counts, holdback, set_canary
+from control_plane.quality import repository as golden_records
+from control_plane.quality.repository import holdback, set_canary
 from control_plane.quality.routes import QualityRoutes
 from control_plane.quality.service import Quality
 from control_plane.quality.verdicts import ReplacementBudget
@@ -174,6 +176,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
                 actuators=actuators.keys(),
                 texts=await _texts(stack, settings),
                 check_adapter=adapter_check(read_chunk),
+                check_pool=pool_check(read_chunk),
             ),
         ]
         routes += _operations(feed, metrics, document(routes, package_version("sluice")))
@@ -237,6 +240,7 @@ def admin_routes(
     actuators: Collection[str] = (),
     texts: TextStore = NO_TEXTS,
     check_adapter: AdapterCheck = accept_adapter,
+    check_pool: Hook = accept_pool,
 ) -> list[AdminRoute]:
     """Return the routes of the admin REST, of all domains that need only the database."""
     return [
@@ -255,7 +259,7 @@ def admin_routes(
         *ResourceRoutes(database, AUTO_POLICIES).routes(),
         *tenants.routes(database),
         *models.routes(database, check_adapter),
-        *FleetRoutes(database).routes(),
+        *FleetRoutes(database, check_pool).routes(),
         *ScalingRoutes(database, scaling_interval_s, actuators).routes(),
         *HoursRoutes(database).routes(),
         *KeyRoutes(database, ADMIN_KEYS).routes(),
@@ -270,7 +274,7 @@ async def _rollouts(
     window_ms = round(settings.rollout_window_s * 1000)
     evidence = await stack.enter_async_context(open_feed(url, key, window_ms=window_ms))
     show, count = metrics.show_rollouts, metrics.count_rollback
-    return Rollouts(database, evidence, preparation, golden_counts, show, count)
+    return Rollouts(database, evidence, preparation, golden_records, show, count)
 
 
 async def _budgets(

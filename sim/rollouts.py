@@ -26,6 +26,7 @@ from control_plane.rollouts.state import (
     STATE,
     Event,
     Evidence,
+    Expectations,
     Phase,
     Prepare,
     Ready,
@@ -120,6 +121,7 @@ def simulate(plan: Plan, release: SimRelease, profile: TrafficProfile, seed: int
     exposed, opened_ms, number = 0, 0, 0
     while loop.rollout.phase not in ENDED and number < _WINDOWS_MAX:
         if number == _WARM_WINDOWS:
+            loop.tell(Expectations(exist=True))
             loop.tell(Start())
             opened_ms = loop.now_ms
         if split.share != loop.rollout.share:

@@ -1,5 +1,7 @@
 """REST of pools, and views of cells, replicas and routers; for nodes see `node_routes`."""
 
+from dataclasses import replace
+
 from aiohttp import web
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -15,7 +17,7 @@ from control_plane.fleet.node_routes import NodeRoutes, shown_times
 from control_plane.http import describe
 from control_plane.http.bodies import path_id
 from control_plane.http.columns import columns
-from control_plane.http.resources import Resource, ResourceRoutes, Values, page, shown
+from control_plane.http.resources import Hook, Resource, ResourceRoutes, Values, page, shown
 from control_plane.http.routes import AdminRoute
 from sluice.errors import ErrorCode, PlatformError
 
@@ -48,6 +50,10 @@ async def _check_unlisted(connection: AsyncConnection, key: str) -> None:
     if model := await connection.scalar(query):
         message = f"pool {key} serves model {model}: take it out of the model's pools first"
         raise PlatformError(ErrorCode.CONFLICT, message)
+
+
+async def accept_pool(connection: AsyncConnection, key: str, values: Values) -> None:
+    """Accept any fields."""
 
 
 async def _make_cell(connection: AsyncConnection, key: str, _: Values) -> None:
@@ -91,8 +97,14 @@ POOLS = Resource(
 class FleetRoutes:
     """Handlers of the fleet."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, check_pool: Hook = accept_pool) -> None:
+        """Take the database, and a check that refuses a pool's new fields."""
         self._database = database
+        self._check_pool = check_pool
+
+    async def _check(self, connection: AsyncConnection, key: str, values: Values) -> None:
+        await _check_running(connection, key, values)
+        await self._check_pool(connection, key, values)
 
     def routes(self) -> list[AdminRoute]:
         """Return the routes."""
@@ -101,7 +113,8 @@ class FleetRoutes:
             (tables.replicas, self.replicas),
             (tables.routers, self.routers),
         )
-        found = ResourceRoutes(self._database, POOLS).routes()
+        kind = replace(POOLS, before_write=self._check)
+        found = ResourceRoutes(self._database, kind).routes()
         found.append(
             AdminRoute(
                 "GET",

@@ -216,6 +216,14 @@ async def _count_runs(connection: AsyncConnection, reports: Iterable[AnswerRepor
     )
 
 
+async def has_expectations(connection: AsyncConnection, model_id: str) -> bool:
+    """Return whether a model has prompts with an expected answer."""
+    t = golden_prompts.c
+    is_expected = func.cardinality(t.expected_token_ids) > 0
+    query = select(t.id).where(t.model_id == model_id, is_expected).limit(1)
+    return await connection.scalar(query) is not None
+
+
 async def golden_counts(
     connection: AsyncConnection, model_id: str, releases: Sequence[str], start_ms: int, end_ms: int
 ) -> dict[str, tuple[int, int]]:

@@ -60,6 +60,16 @@ CONTENT = frozenset(
 )
 
 
+def reference_min(metric: Metric) -> int:
+    """Return the number of control's observations until which windows are put together; 0: none.
+
+    Replicas answer golden prompts one after the other: a short window may have canary's alone.
+    """
+    if metric is Metric.GOLDEN:
+        return 1
+    return CONTENT_REFERENCE_MIN if metric in CONTENT else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """Counts of values by bucket, see `sluice.buckets.bucket_of`."""

@@ -9,6 +9,7 @@ from control_plane.rollouts.state import (
     NO_STAGE,
     Event,
     Evidence,
+    Expectations,
     Gone,
     NotReady,
     Phase,
@@ -71,6 +72,7 @@ class Facts:
         windows: Evidence since the last taken window.
         is_confirmed: Whether all gateways follow the split as it was before this step.
         gone: Reason why the rollout cannot go on, if there is one.
+        has_prompts: Whether the model has golden prompts with an expected answer; None: unknown.
     """
 
     is_taken_over: bool = False
@@ -79,6 +81,7 @@ class Facts:
     windows: tuple[Window, ...] = ()
     is_confirmed: bool = False
     gone: Reason | None = None
+    has_prompts: bool | None = None
 
 
 def live(gateways: Sequence[GatewayFacts], now_ms: int) -> list[GatewayFacts]:
@@ -163,7 +166,8 @@ def stages_in_question(rollout: Rollout) -> frozenset[int]:
 def events(rollout: Rollout, facts: Facts) -> tuple[Event, ...]:
     """Return the events for the machine, in this order.
 
-    Evidence comes before events that let the share grow: it is about the present stage.
+    Evidence comes before events that let the share grow: it is about the present stage. What a
+    stage waits for comes before evidence, which may end it.
     """
     if facts.gone is not None and rollout.phase is not Phase.HALTED:
         return (Gone(facts.gone),)
@@ -172,6 +176,8 @@ def events(rollout: Rollout, facts: Facts) -> tuple[Event, ...]:
         told.append(Restarted())
     if rollout.stage in facts.not_ready and rollout.is_ready:
         told.append(NotReady(rollout.stage))
+    if facts.has_prompts not in {None, rollout.has_prompts}:
+        told.append(Expectations(bool(facts.has_prompts)))
     if facts.windows:
         told.append(Evidence(facts.windows))
     told += [Ready(stage) for stage in sorted(facts.ready) if _is_new(rollout, stage)]

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from math import log
 
 from control_plane.rollouts.evidence import (
-    CONTENT,
-    CONTENT_REFERENCE_MIN,
     Metric,
     Window,
     comparisons,
     known,
+    reference_min,
     remember,
     scale,
 )
@@ -28,6 +27,7 @@ from control_plane.rollouts.state import (
     Action,
     Event,
     Evidence,
+    Expectations,
     FinishRollout,
     Gone,
     NotReady,
@@ -55,8 +55,6 @@ _NOTHING = Count(0, 0)
 # An expected answer counts as right until control shows otherwise: as if it had been seen so
 # often. Without that, control would have to be asked 50 times before canary's answers count.
 _EXPECTED = Count(0, 50)
-# Golden prompts that a stage waits for, once its model has any with an expectation.
-_GOLDEN_SAMPLE_MIN = 20
 _GOING = frozenset({Phase.SHADOW, Phase.RUNNING})
 _WAITS_FOR_FLEET = (Phase.PAUSED, Reason.NOT_READY)
 _WAITS_FOR_EVIDENCE = (Phase.PAUSED, Reason.NO_EVIDENCE)
@@ -135,6 +133,8 @@ def _after_event(rollout: Rollout, event: Event, now_ms: int) -> Rollout:
         case NotReady():
             if event.stage == rollout.stage and rollout.is_ready:
                 rollout = replace(rollout, is_ready=False, asked_ms=now_ms)
+        case Expectations():
+            rollout = replace(rollout, has_prompts=event.exist)
         case SentBack() | Gone():
             rollout = _after_end(rollout, event)
         case Tick() | Restarted():
@@ -256,7 +256,7 @@ def _opened(rollout: Rollout, now_ms: int) -> Rollout:
     past[Metric.GOLDEN] = past.get(Metric.GOLDEN, _NOTHING) + _EXPECTED
     tests = {
         gate.metric: rescaled(
-            SequentialTest(gate.tolerated, CONTENT_REFERENCE_MIN if gate.metric in CONTENT else 0),
+            SequentialTest(gate.tolerated, reference_min(gate.metric)),
             past.get(gate.metric, _NOTHING),
         )
         for gate in rollout.plan.gates
@@ -381,30 +381,33 @@ def _after_stage(rollout: Rollout, now_ms: int) -> Rollout:
     is_light = is_late and stage.sample_light is not None
     if _is_sampled(rollout, (stage.sample_light or 0) if is_light else stage.sample_min):
         return _stage_ended(rollout, now_ms)
-    if not is_late:
-        return rollout
+    return _after_short_stage(rollout, now_ms) if is_late else rollout
+
+
+def _after_short_stage(rollout: Rollout, now_ms: int) -> Rollout:
+    """Return the rollout after a stage whose longest duration brought too little evidence.
+
+    No plan lets a release pass unasked: more traffic cannot make up for that, an operator can.
+    """
+    _, unasked = rollout.golden_sample
+    reason = Reason.UNASKED if unasked else Reason.TOO_LITTLE_TRAFFIC
     match rollout.plan.when_short:
-        case "pause":
-            return _paused(rollout, Reason.TOO_LITTLE_TRAFFIC, now_ms)
-        case "go_on":
-            return _stage_ended(rollout, now_ms)
         case "roll_back":
-            return _sent_back(rollout, Reason.TOO_LITTLE_TRAFFIC)
+            return _sent_back(rollout, reason)
+        case "go_on" if not unasked:
+            return _stage_ended(rollout, now_ms)
+        case _:
+            return _paused(rollout, reason, now_ms)
 
 
 def _is_sampled(rollout: Rollout, sample_min: int) -> bool:
     """Return whether the sample is large enough: of both releases, where they are compared."""
+    _, unasked = rollout.golden_sample
+    if unasked:
+        return False
     if not rollout.current.is_compared:
         return rollout.sample >= sample_min
     tests = [(gate, rollout.tests[gate.metric]) for gate in rollout.plan.gates]
     return min(rollout.sample, rollout.control_sample) >= sample_min and all(
-        min(test.canary.total, test.control.total) >= _gate_sample_min(gate, test)
-        for gate, test in tests
+        min(test.canary.total, test.control.total) >= gate.sample_min for gate, test in tests
     )
-
-
-def _gate_sample_min(gate: Gate, test: SequentialTest) -> int:
-    """Return the least sample of a gate in a stage: of golden prompts, if there are any."""
-    if gate.metric is Metric.GOLDEN and test.bets:
-        return max(gate.sample_min, _GOLDEN_SAMPLE_MIN)
-    return gate.sample_min

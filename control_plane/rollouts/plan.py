@@ -18,6 +18,10 @@ MIRRORED = ShareField("mirrored")
 TOLERATED = ShareField("tolerated", of_percent=0.01, is_whole=False, most=99.99)
 
 
+# Golden prompts that a stage waits for, of each release, if its model has any with an expectation.
+GOLDEN_SAMPLE_MIN = 20
+
+
 class Stage(AdminBody):
     """A share of the traffic, and its duration.
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -38,9 +39,24 @@ _FEED_TIMEOUT_S = 2.0  # for each rollout, which is stepped without what comes l
 _STEP_TIMEOUT_S = 4.0
 _PRUNE_INTERVAL_S = 600.0
 
-GoldenCounts = Callable[
-    [AsyncConnection, str, Sequence[str], int, int], Awaitable[dict[str, tuple[int, int]]]
-]
+
+class GoldenRecords(Protocol):
+    """Golden prompts and their results; `control_plane.quality.repository` implements it."""
+
+    def golden_counts(
+        self,
+        connection: AsyncConnection,
+        model_id: str,
+        releases: Sequence[str],
+        start_ms: int,
+        end_ms: int,
+    ) -> Awaitable[dict[str, tuple[int, int]]]:
+        """Return (runs, mismatches) of a model's releases in a span of Unix milliseconds."""
+        ...
+
+    def has_expectations(self, connection: AsyncConnection, model_id: str) -> Awaitable[bool]:
+        """Return whether a model has prompts with an expected answer."""
+        ...
 
 
 class Rollouts:
@@ -51,7 +67,7 @@ class Rollouts:
         database: Database,
         evidence: EvidenceFeed,
         fleet: Preparation,
-        golden: GoldenCounts,
+        golden: GoldenRecords,
         show: Callable[[Mapping[str, int], float], None],
         count_rollback: Callable[[str], None],
     ) -> None:
@@ -61,7 +77,7 @@ class Rollouts:
             database: Database of rollouts.
             evidence: Source of outcomes of requests; while it is away, rollouts pause.
             fleet: Prepares stages.
-            golden: Source of golden prompts' results, by release.
+            golden: Golden prompts and their results.
             show: Takes figures for metrics: live rollouts by phase, or `UNREADABLE`, and the age
                 (seconds) of the newest evidence of the rollout with the oldest.
             count_rollback: Called for every rolled back rollout with the gate, else the reason.
@@ -233,7 +249,9 @@ class Rollouts:
         seen = replace(seen, is_confirmed=is_confirmed, gone=gone)
         if seen.gone is None:
             seen = await self._with_fleet(connection, kept, seen, codes, now_ms)
-            seen = replace(seen, windows=await self._with_golden(connection, kept, seen.windows))
+            has_prompts = await self._golden.has_expectations(connection, kept.model_id)
+            windows = await self._with_golden(connection, kept, seen.windows)
+            seen = replace(seen, windows=windows, has_prompts=has_prompts)
         _, news = await effects.apply(connection, kept, facts.events(kept.state, seen), now_ms)
         return news
 
@@ -285,7 +303,7 @@ class Rollouts:
         found: list[Window] = []
         for window in windows:
             span = (window.start_ms, window.end_ms)
-            counts = await self._golden(connection, kept.model_id, names, *span)
+            counts = await self._golden.golden_counts(connection, kept.model_id, names, *span)
             arms = [
                 replace(arm, golden_runs=runs, golden_mismatches=mismatches)
                 for arm, (runs, mismatches) in zip(

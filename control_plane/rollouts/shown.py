@@ -49,6 +49,8 @@ _WHY = {
     Reason.OWNER_DISABLED: "the tenant that the model belongs to is disabled",
     Reason.NOT_LOADED: "an engine cannot load it, or generates nothing with it: its trials say why",
     Reason.TOO_LITTLE_TRAFFIC: "there was too little traffic to compare; promote or abort it",
+    Reason.UNASKED: "its golden prompts were not answered often enough: sluice golden results says"
+    " why; then resume, promote or abort it",
 }
 
 
@@ -178,13 +180,13 @@ def stage_left_s(state: Rollout) -> float | None:
         return None
     stage, watched_s = state.current, state.watched_ms / 1000
     left_s = max(0.0, stage.duration_min_s - watched_s)
-    counted, missing = _sampled(state)
-    if not missing:
-        return left_s
-    latest_s = stage.duration_max_s - (state.watched_ms - state.short_ms) / 1000
-    if counted and watched_s:
-        return max(left_s, min(missing * watched_s / counted, max(0.0, latest_s)))
-    return None
+    latest_s = max(0.0, stage.duration_max_s - (state.watched_ms - state.short_ms) / 1000)
+    for counted, missing in (_sampled(state), state.golden_sample):
+        if missing and not (counted and watched_s):
+            return None
+        if missing:
+            left_s = max(left_s, min(missing * watched_s / counted, latest_s))
+    return left_s
 
 
 def _is_watching(state: Rollout) -> bool:
@@ -209,6 +211,10 @@ def _evidence_wanted(state: Rollout) -> str:
     if missing:
         of = "each release" if state.current.is_compared else "canary"
         wanted.append(f"{missing:,} requests of {of}")
+    answered, unasked = state.golden_sample
+    if unasked:
+        hint = "" if answered else " (none yet: sluice golden results says why)"
+        wanted.append(f"{unasked:,} answers of each release to golden prompts{hint}")
     return " and ".join(wanted)
 
 

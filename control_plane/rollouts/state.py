@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from control_plane.rollouts.evidence import Baseline, Metric, Thresholds, Window
-from control_plane.rollouts.plan import Plan, Stage
+from control_plane.rollouts.plan import GOLDEN_SAMPLE_MIN, Plan, Stage
 from control_plane.rollouts.sequential import Count, SequentialTest, detectable_rate
 
 NO_STAGE = -1  # before the first one has opened
@@ -47,6 +47,7 @@ class Reason(StrEnum):
     NOT_READY = "not_ready"
     PAUSED_TOO_LONG = "paused_too_long"
     TOO_LITTLE_TRAFFIC = "too_little_traffic"
+    UNASKED = "unasked"
     RELEASE_GONE = "release_gone"
     MODEL_CHANGED = "model_changed"
     OWNER_DISABLED = "owner_disabled"
@@ -162,6 +163,7 @@ class Rollout:
         reason: Reason of a pause or a rollback.
         verdict: The finding when the reason is `WORSE`.
         past: Evidence of the ended stages.
+        has_prompts: Whether the model has golden prompts with an expected answer.
     """
 
     plan: Plan
@@ -188,6 +190,7 @@ class Rollout:
     reason: Reason | None = None
     verdict: Verdict | None = None
     past: tuple[StageEvidence, ...] = ()
+    has_prompts: bool = False
 
     @property
     def evidence(self) -> StageEvidence:
@@ -210,6 +213,20 @@ class Rollout:
                 for metric, test in self.tests.items()
             ),
         )
+
+    @property
+    def golden_sample(self) -> tuple[int, int]:
+        """Compared answers to golden prompts of each release, and those that the stage lacks.
+
+        A stage waits for them if the model has such prompts, and the plan their gate.
+        """
+        test = self.tests.get(Metric.GOLDEN)
+        if test is None or not self.has_prompts:
+            return 0, 0
+        gates = [gate.sample_min for gate in self.plan.gates if gate.metric is Metric.GOLDEN]
+        wanted = max(GOLDEN_SAMPLE_MIN, *(gates if self.current.is_compared else ()), 0)
+        compared = min(test.canary.total, test.control.total)
+        return compared, max(0, wanted - compared)
 
     @property
     def is_waiting(self) -> bool:
@@ -309,6 +326,14 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Expectations:
+    """The model has golden prompts with an expected answer, or has none any more."""
+
+    exist: bool
+    kind: Literal["expectations"] = "expectations"
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; every few seconds."""
 
@@ -346,6 +371,7 @@ Event = (
     | Abort
     | Promote
     | Evidence
+    | Expectations
     | Tick
     | Restarted
     | SentBack

@@ -1,12 +1,16 @@
 """Versions of models: an adapter becomes a release, and the model stands for it when promoted."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from typer.testing import CliRunner
 
+from cli.app import app
 from sluice.artifacts import digest_directory
 from tests.integration.artifact_site import Site, push
+from tests.integration.conftest import ADMIN_KEY
 from tests.support.random_models import write_random_adapter, write_random_model
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
@@ -137,7 +141,7 @@ async def test_invalid_versions_are_refused(site) -> None:
     assert (again.status_code, again.json()["param"]) == (409, "release")
 
 
-async def test_the_rank_that_a_pool_serves_decides(site) -> None:
+async def test_the_rank_that_a_pool_serves_decides(site, monkeypatch) -> None:
     """At upload the largest of the base's pools, at publication the pool that serves the model."""
     admin, put, base = site.admin, site.plane.put, digest_directory(site.home / "base")
 
@@ -173,9 +177,39 @@ async def test_the_rank_that_a_pool_serves_decides(site) -> None:
     assert (await admin.put("/v1/models/by-hand", json=model)).is_success
     made = await admin.put(path, json=version | {"promote_to": "100%"})
     assert made.status_code == 201, made.text
+    monkeypatch.setenv("SLUICE_ADMIN_URL", str(admin.base_url))
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", ADMIN_KEY)
+    for option, text in (("adapter_rank=31", "ranks up to 31"), ("adapter_slots=0", "no adapters")):
+        words = ["fleet", "pool", "update", "main", "--option", option]
+        done = await asyncio.to_thread(CliRunner().invoke, app, words)
+        told = " ".join(done.output.split())
+        assert done.exit_code == 1, told
+        assert f"pool main would serve {text}, and these need more: by-hand (rank 32), parrot (" in told
+    assert (await admin.get("/v1/pools/main")).json()["engine_options"] == {"adapter_rank": "32"}
+    await _release_in_use(site, base, version_digest)
+    await pool("large", adapter_rank="33")
+    await pool("large", adapter_rank="32")
+    lower = {"base_digest": base, "engine": "sim", "engine_options": {"adapter_rank": "2"}}
+    refused = await admin.put("/v1/pools/large", json=lower)
+    assert (refused.status_code, refused.json()["param"]) == (409, "engine_options")
+    assert "these need more: old@1 (rank 32), shared (rank 32); " in refused.json()["detail"]
     body = {"base_digest": base, "engine": "sim", "engine_options": {"adapter_rank": "0"}}
     wrong = await admin.put("/v1/pools/main", json=body)
     assert (wrong.status_code, "adapter_rank is 0" in wrong.json()["detail"]) == (400, True)
+
+
+async def _release_in_use(site: Site, base: str, adapter_digest: str) -> None:
+    """Pool `large` serves a release that only a pin asks for, and half of a model's requests."""
+    put, fields = site.plane.put, {"base_digest": base, "pool_id": "large"}
+    for release, digest in (("1", adapter_digest), ("2", "")):
+        await put("models/old", **fields, adapter_digest=digest, release=release)
+    await put("tiers/ranks", priority=1)
+    await put("tenants/ranks", tier_id="ranks")
+    pinned = await site.admin.put("/v1/tenants/ranks/pins/old", json={"release": "1"})
+    assert pinned.is_success, pinned.text
+    model = {"base_digest": base, "pool_id": "main", "adapter_digest": adapter_digest}
+    await put("models/shared", **model)
+    await put("model-pools/shared", pools=[{"pool_id": "main"}, {"pool_id": "large"}])
 
 
 async def test_a_base_alone_becomes_a_version_that_the_model_does_not_stand_for(site) -> None:

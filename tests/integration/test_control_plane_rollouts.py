@@ -61,6 +61,9 @@ async def test_a_good_release_takes_over(
         await make_model(plane, "m")
         plan = await plane.put("models/m/rollout-plan", **SHORT)
         assert (plan["is_default"], len(plan["plan"]["gates"])) == (False, 14)
+        prompt = {"token_ids": [1, 2], "expected_token_ids": [3]}
+        asked = await plane.admin.post("/v1/models/m/golden-prompts", json=prompt)
+        assert asked.status_code == 201, asked.text
         rollout = await begin(plane, "m")
         old = {"base_digest": "d1" * 32, "pool_id": "main", "adapter_digest": "d3" * 32}
         for refused in (
@@ -71,6 +74,14 @@ async def test_a_good_release_takes_over(
         ):
             assert refused.status_code == 409, refused.text
             assert rollout in refused.json()["detail"]
+
+        async def is_unasked() -> bool:
+            waits = (await shown(plane, rollout))["waiting_for"]
+            return waits.startswith("20 answers of each release to golden prompts (none yet: ")
+
+        await eventually(is_unasked, "no agent asks its prompt", timeout_s=DEADLINE_S)
+        gone = await plane.admin.delete(f"/v1/golden-prompts/{asked.json()['id']}")
+        assert gone.status_code == 204, gone.text
         over = reaches(plane, rollout, phase="done", is_live=False)
         await eventually(over, "it takes over", timeout_s=DEADLINE_S)
         # A snapshot, after a lost connection, says again what was said.

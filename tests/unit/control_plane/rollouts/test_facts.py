@@ -24,6 +24,7 @@ from control_plane.rollouts.plan import Plan
 from control_plane.rollouts.state import (
     NO_STAGE,
     Evidence,
+    Expectations,
     Gone,
     NotReady,
     Phase,
@@ -51,6 +52,15 @@ def test_nothing_new_is_time_that_passes() -> None:
 def test_evidence_is_applied_before_readiness() -> None:
     facts = Facts(is_taken_over=True, ready=frozenset({2}), windows=(WINDOW,))
     assert events(WAITING, facts) == (Restarted(), Evidence((WINDOW,)), Ready(2))
+
+
+def test_prompts_are_told_once_and_before_evidence() -> None:
+    facts = Facts(windows=(WINDOW,), has_prompts=True)
+    assert events(RUNNING, facts) == (Expectations(exist=True), Evidence((WINDOW,)))
+    known = replace(RUNNING, has_prompts=True)
+    assert events(known, facts) == (Evidence((WINDOW,)),)
+    assert events(known, Facts(has_prompts=False)) == (Expectations(exist=False),)
+    assert events(known, Facts()) == (Tick(),), "unknown: as before"
 
 
 def test_nothing_else_matters_once_the_subject_is_gone() -> None:

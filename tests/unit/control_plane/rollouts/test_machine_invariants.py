@@ -14,6 +14,7 @@ from control_plane.rollouts.state import (
     Abort,
     Event,
     Evidence,
+    Expectations,
     Gone,
     NotReady,
     Pause,
@@ -165,6 +166,10 @@ class Lives(RuleBasedStateMachine):
             before = self.rollout
             self.tell(Evidence(some))
             assert (self.rollout.tests, self.rollout.sample) == (before.tests, before.sample)
+
+    @rule(exist=st.booleans())
+    def prompts(self, exist: bool):
+        self.tell(Expectations(exist=exist))
 
     @rule()
     def sent_back(self):

@@ -1,0 +1,129 @@
+"""Refuses to lower the limit of a pool below the ranks of the adapters that it serves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Select, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from control_plane.artifacts.model import Kind
+from control_plane.artifacts.ranks import ReadChunk, rank_in_manifest
+from control_plane.artifacts.tables import artifacts
+from control_plane.models.model import RELEASE_MARK
+from control_plane.tables import aliases, model_pools, models, pools, releases, splits, tenants
+from sluice.adapter_ranks import RANK, SLOTS, adapter_rank_max
+from sluice.errors import ErrorCode, PlatformError
+
+PoolCheck = Callable[[AsyncConnection, str, dict[str, Any]], Awaitable[None]]
+_READS_AT_ONCE = 16
+_DEADLINE_S = 3.0  # of all reads; the ranks of those that were read are known the next time
+_KNOWN_MAX = 4096
+_NAMES_MAX = 5
+
+
+def pool_check(read_chunk: ReadChunk) -> PoolCheck:
+    """Return a check of a pool's new fields: it goes on to serve the adapters of its models."""
+    known: dict[str, int] = {}  # a digest's rank never changes
+
+    async def check(connection: AsyncConnection, key: str, values: dict[str, Any]) -> None:
+        query = select(pools.c.engine, pools.c.engine_options).where(pools.c.id == key)
+        before = (await connection.execute(query)).first()
+        limit = adapter_rank_max(values["engine"], values["engine_options"])
+        if before is None or limit is None:
+            return
+        was = adapter_rank_max(before.engine, before.engine_options)
+        if was is not None and was <= limit:
+            return
+        served = await _served(connection, key)
+        await _learn(connection, known, served.keys() - known.keys(), read_chunk)
+        over = [
+            (name, known.get(digest, 0))
+            for digest, names in served.items()
+            for name in names
+            if known.get(digest, 0) > limit
+        ]
+        while len(known) > _KNOWN_MAX:
+            del known[next(iter(known))]
+        if over:
+            raise refusal(key, limit, sorted(over))
+
+    return check
+
+
+def refusal(pool_id: str, limit: int, over: Sequence[tuple[str, int]]) -> PlatformError:
+    """Return the error for adapters that no longer fit.
+
+    Args:
+        pool_id: Pool that is changed.
+        limit: Largest rank that it would serve; 0: no adapters.
+        over: Model or release, and the rank of its adapter.
+    """
+    told = [f"{name} (rank {rank})" for name, rank in over[:_NAMES_MAX]]
+    if len(over) > _NAMES_MAX:
+        told.append(f"{len(over) - _NAMES_MAX} more")
+    would = f"ranks up to {limit}" if limit else "no adapters"
+    most = max(rank for _, rank in over)
+    keep = f"{RANK}={most}" if limit else f"{SLOTS}=8"
+    message = (
+        f"engine_options: pool {pool_id} would serve {would}, and these need more:"
+        f" {', '.join(told)}; keep the option {keep}, or move them to another pool first"
+    )
+    return PlatformError(ErrorCode.CONFLICT, message, param="engine_options")
+
+
+async def _learn(
+    connection: AsyncConnection, known: dict[str, int], digests: set[str], read_chunk: ReadChunk
+) -> None:
+    """Add the ranks of adapters; one that is not in the store counts as 0.
+
+    Raises:
+        PlatformError: The store does not tell all of them in time.
+    """
+    a = artifacts.c
+    query = select(a.digest, a.manifest).where(a.digest.in_(sorted(digests)))
+    rows = (await connection.execute(query.where(a.kind == Kind.ADAPTER))).all()
+    room = asyncio.Semaphore(_READS_AT_ONCE)
+
+    async def read(digest: str, document: Mapping[str, Any]) -> None:
+        async with room:
+            known[digest] = await rank_in_manifest(document, read_chunk)
+
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            await asyncio.gather(*(read(digest, document) for digest, document in rows))
+    except TimeoutError:
+        message = f"the ranks of {len(rows)} adapters could not be read in time; try again"
+        raise PlatformError(ErrorCode.UNAVAILABLE, message, retry_after_s=2.0) from None
+
+
+async def _served(connection: AsyncConnection, pool_id: str) -> dict[str, list[str]]:
+    """Return the adapters that requests in a pool may ask for, with their models and releases."""
+    found: dict[str, set[str]] = {}
+    for query in (_of_models(pool_id), _of_releases(pool_id)):
+        for name, digest in (await connection.execute(query)).tuples():
+            found.setdefault(digest, set()).add(name)
+    return {digest: sorted(names) for digest, names in found.items()}
+
+
+def _of_models(pool_id: str) -> Select[tuple[str, str]]:
+    """Return the query of models with an adapter, in their own pool or in one of several."""
+    shared = select(model_pools.c.id).where(
+        model_pools.c.pools.contains([{"pool_id": pool_id, "is_other_base": False}])
+    )
+    is_here = or_(models.c.pool_id == pool_id, models.c.id.in_(shared))
+    return select(models.c.id, models.c.adapter_digest).where(models.c.adapter_digest != "", is_here)
+
+
+def _of_releases(pool_id: str) -> Select[tuple[str, str]]:
+    """Return the query of releases beside a model's own: rolled out, pinned, or with an alias."""
+    r, s = releases.c, splits.c
+    arms = [s.id + RELEASE_MARK + arm for arm in (s.control, s.canary)]
+    is_split = select(s.id).where(or_(*(arm == r.id for arm in arms))).exists()
+    is_aliased = select(aliases.c.id).where(aliases.c.release_id == r.id).exists()
+    pin = r.model_id + RELEASE_MARK + tenants.c.pins[r.model_id].astext
+    is_pinned = select(tenants.c.id).where(tenants.c.pins.has_key(r.model_id), pin == r.id).exists()
+    is_used = or_(is_split, is_aliased, is_pinned)
+    return select(r.id, r.adapter_digest).where(
+        r.pool_id == pool_id, r.adapter_digest != "", is_used
+    )
