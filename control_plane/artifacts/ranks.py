@@ -1,7 +1,8 @@
 """Ranks of adapters, and those that pools serve, read in the caller's transactions."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select
@@ -10,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.artifacts.adapter_config import CONFIG_FILE, largest_rank
 from control_plane.artifacts.model import Kind
 from control_plane.artifacts.tables import artifacts
-from control_plane.tables import pools
+from control_plane.tables import model_pools, models, pools
 from sluice.adapter_ranks import RANK, SLOTS, adapter_rank_max
 from sluice.chunk_store import StoreDownError
 from sluice.errors import BadRequestError, ErrorCode
@@ -36,25 +37,56 @@ async def rank_in_manifest(document: Any, read_chunk: ReadChunk) -> int:
     return largest_rank(json.loads(b"".join(pieces)))
 
 
-def adapter_check(read_chunk: ReadChunk) -> Callable[[AsyncConnection, dict[str, Any]], Any]:
-    """Return a check of a model's fields: its pool serves the rank of its adapter.
+@dataclass(frozen=True, slots=True)
+class AdapterChecks:
+    """Checks that each pool of a model serves the rank of its adapter.
 
     An adapter that is not in the store, or a store that is away, passes: a model goes back to an
     earlier release then, too.
+
+    Attributes:
+        read_chunk: Reads a chunk of the store.
     """
 
-    async def check(connection: AsyncConnection, values: dict[str, Any]) -> None:
-        a, digest = artifacts.c, values["adapter_digest"]
+    read_chunk: ReadChunk
+
+    async def check_model(
+        self, connection: AsyncConnection, key: str, values: dict[str, Any]
+    ) -> None:
+        """Check the fields of a model against its pool, and the others that share its requests."""
+        rank = await self._rank(connection, values["adapter_digest"])
+        for pool_id in (values["pool_id"], *await other_pools(connection, key)):
+            await check_rank(connection, pool_id, rank, param="adapter_digest")
+
+    async def check_pools(
+        self, connection: AsyncConnection, key: str, values: dict[str, Any]
+    ) -> None:
+        """Check the pools that shall share the requests of a model."""
+        query = select(models.c.adapter_digest).where(models.c.id == key)
+        rank = await self._rank(connection, await connection.scalar(query) or "")
+        for pool_id in pools_of_base(values["pools"]):
+            await check_rank(connection, pool_id, rank, param="pools")
+
+    async def _rank(self, connection: AsyncConnection, digest: str) -> int:
         if not digest:
-            return
+            return 0
+        a = artifacts.c
         query = select(a.manifest).where(a.digest == digest, a.kind == Kind.ADAPTER)
         try:
-            rank = await rank_in_manifest(await connection.scalar(query), read_chunk)
+            return await rank_in_manifest(await connection.scalar(query), self.read_chunk)
         except StoreDownError:
-            return
-        await check_rank(connection, values["pool_id"], rank, param="adapter_digest")
+            return 0
 
-    return check
+
+async def other_pools(connection: AsyncConnection, model_id: str) -> list[str]:
+    """Return the pools that a model's adapter is asked for in besides its own."""
+    query = select(model_pools.c.pools).where(model_pools.c.id == model_id)
+    return pools_of_base(await connection.scalar(query) or ())
+
+
+def pools_of_base(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the pools of a model's list that get requests with its adapter."""
+    return [entry["pool_id"] for entry in entries if not entry["is_other_base"]]
 
 
 async def check_rank(

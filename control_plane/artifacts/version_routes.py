@@ -15,7 +15,7 @@ from control_plane.access.roles import Action, Actor
 from control_plane.artifacts import catalogue
 from control_plane.artifacts.catalogue import visible_to
 from control_plane.artifacts.model import Kind, UploadState
-from control_plane.artifacts.ranks import check_rank, rank_in_manifest
+from control_plane.artifacts.ranks import check_rank, other_pools, rank_in_manifest
 from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.tables import artifacts
 from control_plane.artifacts.upload_routes import UploadRoutes, show_upload, shown_upload
@@ -124,7 +124,9 @@ class VersionRoutes:
         rank = await self._rank(request[ACTOR], digest)
 
         async def work(write: Write) -> WriteReply:
-            await check_rank(write.connection, base["pool_id"], rank)
+            shared = await other_pools(write.connection, model_id)
+            for pool_id in (base["pool_id"], *shared):
+                await check_rank(write.connection, pool_id, rank)
             values = _values(base["base_digest"], base["pool_id"], digest, version)
             return await _publish(write, model_id, values, body)
 

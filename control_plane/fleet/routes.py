@@ -17,7 +17,16 @@ from control_plane.fleet.node_routes import NodeRoutes, shown_times
 from control_plane.http import describe
 from control_plane.http.bodies import path_id
 from control_plane.http.columns import columns
-from control_plane.http.resources import Hook, Resource, ResourceRoutes, Values, page, shown
+from control_plane.http.resources import (
+    Hook,
+    Resource,
+    ResourceRoutes,
+    Values,
+    in_turn,
+    no_check,
+    page,
+    shown,
+)
 from control_plane.http.routes import AdminRoute
 from sluice.errors import ErrorCode, PlatformError
 
@@ -50,10 +59,6 @@ async def _check_unlisted(connection: AsyncConnection, key: str) -> None:
     if model := await connection.scalar(query):
         message = f"pool {key} serves model {model}: take it out of the model's pools first"
         raise PlatformError(ErrorCode.CONFLICT, message)
-
-
-async def accept_pool(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Accept any fields."""
 
 
 async def _make_cell(connection: AsyncConnection, key: str, _: Values) -> None:
@@ -97,14 +102,10 @@ POOLS = Resource(
 class FleetRoutes:
     """Handlers of the fleet."""
 
-    def __init__(self, database: Database, check_pool: Hook = accept_pool) -> None:
+    def __init__(self, database: Database, check_pool: Hook = no_check) -> None:
         """Take the database, and a check that refuses a pool's new fields."""
         self._database = database
-        self._check_pool = check_pool
-
-    async def _check(self, connection: AsyncConnection, key: str, values: Values) -> None:
-        await _check_running(connection, key, values)
-        await self._check_pool(connection, key, values)
+        self._pools = replace(POOLS, before_write=in_turn(_check_running, check_pool))
 
     def routes(self) -> list[AdminRoute]:
         """Return the routes."""
@@ -113,8 +114,7 @@ class FleetRoutes:
             (tables.replicas, self.replicas),
             (tables.routers, self.routers),
         )
-        kind = replace(POOLS, before_write=self._check)
-        found = ResourceRoutes(self._database, kind).routes()
+        found = ResourceRoutes(self._database, self._pools).routes()
         found.append(
             AdminRoute(
                 "GET",

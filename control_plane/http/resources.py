@@ -36,8 +36,18 @@ Owners = list[str | None]
 DeleteHook = Callable[[AsyncConnection, str], Awaitable[None]]
 
 
-async def _nothing(connection: AsyncConnection, key: str, values: Values) -> None:
-    pass
+async def no_check(connection: AsyncConnection, key: str, values: Values) -> None:
+    """Accept a write, and do nothing besides."""
+
+
+def in_turn(*hooks: Hook) -> Hook:
+    """Return a hook that runs several, one after the other."""
+
+    async def run(connection: AsyncConnection, key: str, values: Values) -> None:
+        for hook in hooks:
+            await hook(connection, key, values)
+
+    return run
 
 
 async def _no_check(connection: AsyncConnection, key: str) -> None:
@@ -79,8 +89,8 @@ class Resource:
     owner: ColumnElement[Any] | None = None
     body: type[AdminBody] | None = None
     on_create: Callable[[], Values] = dict
-    before_write: Hook = _nothing
-    after_write: Hook = _nothing
+    before_write: Hook = no_check
+    after_write: Hook = no_check
     is_removable: bool = False
     before_delete: DeleteHook = _no_check
     filters: tuple[str, ...] = ()

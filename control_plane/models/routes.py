@@ -1,7 +1,6 @@
 """REST of bases, models, their releases and aliases."""
 
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import structlog
@@ -12,7 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.access.roles import Action
 from control_plane.database import Database
 from control_plane.fields import checked_digest, is_id
-from control_plane.http.resources import Resource, ResourceRoutes, Values
+from control_plane.http.resources import (
+    Hook,
+    Resource,
+    ResourceRoutes,
+    Values,
+    in_turn,
+    no_check,
+)
 from control_plane.http.routes import AdminRoute
 from control_plane.models.model import (
     RELEASE_MARK,
@@ -29,9 +35,6 @@ from control_plane.tables import aliases, bases, models, pools, releases, tenant
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 log = structlog.get_logger(__name__)
-
-# Takes the fields of a model.
-AdapterCheck = Callable[[AsyncConnection, Values], Awaitable[None]]
 
 # Rollouts build on this module, so it names their table itself: there is no circle.
 _rollouts = table(
@@ -244,21 +247,19 @@ ALIASES = Resource(
 RESOURCES = (BASES, MODELS, RELEASES, ALIASES, WARM_PROMPTS, MODEL_POOLS)
 
 
-async def accept_adapter(connection: AsyncConnection, values: Values) -> None:
-    """Accept any adapter."""
-
-
-def routes(database: Database, check_adapter: AdapterCheck = accept_adapter) -> list[AdminRoute]:
+def routes(
+    database: Database, check_adapter: Hook = no_check, check_pools: Hook = no_check
+) -> list[AdminRoute]:
     """Return the routes.
 
     Args:
         database: Database of models.
-        check_adapter: Refuses an adapter that the pool of a model does not serve.
+        check_adapter: Refuses an adapter that the pools of a model do not serve.
+        check_pools: Refuses pools of a model that do not serve its adapter.
     """
-
-    async def check(connection: AsyncConnection, key: str, values: Values) -> None:
-        await _check_replaced_model(connection, key, values)
-        await check_adapter(connection, values)
-
-    checked = [replace(it, before_write=check) if it is MODELS else it for it in RESOURCES]
+    more = {MODELS.path: check_adapter, MODEL_POOLS.path: check_pools}
+    checked = [
+        replace(it, before_write=in_turn(it.before_write, more.get(it.path, no_check)))
+        for it in RESOURCES
+    ]
     return [route for kind in checked for route in ResourceRoutes(database, kind).routes()]

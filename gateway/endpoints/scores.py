@@ -35,6 +35,10 @@ _DEADLINE_MS = 20_000  # in the router's queue
 _PAUSE_S = 1.0  # between two of one release, in this worker
 _FAILED_PAUSE_S = 60.0  # an engine that scores nothing, or a fleet without time, stays so
 _GREEDY = engine.Sampling()
+_NO_SCORES = (
+    "The engine scores no answers, so some gates of this rollout have no evidence: serve the model"
+    " with an engine that does (openvino), or give its plan golden prompts."
+)
 
 
 class ScoreSampler:
@@ -135,7 +139,7 @@ class ScoreSampler:
         own, base = [generation.score for generation in generations]
         exchange.outcome, exchange.status = finish_reason(generations[0]), 200
         if own is None or base is None:
-            raise PlatformError(ErrorCode.UNSUPPORTED_PARAMETER, "The engine scores no answers.")
+            raise PlatformError(ErrorCode.UNSUPPORTED_PARAMETER, _NO_SCORES)
         exchange.score = AnswerScore(base.logprob, own.logprob, own.entropy)
 
 

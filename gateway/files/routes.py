@@ -1,7 +1,8 @@
 """/v1/files: inputs and outputs of batches."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
 
 import orjson
 from aiohttp import BodyPartReader, MultipartReader, hdrs, web
@@ -27,6 +28,11 @@ _PIECE_BYTES, _FIELD_BYTES_MAX, _FIELDS_MAX = 64 << 10, 1024, 8
 _NAME_CHARACTERS_MAX = 200
 _PIECE_S, _WRITE_S = 30.0, 30.0
 _UPLOADS_MAX = 8  # at once in one worker: each holds 2 MiB
+_BROKEN = (
+    "The multipart form is broken: send it as curl -F purpose=batch -F file=@batch.jsonl does, with"
+    " the boundary of its Content-Type before each part and after the last one."
+)
+_Piece = TypeVar("_Piece")
 
 
 class TenantFiles:
@@ -55,16 +61,13 @@ class TenantFiles:
             except (ValueError, web.RequestPayloadError, AssertionError) as error:
                 if isinstance(error, PlatformError):
                     raise
-                raise HttpError(
-                    400, "The multipart form is broken; check its boundary and its parts."
-                ) from None
+                raise HttpError(400, _BROKEN) from None
         return _answer(told)
 
     async def _received(self, tenant_id: str, form: MultipartReader) -> dict[str, object]:
         purpose = ""
         for _ in range(_FIELDS_MAX):
-            async with asyncio.timeout(_PIECE_S):
-                field = await form.next()
+            field = await _in_time(form.next())
             if field is None:
                 raise bad_value("file", "it is missing from the form")
             if not isinstance(field, BodyPartReader):
@@ -72,12 +75,10 @@ class TenantFiles:
             if field.name == "purpose":
                 purpose = await _text(field)
                 if purpose != _PURPOSE:
-                    raise bad_value(
-                        "purpose", f"it must be '{_PURPOSE}': files are for batches here"
-                    )
+                    raise bad_value("purpose", f"it is '{_PURPOSE}': files are for batches here")
             elif field.name == "file":
                 if not purpose:
-                    raise bad_value("purpose", "send it before the file")
+                    raise bad_value("purpose", "it comes before the file")
                 name = (field.filename or "file.jsonl")[:_NAME_CHARACTERS_MAX]
                 return await self._store.write(tenant_id, name, purpose, _bounded(field))
             else:
@@ -133,9 +134,21 @@ class TenantFiles:
         return principal.tenant.id
 
 
+async def _in_time(piece: Awaitable[_Piece]) -> _Piece:
+    """Return the next piece of a form; HttpError (408): it does not come."""
+    try:
+        async with asyncio.timeout(_PIECE_S):
+            return await piece
+    except TimeoutError:
+        text = (
+            f"The file came too slowly: no further byte for {_PIECE_S:g} s. Send it again, or in"
+            " several smaller files."
+        )
+        raise HttpError(408, text) from None
+
+
 async def _text(field: BodyPartReader) -> str:
-    async with asyncio.timeout(_PIECE_S):
-        text = await field.read_chunk(_FIELD_BYTES_MAX)
+    text = await _in_time(field.read_chunk(_FIELD_BYTES_MAX))
     if not field.at_eof():
         raise bad_value(field.name or "", "it is too long")
     return text.decode(errors="replace")
@@ -145,11 +158,7 @@ async def _bounded(field: BodyPartReader) -> AsyncIterator[bytes]:
     """Yield the pieces of a file; BadRequestError: it is too large, or comes too slowly."""
     size = 0
     while True:
-        try:
-            async with asyncio.timeout(_PIECE_S):
-                piece = await field.read_chunk(_PIECE_BYTES)
-        except TimeoutError:
-            raise HttpError(408, "The file came too slowly; send it again.") from None
+        piece = await _in_time(field.read_chunk(_PIECE_BYTES))
         if not piece:
             return
         size += len(piece)

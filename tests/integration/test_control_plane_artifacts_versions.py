@@ -204,11 +204,15 @@ async def _release_in_use(site: Site, base: str, adapter_digest: str) -> None:
     for release, digest in (("1", adapter_digest), ("2", "")):
         await put("models/old", **fields, adapter_digest=digest, release=release)
     await put("tiers/ranks", priority=1)
-    await put("tenants/ranks", tier_id="ranks")
-    pinned = await site.admin.put("/v1/tenants/ranks/pins/old", json={"release": "1"})
-    assert pinned.is_success, pinned.text
+    await put("tenants/ranks", tier_id="ranks", pins={"old": "1"})
     model = {"base_digest": base, "pool_id": "main", "adapter_digest": adapter_digest}
     await put("models/shared", **model)
+    small = {"base_digest": base, "engine": "sim", "replicas_wanted": 0}
+    await put("pools/small", **small, engine_options={"adapter_rank": "16"})
+    listed = {"pools": [{"pool_id": "main"}, {"pool_id": "small"}]}
+    refused = await site.admin.put("/v1/model-pools/shared", json=listed)
+    assert (refused.status_code, refused.json()["param"]) == (400, "pools")
+    assert "has rank 32, pool small serves ranks up to 16" in refused.json()["detail"]
     await put("model-pools/shared", pools=[{"pool_id": "main"}, {"pool_id": "large"}])
 
 

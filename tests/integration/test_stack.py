@@ -268,6 +268,7 @@ def test_the_environment_file_is_for_its_owner_and_for_a_shell(running) -> None:
     )
     names = {line.partition("=")[0] for line in shown.stdout.splitlines()}
     assert names >= {"OPENAI_BASE_URL", "OPENAI_API_KEY", "SLUICE_ADMIN_URL", "SLUICE_ADMIN_KEY"}
+    assert "SLUICE_DATABASE_URL" in names, "for sluice backup and psql"
 
 
 def test_status_shows_every_process_healthy(running) -> None:

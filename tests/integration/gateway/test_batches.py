@@ -295,6 +295,30 @@ async def test_a_line_waits_for_room(batching: Any) -> None:
         assert done["request_counts"] == {"total": 6, "completed": 6, "failed": 0}
 
 
+async def test_a_form_that_is_broken_or_does_not_come_says_how_to_send_it(
+    batching: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x\r\n'
+    file = b'Content-Disposition: form-data; name="file"; filename="f"\r\n\r\n{}'
+    kind = {"Content-Type": "multipart/form-data; boundary=x"}
+    async with batching() as w, w.http() as http:
+        broken = await http.post(FILES, content=b"no boundary", headers=kind)
+        assert broken.status_code == 400
+        assert "-F purpose=batch -F file=@" in broken.json()["error"]["message"]
+        monkeypatch.setattr("gateway.files.routes._PIECE_S", 0.2)
+        for sent in (b"--x\r\n", begin, begin + file):
+            head = f"POST {FILES} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+            head += f"Content-Type: {kind['Content-Type']}\r\nContent-Length: 100000\r\n\r\n"
+            reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+            writer.write(head.encode() + sent)
+            async with asyncio.timeout(60):
+                answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 408 "), answer
+            assert b"no further byte for 0.2 s. Send it again" in answer
+            writer.close()
+            await writer.wait_closed()
+
+
 async def test_routes_need_a_key(batching: Any) -> None:
     async with batching() as w, httpx.AsyncClient(base_url=w.base_url) as http:
         assert KEY

@@ -103,6 +103,7 @@ models delete m
 models forget m@1
 models releases m
 models publish m 1 sha256:{D} --base-model tiny
+models publish m 1 sha256:{D} --base-model tiny --staged --plan {plan}
 models alias list
 models alias show a
 models alias set a m
@@ -369,6 +370,34 @@ def test_every_operation_has_a_command(server: Server, monkeypatch: pytest.Monke
         if method != "parameters"
     }
     assert operations - server.asked == set(), "give each a command, and its line above"
+
+
+def test_a_manifest_is_described_with_its_files() -> None:
+    manifest = resolved(DOCUMENT["components"]["schemas"]["UploadBody"]["properties"]["manifest"])
+    (file,) = (resolved(it["items"]) for it in manifest["properties"].values() if "items" in it)
+    assert {"name", "size_bytes", "sha256", "chunks"} <= file["properties"].keys()
+
+
+def test_requests_are_asked_for_by_their_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[httpx.URL] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url)
+        return httpx.Response(200, json={"data": []})
+
+    class Client(httpx.AsyncClient):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options | {"transport": httpx.MockTransport(answer)})
+
+    monkeypatch.setattr(httpx, "AsyncClient", Client)
+    monkeypatch.setenv("SLUICE_TELEMETRY_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", "key")
+    words = "requests --tenant t --key k --model m --status 5xx --since 2030-12-31T12:00:00Z -n 5"
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 0, done.output
+    (url,) = asked
+    wanted = {"tenant": "t", "key": "k", "model": "m", "status": "5xx", "limit": "5"}
+    assert dict(url.params) == wanted | {"since": "2030-12-31T12:00:00+00:00"}
 
 
 def test_every_command_is_tried(server: Server) -> None:
