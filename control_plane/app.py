@@ -25,8 +25,7 @@ from control_plane.alerts.routes import AlertRoutes
 from control_plane.alerts.rules import RulesError
 from control_plane.alerts.service import AlertService
 from control_plane.artifacts.model import Bounds
-from control_plane.artifacts.rank_limits import pool_check
-from control_plane.artifacts.ranks import AdapterChecks
+from control_plane.artifacts.rank_limits import RankChecks, rank_checks
 from control_plane.artifacts.routes import ArtifactRoutes
 from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.sources import Allowed
@@ -55,14 +54,14 @@ from control_plane.fleet.service import FleetLoop
 from control_plane.guard.routes import GUARD_SETS
 from control_plane.http.keys import KeyRoutes
 from control_plane.http.openapi import document
-from control_plane.http.resources import Hook, ResourceRoutes, no_check
+from control_plane.http.resources import ResourceRoutes
 from control_plane.http.routes import AdminRoute
 from control_plane.http.server import make_application, make_runner
 from control_plane.metrics import ControlPlaneMetrics
 from control_plane.models import routes as models
+from control_plane.quality import repository as golden_records
 from control_plane.quality.base_prompts import BasePrompts
 from control_plane.quality.ejection_routes import EjectionRoutes
-from control_plane.quality import repository as golden_records
 from control_plane.quality.repository import holdback, set_canary
 from control_plane.quality.routes import QualityRoutes
 from control_plane.quality.service import Quality
@@ -174,9 +173,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
                 scaling_interval_s=settings.scaling_interval_s,
                 actuators=actuators.keys(),
                 texts=await _texts(stack, settings),
-                check_adapter=AdapterChecks(read_chunk).check_model,
-                check_model_pools=AdapterChecks(read_chunk).check_pools,
-                check_pool=pool_check(read_chunk),
+                ranks=rank_checks(read_chunk),
             ),
         ]
         routes += _operations(feed, metrics, document(routes, package_version("sluice")))
@@ -239,9 +236,7 @@ def admin_routes(
     scaling_interval_s: float = SCALING_INTERVAL_S,
     actuators: Collection[str] = (),
     texts: TextStore = NO_TEXTS,
-    check_adapter: Hook = no_check,
-    check_model_pools: Hook = no_check,
-    check_pool: Hook = no_check,
+    ranks: RankChecks = RankChecks(),  # noqa: B008 - immutable
 ) -> list[AdminRoute]:
     """Return the routes of the admin REST, of all domains that need only the database."""
     return [
@@ -259,8 +254,8 @@ def admin_routes(
         *ResourceRoutes(database, SERVER_TOOLS).routes(),
         *ResourceRoutes(database, AUTO_POLICIES).routes(),
         *tenants.routes(database),
-        *models.routes(database, check_adapter, check_model_pools),
-        *FleetRoutes(database, check_pool).routes(),
+        *models.routes(database, ranks.model, ranks.model_pools),
+        *FleetRoutes(database, ranks.pool).routes(),
         *ScalingRoutes(database, scaling_interval_s, actuators).routes(),
         *HoursRoutes(database).routes(),
         *KeyRoutes(database, ADMIN_KEYS).routes(),

@@ -1,28 +1,48 @@
 """Refuses to lower the limit of a pool below the ranks of the adapters that it serves."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from sqlalchemy import Select, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.artifacts.model import Kind
-from control_plane.artifacts.ranks import ReadChunk, rank_in_manifest
+from control_plane.artifacts.ranks import AdapterChecks, ReadChunk, rank_in_manifest
 from control_plane.artifacts.tables import artifacts
+from control_plane.http.resources import Hook, no_check
 from control_plane.models.model import RELEASE_MARK
 from control_plane.tables import aliases, model_pools, models, pools, releases, splits, tenants
 from sluice.adapter_ranks import RANK, SLOTS, adapter_rank_max
 from sluice.errors import ErrorCode, PlatformError
 
-PoolCheck = Callable[[AsyncConnection, str, dict[str, Any]], Awaitable[None]]
 _READS_AT_ONCE = 16
 _DEADLINE_S = 3.0  # of all reads; the ranks of those that were read are known the next time
 _KNOWN_MAX = 4096
 _NAMES_MAX = 5
 
 
-def pool_check(read_chunk: ReadChunk) -> PoolCheck:
+class RankChecks(NamedTuple):
+    """Checks of writes that keep the ranks of adapters within the limits of pools.
+
+    Attributes:
+        model: Check of a model's fields.
+        model_pools: Check of the pools that share a model's requests.
+        pool: Check of a pool's fields.
+    """
+
+    model: Hook = no_check
+    model_pools: Hook = no_check
+    pool: Hook = no_check
+
+
+def rank_checks(read_chunk: ReadChunk) -> RankChecks:
+    """Return the checks of a control plane with a store."""
+    adapters = AdapterChecks(read_chunk)
+    return RankChecks(adapters.check_model, adapters.check_pools, pool_check(read_chunk))
+
+
+def pool_check(read_chunk: ReadChunk) -> Hook:
     """Return a check of a pool's new fields: it goes on to serve the adapters of its models."""
     known: dict[str, int] = {}  # a digest's rank never changes
 
@@ -112,7 +132,9 @@ def _of_models(pool_id: str) -> Select[tuple[str, str]]:
         model_pools.c.pools.contains([{"pool_id": pool_id, "is_other_base": False}])
     )
     is_here = or_(models.c.pool_id == pool_id, models.c.id.in_(shared))
-    return select(models.c.id, models.c.adapter_digest).where(models.c.adapter_digest != "", is_here)
+    return select(models.c.id, models.c.adapter_digest).where(
+        models.c.adapter_digest != "", is_here
+    )
 
 
 def _of_releases(pool_id: str) -> Select[tuple[str, str]]:

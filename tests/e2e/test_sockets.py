@@ -56,7 +56,11 @@ ROUTES = [
             ("POST", "/unregister"),
         )
     ),
-    *((method, f"/v2/{name}") for name in ("logging", "trace/setting") for method in ("GET", "POST")),
+    *(
+        (method, f"/v2/{name}")
+        for name in ("logging", "trace/setting")
+        for method in ("GET", "POST")
+    ),
 ]
 HTTP1 = b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n"
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))

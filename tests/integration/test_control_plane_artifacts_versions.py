@@ -184,7 +184,10 @@ async def test_the_rank_that_a_pool_serves_decides(site, monkeypatch) -> None:
         done = await asyncio.to_thread(CliRunner().invoke, app, words)
         told = " ".join(done.output.split())
         assert done.exit_code == 1, told
-        assert f"pool main would serve {text}, and these need more: by-hand (rank 32), parrot (" in told
+        assert (
+            f"pool main would serve {text}, and these need more: by-hand (rank 32), parrot ("
+            in told
+        )
     assert (await admin.get("/v1/pools/main")).json()["engine_options"] == {"adapter_rank": "32"}
     await _release_in_use(site, base, version_digest)
     await pool("large", adapter_rank="33")

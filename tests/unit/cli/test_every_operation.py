@@ -373,7 +373,9 @@ def test_every_operation_has_a_command(server: Server, monkeypatch: pytest.Monke
 
 
 def test_a_manifest_is_described_with_its_files() -> None:
-    manifest = resolved(DOCUMENT["components"]["schemas"]["UploadBody"]["properties"]["manifest"])
+    body = DOCUMENT["paths"]["/v1/artifacts/uploads"]["post"]["requestBody"]
+    begin = resolved(body["content"]["application/json"]["schema"])
+    manifest = resolved(begin["properties"]["manifest"])
     (file,) = (resolved(it["items"]) for it in manifest["properties"].values() if "items" in it)
     assert {"name", "size_bytes", "sha256", "chunks"} <= file["properties"].keys()
 

@@ -61,12 +61,12 @@ def test_a_stage_waits_for_the_golden_prompts_of_its_model() -> None:
 def test_no_stage_passes_unasked() -> None:
     life = asked().windows(25)
     assert life.standing == (Phase.RUNNING, 0, 100), "its time and traffic were enough long ago"
-    life.tell(Expectations(exist=False)).windows(1)
+    life.tell(Expectations(exist=False))
     assert life.rollout.stage == 1, "its prompts were removed"
     life.windows(5).tell(Expectations(exist=True))
     last = life.windows(6).rollout
     assert last.stage == 1, "they are waited for from the moment of their addition"
-    for _ in range(20):
+    for _ in range(10):
         life.window(*golden(right=True))
     assert life.rollout.stage == 2
     assert life.windows(10).rollout.phase is Phase.RUNNING, "the last stage waits, too"
@@ -86,7 +86,8 @@ def test_unanswered_prompts_end_a_stage_by_no_plan(when_short: str) -> None:
 
 
 def test_releases_that_are_asked_in_turn_are_compared() -> None:
-    life = asked()
+    long = GOLDEN.stages[0].model_copy(update={"duration_max_s": 1_000.0})
+    life = asked(GOLDEN.model_copy(update={"stages": (long, *GOLDEN.stages[1:])}))
     for _ in range(19):
         life.window(*one_arm(is_canary=True)).window(*one_arm(is_canary=False))
     assert life.rollout.golden_sample == (19, 1)
