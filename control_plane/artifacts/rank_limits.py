@@ -121,12 +121,12 @@ async def _served(connection: AsyncConnection, pool_id: str) -> dict[str, list[s
     """Return the adapters that requests in a pool may ask for, with their models and releases."""
     found: dict[str, set[str]] = {}
     for query in (_of_models(pool_id), _of_releases(pool_id)):
-        for name, digest in (await connection.execute(query)).tuples():
+        for name, digest in await connection.execute(query):
             found.setdefault(digest, set()).add(name)
     return {digest: sorted(names) for digest, names in found.items()}
 
 
-def _of_models(pool_id: str) -> Select[tuple[str, str]]:
+def _of_models(pool_id: str) -> Select[Any]:
     """Return the query of models with an adapter, in their own pool or in one of several."""
     shared = select(model_pools.c.id).where(
         model_pools.c.pools.contains([{"pool_id": pool_id, "is_other_base": False}])
@@ -137,7 +137,7 @@ def _of_models(pool_id: str) -> Select[tuple[str, str]]:
     )
 
 
-def _of_releases(pool_id: str) -> Select[tuple[str, str]]:
+def _of_releases(pool_id: str) -> Select[Any]:
     """Return the query of releases beside a model's own: rolled out, pinned, or with an alias."""
     r, s = releases.c, splits.c
     arms = [s.id + RELEASE_MARK + arm for arm in (s.control, s.canary)]
