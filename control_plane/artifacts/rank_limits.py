@@ -126,7 +126,7 @@ async def _served(connection: AsyncConnection, pool_id: str) -> dict[str, list[s
     return {digest: sorted(names) for digest, names in found.items()}
 
 
-def _of_models(pool_id: str) -> Select[Any]:
+def _of_models(pool_id: str) -> Select[Any, Any]:
     """Return the query of models with an adapter, in their own pool or in one of several."""
     shared = select(model_pools.c.id).where(
         model_pools.c.pools.contains([{"pool_id": pool_id, "is_other_base": False}])
@@ -137,7 +137,7 @@ def _of_models(pool_id: str) -> Select[Any]:
     )
 
 
-def _of_releases(pool_id: str) -> Select[Any]:
+def _of_releases(pool_id: str) -> Select[Any, Any]:
     """Return the query of releases beside a model's own: rolled out, pinned, or with an alias."""
     r, s = releases.c, splits.c
     arms = [s.id + RELEASE_MARK + arm for arm in (s.control, s.canary)]
