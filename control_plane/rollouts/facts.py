@@ -166,8 +166,8 @@ def stages_in_question(rollout: Rollout) -> frozenset[int]:
 def events(rollout: Rollout, facts: Facts) -> tuple[Event, ...]:
     """Return the events for the machine, in this order.
 
-    Evidence comes before events that let the share grow: it is about the present stage. What a
-    stage waits for comes before evidence, which may end it.
+    Evidence comes before events that let the share grow: it is about the present stage.
+    Expectations come before evidence, which may end a stage.
     """
     if facts.gone is not None and rollout.phase is not Phase.HALTED:
         return (Gone(facts.gone),)

@@ -75,10 +75,12 @@ class TenantFiles:
             if field.name == "purpose":
                 purpose = await _text(field)
                 if purpose != _PURPOSE:
-                    raise bad_value("purpose", f"it is '{_PURPOSE}': files are for batches here")
+                    raise bad_value(
+                        "purpose", f"it must be '{_PURPOSE}': files are for batches here"
+                    )
             elif field.name == "file":
                 if not purpose:
-                    raise bad_value("purpose", "it comes before the file")
+                    raise bad_value("purpose", "send it before the file")
                 name = (field.filename or "file.jsonl")[:_NAME_CHARACTERS_MAX]
                 return await self._store.write(tenant_id, name, purpose, _bounded(field))
             else:
