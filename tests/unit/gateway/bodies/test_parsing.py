@@ -111,7 +111,7 @@ def test_a_unions_member_is_not_taken_for_a_field() -> None:
     ("fields", "words"),
     [
         ({"temperature": 3}, "'temperature': it must be less than or equal to 2"),
-        ({"max_tokens": 10**30}, "'max_tokens': it is out of range"),
+        ({"max_tokens": 10**30}, "'max_tokens': integers have at most"),
         ({"stop": ["a"] * 9}, "'stop': it must have at most 4 items, not 9"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "images are not served here"),
     ],
