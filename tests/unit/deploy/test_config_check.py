@@ -59,7 +59,7 @@ def test_a_missing_one_is_told(tmp_path: Path) -> None:
 
 
 def test_an_unknown_service_is_told(tmp_path: Path) -> None:
-    assert "there are: gateway, router, agent" in run(tmp_path, "check", 2, "gatewy")
+    assert "choose from: gateway, router, agent" in run(tmp_path, "check", 2, "gatewy")
 
 
 def test_show_has_defaults_and_hides_secrets(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ async def test_a_touched_artifact_is_read_again_and_moved_away_if_bad(make, tmp_
     assert await library.problem_of(digest) == ""
     assert library.looks_sound(digest)
     (root / digest / "weights").write_bytes(b"changed!!!")
-    assert "spoiled" in await library.problem_of(digest)
+    assert "damaged" in await library.problem_of(digest)
     assert not library.has(digest)
     assert library.complete() == {}
     assert (root / f".spoiled-{digest}" / "weights").read_bytes() == b"changed!!!"

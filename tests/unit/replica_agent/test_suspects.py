@@ -102,7 +102,7 @@ async def test_a_quarantined_replicas_base_is_read_before_its_next_use(tmp_path:
         reader.follow(desired(base, is_quarantined=True))
         await asyncio.sleep(0)
         assert spoiled.empty()
-        assert "spoiled" in await library.problem_of(base)
+        assert "damaged" in await library.problem_of(base)
 
 
 async def test_a_disk_that_cannot_be_read_ends_no_engine(
