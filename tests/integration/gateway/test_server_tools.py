@@ -185,7 +185,7 @@ async def test_a_tool_that_fails_again_and_again_is_left_alone(tools: Tools) -> 
         for number in range(6):
             t.says(call("page"), "No.")
             failed = (await t.whole(tools=[page]))["output"][0]
-            assert ("left alone" in failed["error"]) == (number == 5)
+            assert ("calls resume" in failed["error"]) == (number == 5)
         assert len(t.http.calls) == 5
 
 
@@ -286,7 +286,7 @@ async def test_an_address_in_the_request_is_called_if_the_tenant_may_name_one(
         inner = inline | {"server_url": "http://127.0.0.1:1/mcp"}
         t.says("No tools.")
         listed = (await t.whole(tools=[inner]))["output"][0]
-        assert "public internet" in listed["error"]
+        assert "not public" in listed["error"]
         # Without a word on approval each call needs one.
         t.says(BERN)
         asked = await t.whole(tools=[{k: v for k, v in inline.items() if k != "require_approval"}])
