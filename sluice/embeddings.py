@@ -1,4 +1,4 @@
-"""Embeddings from a replica: Triton's `ModelInfer` with token ids, on grpc.aio.
+"""Embeddings and scores from a replica: Triton's `ModelInfer` with token ids, on grpc.aio.
 
 Texts of one request have one length, because a tensor is a rectangle; requests of different lengths
 are computed together by the replica. So a client sends one request per text, all at once.
@@ -6,7 +6,7 @@ are computed together by the replica. So a client sends one request per text, al
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -21,13 +21,32 @@ from sluice.kserve import CHANNEL_OPTIONS
 from sluice.triton import Stub, messages
 
 _RETRY_S = 1.0
+SECOND_BEGINS = "second_begins"  # parameter of a request
 
 assert sys.byteorder == "little", "tensors are little-endian, and so must be this machine"
 
 
+class PairedTokens(list[int]):
+    """The token ids of two texts that a cross-encoder reads as one, special ones included.
+
+    Attributes:
+        second_begins: Place of the second text; 0: the base does not tell texts apart.
+    """
+
+    __slots__ = ("second_begins",)
+
+    def __init__(self, ids: Iterable[int], second_begins: int) -> None:
+        """Take the ids of both."""
+        super().__init__(ids)
+        self.second_begins = second_begins
+
+
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The vector of one text, of length 1, and the base that made it (when asked for)."""
+    """The vector of one text, and the base that made it (when asked for).
+
+    An embedding has length 1. A base that classifies gives a score without bounds per label.
+    """
 
     values: "array[float]"  # 3.11 cannot subscript it
     base_digest: str = ""
@@ -76,7 +95,7 @@ class EmbeddingClient:
         """Return the embedding of one text.
 
         Args:
-            tokens: Token ids of the text, special ones included.
+            tokens: Token ids of the text, special ones included; `PairedTokens` of a pair.
             timeout_s: Longest wait for the answer, connecting included.
             with_digest: Also ask which base it comes from.
 
@@ -127,6 +146,8 @@ def infer_request(model: str, tokens: Sequence[int], *, with_digest: bool) -> An
     message = messages.ModelInferRequest(model_name=model)
     message.inputs.add(name="input_ids", datatype="INT32", shape=[1, len(tokens)])
     message.raw_input_contents.append(array("i", tokens).tobytes())
+    if isinstance(tokens, PairedTokens) and tokens.second_begins:
+        message.parameters[SECOND_BEGINS].int64_param = tokens.second_begins
     message.outputs.add(name="embedding")
     if with_digest:
         message.outputs.add(name="base_digest")

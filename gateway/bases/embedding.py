@@ -1,4 +1,4 @@
-"""An embedding base in the gateway: its tokenizer and its sizes; no chat template."""
+"""A base that embeds or classifies, in the gateway: its tokenizer and sizes; no chat template."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,14 @@ from tokenizers import Tokenizer
 
 from gateway.bases.cache import BaseCache
 from gateway.bases.files import read_json, read_tokenizer
-from gateway.bases.slices import SlicingTokenizer, Steps, encode_batch, finished
+from gateway.bases.labels import Labels, pair_form, read_labels
+from gateway.bases.slices import (
+    SlicingTokenizer,
+    Steps,
+    TooManyTokensError,
+    encode_batch,
+    finished,
+)
 from gateway.bases.text_bound import characters_per_token_max, require_fit
 from gateway.bases.threads import PromptThreads
 
@@ -26,11 +33,12 @@ class EmbeddingBase:
 
     Attributes:
         tokenizer: Tokenizer of the base; neither cuts nor pads.
-        dimensions: Length of an embedding.
+        dimensions: Length of a vector: of an embedding, or the number of labels.
         vocabulary: Number of token ids that the model has.
         slicing: The tokenizer, for long texts.
         characters_per_token_max: Characters that one token stands for at most; 0: no bound.
         threads: Threads that work on large texts; None: one of the loop's own.
+        labels: Labels of a base that classifies; None: it makes embeddings.
     """
 
     tokenizer: Tokenizer
@@ -39,10 +47,42 @@ class EmbeddingBase:
     slicing: SlicingTokenizer
     characters_per_token_max: int = 0
     threads: PromptThreads | None = None
+    labels: Labels | None = None
 
     def require_fit(self, characters: int, context_tokens_max: int, param: str) -> None:
         """Refuse a text before it is tokenized; see `gateway.bases.text_bound.require_fit`."""
         require_fit(characters, self.characters_per_token_max, context_tokens_max, param)
+
+    async def encode_pairs(
+        self,
+        first: Sequence[str],
+        second: Sequence[str],
+        *,
+        owner: str,
+        tokens_max: int,
+        total_max: int,
+    ) -> list[list[int]]:
+        """Return the ids of every text of `first` with every one of `second`, as rows.
+
+        The pairs of the first text come first. For the arguments see `encode`; `total_max` bounds
+        the tokens of all rows.
+
+        Raises:
+            TooManyTokensError: There are more than `total_max`.
+        """
+        form = pair_form(self.tokenizer)
+        ids = await self.encode(
+            [*first, *second],
+            owner=owner,
+            add_special_tokens=False,
+            tokens_max=tokens_max,
+            total_max=total_max,
+        )
+        ones, others = ids[: len(first)], ids[len(first) :]
+        ones_total, others_total = sum(map(len, ones)), sum(map(len, others))
+        if ones_total * len(others) + others_total * len(ones) > total_max:
+            raise TooManyTokensError(f"more than {total_max} tokens")
+        return [form.joined(one, other) for one in ones for other in others]
 
     def truncated(self, ids: list[int], tokens_max: int) -> list[int]:
         """Return the first tokens of a text, and the special ones at its end if it has them."""
@@ -122,7 +162,10 @@ def load_embedding_base(directory: Path, threads: PromptThreads | None = None) -
     if dimensions < 1 or vocabulary < 1:
         raise ValueError(f"{directory}/config.json has no hidden_size or no vocab_size")
     slicing, characters = SlicingTokenizer(tokenizer), characters_per_token_max(tokenizer)
-    return EmbeddingBase(tokenizer, dimensions, vocabulary, slicing, characters, threads)
+    labels = read_labels(config)
+    if labels is not None:
+        dimensions = len(labels.names)
+    return EmbeddingBase(tokenizer, dimensions, vocabulary, slicing, characters, threads, labels)
 
 
 # The embedding bases of a process.

@@ -50,6 +50,30 @@ async def token_ids(
     return [base.truncated(ids, tokens_kept) for ids in lists] if tokens_kept else lists
 
 
+async def pair_ids(
+    first: Sequence[str],
+    second: Sequence[str],
+    base: EmbeddingBase,
+    *,
+    owner: str,
+    context_tokens_max: int,
+) -> list[list[int]]:
+    """Return a row for every text of `first` with every one of `second`.
+
+    Raises:
+        BadRequestError: A text has too many characters, or all have too many tokens.
+    """
+    texts = [*first, *second]
+    for index, text in enumerate(texts):
+        base.require_fit(len(text), context_tokens_max, _param(texts, index))
+    try:
+        return await base.encode_pairs(
+            first, second, owner=owner, tokens_max=context_tokens_max, total_max=TOKENS_MAX
+        )
+    except TooManyTokensError as error:
+        raise bad_value("input", f"{error} in one request") from None
+
+
 def check_lengths(texts: Sequence[Sequence[int]], context_tokens_max: int) -> None:
     """Raise BadRequestError when a text is empty or too long, or all together are.
 

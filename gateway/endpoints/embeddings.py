@@ -5,11 +5,11 @@ No other model ever stands in for an embedding model: its vectors would mean som
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import orjson
 from aiohttp import web
@@ -39,6 +39,10 @@ DEADLINE_S = 300.0
 _WRITE_TIMEOUT_S = 30.0  # for a slice of the answer
 _SLICE_VECTORS = 32  # 0.3 MB as numbers
 _JSON = "application/json"
+
+# Makes rows of token ids, by the base, the owner of the texts, and the context in tokens (0: not
+# known).
+RowReader: TypeAlias = Callable[[EmbeddingBase, str, int], Awaitable[Sequence[Sequence[int]]]]
 
 
 class Embeddings:
@@ -81,6 +85,7 @@ class Embeddings:
         received_s = time.monotonic(), time.time_ns() // 1_000_000
         resolved = self._resolved(principal, wanted.model)
         base = await self._bases.get(resolved.model.base_digest)
+        _require_embeddings(base, wanted.model)
         dimensions = _dimensions(wanted, base)
         async with self._counted(request, principal, resolved) as counted:
             context = resolved.context_tokens_max
@@ -94,29 +99,26 @@ class Embeddings:
             exchange = await self._accepted(
                 request, principal, resolved, texts, ENDPOINT, received_s, counted
             )
-        with _Run(self, request, exchange, texts) as run:
+        with _Run(self, request, exchange, texts, base) as run:
             await run.embed(
                 self._embedders, dimensions=dimensions, is_base64=wanted.encoding_format == "base64"
             )
             return await run.answer()
 
     async def begun(
-        self, request: web.Request, name: str, inputs: list[str], endpoint: str
+        self, request: web.Request, name: str, endpoint: str, read: RowReader
     ) -> "_Run":
-        """Return an accepted request with its texts; a context manager."""
+        """Return an accepted request with the rows that `read` makes; a context manager."""
         principal = authenticate(self.directory, request)
         received_s = time.monotonic(), time.time_ns() // 1_000_000
         resolved = self._resolved(principal, name)
         base = await self._bases.get(resolved.model.base_digest)
         async with self._counted(request, principal, resolved) as counted:
-            context = resolved.context_tokens_max
-            texts = await token_ids(
-                inputs, base, owner=principal.tenant.id, context_tokens_max=context
-            )
+            texts = await read(base, principal.tenant.id, resolved.context_tokens_max)
             exchange = await self._accepted(
                 request, principal, resolved, texts, endpoint, received_s, counted
             )
-        return _Run(self, request, exchange, texts)
+        return _Run(self, request, exchange, texts, base)
 
     @asynccontextmanager
     async def _counted(
@@ -214,6 +216,7 @@ class _Run:
     As a context manager it closes the request at the end of the block, with the block's outcome.
 
     Attributes:
+        base: Base that computes.
         begun_tokens: Tokens of the texts that were given to replicas.
         computed_tokens: Tokens of the texts whose vectors have come.
         submitted_at_s: Monotonic time of the first submission; 0 before.
@@ -225,7 +228,9 @@ class _Run:
         request: web.Request,
         exchange: HttpExchange,
         texts: Sequence[Sequence[int]],
+        base: EmbeddingBase,
     ) -> None:
+        self.base = base
         self._endpoint = endpoint
         self._texts = texts
         self._pieces: list[bytes] = [b""] * len(texts)
@@ -338,6 +343,16 @@ async def _write_slices(
             request.transport.abort()
         raise ConnectionResetError("the client does not read") from None
     return response
+
+
+def _require_embeddings(base: EmbeddingBase, name: str) -> None:
+    if base.labels is not None:
+        raise BadRequestError(
+            ErrorCode.INVALID_REQUEST,
+            f"The model '{name}' judges texts; it makes no embeddings. Use /v1/rerank or"
+            " /v1/classify, or choose another model.",
+            param="model",
+        )
 
 
 def _dimensions(wanted: EmbeddingRequest, base: EmbeddingBase) -> int:

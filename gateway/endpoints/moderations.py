@@ -75,7 +75,8 @@ class Judging:
         """Answer with a label for each text."""
         principal = self._admitted(request)
         wanted = await read_parsed(request, lambda body: parse(ClassifyRequest, body))
-        if wanted.labels is not None:
+        is_classifier = wanted.model in _ANY or wanted.model in self._judges.names
+        if wanted.labels is not None or not is_classifier:
             return await self._similarity.classify(request, wanted, wanted.labels)
         name, texts = self._classifier(wanted.model), texts_of(wanted.input)
         scores, headers = await self._scores(request, principal, name, texts, CLASSIFY)
@@ -108,7 +109,7 @@ class Judging:
             return self._judges.names[0]
         if name not in self._judges.names:
             text = f"There is no classifier '{name}'. Leave 'model' out, or choose one of "
-            text += ", ".join(self._judges.names) + "; models that make embeddings want 'labels'."
+            text += ", ".join(self._judges.names) + "."
             raise BadRequestError(ErrorCode.MODEL_NOT_FOUND, text, param="model")
         return name
 

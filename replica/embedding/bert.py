@@ -1,8 +1,10 @@
-"""Reads the configuration of a sentence-embedding BERT; refuses all that the graph cannot compute.
+"""Reads the configuration of a BERT that embeds or classifies; refuses what the graph lacks.
 
 A field that a graph builder ignores gives wrong vectors, not an error. So every field must be used,
 without effect, or have the only supported value. That holds for config.json and for the files in
-which sentence-transformers describes the layers behind the encoder.
+which sentence-transformers describes the layers behind the encoder. A base for the classification
+of sequences (`BertForSequenceClassification`) has no such files: it reads one text or a pair of
+texts, as a cross-encoder, and gives a score per label.
 """
 
 import json
@@ -35,8 +37,14 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "model_type": ("bert",),
     "position_embedding_type": ("absolute",),
 }
+# What the gateway reads: names of labels, and how scores become probabilities.
+_OF_LABELS = frozenset(
+    {"_num_labels", "id2label", "label2id", "num_labels", "problem_type", "sentence_transformers"}
+)
+_CLASSIFIES = "BertForSequenceClassification"
+_LABELS_UNLESS_SAID = 2
 # The head that classifies pairs of sentences, which no embedding uses.
-UNUSED_WEIGHTS = frozenset({"pooler.dense.weight", "pooler.dense.bias"})
+_HEAD = ("pooler.dense.weight", "pooler.dense.bias")
 _MODULES = ("Transformer", "Pooling", "Normalize")
 _POOLING = "pooling_mode_mean_tokens"
 
@@ -48,6 +56,7 @@ class BertConfig:
     Attributes:
         positions: Length of the table of positions, the longest possible text.
         tokens_max: Longest text that the model was tuned for, special tokens included.
+        labels: Scores per text or pair of texts; 0: the base makes embeddings.
     """
 
     hidden: int
@@ -59,6 +68,12 @@ class BertConfig:
     token_types: int
     norm_epsilon: float
     tokens_max: int
+    labels: int = 0
+
+    @property
+    def unused_weights(self) -> frozenset[str]:
+        """The names of tensors that a checkpoint may have, and the graph does not read."""
+        return frozenset() if self.labels else frozenset(_HEAD)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the name and shape of every tensor that the graph reads."""
@@ -85,19 +100,27 @@ class BertConfig:
                 shapes[f"{prefix}{name}.bias"] = shape[:1]
         for name in norms:
             shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (hidden,)
+        if self.labels:
+            shapes |= dict(zip(_HEAD, ((hidden, hidden), (hidden,)), strict=True))
+            shapes |= {"classifier.weight": (self.labels, hidden)}
+            shapes |= {"classifier.bias": (self.labels,)}
         return shapes
 
 
 def read_bert_config(directory: Path) -> BertConfig:
-    """Return the config in the files of a base, sentence-transformers' included.
+    """Return the config in the files of a base, sentence-transformers' included if it embeds.
 
     Raises:
         ArtifactError: A file is missing or broken, or asks for what this engine does not compute.
     """
     config = read_json(directory / "config.json")
-    sentence = read_json(directory / "sentence_bert_config.json")
-    problems = _config_problems(config) + _sentence_problems(sentence)
-    problems += _module_problems(directory)
+    labels = _labels(config)
+    problems = _config_problems(config, _HARMLESS | _OF_LABELS if labels else _HARMLESS)
+    longest: Any = config.get("max_position_embeddings")
+    if not labels:
+        sentence = read_json(directory / "sentence_bert_config.json")
+        problems += _sentence_problems(sentence) + _module_problems(directory)
+        longest = sentence.get("max_seq_length")
     if problems:
         raise ArtifactError(
             f"{directory}: this engine cannot serve {', '.join(problems)}; use another base"
@@ -111,11 +134,19 @@ def read_bert_config(directory: Path) -> BertConfig:
         positions=int(config["max_position_embeddings"]),
         token_types=int(config["type_vocab_size"]),
         norm_epsilon=float(config["layer_norm_eps"]),
-        tokens_max=min(int(sentence["max_seq_length"]), int(config["max_position_embeddings"])),
+        tokens_max=min(int(longest), int(config["max_position_embeddings"])),
+        labels=labels,
     )
 
 
-def _config_problems(config: Mapping[str, Any]) -> list[str]:
+def _labels(config: Mapping[str, Any]) -> int:
+    """Return the number of labels; 0: the base does not classify."""
+    if _CLASSIFIES not in (config.get("architectures") or ()):
+        return 0
+    return int(config.get("num_labels") or len(config.get("id2label") or ()) or _LABELS_UNLESS_SAID)
+
+
+def _config_problems(config: Mapping[str, Any], harmless: frozenset[str]) -> list[str]:
     problems = [f"a config without {name}" for name in _REQUIRED if config.get(name) is None]
     for name, value in {"model_type": None, "hidden_act": None, **config}.items():
         if name in _ONLY:
@@ -123,7 +154,7 @@ def _config_problems(config: Mapping[str, Any]) -> list[str]:
             is_absent = value is None and name not in ("model_type", "hidden_act")
             if not is_absent and value not in _ONLY[name]:
                 problems.append(f"{name} {value!r}")
-        elif name not in _REQUIRED and name not in _HARMLESS and value not in (None, False):
+        elif name not in _REQUIRED and name not in harmless and value not in (None, False):
             problems.append(f"{name} {value!r}")
     if not problems and config["hidden_size"] % config["num_attention_heads"]:
         problems.append(

@@ -1,4 +1,4 @@
-"""Turns token ids into embeddings: checks, batches, computes, and keeps errors where they belong.
+"""Turns token ids into embeddings or scores: checks, batches, computes, keeps errors apart.
 
 Float32 throughout: on CPUs it is as fast as half precision here, and a text's vector then does not
 depend on what it was batched with. No I/O after loading, no threads of its own.
@@ -24,6 +24,7 @@ _CALL_TOKENS_MAX = 1024
 _CALL_COST_TOKENS = 16  # fixed cost of a call: 1.5 to 3 ms at 0.18 ms per token
 # The plugin keeps compiled kernels per input shape: without a bound, memory grows for ever.
 _KERNEL_CACHE = "64"
+_LENGTH_ERROR_MAX = 1e-3  # of embeddings, whose length is 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +43,19 @@ class EmbeddingOptions:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingLimits:
-    """The limits of a request for embeddings.
+    """The limits of a request.
 
     Attributes:
-        dimensions: Length of an embedding.
+        dimensions: Length of a vector: of an embedding, or the number of labels.
         tokens_max: Most tokens of one text, special tokens included.
         vocabulary: Number of token ids.
+        reads_pairs: Whether the base classifies, and may read two texts as one.
     """
 
     dimensions: int
     tokens_max: int
     vocabulary: int
+    reads_pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +88,24 @@ class EmbeddingEngine:
         self.limits = limits
         self._request = ov.Core().compile_model(model, "CPU", properties).create_infer_request()
 
-    def embed(self, requests: Sequence[Array]) -> EmbeddingBatch:
+    def embed(
+        self, requests: Sequence[Array], second_begins: Sequence[int] | None = None
+    ) -> EmbeddingBatch:
         """Compute requests together, each an int array [texts, tokens] without padding.
 
         A request that is refused or fails leaves the others alone. Refused ones have a
         `BadRequestError` as outcome, failed ones a `FailedError`.
+
+        Args:
+            requests: Token ids.
+            second_begins: Of each request, where the second text of each row begins; 0: rows are
+                single texts, as without it.
         """
+        begins = second_begins or [0] * len(requests)
         outcomes: list[Array | PlatformError] = []
         texts: list[tuple[int, int]] = []  # (request, row)
         for number, request in enumerate(requests):
-            refusal = self._refusal(request)
+            refusal = self._refusal(request, begins[number])
             empty = np.empty((len(request), self.limits.dimensions), np.float32)
             outcomes.append(refusal or empty)
             if refusal is None:
@@ -106,7 +117,9 @@ class EmbeddingEngine:
         for group in plan:
             computed += len(group) * max(lengths[index] for index in group)
             try:
-                vectors = self._compute([rows[index] for index in group])
+                vectors = self._compute(
+                    [rows[index] for index in group], [begins[texts[index][0]] for index in group]
+                )
             except RuntimeError as error:
                 failure = FailedError(ErrorCode.ENGINE_FAILED, f"the graph call failed: {error}")
                 for number in {texts[index][0] for index in group}:
@@ -115,11 +128,25 @@ class EmbeddingEngine:
             for index, vector in zip(group, vectors, strict=True):
                 number, row = texts[index]
                 outcome = outcomes[number]
-                if not isinstance(outcome, PlatformError):
-                    outcome[row] = vector
+                if isinstance(outcome, PlatformError):
+                    continue
+                outcome[row] = vector
+                if (problem := self._problem(vector)) is not None:
+                    outcomes[number] = problem
         return EmbeddingBatch(outcomes, len(rows), sum(lengths), computed - sum(lengths))
 
-    def _refusal(self, request: Array) -> BadRequestError | None:
+    def _problem(self, vector: Array) -> FailedError | None:
+        """Return the error of a vector that cannot be right, or None."""
+        if self.limits.reads_pairs:
+            if np.isfinite(vector).all():
+                return None
+            return FailedError(ErrorCode.ENGINE_FAILED, "a score is no finite number")
+        length = float(np.linalg.norm(vector))
+        if abs(length - 1.0) <= _LENGTH_ERROR_MAX:  # false for nan
+            return None
+        return FailedError(ErrorCode.ENGINE_FAILED, f"a vector has length {length}, not 1")
+
+    def _refusal(self, request: Array, second_begins: int) -> BadRequestError | None:
         """Return why the request cannot be served, with the limit and the value, or None."""
         limits = self.limits
         if request.ndim != 2 or not request.size:
@@ -129,6 +156,12 @@ class EmbeddingEngine:
                 " least one of each",
             )
         tokens = request.shape[1]
+        if second_begins and not (limits.reads_pairs and 0 < second_begins < tokens):
+            return BadRequestError(
+                ErrorCode.INVALID_REQUEST,
+                f"second_begins is {second_begins} in a row of {tokens} tokens: "
+                + ("send a place in it" if limits.reads_pairs else "this base reads single texts"),
+            )
         if tokens > limits.tokens_max:
             return BadRequestError(
                 ErrorCode.CONTEXT_LENGTH_EXCEEDED,
@@ -142,17 +175,21 @@ class EmbeddingEngine:
             )
         return None
 
-    def _compute(self, rows: Sequence[Array]) -> Array:
+    def _compute(self, rows: Sequence[Array], second_begins: Sequence[int]) -> Array:
         longest = max(len(row) for row in rows)
         ids = np.zeros((len(rows), longest), np.int64)  # the padding's ids do not matter
-        mask = np.zeros_like(ids)
+        mask, kinds = np.zeros_like(ids), np.zeros_like(ids)
         for number, row in enumerate(rows):
             ids[number, : len(row)] = row
             mask[number, : len(row)] = 1
+            if begin := second_begins[number]:
+                kinds[number, begin : len(row)] = 1
         self._request.set_tensor("input_ids", ov.Tensor(ids))
         self._request.set_tensor("attention_mask", ov.Tensor(mask))
+        if self.limits.reads_pairs:
+            self._request.set_tensor("token_type_ids", ov.Tensor(kinds))
         self._request.infer()
-        return self._request.get_tensor("embeddings").data.copy()
+        return self._request.get_tensor("vectors").data.copy()
 
 
 def load_embedding(directory: Path, options: Mapping[str, Any]) -> EmbeddingEngine:
@@ -169,5 +206,7 @@ def load_embedding(directory: Path, options: Mapping[str, Any]) -> EmbeddingEngi
         raise OptionsError(
             f"tokens_max is {tokens_max}; this base has positions for 1..{config.positions}"
         )
-    limits = EmbeddingLimits(config.hidden, tokens_max, config.vocabulary)
+    limits = EmbeddingLimits(
+        config.labels or config.hidden, tokens_max, config.vocabulary, bool(config.labels)
+    )
     return EmbeddingEngine(build_graph(directory, config), limits, threads=chosen.threads)

@@ -1,4 +1,4 @@
-"""Builds the OpenVINO graph of a sentence-embedding BERT from its checkpoint."""
+"""Builds the OpenVINO graph of a BERT that embeds or classifies from its checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +9,11 @@ import openvino as ov
 from openvino import PartialShape, Type
 from openvino import opset15 as op
 
-from replica.embedding.bert import UNUSED_WEIGHTS, BertConfig
+from replica.embedding.bert import BertConfig
 from replica.engine.checkpoint import Weight, check_shapes, join_scales, read_checkpoint
 
 Node = Any  # openvino's nodes have no usable types
+_HEADED = "bert."  # names of the encoder in a checkpoint that classifies begin with it
 _HIDDEN_BY_MASK = -65504.0  # exp() of it is exactly 0, so padding changes nothing
 
 
@@ -20,16 +21,20 @@ def build_graph(directory: Path, config: BertConfig) -> ov.Model:
     """Return the graph of the base in `directory`.
 
     Inputs: input_ids and attention_mask, both int64 [rows, tokens]; the mask is 1 where there is a
-    token and 0 where there is padding. Output: embeddings, float32 [rows, hidden]; means over the
-    tokens, scaled to length 1.
+    token and 0 where there is padding. Output: vectors, float32. Of a base that embeds [rows,
+    hidden]: means over the tokens, scaled to length 1. Of one that classifies [rows, labels]:
+    scores without bounds; it has a third input, token_type_ids, int64 [rows, tokens], 1 for the
+    second text of a pair.
 
     Raises:
         ArtifactError: The checkpoint cannot be read, or does not fit to the config.
     """
     tensors = read_checkpoint(directory)
+    if config.labels:
+        tensors = {name.removeprefix(_HEADED): values for name, values in tensors.items()}
     tensors.pop("embeddings.position_ids", None)  # just 0, 1, 2, ...
     weights = join_scales(tensors)
-    check_shapes(weights, config.weight_shapes(), UNUSED_WEIGHTS)
+    check_shapes(weights, config.weight_shapes(), config.unused_weights)
     return _BertGraph(config, weights).build()
 
 
@@ -50,19 +55,21 @@ class _BertGraph:
         self._swap = _i64([0, 2, 1, 3])  # [rows, tokens, heads, dim] <-> [rows, heads, tokens, dim]
 
     def build(self) -> ov.Model:
-        ids = op.parameter(PartialShape([-1, -1]), Type.i64, name="input_ids")
-        attention = op.parameter(PartialShape([-1, -1]), Type.i64, name="attention_mask")
-        for node, name in ((ids, "input_ids"), (attention, "attention_mask")):
-            node.output(0).get_tensor().set_names({name})
+        ids, attention = _input("input_ids"), _input("attention_mask")
+        kinds = [_input("token_type_ids")] if self._config.labels else []
         present = op.unsqueeze(op.greater(attention, _i64(0)), _i64([1, 2]))
         self._mask = op.select(present, _f32(0.0), _f32(_HIDDEN_BY_MASK))
-        x = self._embedded(ids)
+        # A base that embeds reads single texts: all of their tokens are of the first type.
+        x = self._embedded(ids, kinds[0] if kinds else _i64(0))
         for layer in range(self._config.layers):
             x = self._layer(x, f"encoder.layer.{layer}.")
-        embeddings = op.normalize_l2(_mean(x, attention), _i64([1]), 1e-12, "max")
-        embeddings.output(0).get_tensor().set_names({"embeddings"})
+        if kinds:
+            vectors = self._scores(x)
+        else:
+            vectors = op.normalize_l2(_mean(x, attention), _i64([1]), 1e-12, "max")
+        vectors.output(0).get_tensor().set_names({"vectors"})
         return ov.Model(  # pyright: ignore[reportGeneralTypeIssues] - its stub is of a base class
-            [op.result(embeddings, name="embeddings")], [ids, attention], "bert"
+            [op.result(vectors, name="vectors")], [ids, attention, *kinds], "bert"
         )
 
     def _weight(self, name: str) -> Node:
@@ -72,15 +79,20 @@ class _BertGraph:
             return op.convert(op.constant(weight.values), Type.f32)
         return op.constant(weight.as_float32())
 
-    def _embedded(self, ids: Node) -> Node:
+    def _embedded(self, ids: Node, kinds: Node) -> Node:
         tokens = op.gather(op.shape_of(ids), _i64(1), _i64(0))
         positions = op.range(_i64(0), tokens, _i64(1), Type.i64)
         words = op.gather(self._weight("embeddings.word_embeddings.weight"), ids, _i64(0))
         places = self._weight("embeddings.position_embeddings.weight")
-        # All tokens are of the first of two types: we embed texts, not pairs of them.
-        kind = op.gather(self._weight("embeddings.token_type_embeddings.weight"), _i64(0), _i64(0))
+        types = self._weight("embeddings.token_type_embeddings.weight")
+        kind = op.gather(types, kinds, _i64(0))
         placed = op.add(op.gather(places, positions, _i64(0)), kind)
         return self._norm(op.add(words, placed), "embeddings.LayerNorm")
+
+    def _scores(self, x: Node) -> Node:
+        """Return the scores of labels, of what the first token became."""
+        first = op.gather(x, _i64(0), _i64(1))
+        return self._linear(op.tanh(self._linear(first, "pooler.dense")), "classifier")
 
     def _layer(self, x: Node, prefix: str) -> Node:
         y = self._linear(self._attend(x, prefix), prefix + "attention.output.dense")
@@ -113,6 +125,13 @@ class _BertGraph:
         even = op.mvn(x, _i64([-1]), normalize_variance=True, eps=epsilon, eps_mode="INSIDE_SQRT")
         scaled = op.multiply(even, self._weight(f"{name}.weight"))
         return op.add(scaled, self._weight(f"{name}.bias"))
+
+
+def _input(name: str) -> Node:
+    """Return an int64 input [rows, tokens]."""
+    node = op.parameter(PartialShape([-1, -1]), Type.i64, name=name)
+    node.output(0).get_tensor().set_names({name})
+    return node
 
 
 def _mean(x: Node, attention: Node) -> Node:

@@ -21,7 +21,7 @@ from replica.agent.triton import TritonLauncher, model_repository
 from replica.embedding.engine import load_embedding
 from replica.embedding.package import INSTALL, find_package
 from sluice.artifacts import artifact_path, import_directory
-from sluice.embeddings import EmbeddingClient
+from sluice.embeddings import EmbeddingClient, PairedTokens
 from sluice.errors import BadRequestError, ErrorCode, FailedError
 from sluice.identity import CertificateRole
 from sluice.profiles import profile_of
@@ -143,6 +143,21 @@ async def test_the_canary_knows_its_base(served: Served) -> None:
     with pytest.raises(FailedError) as caught:
         await canary("127.0.0.1:1", served.spec, 2.0)
     assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+async def test_a_base_that_classifies_scores_pairs_and_texts(tmp_path: Path) -> None:
+    write_random_bert(tmp_path / "base", labels=1)
+    texts = [[5 + n % 7] * (4 + n * 13 % (TINY.tokens_max - 4)) for n in range(60)]
+    rows: list[list[int]] = [PairedTokens(ids, 3) if n % 3 else ids for n, ids in enumerate(texts)]
+    async with running(tmp_path, tmp_path / "base") as served:
+        assert await canary(served.address, served.spec, WAIT_S) == 0
+        found = np.array([it.values for it in await embed_all(served, rows)])
+        engine = load_embedding(served.directory, {})
+        begins = [3 if n % 3 else 0 for n in range(len(texts))]
+        wanted = engine.embed([np.array([ids], np.int32) for ids in texts], begins).outcomes
+        assert np.abs(found - np.concatenate(wanted)).max() < 1e-4
+        [refusal] = await embed_all(served, [PairedTokens([5, 6], 2)])
+        assert isinstance(refusal, BadRequestError)
 
 
 def test_triton_may_prepare_the_next_batch_ahead() -> None:

@@ -18,27 +18,31 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
+from sluice.embeddings import SECOND_BEGINS
 from sluice.profiles import EMBED
 from sluice.triton import Servicer, add_servicer, messages
 from sluice.wire.control.v1 import control_pb2 as control
 
 
 class ScriptedEmbedder(Servicer):
-    """Answers each text with `vector_of` its token ids.
+    """Answers each text with `vector_of` its token ids, or with `scores_of` them.
 
     Attributes:
         dimensions: Of the vectors.
         texts: The token ids of every text that came.
+        second_begins: Where the second text of each begins; 0: a single text.
         cancelled: How many calls ended before their answer.
         answers: Cleared while it is frozen.
         failure: gRPC status and text with which calls end; None: they are answered.
         delay_s: Of each answer.
     """
 
-    def __init__(self, *, dimensions: int = 8) -> None:
+    def __init__(self, *, dimensions: int = 8, gives_scores: bool = False) -> None:
         """Prepare; `serve_embedder` starts it."""
         self.dimensions = dimensions
+        self._answer = scores_of if gives_scores else vector_of
         self.texts: list[tuple[int, ...]] = []
+        self.second_begins: list[int] = []
         self.cancelled = 0
         self.answers = asyncio.Event()
         self.answers.set()
@@ -51,6 +55,7 @@ class ScriptedEmbedder(Servicer):
         """Answer one text."""
         tokens = tuple(array("i", request.raw_input_contents[0]))
         self.texts.append(tokens)
+        self.second_begins.append(request.parameters[SECOND_BEGINS].int64_param)
         try:
             await self.answers.wait()
             await asyncio.sleep(self.delay_s)
@@ -59,7 +64,7 @@ class ScriptedEmbedder(Servicer):
             raise
         if self.failure is not None:
             await context.abort(*self.failure)
-        vector = vector_of(tokens, self.dimensions)
+        vector = self._answer(tokens, self.dimensions)
         answer = messages.ModelInferResponse(model_name=request.model_name)
         answer.outputs.add(name="embedding", datatype="FP32", shape=[1, self.dimensions])
         answer.raw_output_contents.append(vector.tobytes())
@@ -68,10 +73,15 @@ class ScriptedEmbedder(Servicer):
 
 def vector_of(tokens: Sequence[int], dimensions: int) -> "array[float]":
     """Return a vector of length 1 that other texts do not have."""
-    seed = sum((place + 1) * token for place, token in enumerate(tokens))
-    raw = [math.sin((seed + 1) * (place + 1)) for place in range(dimensions)]
+    raw = scores_of(tokens, dimensions)
     length = math.hypot(*raw)
     return array("f", [value / length for value in raw])
+
+
+def scores_of(tokens: Sequence[int], labels: int) -> "array[float]":
+    """Return scores that other texts do not have."""
+    seed = sum((place + 1) * token for place, token in enumerate(tokens))
+    return array("f", [math.sin((seed + 1) * (place + 1)) for place in range(labels)])
 
 
 def ready_replica(replica_id: str, pool_id: str, address: str) -> control.Replica:
@@ -101,7 +111,9 @@ async def serve_embedder(
         await server.stop(0)
 
 
-def write_embedding_base(directory: Path, *, dimensions: int) -> Tokenizer:
+def write_embedding_base(
+    directory: Path, *, dimensions: int, labels: Sequence[str] = ()
+) -> Tokenizer:
     """Write what a gateway reads of a base: a WordPiece tokenizer of single characters, and sizes.
 
     The file asks for cutting and padding, as those of real bases do; the returned one does not.
@@ -116,13 +128,18 @@ def write_embedding_base(directory: Path, *, dimensions: int) -> Tokenizer:
     tokenizer.pre_tokenizer = BertPreTokenizer()
     tokenizer.decoder = WordPieceDecoder()
     ends = [("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
-    tokenizer.post_processor = TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=8)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
-    sizes = {"hidden_size": dimensions, "vocab_size": len(words)}
-    (directory / "config.json").write_text(json.dumps(sizes))
+    config: dict[str, object] = {"hidden_size": dimensions, "vocab_size": len(words)}
+    if labels:  # of a base that classifies
+        config["architectures"] = ["BertForSequenceClassification"]
+        config["id2label"] = {str(at): label for at, label in enumerate(labels)}
+    (directory / "config.json").write_text(json.dumps(config))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

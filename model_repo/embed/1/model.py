@@ -1,4 +1,4 @@
-"""Triton model `embed`: sentence embeddings of `replica.embedding` in Triton's Python backend.
+"""Triton model `embed`: vectors of texts by `replica.embedding` in Triton's Python backend.
 
 Only what needs Triton's own module is here. Environment: SLUICE_ARTIFACT_DIR, SLUICE_BASE_DIGEST,
 SLUICE_ENGINE_OPTIONS (JSON).
@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb  # pyright: ignore[reportMissingImports
 
 from replica.embedding.engine import EmbeddingBatch, load_embedding
 from replica.interpreter import check_interpreter
-from sluice.embeddings import render_refusal
+from sluice.embeddings import SECOND_BEGINS, render_refusal
 from sluice.errors import BadRequestError, PlatformError
 
 _TEXTS_BUCKETS = [1, 2, 4, 8, 16]
@@ -39,7 +39,7 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer the requests that Triton gathered; each fails for itself alone."""
         arrays = [pb.get_input_tensor_by_name(r, "input_ids").as_numpy() for r in requests]
-        batch = self._engine.embed(arrays)
+        batch = self._engine.embed(arrays, [_second_begins(request) for request in requests])
         self._count(batch)
         return [
             self._response(request, outcome)
@@ -85,3 +85,10 @@ class TritonPythonModel:
         self._tokens["padding"].increment(batch.padding_tokens)
         if batch.texts:
             self._texts.observe(batch.texts)
+
+
+def _second_begins(request: Any) -> int:
+    """Return where the second text begins in each row of a request; 0: single texts."""
+    told = request.parameters()
+    value = json.loads(told).get(SECOND_BEGINS, 0) if SECOND_BEGINS in told else 0
+    return value if isinstance(value, int) else -1  # which the engine refuses

@@ -46,6 +46,9 @@ class Embedding:
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).ids
 
+    def pair(self, first: str, second: str) -> list[int]:
+        return self.tokenizer.encode(first, second).ids
+
     def vector(self, text: str) -> list[float]:
         return list(vector_of(self.ids(text), DIMENSIONS))
 
@@ -53,8 +56,9 @@ class Embedding:
 @pytest.fixture
 def embedding(world, artifacts, eventually, tmp_path: Path):
     @asynccontextmanager
-    async def start(replicas: int = 1, **settings):
-        tokenizer = write_embedding_base(tmp_path / "base", dimensions=DIMENSIONS)
+    async def start(replicas: int = 1, labels: tuple[str, ...] = (), **settings):
+        path, dimensions = tmp_path / "base", len(labels) or DIMENSIONS
+        tokenizer = write_embedding_base(path, dimensions=DIMENSIONS, labels=labels)
         digest = import_directory(tmp_path / "base", artifacts[0])
         async with world(**settings) as w, AsyncExitStack() as servers:
             made = Embedding(w, digest, tokenizer)
@@ -64,7 +68,7 @@ def embedding(world, artifacts, eventually, tmp_path: Path):
             objects.pools.add(id=POOL, base_digest=digest, engine="embed")
             objects.models.add(id=MODEL, base_digest=digest, pool_id=POOL, release="r7")
             for number in range(replicas):
-                embedder = ScriptedEmbedder(dimensions=DIMENSIONS)
+                embedder = ScriptedEmbedder(dimensions=dimensions, gives_scores=bool(labels))
                 made.replicas.append(embedder)
                 address = await servers.enter_async_context(serve_embedder(embedder))
                 objects.replicas.append(ready_replica(f"embedder-{number}", POOL, address))

@@ -1,12 +1,14 @@
 """Moderations, classify and rerank through a real worker: SDK, shapes, limits, usage, failures."""
 
 import json
+import math
 
 import openai
 import pytest
 
 from sluice.events import EventProducer
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
+from tests.support.scripted_embedder import scores_of
 
 from .conftest import KEY, LIMITED_KEY
 from .test_embeddings import MODEL, embedding  # noqa: F401 - a fixture
@@ -99,6 +101,60 @@ async def test_documents_are_ordered_and_texts_get_labels_by_their_vectors(
         ):
             path = "/v1/rerank" if "query" in wrong else "/v1/classify"
             assert (await http.post(path, json=wrong)).status_code == 400, wrong
-        assert (await http.post("/v1/classify", json={**asked, "labels": None})).status_code == 404
+        refused = await http.post("/v1/classify", json={**asked, "labels": None})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "labels")
+        unknown = await http.post("/v1/classify", json={"model": "none-such", "input": "a"})
+        assert unknown.status_code == 404
     assert {it.endpoint for it in told_events} == {"/v1/rerank", "/v1/classify"}
     assert sum(it.prompt_tokens for it in told_events if it.endpoint == "/v1/rerank") == 3 * tokens
+
+
+async def test_a_cross_encoder_reads_the_query_with_each_document(
+    embedding,  # noqa: F811
+    told_events,
+) -> None:
+    async with embedding(labels=("LABEL_0",)) as e, e.world.http(KEY) as http:
+        documents = ["one", "two", "three"]
+        body = {"model": MODEL, "query": "query", "documents": documents}
+        ranked = (await http.post("/v1/rerank", json=body)).json()
+        pairs = [e.pair("query", it) for it in documents]
+        wanted = [1 / (1 + math.exp(-scores_of(it, 1)[0])) for it in pairs]
+        order = sorted(range(3), key=lambda it: -wanted[it])
+        assert [it["index"] for it in ranked["results"]] == order
+        scores = [it["relevance_score"] for it in ranked["results"]]
+        assert scores == pytest.approx([wanted[it] for it in order])
+        assert ranked["usage"]["total_tokens"] == sum(map(len, pairs))
+        [replica] = e.replicas
+        assert sorted(replica.texts) == sorted(map(tuple, pairs))
+        assert set(replica.second_begins) == {len("query") + 2}  # behind [CLS] and [SEP]
+
+        asked = {"model": MODEL, "input": ["cat", "dog"], "labels": ["a", "b"]}
+        told = (await http.post("/v1/classify", json=asked)).json()["data"]
+        for row, text in zip(told, ("cat", "dog"), strict=True):
+            powers = [math.exp(scores_of(e.pair(text, it), 1)[0]) for it in ("a", "b")]
+            assert row["probs"] == pytest.approx([it / sum(powers) for it in powers])
+        for path, wrong in (
+            ("/v1/embeddings", {"model": MODEL, "input": "a"}),
+            ("/v1/classify", {**asked, "labels": None}),
+            ("/v1/rerank", {**body, "documents": ["x" * 60]}),  # with the query 68 tokens of 64
+        ):
+            assert (await http.post(path, json=wrong)).status_code == 400, wrong
+    assert {it.endpoint for it in told_events} == {"/v1/rerank", "/v1/classify"}
+
+
+async def test_a_model_with_labels_of_its_own_classifies_texts(embedding) -> None:  # noqa: F811
+    labels = ("sport", "science", "art")
+    async with embedding(labels=labels) as e, e.world.http(KEY) as http:
+        asked = {"model": MODEL, "input": ["cat", "dog"]}
+        told = (await http.post("/v1/classify", json=asked)).json()
+        for row, text in zip(told["data"], ("cat", "dog"), strict=True):
+            powers = [math.exp(it) for it in scores_of(e.ids(text), 3)]
+            assert row["probs"] == pytest.approx([it / sum(powers) for it in powers])
+            assert row["label"] == labels[row["probs"].index(max(row["probs"]))]
+        [replica] = e.replicas
+        assert set(replica.second_begins) == {0}
+        body = {"model": MODEL, "query": "a", "documents": ["b"]}
+        refused = await http.post("/v1/rerank", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+        with_labels = await http.post("/v1/classify", json={**asked, "labels": ["a", "b"]})
+        assert with_labels.status_code == 400

@@ -23,15 +23,22 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("classifier") / "base"
+    write_random_bert(directory, labels=3)
+    return directory
+
+
+@pytest.fixture(scope="session")
 def reference() -> Reference:
     return embed
 
 
-def embed(directory: Path, ids: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Return the embedding of one text, from the definition of BERT."""
+def embed(directory: Path, ids: Sequence[int], second_begins: int = 0) -> np.ndarray[Any, Any]:
+    """Return the embedding or the scores of one text or pair, from the definition of BERT."""
     config = json.loads((directory / "config.json").read_text())
     w = {
-        name: array.astype(np.float64)
+        name.removeprefix("bert."): array.astype(np.float64)
         for name, array in read_safetensors(directory / "model.safetensors").items()
     }
     heads, eps = config["num_attention_heads"], config["layer_norm_eps"]
@@ -46,7 +53,8 @@ def embed(directory: Path, ids: Sequence[int]) -> np.ndarray[Any, Any]:
 
     x = w["embeddings.word_embeddings.weight"][list(ids)]
     x = x + w["embeddings.position_embeddings.weight"][: len(ids)]
-    x = norm(x + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+    kinds = [int(0 < second_begins <= place) for place in range(len(ids))]
+    x = norm(x + w["embeddings.token_type_embeddings.weight"][kinds], "embeddings.LayerNorm")
     for layer in range(config["num_hidden_layers"]):
         p = f"encoder.layer.{layer}."
         q, k, v = (linear(x, f"{p}attention.self.{n}") for n in ("query", "key", "value"))
@@ -62,5 +70,7 @@ def embed(directory: Path, ids: Sequence[int]) -> np.ndarray[Any, Any]:
         inner = linear(x, f"{p}intermediate.dense")
         inner = inner * 0.5 * (1 + np.vectorize(erf)(inner / sqrt(2)))
         x = norm(x + linear(inner, f"{p}output.dense"), f"{p}output.LayerNorm")
+    if "classifier.weight" in w:
+        return linear(np.tanh(linear(x[:1], "pooler.dense")), "classifier")[0]
     mean = x.mean(axis=0)
     return mean / np.linalg.norm(mean)

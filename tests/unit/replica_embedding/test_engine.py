@@ -77,10 +77,10 @@ def test_a_bad_request_is_refused_alone(engine, ids, code, words) -> None:
 def test_an_uncomputable_text_fails_alone(engine, monkeypatch) -> None:
     compute = engine._compute
 
-    def fails_for_long(rows):
+    def fails_for_long(rows, second_begins):
         if len(rows[0]) > 20:
             raise RuntimeError("out of memory")
-        return compute(rows)
+        return compute(rows, second_begins)
 
     monkeypatch.setattr(engine, "_compute", fails_for_long)
     short, long = embed(engine, [5, 6], [5] * 60)

@@ -1,0 +1,93 @@
+"""The labels of a base that classifies, and the form in which it reads two texts as one. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tokenizers import Tokenizer
+
+from sluice.embeddings import PairedTokens
+
+_CLASSIFIES = "BertForSequenceClassification"
+_LABELS_UNLESS_SAID = 2
+_MULTI_LABEL = "multi_label_classification"
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The labels of a base.
+
+    Attributes:
+        names: Name of each score, in the order of the scores.
+        are_independent: Whether any number of labels may fit a text, not just one.
+    """
+
+    names: tuple[str, ...]
+    are_independent: bool = False
+
+    def probabilities(self, scores: Sequence[float]) -> list[float]:
+        """Return the probability of each label; a single score stands for itself."""
+        if self.are_independent or len(self.names) == 1:
+            return [sigmoid(it) for it in scores]
+        return softmax(scores)
+
+
+@dataclass(frozen=True, slots=True)
+class PairForm:
+    """The special tokens of two texts that are read as one.
+
+    Attributes:
+        before: Tokens before the first text.
+        between: Tokens between both.
+        behind: Tokens behind the second text.
+        has_types: Whether the base tells tokens of the second text from those before.
+    """
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    behind: tuple[int, ...]
+    has_types: bool
+
+    def joined(self, first: Sequence[int], second: Sequence[int]) -> PairedTokens:
+        """Return the ids of both texts as one row."""
+        head = [*self.before, *first, *self.between]
+        return PairedTokens([*head, *second, *self.behind], len(head) if self.has_types else 0)
+
+
+def read_labels(config: Mapping[str, Any]) -> Labels | None:
+    """Return the labels in a base's `config.json`; None: the base makes embeddings."""
+    if _CLASSIFIES not in (config.get("architectures") or ()):
+        return None
+    named = cast("dict[str, object]", config.get("id2label") or {})
+    count = int(config.get("num_labels") or len(named) or _LABELS_UNLESS_SAID)
+    names = tuple(str(named.get(str(it), f"LABEL_{it}")) for it in range(count))
+    return Labels(names, config.get("problem_type") == _MULTI_LABEL)
+
+
+def pair_form(tokenizer: Tokenizer) -> PairForm:
+    """Return the form of pairs, found by an example."""
+    both = tokenizer.encode("a", "b")
+    sides, ids = both.sequence_ids, both.ids
+    first = [at for at, side in enumerate(sides) if side == 0]
+    second = [at for at, side in enumerate(sides) if side == 1]
+    return PairForm(
+        tuple(ids[: first[0]]),
+        tuple(ids[first[-1] + 1 : second[0]]),
+        tuple(ids[second[-1] + 1 :]),
+        has_types=both.type_ids[second[0]] == 1,
+    )
+
+
+def sigmoid(score: float) -> float:
+    """Return the probability of a score without bounds."""
+    power = math.exp(-abs(score))  # never above 1
+    return 1 / (1 + power) if score >= 0 else power / (1 + power)
+
+
+def softmax(scores: Sequence[float]) -> list[float]:
+    """Return shares of the scores, which add up to 1."""
+    most = max(scores)
+    powers = [math.exp(it - most) for it in scores]
+    total = sum(powers)
+    return [it / total for it in powers]
