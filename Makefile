@@ -101,9 +101,9 @@ docs: setup ## Write docs/config.md, docs/metrics.md and the tables of docs/over
 	@$(BIN)/python -m cli.reference
 	@$(BIN)/python -m benchmarks.page
 
-sbom: setup ## Bills of materials (CycloneDX) of the images and of the wheel, which is built for it, into build/sbom
+sbom: setup ## Bills of materials (CycloneDX) of the images and of the wheel, which is built for it, into build/sbom; signed with SIGN_KEY=FILE
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir build/sbom .
-	@$(BIN)/python deploy/sbom.py build/sbom --wheel build/sbom/sluice-*.whl
+	@$(BIN)/python deploy/sbom.py build/sbom --wheel build/sbom/sluice-*.whl $(if $(SIGN_KEY),--sign $(SIGN_KEY))
 
 train-default: ## Train the default model and its adapters anew into build/ (about two hours of one core)
 	@$(PYTHON) -m venv build/train && build/train/bin/pip install --quiet 'torch>=2.10' 'numpy<2' 'tokenizers>=0.22' 'safetensors>=0.6'

@@ -1,15 +1,18 @@
 """Writes bills of materials: one in CycloneDX 1.6 per image, and one of the wheel.
 
-`python deploy/sbom.py [FOLDER] [--wheel FILE]`, by default into `build/sbom`; `make sbom` does it.
-An image has the packages of its lock file, with the hashes that pip checks there, less those that
-its recipe removes again. Licences are those of the same versions in this environment. Times and ids
-follow from the contents, so that the same commit gives the same files.
+`python deploy/sbom.py [FOLDER] [--wheel FILE] [--sign KEY]`, by default into `build/sbom`; `make
+sbom` does it, and a release signs with `make sbom SIGN_KEY=...`. An image has the packages of its
+lock file, with the hashes that pip checks there, less those that its recipe removes again. Licences
+are those of the same versions in this environment. Times and ids follow from the contents, so that
+the same commit gives the same files.
 """  # noqa: INP001 - a script beside what it describes
 
 import argparse
 import hashlib
 import re
+import subprocess
 import sys
+import tempfile
 import tomllib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +33,8 @@ from packageurl import PackageURL
 from packaging.requirements import Requirement
 
 _ROOT = Path(__file__).parents[1]
+_NAMESPACE = "sluice-sbom"  # of signatures: one for another use does not count
+_SIGN_S = 20.0
 _EPOCH_S = 1_767_225_600  # as SOURCE_DATE_EPOCH of the images
 _IDS = uuid.UUID("8a52aa9c-6c0e-5a0e-9d5e-50f6a1c5b0de")
 _PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)")
@@ -215,16 +220,60 @@ def bills(wheel: Path | None = None) -> dict[str, str]:
     return found
 
 
+def sign(files: Sequence[Path], key: Path) -> list[Path]:
+    """Write a signature beside each file, checked against the key at once; return their paths.
+
+    Args:
+        files: Bills, and the wheel.
+        key: Private key of OpenSSH; its public one lies beside it as `KEY.pub`.
+
+    Raises:
+        ValueError: `ssh-keygen` is missing, or refuses; the message has its words.
+    """
+    signer = f"{_NAMESPACE} {key.with_name(key.name + '.pub').read_text()}"
+    made: list[Path] = []
+    with tempfile.TemporaryDirectory() as folder:
+        (allowed := Path(folder, "signers")).write_text(signer)
+        check = ("-Y", "verify", "-f", str(allowed), "-I", _NAMESPACE, "-n", _NAMESPACE)
+        for file in files:
+            made.append(signature := file.with_name(file.name + ".sig"))
+            signature.unlink(missing_ok=True)  # ssh-keygen would ask
+            _ssh_keygen("-q", "-Y", "sign", "-f", str(key), "-n", _NAMESPACE, str(file))
+            _ssh_keygen("-q", *check, "-s", str(signature), given=file.read_bytes())
+    return made
+
+
+def _ssh_keygen(*words: str, given: bytes = b"") -> None:
+    try:
+        done = subprocess.run(
+            ["ssh-keygen", *words],
+            input=given,
+            capture_output=True,
+            check=False,
+            timeout=_SIGN_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(f"ssh-keygen cannot run: {error}") from None
+    if done.returncode:
+        raise ValueError(f"ssh-keygen {words[-1]}: {done.stderr.decode(errors='replace').strip()}")
+
+
 def main() -> None:
     """Write all bills into a folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=_ROOT / "build" / "sbom")
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="whose hash the bill has")
+    parser.add_argument("--sign", type=Path, metavar="KEY", help="private key of OpenSSH")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
     for name, text in bills(given.wheel).items():
-        (given.folder / name).write_text(text)
-        sys.stdout.write(f"{given.folder / name}\n")
+        files.append(file := given.folder / name)
+        file.write_text(text)
+    if given.sign:
+        files += sign([*files, *([given.wheel] if given.wheel else [])], given.sign)
+    for file in files:
+        sys.stdout.write(f"{file}\n")
 
 
 if __name__ == "__main__":
