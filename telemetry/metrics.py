@@ -7,6 +7,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sluice.certificate_metric import CertificateExpiry
+from telemetry.judged_quality import JudgedRelease
 from telemetry.rollups import Level
 from telemetry.rows import PoisonReason
 
@@ -174,6 +175,28 @@ class TelemetryMetrics:
             "llm_model_requests_count",
             "Requests of the last five minutes, of the 20 busiest models.",
         )
+        of_release = partial(Gauge, labelnames=["model", "release"], registry=self.registry)
+        self.release_good = of_release(
+            "llm_release_judged_good_ratio",
+            "Share of good ones among the judged answers of auto to requests of the last day.",
+        )
+        self.release_judged = of_release(
+            "llm_release_judged_count", "Judged answers of auto to requests of the last day."
+        )
+        self.release_drop = of_release(
+            "llm_release_judged_drop_ratio",
+            "Points by which the share of good answers is below that of the model in the 14 days"
+            " before; 0 where that may be chance.",
+        )
+
+    def show_judged(self, releases: Sequence[JudgedRelease]) -> None:
+        """Show how answers were judged; other releases are forgotten."""
+        for gauge in (self.release_good, self.release_judged, self.release_drop):
+            gauge.clear()
+        for it in releases:
+            self.release_good.labels(it.model, it.release).set(it.good)
+            self.release_judged.labels(it.model, it.release).set(it.judged)
+            self.release_drop.labels(it.model, it.release).set(it.drop)
 
     def show_models(self, models: Sequence[Mapping[str, Any]]) -> None:
         """Show how models fared, as `telemetry.slo` tells; others are forgotten."""

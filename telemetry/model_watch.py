@@ -1,15 +1,20 @@
-"""Watches how the busiest models fare, for alert rules by model.
+"""Watches how the busiest models fare, and how answers are judged, for alert rules by model.
 
-It reads some rows of rollups per minute and model, however many requests there were.
+It reads some rows of rollups per minute and model, however many requests there were. Judgements
+come slowly, and are read once in five minutes.
 """
+
+import asyncio
 
 from sluice.lifecycle import run_every
 from telemetry import slo
+from telemetry.judged_quality import judged_releases
 from telemetry.metrics import TelemetryMetrics
 from telemetry.store import STORE_ERRORS, Store
 
 _EVERY_S = 15.0
 _STEP_S = 10.0
+_JUDGED_EVERY_S = 300.0
 
 
 class ModelWatch:
@@ -18,6 +23,7 @@ class ModelWatch:
     def __init__(self, store: Store, metrics: TelemetryMetrics) -> None:
         self._store = store
         self._metrics = metrics
+        self._judged_at_s = float("-inf")
 
     async def run(self) -> None:
         """Look every 15 s, until cancelled; while ClickHouse is away the last figures stay."""
@@ -28,3 +34,7 @@ class ModelWatch:
     async def step(self) -> None:
         """Show the figures of the last five minutes."""
         self._metrics.show_models(await slo.busiest(self._store))
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._judged_at_s >= _JUDGED_EVERY_S:
+            self._metrics.show_judged(await judged_releases(self._store))
+            self._judged_at_s = now_s

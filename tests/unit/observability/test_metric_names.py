@@ -29,6 +29,7 @@ LABELS = {
         "code",
         "currency",
         "difference",
+        "release",  # of a day, 200 at most
     ),
     "direction",
     *("endpoint", "fate", "general_type", "health", "index", "inflight_batcher_specific_metric"),

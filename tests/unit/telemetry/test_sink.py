@@ -190,6 +190,7 @@ def test_the_metrics_are_known() -> None:
     assert names == {
         "llm_ledger_mismatch_tokens",
         *("llm_model_goodput_ratio", "llm_model_requests_count", "llm_model_ttft_p99_seconds"),
+        *(f"llm_release_judged_{it}" for it in ("count", "drop_ratio", "good_ratio")),
         "llm_replica_hour_price",
         "mtls_certificate_expiry_seconds",
         "telemetry_closings_written",
